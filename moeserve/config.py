@@ -1,0 +1,137 @@
+"""ServerConfig: the only source of flags, environment names and defaults.
+
+Each field carries its help text, its group in `--help`, its range and its parser. The flag is the field's
+name with dashes, the environment variable `MOESERVE_` and the name in capitals; a flag wins over the
+environment, which wins over the default. Frozen: what the worker finds out later (how many KV slots fit)
+is a message (`WorkerReady`), never a changed config.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ENV_PREFIX = "MOESERVE_"
+GROUPS = ("Model", "Network", "Capacity", "CPU engine", "Server")
+
+
+def _option(
+    default: Any,
+    group: str,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    metadata = {"group": group, "help": help, "low": low, "high": high, "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What the user asked for. Paths are absolute; None means "decide from the model and the machine"."""
+
+    model: str = _option(
+        "",
+        "Model",
+        "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), or a folder that holds one; "
+        "left out, the small demonstration model that ships with moeserve is served",
+        metavar="PATH",
+    )
+    served_model_name: str | None = _option(
+        None, "Model", "the model's name in the API (default: the file's name without .gguf)", metavar="NAME"
+    )
+    max_model_len: int | None = _option(
+        None,
+        "Model",
+        "longest prompt plus answer of one request, in tokens (default: the model's context length, or what "
+        "the KV pool holds if that is less)",
+        low=16,
+        high=1 << 24,
+    )
+    host: str = _option("127.0.0.1", "Network", "address to listen on; 0.0.0.0 admits other machines")
+    port: int = _option(8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535)
+    api_key: str | None = _option(
+        None, "Network", "require this bearer token on every request but /health and /metrics", metavar="KEY"
+    )
+    max_num_seqs: int = _option(64, "Capacity", "most requests in one step", low=1, high=4096)
+    max_total_tokens: int | None = _option(
+        None,
+        "Capacity",
+        "size of the KV pool, in tokens (default: from the free memory, at most max-num-seqs x max-model-len)",
+        low=64,
+        high=1 << 28,
+    )
+    max_num_batched_tokens: int = _option(
+        512, "Capacity", "tokens in one step: decode rows and prefill chunks together", low=1, high=65536
+    )
+    max_num_queued_reqs: int = _option(
+        2048, "Capacity", "waiting requests beyond which new ones get a 503", low=1, high=1 << 20
+    )
+    threads: int | None = _option(
+        None, "CPU engine", "compute threads of the expert pool (default: the physical cores we may use)", low=1, high=1024
+    )
+    seed: int | None = _option(
+        None, "Server", "makes the seeds of requests that set none reproducible", low=0, high=(1 << 63) - 1
+    )
+    log_level: str = _option("info", "Server", "how much to log", choices=("debug", "info", "warning", "error"))
+    shutdown_timeout: float = _option(
+        30.0, "Server", "seconds that running requests are given to finish after SIGTERM", low=0, high=86400
+    )
+
+
+def env_name(field_name: str) -> str:
+    return ENV_PREFIX + field_name.upper()
+
+
+def to_json_dict(config: ServerConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimePaths:
+    """Where a server's processes meet: Unix sockets in one private (0700) directory."""
+
+    directory: Path
+
+    def _ipc(self, name: str) -> str:
+        return f"ipc://{self.directory / name}"
+
+    @property
+    def config_file(self) -> Path:
+        """ServerConfig as JSON, mode 0600: it may hold the API key."""
+        return self.directory / "config.json"
+
+    @property
+    def router(self) -> str:
+        """PULL, bound by the router: messages.schema.ToRouter from httpserver and detokenizer."""
+        return self._ipc("router")
+
+    @property
+    def detokenizer(self) -> str:
+        """PULL, bound by the detokenizer: ToDetokenizer from the router."""
+        return self._ipc("detokenizer")
+
+    @property
+    def http(self) -> str:
+        """PULL, bound by httpserver: ToHttp from detokenizer, router and worker."""
+        return self._ipc("http")
+
+    @property
+    def launcher(self) -> str:
+        """PULL, bound by the launcher: ToLauncher from every process."""
+        return self._ipc("launcher")
+
+    @property
+    def worker(self) -> Path:
+        """The worker's rpyc server, a Unix stream socket."""
+        return self.directory / "worker"
+
+    @staticmethod
+    def from_env() -> RuntimePaths:
+        return RuntimePaths(Path(os.environ[ENV_PREFIX + "RUNTIME_DIR"]))
