@@ -1,0 +1,134 @@
+"""The C++ extension (moeserve/kernels/csrc). Addresses are Tensor.data_ptr(); see cpu_stream.py for shapes."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+def quantized_row_bytes(cols: int) -> int: ...
+def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...
+
+class Matrix:
+    type: int
+    rows: int
+    cols: int
+    experts: int
+    bytes: int
+    integer: bool
+
+class LinearGroup:
+    def __init__(self, matrices: list[Matrix]) -> None: ...
+
+class Activations:
+    def __init__(self, f32: int, q8: int, cols: int) -> None: ...
+
+class AttentionPlan:
+    def __init__(self) -> None: ...
+    def build(
+        self,
+        sequences: int,
+        row: int,
+        count: int,
+        position: int,
+        req_slot: int,
+        table: int,
+        stride: int,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        threads: int,
+    ) -> None: ...
+
+class Pool: ...
+
+class Stream:
+    isa: str
+    threads: int
+    pool: Pool
+    def __init__(self, threads: int, isa: str = "") -> None: ...
+    def wait(self) -> None: ...
+    def pack(self, source: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
+    def embed(self, table: int, type: int, ids: int, n: int, cols: int, x: int) -> None: ...
+    def norm(self, x: int, w: int, eps: float, rows: int, n: int, y: Activations) -> None: ...
+    def linear(self, x: Activations, n: int, group: LinearGroup, out: list[int], add: bool) -> None: ...
+    def rope_store(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        q_norm: int,
+        k_norm: int,
+        eps: float,
+        cos: int,
+        sin: int,
+        slots: int,
+        key_pool: int,
+        value_pool: int,
+        n: int,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+    ) -> None: ...
+    def attention(
+        self,
+        plan: AttentionPlan,
+        q: int,
+        key_pool: int,
+        value_pool: int,
+        out: Activations,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+    ) -> None: ...
+    def route(self, logits: int, n: int, experts: int, top_k: int, ids: int, weights: int) -> None: ...
+    def experts(
+        self,
+        gate: Matrix,
+        up: Matrix,
+        down: Matrix,
+        y: Activations,
+        ids: int,
+        weights: int,
+        n: int,
+        top_k: int,
+        h: Activations,
+        starts: int,
+        active: int,
+        routes: int,
+        x: int,
+    ) -> None: ...
+
+class SamplerState:
+    def __init__(
+        self, max_num_seqs: int, vocab: int, pool: Pool | None = None, isa: str | None = None
+    ) -> None: ...
+    def bind(
+        self,
+        slot: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        min_tokens: int = 0,
+        logprobs: int = -1,
+        bias_ids: npt.NDArray[np.int32] | None = None,
+        bias_values: npt.NDArray[np.float32] | None = None,
+        stop_ids: npt.NDArray[np.int32] | None = None,
+        prompt: npt.NDArray[np.int32] | None = None,
+        output: npt.NDArray[np.int32] | None = None,
+    ) -> None: ...
+    def sample(
+        self, logits: torch.Tensor, slots: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.int32], list[tuple[int, float, int, list[int], list[float]] | None]]: ...
+    def logprobs(
+        self, logits: torch.Tensor, targets: npt.NDArray[np.int32], top_n: int
+    ) -> list[tuple[int, float, int, list[int], list[float]] | None]: ...
+    def survivors(
+        self, logits: torch.Tensor, slot: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
+
+def uniform_at(seed: int, position: int) -> float: ...

@@ -1,0 +1,111 @@
+// Attention of many query vectors against one block of 32 keys, lanes = keys for the scores and lanes = head
+// dimension for the values. A query's arithmetic is the same alone, in a tile, in prefill and in decode:
+// blocks come in the order of positions, each query has its own accumulators, masked keys add exact zeros.
+
+constexpr int kBlockKeys = 32;
+
+void gather_keys(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out) {
+  if (count < kBlockKeys) std::memset(out, 0, sizeof(float) * dim * kBlockKeys);
+  alignas(64) float row[16];
+  for (int key = 0; key < count; ++key) {
+    const uint16_t* k = base + slots[key] * stride;
+    for (int d = 0; d < dim; d += 16) {
+      store_f(row, load_half(k + d));
+      for (int i = 0; i < 16; ++i) out[(d + i) * kBlockKeys + key] = row[i];
+    }
+  }
+}
+
+void gather_values(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out) {
+  for (int key = 0; key < count; ++key) {
+    const uint16_t* v = base + slots[key] * stride;
+    for (int d = 0; d < dim; d += 16) store_f(out + key * dim + d, load_half(v + d));
+  }
+  if (count < kBlockKeys) std::memset(out + count * dim, 0, sizeof(float) * dim * (kBlockKeys - count));
+}
+
+template <int N>
+inline void scores(const float* const* queries, const float* keys, int dim, float* out) {
+  VF acc[N][2];
+  for (auto& a : acc) a[0] = a[1] = zero_f();
+  for (int d = 0; d < dim; ++d) {
+    const VF k0 = load_f(keys + d * kBlockKeys), k1 = load_f(keys + d * kBlockKeys + 16);
+    for (int q = 0; q < N; ++q) {
+      const VF x = set_f(queries[q][d]);
+      acc[q][0] = fma(x, k0, acc[q][0]);
+      acc[q][1] = fma(x, k1, acc[q][1]);
+    }
+  }
+  for (int q = 0; q < N; ++q) {
+    store_f(out + q * kBlockKeys, acc[q][0]);
+    store_f(out + q * kBlockKeys + 16, acc[q][1]);
+  }
+}
+
+// Scores to probabilities relative to the running maximum; returns the factor for what came before.
+inline float update_softmax(float* s, int visible, Softmax& state) {
+  for (int key = visible; key < kBlockKeys; ++key) s[key] = -INFINITY;
+  const VF a = load_f(s), b = load_f(s + 16);
+  const float block_max = reduce_max(max(a, b));
+  const float new_max = block_max > state.max ? block_max : state.max;
+  const VF m = set_f(new_max);
+  const VF pa = exp_f(sub(a, m)), pb = exp_f(sub(b, m));
+  store_f(s, pa);
+  store_f(s + 16, pb);
+  alignas(64) float old[16];
+  store_f(old, exp_f(set_f(state.max - new_max)));
+  state.max = new_max;
+  state.sum = state.sum * old[0] + reduce_add(add(pa, pb));
+  return old[0];
+}
+
+// acc[q] = acc[q] * factor[q] + p[q] . values, for 64 of the head's dimensions at a time.
+template <int N, int VECTORS>
+inline void weigh(const float* const* p, const float* factor, const float* values, int dim, int d, float* const* acc) {
+  VF a[N][VECTORS];
+  for (int q = 0; q < N; ++q) {
+    for (int v = 0; v < VECTORS; ++v) a[q][v] = mul(load_f(acc[q] + d + 16 * v), set_f(factor[q]));
+  }
+  for (int key = 0; key < kBlockKeys; ++key) {
+    VF x[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) x[v] = load_f(values + key * dim + d + 16 * v);
+    for (int q = 0; q < N; ++q) {
+      const VF w = set_f(p[q][key]);
+      for (int v = 0; v < VECTORS; ++v) a[q][v] = fma(w, x[v], a[q][v]);
+    }
+  }
+  for (int q = 0; q < N; ++q) {
+    for (int v = 0; v < VECTORS; ++v) store_f(acc[q] + d + 16 * v, a[q][v]);
+  }
+}
+
+template <int N>
+inline void weigh_all(const float* const* p, const float* factor, const float* values, int dim, float* const* acc) {
+  int d = 0;
+  for (; d + 64 <= dim; d += 64) weigh<N, 4>(p, factor, values, dim, d, acc);
+  for (; d < dim; d += 16) weigh<N, 1>(p, factor, values, dim, d, acc);
+}
+
+void attend_block(const float* const* queries, const int* visible, int n, const float* keys, const float* values,
+                  int dim, Softmax* state, float* acc, float* scratch) {
+  int q = 0;
+  for (; q + 4 <= n; q += 4) scores<4>(queries + q, keys, dim, scratch + q * kBlockKeys);
+  for (; q < n; ++q) scores<1>(queries + q, keys, dim, scratch + q * kBlockKeys);
+  const float* p[4];
+  float* out[4];
+  float factor[4];
+  int pending = 0;
+  for (q = 0; q < n; ++q) {
+    if (visible[q] > 0) {
+      p[pending] = scratch + q * kBlockKeys;
+      out[pending] = acc + static_cast<int64_t>(q) * dim;
+      factor[pending] = update_softmax(scratch + q * kBlockKeys, visible[q], state[q]);
+      ++pending;
+    }
+    if (pending == 4) {
+      weigh_all<4>(p, factor, values, dim, out);
+      pending = 0;
+    }
+  }
+  for (int i = 0; i < pending; ++i) weigh_all<1>(p + i, factor + i, values, dim, out + i);
+}

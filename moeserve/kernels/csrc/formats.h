@@ -1,0 +1,65 @@
+// The weight formats: GGUF's own blocks (row-major, as in the file) and our panels of 32 rows.
+//
+// A panel holds 32 consecutive rows of a matrix, block column after block column, and has exactly the bytes of
+// the 32 GGUF rows it came from. Within a block column (32 rows x kCols columns) the per-block scales of the 32
+// rows come first, then, for each group of 32 columns and each half of 16 rows, the codes as 64-byte vectors
+// [16 rows][4 columns]: what vpdpbusd, vpmaddubsw and AMX all eat without a shuffle. See panel_layout.h.
+//
+// Source of the GGUF blocks: the ggml quantisation formats as documented by gguf-py (gguf.quants).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moeserve {
+
+// GGML type ids (gguf.GGMLQuantizationType).
+enum class Type : int {
+  F32 = 0,
+  F16 = 1,
+  Q4_0 = 2,
+  Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
+  Q8_0 = 8,
+  Q4_K = 12,
+  Q5_K = 13,
+  Q6_K = 14,
+  IQ4_NL = 20,
+  IQ4_XS = 23,
+  BF16 = 30,
+};
+constexpr int kMaxType = 40;
+
+constexpr int kPanelRows = 32;
+
+struct TypeInfo {
+  const char* name;   // nullptr: not supported
+  int block_cols;     // columns in a GGUF block
+  int block_bytes;    // bytes of a GGUF block
+  bool integer;       // takes int8 activations (else float32)
+};
+
+// Never fails: an unsupported id gives {nullptr, …}.
+const TypeInfo& type_info(int type);
+
+// Bytes of one row in the file, and so of 1/32 of a panel. cols % block_cols == 0.
+inline size_t row_bytes(int type, int64_t cols) {
+  const TypeInfo& info = type_info(type);
+  return static_cast<size_t>(cols / info.block_cols) * info.block_bytes;
+}
+
+// One row of GGUF blocks to float32: the scalar specification of every format, and the embedding lookup.
+void dequantize_row(int type, const uint8_t* row, int64_t cols, float* out);
+
+// 32 GGUF rows, `stride` bytes apart, to one panel. Rows from `valid_rows` on are written as zeros.
+void pack_panel(int type, const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel);
+
+// IEEE half and bfloat16 to float32, exact.
+float half_to_float(uint16_t h);
+float bfloat_to_float(uint16_t h);
+
+// The 16 levels of IQ4_NL and IQ4_XS.
+extern const int8_t kIq4Levels[16];
+
+}  // namespace moeserve

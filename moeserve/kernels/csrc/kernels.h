@@ -1,0 +1,70 @@
+// The table of compute kernels of one ISA. Each of kernels_plain.cpp, kernels_avx2.cpp and kernels_avx512.cpp
+// compiles kernels.inl with its own flags and offers one table; select_kernels() chooses at run time.
+//
+// Batch invariance: each kernel computes an output element by one fixed sequence of operations that does not
+// depend on how many tokens, rows or threads stand beside it.
+#pragma once
+
+#include "formats.h"
+
+namespace moeserve {
+
+// A quantised activation row: `cols` int8 codes, then a GroupMeta for each 32 columns. 1.5 bytes a column.
+struct GroupMeta {
+  float scale;      // x = scale * code
+  float scaled_sum; // scale * (sum_lo + sum_hi)
+  int32_t sum_lo;   // sum of the codes of columns 0..15 of the group
+  int32_t sum_hi;   // of columns 16..31
+};
+constexpr size_t quantized_row_bytes(int64_t cols) { return cols + cols / 32 * sizeof(GroupMeta); }
+
+// out[t][0..31] = panel (32 rows x cols) times activation row t. For integer formats `rows` are quantised rows,
+// for F16, BF16 and F32 they are float32 rows.
+// `next` is the panel that will be read after this one, for the prefetcher (nullptr: unknown).
+using PanelGemm = void (*)(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
+                           float* out);
+
+// State of one query head's attention, merged block by block and segment by segment.
+struct Softmax {
+  float max;
+  float sum;
+};
+
+struct Kernels {
+  const char* name;
+  PanelGemm gemm[kMaxType];  // nullptr: type not supported
+
+  // n % 32 == 0: n codes and n / 32 metas.
+  void (*quantize)(const float* x, int64_t n, int8_t* codes, GroupMeta* metas);
+  // y = x / rms(x) * w. n % 16 == 0. y may be x.
+  void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
+  // NeoX-style rotation of one head: pairs (i, i + n/2). cos and sin have n/2 entries. n % 32 == 0.
+  void (*rope)(float* head, const float* cos, const float* sin, int n);
+  // out[i] = silu(gate[i]) * up[i], n % 16 == 0.
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  // y += w * x, n % 16 == 0.
+  void (*axpy)(float w, const float* x, int n, float* y);
+  void (*scale)(float w, int n, float* x);
+  void (*to_half)(const float* x, int n, uint16_t* y);
+  // 32 keys (or values) of one KV head gathered to float32: keys transposed [dim][32], values [32][dim].
+  // From `count` on they are zero.
+  void (*gather_keys)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out);
+  void (*gather_values)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out);
+  // One block of 32 keys for `n` query vectors; query i sees the block's first visible[i] keys (0: none, skipped).
+  // Online softmax: updates state[i] and acc + i * dim. scratch: n * 32 floats.
+  void (*attend_block)(const float* const* queries, const int* visible, int n, const float* keys,
+                       const float* values, int dim, Softmax* state, float* acc, float* scratch);
+};
+
+// Merges segment b into a (online softmax over segments, in order).
+void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b, int dim);
+
+const Kernels* plain_kernels();
+const Kernels* avx2_kernels();    // nullptr if not built
+const Kernels* avx512_kernels();  // nullptr if not built
+
+// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni").
+// nullptr if the name is unknown or the CPU cannot run it.
+const Kernels* select_kernels(const char* name_or_null);
+
+}  // namespace moeserve

@@ -1,0 +1,14 @@
+// The extension module: each part binds itself.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+namespace moeserve {
+void bind_engine(nb::module_& m);
+void bind_sampling(nb::module_& m);
+}
+
+NB_MODULE(_C, m) {
+  moeserve::bind_engine(m);
+  moeserve::bind_sampling(m);
+}

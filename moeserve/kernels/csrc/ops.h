@@ -1,0 +1,180 @@
+// The operations of a transformer step on the CPU pool. Each is a small copyable struct of pointers that
+// Pool::submit queues; buffers belong to the caller and must outlive Pool::wait().
+//
+// Shapes are row-major; n is the number of tokens of the step. "quantised rows" are described in kernels.h.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+#include "pool.h"
+
+namespace moeserve {
+
+// A weight matrix (or one per expert) in panels. Owns its memory: anonymous, huge pages asked for.
+class Matrix {
+ public:
+  Matrix(int type, int64_t rows, int64_t cols, int64_t experts);  // throws std::bad_alloc
+  ~Matrix();
+  Matrix(const Matrix&) = delete;
+
+  const int type;
+  const int64_t rows, cols, experts;
+  const int64_t panels;        // of one expert: ceil(rows / 32)
+  const size_t panel_bytes;
+  const size_t bytes;
+  bool integer() const { return type_info(type).integer; }
+  uint8_t* panel(int64_t expert, int64_t p) const { return data_ + (expert * panels + p) * panel_bytes; }
+
+ private:
+  uint8_t* data_;
+};
+
+// Activations of n tokens in both forms; a form that no consumer needs is nullptr.
+struct Activations {
+  float* f32;       // [n, cols]
+  uint8_t* q8;      // [n, quantized_row_bytes(cols)]
+  int64_t cols;
+  const void* row(bool integer, int64_t t) const {
+    return integer ? static_cast<const void*>(q8 + t * quantized_row_bytes(cols)) : f32 + t * cols;
+  }
+  int8_t* codes(int64_t t) const { return reinterpret_cast<int8_t*>(q8 + t * quantized_row_bytes(cols)); }
+  GroupMeta* metas(int64_t t) const { return reinterpret_cast<GroupMeta*>(codes(t) + cols); }
+};
+
+// GGUF rows [.., cols] of `type` to panels of `out`, rows of all experts one after the other.
+struct PackOp {
+  const uint8_t* source;
+  const Matrix* out;
+  void operator()(Team& team) const;
+};
+
+// x[t] = table[ids[t]], the table in GGUF rows.
+struct EmbedOp {
+  const uint8_t* table;
+  int type;
+  const int32_t* ids;
+  int n;
+  int64_t cols;
+  float* x;
+  void operator()(Team& team) const;
+};
+
+// y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: i.
+struct NormOp {
+  const Kernels* k;
+  const float* x;
+  const float* w;
+  float eps;
+  const int32_t* rows;
+  int n;
+  Activations y;
+  void operator()(Team& team) const;
+};
+
+// out_j = x . W_j^T for up to three matrices over the same input; `add` adds to what out holds (residual).
+struct LinearOp {
+  static constexpr int kMost = 3;
+  const Kernels* k;
+  Activations x;
+  int n;
+  int count;
+  const Matrix* w[kMost];
+  float* out[kMost];  // [n, w.rows]
+  bool add;
+  void operator()(Team& team) const;
+};
+
+// Per head RMS norm of q and k, rotation, q scaled by 1/sqrt(dim), k and v to the KV pool as float16.
+struct RopeStoreOp {
+  const Kernels* k;
+  float* q;         // [n, heads, dim], in place
+  float* key;       // [n, kv_heads, dim], in place
+  const float* value;
+  const float* q_norm;
+  const float* k_norm;
+  float eps;
+  const float* cos;  // [n, dim / 2]
+  const float* sin;
+  const int32_t* slots;  // [n]
+  uint16_t* key_pool;    // [slots, kv_heads, dim] of this layer
+  uint16_t* value_pool;
+  int n, heads, kv_heads, dim;
+  void operator()(Team& team) const;
+};
+
+// What attention needs to know of a step's rows. Built by the submitting thread, one per step.
+class AttentionPlan {
+ public:
+  static constexpr int kTileTokens = 16;
+  // Contexts are attended in segments of this many keys, each with its own softmax, merged in order. Fixed, so
+  // that results do not depend on how a step is shared among threads.
+  static constexpr int kSegment = 1024;
+
+  struct Tile {  // consecutive tokens of one sequence
+    int32_t row;       // first row in the step
+    int32_t count;     // <= kTileTokens
+    int32_t position;  // of the first token
+    const int32_t* slots;  // KV slot of each position of the sequence
+  };
+  struct Part {  // a tile's work on one segment, by one unit
+    int32_t tile, segment;
+  };
+
+  // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [.., table_stride].
+  void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
+             const int32_t* req_slot, const int32_t* slot_table, int64_t table_stride, int heads, int kv_heads,
+             int dim, int threads);
+
+  std::vector<Tile> tiles;
+  bool split;                    // few tiles, long contexts: the segments of a tile go to different threads
+  std::vector<Part> parts;       // split only, by tile, then segment
+  std::vector<int32_t> first_part;  // [tiles + 1]
+  std::vector<float> partial;    // split only: [parts, kv_heads, kTileTokens * group, dim + 2]
+};
+
+struct AttentionOp {
+  const Kernels* k;
+  AttentionPlan* plan;
+  const float* q;  // [n, heads, dim], scaled
+  const uint16_t* key_pool;
+  const uint16_t* value_pool;
+  Activations out;  // [n, heads * dim]
+  int heads, kv_heads, dim;
+  void operator()(Team& team) const;
+};
+
+// ids, weights [n, top_k]: softmax over the experts' logits, the top_k largest (ties: lower id), renormalised.
+struct RouteOp {
+  const float* logits;  // [n, experts]
+  int n, experts, top_k;
+  int32_t* ids;
+  float* weights;
+  void operator()(Team& team) const;
+};
+
+// x[t] += sum over t's experts of weight * down(silu(gate(y)) * up(y)). An expert's weights are read once a step,
+// whoever asks for them.
+struct ExpertsOp {
+  const Kernels* k;
+  const Matrix* gate;
+  const Matrix* up;
+  const Matrix* down;
+  Activations y;          // input
+  const int32_t* ids;     // [n, top_k]
+  const float* weights;   // [n, top_k]
+  int n, top_k;
+  Activations h;          // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
+  int32_t* starts;        // [experts + 1]: rows of h of each expert
+  int32_t* active;        // [experts + 1]: how many, then the ids of the experts that have rows, ascending
+  int32_t* routes;        // [n * top_k]: row of h -> index into ids and weights
+  float* x;               // [n, hidden]
+  void operator()(Team& team) const;
+
+ private:
+  void group(Team& team) const;
+  void gate_up(Team& team, int64_t unit) const;
+  void down_panel(Team& team, int64_t panel) const;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,57 @@
+// Kernels over one row: quantisation of activations, norms, rotation, SiLU.
+
+// int8 with a scale and two sums per 32 columns: half the error of one scale per 256, and free in decode.
+void quantize(const float* x, int64_t n, int8_t* codes, GroupMeta* metas) {
+  for (int64_t g = 0; g < n / 32; ++g, x += 32) {
+    const VF a = load_f(x), b = load_f(x + 16);
+    const float largest = reduce_max(max(abs(a), abs(b)));
+    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const VF qa = round_even(mul(a, set_f(inverse))), qb = round_even(mul(b, set_f(inverse)));
+    store_i8(codes + 32 * g, qa);
+    store_i8(codes + 32 * g + 16, qb);
+    GroupMeta meta;
+    meta.scale = largest / 127.0f;
+    meta.sum_lo = static_cast<int32_t>(reduce_add(qa));  // exact: small integers
+    meta.sum_hi = static_cast<int32_t>(reduce_add(qb));
+    meta.scaled_sum = meta.scale * static_cast<float>(meta.sum_lo + meta.sum_hi);
+    metas[g] = meta;
+  }
+}
+
+void rms_norm(const float* x, const float* w, float eps, int n, float* y) {
+  VF squares = zero_f();
+  for (int i = 0; i < n; i += 16) squares = fma(load_f(x + i), load_f(x + i), squares);
+  const VF inverse = set_f(1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(n) + eps));
+  for (int i = 0; i < n; i += 16) store_f(y + i, mul(mul(load_f(x + i), inverse), load_f(w + i)));
+}
+
+void rope(float* head, const float* cos, const float* sin, int n) {
+  float* other = head + n / 2;
+  for (int i = 0; i < n / 2; i += 16) {
+    const VF a = load_f(head + i), b = load_f(other + i), c = load_f(cos + i), s = load_f(sin + i);
+    store_f(head + i, fnma(b, s, mul(a, c)));
+    store_f(other + i, fma(a, s, mul(b, c)));
+  }
+}
+
+void silu_mul(const float* gate, const float* up, int n, float* out) {
+  for (int i = 0; i < n; i += 16) {
+    const VF g = load_f(gate + i);
+    const VF silu = div(g, add(set_f(1.0f), exp_f(sub(zero_f(), g))));
+    store_f(out + i, mul(silu, load_f(up + i)));
+  }
+}
+
+void axpy(float w, const float* x, int n, float* y) {
+  const VF v = set_f(w);
+  for (int i = 0; i < n; i += 16) store_f(y + i, fma(v, load_f(x + i), load_f(y + i)));
+}
+
+void scale(float w, int n, float* x) {
+  const VF v = set_f(w);
+  for (int i = 0; i < n; i += 16) store_f(x + i, mul(v, load_f(x + i)));
+}
+
+void to_half_row(const float* x, int n, uint16_t* y) {
+  for (int i = 0; i < n; i += 16) store_half(y + i, load_f(x + i));
+}

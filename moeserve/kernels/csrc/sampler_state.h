@@ -1,0 +1,133 @@
+// What the worker remembers of each request slot between steps, and sampling for a batch of slots.
+//
+// One writer: the thread that calls bind and sample. Within sample, rows run wherever `for_each_row` puts them;
+// they only read the state.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "sampling.h"
+
+namespace moeserve {
+
+class SamplerState {
+ public:
+  // Throws std::invalid_argument for an ISA that this CPU lacks.
+  SamplerState(int max_num_seqs, int vocab, int num_threads, const char* isa = nullptr)
+      : vocab_(vocab), slots_(max_num_seqs) {
+    for (int i = 0; i < num_threads; ++i) scratch_.emplace_back(vocab, isa);
+  }
+
+  SamplerState(const SamplerState&) = delete;
+
+  int vocab() const { return vocab_; }
+  int num_slots() const { return static_cast<int>(slots_.size()); }
+  Scratch& scratch(int thread) { return scratch_[thread]; }
+
+  // Overwrites whatever the slot held. Of `params` the numbers are taken (position and the lists are not). `stop_ids`
+  // are masked until `min_tokens` output tokens came. Throws std::invalid_argument for a slot or an id out of range,
+  // leaving the slot as it was.
+  void bind(int slot, const SampleParams& params, int64_t min_tokens, std::span<const int32_t> bias_ids,
+            std::span<const float> bias_values, std::span<const int32_t> stop_ids,
+            std::span<const int32_t> prompt, std::span<const int32_t> output) {
+    check_slot(slot);
+    for (const auto& ids : {bias_ids, stop_ids, prompt, output}) check_ids(ids);
+    if (bias_ids.size() != bias_values.size()) throw std::invalid_argument("logit_bias: ids and values differ");
+    Slot& s = slots_[slot];
+    s = Slot();
+    s.params = params;
+    s.min_tokens = min_tokens;
+    s.bias_ids.assign(bias_ids.begin(), bias_ids.end());
+    s.bias_values.assign(bias_values.begin(), bias_values.end());
+    s.stop_ids.assign(stop_ids.begin(), stop_ids.end());
+    if (params.repetition_penalty != 1) {
+      for (const int32_t id : prompt) see(s, id, 0);
+    }
+    for (const int32_t id : output) append(slot, id);
+  }
+
+  // Notes an output token. Memory grows only for requests with penalties, by the distinct tokens they have seen.
+  void append(int slot, int32_t token) {
+    Slot& s = slots_[slot];
+    ++s.num_output;
+    const SampleParams& p = s.params;
+    if (p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0) see(s, token, 1);
+  }
+
+  // What sample_row needs for the slot's next token; valid until the slot is bound or appended to.
+  SampleParams params(int slot) const {
+    const Slot& s = slots_[slot];
+    SampleParams p = s.params;
+    p.position = s.num_output;
+    p.bias_ids = s.bias_ids.data();
+    p.bias_values = s.bias_values.data();
+    p.num_bias = static_cast<int32_t>(s.bias_ids.size());
+    p.seen_ids = s.seen_ids.data();
+    p.seen_counts = s.seen_counts.data();
+    p.num_seen = static_cast<int32_t>(s.seen_ids.size());
+    p.masked_ids = s.stop_ids.data();
+    p.num_masked = s.num_output < s.min_tokens ? static_cast<int32_t>(s.stop_ids.size()) : 0;
+    return p;
+  }
+
+  // Samples results[i] from logits + i * row_stride for slots[i], then appends the tokens. A slot occurs once.
+  // for_each_row(n, f) calls f(row, thread) once for every row, with thread < num_threads and no two calls at a
+  // time with the same thread. Throws std::invalid_argument for a slot out of range, before anything is done.
+  template <class ForEachRow>
+  void sample(const float* logits, int64_t row_stride, std::span<const int32_t> slots, SampleResult* results,
+              ForEachRow&& for_each_row) {
+    for (const int32_t slot : slots) check_slot(slot);
+    for_each_row(static_cast<int>(slots.size()), [&](int row, int thread) {
+      sample_row(logits + row * row_stride, vocab_, params(slots[row]), results[row], scratch_[thread]);
+    });
+    for (size_t row = 0; row < slots.size(); ++row) {
+      if (results[row].token_id >= 0) append(slots[row], results[row].token_id);
+    }
+  }
+
+  void check_slot(int slot) const {
+    if (slot < 0 || slot >= num_slots()) {
+      throw std::invalid_argument("request slot " + std::to_string(slot) + " is not in [0, " +
+                                  std::to_string(num_slots()) + ")");
+    }
+  }
+  void check_ids(std::span<const int32_t> ids) const {
+    for (const int32_t id : ids) {
+      if (id < 0 || id >= vocab_) {
+        throw std::invalid_argument("token id " + std::to_string(id) + " is not in [0, " + std::to_string(vocab_) +
+                                    ")");
+      }
+    }
+  }
+
+ private:
+  struct Slot {
+    SampleParams params;
+    int64_t min_tokens = 0;
+    int64_t num_output = 0;
+    std::vector<int32_t> bias_ids, stop_ids;
+    std::vector<float> bias_values;
+    std::vector<int32_t> seen_ids, seen_counts;   // distinct tokens; only for requests with penalties
+    std::unordered_map<int32_t, int32_t> seen_at;  // token -> index into the two
+  };
+
+  static void see(Slot& s, int32_t token, int count) {
+    const auto [it, is_new] = s.seen_at.try_emplace(token, static_cast<int32_t>(s.seen_ids.size()));
+    if (is_new) {
+      s.seen_ids.push_back(token);
+      s.seen_counts.push_back(0);
+    }
+    s.seen_counts[it->second] += count;
+  }
+
+  int vocab_;
+  std::vector<Slot> slots_;
+  std::vector<Scratch> scratch_;  // one a thread
+};
+
+}  // namespace moeserve

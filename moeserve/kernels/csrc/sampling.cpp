@@ -1,0 +1,371 @@
+// See sampling.h for the rules. No pass sorts the vocabulary: one scan finds the maxima of blocks of the row, a
+// lower bound for every threshold follows from them, and only blocks that reach it are looked at again.
+#include "sampling.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+namespace moeserve {
+
+namespace {
+constexpr int kMaxBlock = 128;   // a power of two
+constexpr int kSumBlock = 1024;  // a multiple of 16
+constexpr double kRoundDouble = 0x1.8p52;  // x + this - this rounds x to an integer
+
+namespace plain {
+constexpr int kLanes = 4;
+#include "sampling_passes.inl"
+}  // namespace plain
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2")
+namespace avx2 {
+constexpr int kLanes = 8;
+#include "sampling_passes.inl"
+}  // namespace avx2
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
+namespace avx512 {
+constexpr int kLanes = 16;
+#include "sampling_passes.inl"
+}  // namespace avx512
+#pragma GCC pop_options
+#endif
+
+int blocks(int vocab) { return (vocab + kMaxBlock - 1) / kMaxBlock; }
+}  // namespace
+
+struct RowPasses {
+  const char* isa;
+  bool (*scan)(const float* x, int n, float* block_max);
+  void (*weigh)(const float* x, int n, double max, double scale, float* w, double* block_sum);
+  int (*count_greater)(const float* x, int n, float bound);
+};
+
+namespace {
+
+const RowPasses* find_passes(const char* isa) {
+  struct Option {
+    RowPasses passes;
+    bool usable;
+  };
+  static const Option options[] = {
+#if defined(__x86_64__)
+      {{"avx512", avx512::scan_row, avx512::weigh_row, avx512::count_greater},
+       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl")},
+      {{"avx2", avx2::scan_row, avx2::weigh_row, avx2::count_greater},
+       static_cast<bool>(__builtin_cpu_supports("avx2"))},
+#endif
+      {{"plain", plain::scan_row, plain::weigh_row, plain::count_greater}, true},
+  };
+  for (const Option& option : options) {
+    if (option.usable && (!isa || std::string_view(isa) == option.passes.isa)) return &option.passes;
+  }
+  throw std::invalid_argument("this CPU lacks the instruction set asked for");
+}
+
+// ---------------------------------------------------------------- scanning a row
+
+float row_max(const Scratch& s, int vocab) {
+  return *std::max_element(s.block_max.get(), s.block_max.get() + blocks(vocab));
+}
+
+// Fills block_max and `max`; false when the row cannot be sampled.
+bool scan(const float* x, int vocab, Scratch& s, float& max) {
+  if (!s.passes->scan(x, vocab, s.block_max.get())) return false;
+  max = row_max(s, vocab);
+  return max > -std::numeric_limits<float>::infinity();
+}
+
+int argmax(const float* x, int vocab, float max, const Scratch& s) {
+  const int block = static_cast<int>(std::find(s.block_max.get(), s.block_max.get() + blocks(vocab), max) -
+                                     s.block_max.get());
+  return static_cast<int>(std::find(x + block * kMaxBlock, x + vocab, max) - x);
+}
+
+// A value that at least k entries of the scanned row reach: the k-th largest block maximum.
+float reached_by(int k, int vocab, Scratch& s) {
+  const int n = blocks(vocab);
+  if (k > n) return -std::numeric_limits<float>::infinity();
+  float* rank = s.block_rank.get();
+  std::memcpy(rank, s.block_max.get(), n * sizeof(float));
+  std::nth_element(rank, rank + k - 1, rank + n, std::greater<>());
+  return rank[k - 1];
+}
+
+// Makes those entries of the scanned row candidates that are >= floor; -inf never is. Returns how many.
+int gather(const float* x, int vocab, double floor, Scratch& s) {
+  floor = std::max<double>(floor, std::numeric_limits<float>::lowest());
+  int n = 0;
+  for (int b = 0; b < blocks(vocab); ++b) {
+    if (s.block_max[b] < floor) continue;
+    const int end = std::min(vocab, (b + 1) * kMaxBlock);
+    for (int i = b * kMaxBlock; i < end; ++i) {
+      s.ids[n] = i;
+      s.values[n] = x[i];
+      n += x[i] >= floor;
+    }
+  }
+  return n;
+}
+
+// ---------------------------------------------------------------- thresholds
+
+// Where a head of the candidates ends: those whose `distance` is less stay, and the first `ties` that equal it.
+struct Cut {
+  uint32_t distance;
+  int ties;
+};
+
+// How many floats lie between x and the candidates' maximum; +0 and -0 are one.
+uint32_t order(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x + 0.0f);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The shortest head of the candidates, in falling order, whose mass (of candidate i, equal among equal logits)
+// sums to `target` or more; all of them if none does. A radix search on the distance to the maximum, 11 bits at a time.
+template <class Mass>
+Cut find_cut(const float* values, int n, uint32_t top, Mass mass, double target) {
+  constexpr int kBits = 11;
+  double bin_mass[1 << kBits];
+  int bin_count[1 << kBits];
+  double before = 0;  // mass of what is surely in
+  uint64_t prefix = 0;
+  for (int shift = 2 * kBits;; shift -= kBits) {
+    std::fill(std::begin(bin_mass), std::end(bin_mass), 0.0);
+    std::fill(std::begin(bin_count), std::end(bin_count), 0);
+    for (int i = 0; i < n; ++i) {
+      const uint64_t d = top - order(values[i]);
+      if (d >> (shift + kBits) != prefix) continue;
+      const int bin = d >> shift & ((1 << kBits) - 1);
+      bin_mass[bin] += mass(i);
+      ++bin_count[bin];
+    }
+    int last = -1;  // the bin with the end of the head: the first to reach the target, or else the last one used
+    for (int bin = 0; bin < 1 << kBits; ++bin) {
+      if (!bin_count[bin]) continue;
+      if (last >= 0) before += bin_mass[last];
+      last = bin;
+      if (before + bin_mass[bin] >= target) break;
+    }
+    prefix = prefix << kBits | last;
+    if (shift > 0) continue;
+    const double wanted = std::ceil((target - before) / (bin_mass[last] / bin_count[last]));
+    const int ties = wanted < bin_count[last] ? std::max(1, static_cast<int>(wanted)) : bin_count[last];
+    return {static_cast<uint32_t>(prefix), ties};
+  }
+}
+
+// Drops the candidates behind the cut, keeping their order. Returns how many stay.
+int keep_head(int n, uint32_t top, Cut cut, Scratch& s) {
+  int kept = 0;
+  for (int i = 0; i < n; ++i) {
+    const float value = s.values[i];
+    const uint32_t d = top - order(value);
+    s.ids[kept] = s.ids[i];
+    s.values[kept] = value;
+    kept += d < cut.distance || (d == cut.distance && cut.ties-- > 0);
+  }
+  return kept;
+}
+
+// Leaves the k largest as candidates. The row has been scanned.
+int gather_top_k(const float* x, int vocab, int k, double floor, float max, Scratch& s) {
+  const int n = gather(x, vocab, std::max<double>(reached_by(k, vocab, s), floor), s);
+  if (n <= k) return n;
+  const uint32_t top = order(max);
+  return keep_head(n, top, find_cut(s.values.get(), n, top, [](int) { return 1.0; }, k), s);
+}
+
+double total(const Scratch& s, int n) {
+  double sum = 0;
+  for (int b = 0; b * kSumBlock < n; ++b) sum += s.block_sum[b];
+  return sum;
+}
+
+// ---------------------------------------------------------------- logprobs
+
+struct LogSoftmax {
+  float max;
+  double log_sum;  // of exp(x - max)
+  double operator()(float x) const { return (static_cast<double>(x) - max) - log_sum; }
+};
+
+// The row has been scanned. Overwrites the scratch but for block_max.
+LogSoftmax log_softmax(const float* x, int vocab, float max, Scratch& s) {
+  s.passes->weigh(x, vocab, max, M_LOG2E, s.weights.get(), s.block_sum.get());
+  return {max, std::log(total(s, vocab))};
+}
+
+void fill_top(const float* x, int vocab, int top_n, const LogSoftmax& log_softmax, LogprobResult& r, Scratch& s) {
+  r.num_top = 0;
+  if (top_n == 0) return;
+  const int n = gather_top_k(x, vocab, std::min(top_n, vocab), -INFINITY, log_softmax.max, s);
+  int order[kMaxTopLogprobs];
+  for (int i = 0; i < n; ++i) order[i] = i;
+  std::sort(order, order + n, [&s](int a, int b) {
+    return s.values[a] > s.values[b] || (s.values[a] == s.values[b] && a < b);
+  });
+  r.num_top = n;
+  for (int i = 0; i < n; ++i) {
+    r.top_ids[i] = s.ids[order[i]];
+    r.top_logprobs[i] = log_softmax(s.values[order[i]]);
+  }
+}
+
+void fill_chosen(const float* x, int vocab, int token, const LogSoftmax& log_softmax, LogprobResult& r, Scratch& s) {
+  r.logprob = log_softmax(x[token]);
+  r.rank = 1 + s.passes->count_greater(x, vocab, x[token]);
+}
+
+// ---------------------------------------------------------------- bias, penalties, masks
+
+bool edits(const SampleParams& p) { return p.num_bias || p.num_seen || p.num_masked; }
+
+// The row after bias, penalties and masks, or null where a mask would hide a value that is not finite.
+const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch& s) {
+  float* x = s.edited.get();
+  std::memcpy(x, logits, vocab * sizeof(float));
+  for (int i = 0; i < p.num_bias; ++i) x[p.bias_ids[i]] += p.bias_values[i];
+  for (int i = 0; i < p.num_seen; ++i) {
+    float& v = x[p.seen_ids[i]];
+    v = v > 0 ? v / p.repetition_penalty : v * p.repetition_penalty;
+    const float count = static_cast<float>(p.seen_counts[i]);
+    v -= p.frequency_penalty * count;
+    if (count > 0) v -= p.presence_penalty;
+  }
+  for (int i = 0; i < p.num_masked; ++i) {
+    float& v = x[p.masked_ids[i]];
+    if (!(v < std::numeric_limits<float>::infinity())) return nullptr;
+    v = -std::numeric_limits<float>::infinity();
+  }
+  return x;
+}
+
+// ---------------------------------------------------------------- filters and draw
+
+// The row has been scanned. A candidate's weight is its probability over the largest one.
+Survivors filter(const float* x, int vocab, float max, const SampleParams& p, Scratch& s) {
+  const double scale = M_LOG2E / p.temperature;
+  float* weights = s.weights.get();
+  double* sums = s.block_sum.get();
+  const bool by_rank = p.top_k > 0 && p.top_k < vocab, by_min = p.min_p > 0, by_mass = p.top_p < 1;
+  double mass = 0;
+  if (!by_rank && !by_min) {
+    s.passes->weigh(x, vocab, max, scale, weights, sums);
+    if (!by_mass) return {nullptr, weights, vocab};
+    mass = total(s, vocab);
+  }
+  // Tokens below `floor` are out: by min_p, or because all whose probability is under (1 - top_p) / vocab together
+  // have less than 1 - top_p (a hundredth is left to rounding).
+  const double smallest = by_min ? p.min_p : by_rank ? 0 : 0.99 * (1 - p.top_p) * mass / vocab;
+  const double floor = max + p.temperature * std::log(smallest);
+  int n = by_rank ? gather_top_k(x, vocab, p.top_k, floor, max, s) : gather(x, vocab, floor, s);
+  s.passes->weigh(s.values.get(), n, max, scale, weights, sums);
+  if (by_mass) {
+    if (by_rank || by_min) mass = total(s, n);
+    const uint32_t top = order(max);
+    const auto weight = [weights](int i) { return weights[i]; };
+    n = keep_head(n, top, find_cut(s.values.get(), n, top, weight, p.top_p * mass), s);
+    s.passes->weigh(s.values.get(), n, max, scale, weights, sums);
+  }
+  return {s.ids.get(), weights, n};
+}
+
+// The first survivor at which the running sum of the weights exceeds u times the whole.
+int draw(const Survivors& from, double u, const Scratch& s) {
+  double left = u * total(s, from.count);
+  int block = -1;  // the last one tried: rounding may leave `left` beyond the end of all
+  for (int b = 0; b * kSumBlock < from.count; ++b) {
+    if (s.block_sum[b] == 0) continue;
+    if (block >= 0) left -= s.block_sum[block];
+    block = b;
+    if (left < s.block_sum[b]) break;
+  }
+  const int end = std::min(from.count, (block + 1) * kSumBlock);
+  int chosen = -1;
+  for (int i = block * kSumBlock; i < end; ++i) {
+    if (from.weights[i] == 0) continue;
+    chosen = i;
+    left -= from.weights[i];
+    if (left < 0) break;
+  }
+  return from.ids ? from.ids[chosen] : chosen;
+}
+
+}  // namespace
+
+Scratch::Scratch(int vocab, const char* isa)
+    : passes(find_passes(isa)),
+      edited(new float[vocab]),
+      block_max(new float[blocks(vocab)]),
+      block_rank(new float[blocks(vocab)]),
+      block_sum(new double[blocks(vocab)]),
+      ids(new int32_t[vocab]),
+      values(new float[vocab]),
+      weights(new float[vocab + 16]) {}
+
+void sample_row(const float* logits, int vocab, const SampleParams& p, SampleResult& r, Scratch& s) noexcept {
+  r.token_id = -1;
+  r.logprobs.rank = 0;
+  float max = 0;
+  const bool wants_logprobs = p.num_logprobs >= 0;
+  LogSoftmax raw{};
+  if (wants_logprobs) {
+    if (!scan(logits, vocab, s, max)) return;
+    raw = log_softmax(logits, vocab, max, s);
+    fill_top(logits, vocab, p.num_logprobs, raw, r.logprobs, s);
+  }
+  const float* x = edits(p) ? edit(logits, vocab, p, s) : logits;
+  if (!x) return;
+  if ((x != logits || !wants_logprobs) && !scan(x, vocab, s, max)) return;
+  if (p.temperature == 0) {
+    r.token_id = argmax(x, vocab, max, s);
+  } else {
+    r.token_id = draw(filter(x, vocab, max, p, s), uniform_at(p.seed, p.position), s);
+  }
+  if (wants_logprobs) fill_chosen(logits, vocab, r.token_id, raw, r.logprobs, s);
+}
+
+void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r, Scratch& s) noexcept {
+  r.rank = 0;
+  float max;
+  if (!scan(logits, vocab, s, max)) return;
+  const LogSoftmax raw = log_softmax(logits, vocab, max, s);
+  fill_top(logits, vocab, top_n, raw, r, s);
+  fill_chosen(logits, vocab, target, raw, r, s);
+}
+
+Survivors filter_row(const float* logits, int vocab, const SampleParams& p, Scratch& s) noexcept {
+  const float* x = edits(p) ? edit(logits, vocab, p, s) : logits;
+  float max;
+  if (!x || !scan(x, vocab, s, max)) return {};
+  return filter(x, vocab, max, p, s);
+}
+
+double uniform_at(uint64_t seed, uint64_t position) noexcept {
+  uint64_t c[4] = {position, 0, 0, 0};
+  uint64_t key[2] = {seed, 0};
+  for (int round = 0; round < 10; ++round) {
+    const auto a = static_cast<unsigned __int128>(0xD2E7470EE14C6C93u) * c[0];
+    const auto b = static_cast<unsigned __int128>(0xCA5A826395121157u) * c[2];
+    const uint64_t next[4] = {static_cast<uint64_t>(b >> 64) ^ c[1] ^ key[0], static_cast<uint64_t>(b),
+                              static_cast<uint64_t>(a >> 64) ^ c[3] ^ key[1], static_cast<uint64_t>(a)};
+    std::copy(std::begin(next), std::end(next), c);
+    key[0] += 0x9E3779B97F4A7C15u;
+    key[1] += 0xBB67AE8584CAA73Bu;
+  }
+  return static_cast<double>(c[0] >> 11) * 0x1p-53;
+}
+
+}  // namespace moeserve

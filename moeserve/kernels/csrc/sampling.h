@@ -1,0 +1,106 @@
+// Choosing the next token from one row of logits.
+//
+// A row is handled by one thread and depends on nothing but its arguments, so rows may run on any threads in any
+// order and a request samples the same tokens alone and in a crowd. Nothing here throws or allocates, except
+// Scratch's constructor.
+//
+// The rules, in processing order (vLLM's and Hugging Face's semantics):
+//   logit_bias       added to the logits it names
+//   penalties        repetition (prompt and output tokens; a positive logit is divided by it, another multiplied),
+//                    then frequency * count and presence, subtracted for output tokens (OpenAI)
+//   masks            the caller names tokens that must not come (stop tokens before min_tokens)
+//   temperature      0 is greedy: the largest logit, of equal ones the lowest id
+//   top_k            the k largest
+//   min_p            probability >= min_p * the largest probability
+//   top_p            of what is left, renormalised, the shortest head whose probabilities sum to >= top_p
+//   draw             inverse CDF in id order, with the uniform number that (seed, position) names
+//
+// The filters see the tokens in one total order, by falling logit and then by rising id, and each keeps a head
+// of it: of equal logits at a threshold, those with the lowest ids. (So top_k and min_p commute, and it does not
+// matter that vLLM applies min_p first.)
+//
+// A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id -1. A single -inf is a masked token.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace moeserve {
+
+constexpr int kMaxTopLogprobs = 20;
+
+// Pointers are borrowed for the call; a token occurs at most once in each list; every id is in [0, vocab).
+struct SampleParams {
+  float temperature = 1.0f;
+  int32_t top_k = 0;  // 0: off
+  double top_p = 1.0;
+  double min_p = 0.0;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  float repetition_penalty = 1.0f;
+  int32_t num_logprobs = -1;  // -1: no logprobs; N: the chosen token's and the N largest, N <= 20
+  uint64_t seed = 0;
+  uint64_t position = 0;  // index of the output token that is drawn
+  const int32_t* bias_ids = nullptr;
+  const float* bias_values = nullptr;
+  int32_t num_bias = 0;
+  const int32_t* seen_ids = nullptr;     // tokens of prompt and output
+  const int32_t* seen_counts = nullptr;  // how often in the output; 0: in the prompt only
+  int32_t num_seen = 0;
+  const int32_t* masked_ids = nullptr;
+  int32_t num_masked = 0;
+};
+
+// Of the raw logits: natural-log softmax before bias, penalties and temperature; error under 1e-6.
+struct LogprobResult {
+  double logprob = 0;
+  int32_t rank = 0;  // 1 + the number of larger logits; 0: the row was not finite and the rest means nothing
+  int32_t num_top = 0;
+  int32_t top_ids[kMaxTopLogprobs];  // by falling logprob, equal ones by rising id
+  double top_logprobs[kMaxTopLogprobs];
+};
+
+struct SampleResult {
+  int32_t token_id = -1;
+  LogprobResult logprobs;  // where num_logprobs >= 0 and token_id >= 0
+};
+
+struct RowPasses;
+
+// One thread's working memory, about 16 bytes per vocabulary entry of address space; pages are touched only when
+// a request needs them. `isa` is "avx512", "avx2" or "plain"; null takes the best this CPU has. All give the same
+// bits. Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
+class Scratch {
+ public:
+  explicit Scratch(int vocab, const char* isa = nullptr);
+
+  const RowPasses* passes;
+  std::unique_ptr<float[]> edited;      // [vocab] logits after bias, penalties and masks
+  std::unique_ptr<float[]> block_max;   // [blocks] of the row scanned last
+  std::unique_ptr<float[]> block_rank;  // [blocks] a copy to partition
+  std::unique_ptr<double[]> block_sum;  // [blocks] of the weights
+  std::unique_ptr<int32_t[]> ids;       // [vocab] candidates, rising
+  std::unique_ptr<float[]> values;      // [vocab] their logits
+  std::unique_ptr<float[]> weights;     // [vocab, rounded up] their weights; the largest logit's is 1
+};
+
+// What the filters let through; borrowed from the Scratch until its next use.
+struct Survivors {
+  const int32_t* ids = nullptr;  // rising; null: every token
+  const float* weights = nullptr;  // relative to the most likely token's; to be divided by their sum
+  int32_t count = 0;               // 0: the row was not finite
+};
+
+void sample_row(const float* logits, int vocab, const SampleParams& p, SampleResult& r, Scratch& scratch) noexcept;
+
+// The logprob of a given token (a prompt's), 0 <= target < vocab, 0 <= top_n <= 20.
+void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r, Scratch& scratch) noexcept;
+
+// All of sample_row but the draw; temperature > 0.
+Survivors filter_row(const float* logits, int vocab, const SampleParams& p, Scratch& scratch) noexcept;
+
+// Uniform in [0, 1), a multiple of 2^-53: the top bits of the first word of Philox4x64-10 (Salmon et al., "Parallel
+// Random Numbers: As Easy as 1, 2, 3", SC11) with key {seed, 0} and counter {position, 0, 0, 0}.
+double uniform_at(uint64_t seed, uint64_t position) noexcept;
+
+}  // namespace moeserve

@@ -1,0 +1,136 @@
+"""Qwen3-MoE on the CPU pool.
+
+    x = embed(tokens)
+    for each layer:
+        x = x + attn_output(attention(rope(q_norm(q)), rope(k_norm(k)), v))      q, k, v = qkv(attn_norm(x))
+        x = x + sum of the chosen experts' down(silu(gate(y)) * up(y))            y = ffn_norm(x)
+    logits = output(output_norm(x))
+
+Everything is queued on the stream; `CpuStream.wait` before reading a result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from moeserve.kernels.cpu_stream import (
+    Activations,
+    AttentionPlan,
+    CpuStream,
+    Heads,
+    KvLayer,
+    RoutingRoom,
+)
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.qwen3moe.rope import rope_tables
+from moeserve.models.qwen3moe.weights import LayerWeights, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one step, on the host. `plan` describes their sequences to attention."""
+
+    n: int
+    token_ids: torch.Tensor  # int32 [n]
+    positions: torch.Tensor  # int64 [n]
+    kv_slots: torch.Tensor  # int32 [n]: where each row's KV goes
+    plan: AttentionPlan
+
+
+class Room:
+    """The buffers of a step of up to `tokens` rows. One owner: the model; every layer reuses them."""
+
+    def __init__(self, config: Qwen3MoeConfig, weights: Weights, tokens: int, logit_rows: int) -> None:
+        c = config
+        experts = [layer.experts for layer in weights.layers]
+        self.x = torch.empty(tokens, c.hidden_size)  # the residual stream
+        self.y = Activations(tokens, c.hidden_size)  # its norm, the input of every block
+        self.q = torch.empty(tokens, c.num_heads * c.head_dim)
+        self.k = torch.empty(tokens, c.num_kv_heads * c.head_dim)
+        self.v = torch.empty(tokens, c.num_kv_heads * c.head_dim)
+        self.cos = torch.empty(tokens, c.head_dim // 2)
+        self.sin = torch.empty(tokens, c.head_dim // 2)
+        self.attended = Activations(tokens, c.num_heads * c.head_dim)
+        self.router_logits = torch.empty(tokens, c.num_experts)
+        self.routing = RoutingRoom(tokens, c.num_experts, c.top_k)
+        self.h = Activations(
+            tokens * c.top_k,
+            c.expert_ff,
+            f32=any(not e.down.integer for e in experts),
+            q8=any(e.down.integer for e in experts),
+        )
+        self.logit_rows = torch.empty(logit_rows, dtype=torch.int32)
+        self.final = Activations(logit_rows, c.hidden_size)
+        self.logits = torch.empty(logit_rows, c.vocab_size)
+
+
+class Qwen3Moe:
+    LOGIT_ROWS = 64  # rows of logits computed at a time: 39 MB at a vocabulary of 151,936
+
+    def __init__(
+        self,
+        config: Qwen3MoeConfig,
+        weights: Weights,
+        stream: CpuStream,
+        kv: list[KvLayer],
+        max_tokens: int,
+        max_model_len: int,
+    ) -> None:
+        self.config = config
+        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._weights = weights
+        self._stream = stream
+        self._kv = kv
+        self._room = Room(config, weights, max_tokens, self.LOGIT_ROWS)
+        self._cos, self._sin = rope_tables(config, max_model_len)
+
+    def forward(self, batch: Batch) -> None:
+        """Queues all layers for up to max_tokens rows. The residual stream then holds what `logits` reads."""
+        room, table, n = self._room, self._weights.embedding, batch.n
+        torch.index_select(self._cos, 0, batch.positions, out=room.cos[:n])
+        torch.index_select(self._sin, 0, batch.positions, out=room.sin[:n])
+        self._stream.embed(table.table, table.ggml_type, batch.token_ids, n, room.x)
+        for layer, kv in zip(self._weights.layers, self._kv, strict=True):
+            self._attention(layer, kv, batch)
+            self._experts(layer, n)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Queues the head for up to LOGIT_ROWS rows of the last step. rows: int32 [m]. Gives float32 [m, vocab],
+        a view that the next call, which must come after a wait, overwrites."""
+        room, m = self._room, len(rows)
+        room.logit_rows[:m] = rows  # ours, since the caller's may be gone before the stream gets there
+        self._stream.norm(
+            room.x, self._weights.output_norm, self.config.rms_eps, m, room.final, room.logit_rows
+        )
+        self._stream.linear(room.final, m, self._weights.output, [room.logits])
+        return room.logits[:m]
+
+    def _attention(self, layer: LayerWeights, kv: KvLayer, batch: Batch) -> None:
+        s, room, n, eps = self._stream, self._room, batch.n, self.config.rms_eps
+        s.norm(room.x, layer.attn_norm, eps, n, room.y)
+        s.linear(room.y, n, layer.qkv, [room.q, room.k, room.v])
+        s.rope_store(
+            room.q,
+            room.k,
+            room.v,
+            layer.q_norm,
+            layer.k_norm,
+            eps,
+            room.cos,
+            room.sin,
+            batch.kv_slots,
+            kv,
+            n,
+            self.heads,
+        )
+        s.attention(batch.plan, room.q, kv, room.attended, self.heads)
+        s.linear(room.attended, n, layer.attn_output, [room.x], add=True)
+
+    def _experts(self, layer: LayerWeights, n: int) -> None:
+        s, room, e = self._stream, self._room, layer.experts
+        s.norm(room.x, layer.ffn_norm, self.config.rms_eps, n, room.y)
+        s.linear(room.y, n, layer.router, [room.router_logits])
+        s.route(room.router_logits, n, room.routing)
+        s.experts(e.gate, e.up, e.down, room.y, n, room.routing, room.h, room.x)

@@ -1,0 +1,132 @@
+"""The weights of a Qwen3-MoE, from a GGUF into the CPU pool's panels, in the file's own types.
+
+Tensor by tensor: a tensor's pages of the file are dropped as soon as it is packed, so that no more than one
+tensor is in memory twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.models.gguf import GGUFFile
+from moeserve.models.gguf import names as n
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The token embedding in the file's own rows: looked up, never multiplied."""
+
+    table: npt.NDArray[np.uint8]  # [vocab, row_bytes]
+    ggml_type: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    gate: Matrix  # [E, ff, hidden]
+    up: Matrix  # [E, ff, hidden]
+    down: Matrix  # [E, hidden, ff]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    attn_norm: torch.Tensor  # float32 [hidden]
+    qkv: LinearGroup  # [heads * dim, hidden], twice [kv_heads * dim, hidden]
+    q_norm: torch.Tensor  # float32 [dim]
+    k_norm: torch.Tensor
+    attn_output: LinearGroup  # [hidden, heads * dim]
+    ffn_norm: torch.Tensor  # float32 [hidden]
+    router: LinearGroup  # [E, hidden]
+    experts: Experts
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embedding: Embedding
+    layers: list[LayerWeights]
+    output_norm: torch.Tensor  # float32 [hidden]
+    output: LinearGroup  # [vocab, hidden]
+    bytes: int
+    matrices: list[Matrix]  # all of them: the operations hold addresses only
+
+
+class WeightLoader:
+    """Reads one GGUF; used once."""
+
+    def __init__(self, stream: CpuStream, gguf: GGUFFile, config: Qwen3MoeConfig, progress: Progress) -> None:
+        self._stream = stream
+        self._gguf = gguf
+        self._config = config
+        self._progress = progress
+        self._done = 0
+        self._total = sum(tensor.nbytes for tensor in gguf.tensors.values())
+        self._matrices: list[Matrix] = []
+
+    def load(self) -> Weights:
+        """Raises GGUFError for a tensor that is missing or has another shape, MemoryError without room."""
+        self._config.check_tensors(self._gguf)
+        embedding = self._embedding()
+        output_norm = self._vector(n.OUTPUT_NORM)
+        output = self._group(n.TOKEN_EMBD if self._config.tied_embeddings else n.OUTPUT)
+        layers = [self._layer(index) for index in range(self._config.num_layers)]
+        return Weights(embedding, layers, output_norm, output, self._total, self._matrices)
+
+    def _layer(self, index: int) -> LayerWeights:
+        def name(part: str) -> str:
+            return n.of_layer(index, part)
+
+        return LayerWeights(
+            attn_norm=self._vector(name(n.ATTN_NORM)),
+            qkv=self._group(name(n.ATTN_Q), name(n.ATTN_K), name(n.ATTN_V)),
+            q_norm=self._vector(name(n.ATTN_Q_NORM)),
+            k_norm=self._vector(name(n.ATTN_K_NORM)),
+            attn_output=self._group(name(n.ATTN_OUTPUT)),
+            ffn_norm=self._vector(name(n.FFN_NORM)),
+            router=self._group(name(n.FFN_GATE_INP)),
+            experts=Experts(
+                gate=self._matrix(name(n.FFN_GATE_EXPS)),
+                up=self._matrix(name(n.FFN_UP_EXPS)),
+                down=self._matrix(name(n.FFN_DOWN_EXPS)),
+            ),
+        )
+
+    def _embedding(self) -> Embedding:
+        tensor = self._gguf.tensors[n.TOKEN_EMBD]
+        # A copy: served from the mapped file, a file that is replaced or truncated would kill the worker.
+        table = self._gguf.data(n.TOKEN_EMBD).copy().reshape(tensor.shape[0], -1)
+        if not self._config.tied_embeddings:
+            self._finish(n.TOKEN_EMBD)
+        return Embedding(table, int(tensor.type))
+
+    def _vector(self, name: str) -> torch.Tensor:
+        tensor = self._gguf.tensors[name]
+        out = torch.empty(tensor.shape)
+        _C.dequantize_row(
+            int(tensor.type), self._gguf.data(name).ctypes.data, tensor.shape[0], out.data_ptr()
+        )
+        self._finish(name)
+        return out
+
+    def _matrix(self, name: str) -> Matrix:
+        tensor = self._gguf.tensors[name]
+        matrix = self._stream.pack(self._gguf.data(name), int(tensor.type), tensor.shape)
+        self._matrices.append(matrix)
+        self._finish(name)
+        return matrix
+
+    def _group(self, *names: str) -> LinearGroup:
+        return LinearGroup([self._matrix(name) for name in names])
+
+    def _finish(self, name: str) -> None:
+        self._gguf.advise_done(name)
+        self._done += self._gguf.tensors[name].nbytes
+        self._progress("loading weights", self._done, self._total)
