@@ -1,4 +1,4 @@
-"""The C++ extension (moeserve/kernels/csrc). Addresses are Tensor.data_ptr(); see cpu_stream.py for shapes."""
+"""The C++ extension (moeserve/kernels/csrc). Addresses are Tensor.data_ptr(); cpu_stream.py has the shapes."""
 
 import numpy as np
 import numpy.typing as npt

@@ -30,9 +30,7 @@ class Activations:
     def __init__(self, tokens: int, cols: int, *, f32: bool = True, q8: bool = True) -> None:
         self.f32 = torch.empty(tokens if f32 else 0, cols)
         self.q8 = torch.empty(tokens if q8 else 0, _C.quantized_row_bytes(cols), dtype=torch.uint8)
-        self.native = _C.Activations(
-            self.f32.data_ptr() if f32 else 0, self.q8.data_ptr() if q8 else 0, cols
-        )
+        self.native = _C.Activations(self.f32.data_ptr() if f32 else 0, self.q8.data_ptr() if q8 else 0, cols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +171,7 @@ class CpuStream:
     def route(self, logits: torch.Tensor, n: int, room: RoutingRoom) -> None:
         """room.ids, room.weights [n, top_k] of the largest softmax weights, renormalised. logits: [n, experts]."""
         experts, top_k = logits.shape[1], room.ids.shape[1]
-        self._native.route(
-            logits.data_ptr(), n, experts, top_k, room.ids.data_ptr(), room.weights.data_ptr()
-        )
+        self._native.route(logits.data_ptr(), n, experts, top_k, room.ids.data_ptr(), room.weights.data_ptr())
 
     def experts(
         self,
@@ -219,7 +215,7 @@ def build_attention_plan(
     heads: Heads,
     threads: int,
 ) -> None:
-    """Sequence i: rows rows[i] .. +counts[i]-1 of the step, at positions[i] onward, KV slots in slot_table[req_slots[i]].
+    """Sequence i: rows rows[i] .. +counts[i]-1 of the step, at positions[i] on, KV slots in slot_table[req_slots[i]].
 
     The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len], C order).
     """

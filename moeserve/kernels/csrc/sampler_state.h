@@ -1,7 +1,7 @@
 // What the worker remembers of each request slot between steps, and sampling for a batch of slots.
 //
-// One writer: the thread that calls bind and sample. Within sample, rows run wherever `for_each_row` puts them;
-// they only read the state.
+// One writer: the thread that calls bind and sample. Within sample, rows run wherever `for_each_row` puts
+// them; they only read the state.
 #pragma once
 
 #include <cstdint>
@@ -29,15 +29,16 @@ class SamplerState {
   int num_slots() const { return static_cast<int>(slots_.size()); }
   Scratch& scratch(int thread) { return scratch_[thread]; }
 
-  // Overwrites whatever the slot held. Of `params` the numbers are taken (position and the lists are not). `stop_ids`
-  // are masked until `min_tokens` output tokens came. Throws std::invalid_argument for a slot or an id out of range,
-  // leaving the slot as it was.
+  // Overwrites whatever the slot held. Of `params` the numbers are taken (position and the lists are not).
+  // `stop_ids` are masked until `min_tokens` output tokens came. Throws std::invalid_argument for a slot or
+  // an id out of range, leaving the slot as it was.
   void bind(int slot, const SampleParams& params, int64_t min_tokens, std::span<const int32_t> bias_ids,
             std::span<const float> bias_values, std::span<const int32_t> stop_ids,
             std::span<const int32_t> prompt, std::span<const int32_t> output) {
     check_slot(slot);
     for (const auto& ids : {bias_ids, stop_ids, prompt, output}) check_ids(ids);
-    if (bias_ids.size() != bias_values.size()) throw std::invalid_argument("logit_bias: ids and values differ");
+    if (bias_ids.size() != bias_values.size())
+      throw std::invalid_argument("logit_bias: ids and values differ");
     Slot& s = slots_[slot];
     s = Slot();
     s.params = params;
@@ -51,7 +52,8 @@ class SamplerState {
     for (const int32_t id : output) append(slot, id);
   }
 
-  // Notes an output token. Memory grows only for requests with penalties, by the distinct tokens they have seen.
+  // Notes an output token. Memory grows only for requests with penalties, by the distinct tokens they have
+  // seen.
   void append(int slot, int32_t token) {
     Slot& s = slots_[slot];
     ++s.num_output;
@@ -75,9 +77,10 @@ class SamplerState {
     return p;
   }
 
-  // Samples results[i] from logits + i * row_stride for slots[i], then appends the tokens. A slot occurs once.
-  // for_each_row(n, f) calls f(row, thread) once for every row, with thread < num_threads and no two calls at a
-  // time with the same thread. Throws std::invalid_argument for a slot out of range, before anything is done.
+  // Samples results[i] from logits + i * row_stride for slots[i], then appends the tokens. A slot occurs
+  // once. for_each_row(n, f) calls f(row, thread) once for every row, with thread < num_threads and no two
+  // calls at a time with the same thread. Throws std::invalid_argument for a slot out of range, before
+  // anything is done.
   template <class ForEachRow>
   void sample(const float* logits, int64_t row_stride, std::span<const int32_t> slots, SampleResult* results,
               ForEachRow&& for_each_row) {
@@ -99,8 +102,8 @@ class SamplerState {
   void check_ids(std::span<const int32_t> ids) const {
     for (const int32_t id : ids) {
       if (id < 0 || id >= vocab_) {
-        throw std::invalid_argument("token id " + std::to_string(id) + " is not in [0, " + std::to_string(vocab_) +
-                                    ")");
+        throw std::invalid_argument("token id " + std::to_string(id) + " is not in [0, " +
+                                    std::to_string(vocab_) + ")");
       }
     }
   }
@@ -112,7 +115,7 @@ class SamplerState {
     int64_t num_output = 0;
     std::vector<int32_t> bias_ids, stop_ids;
     std::vector<float> bias_values;
-    std::vector<int32_t> seen_ids, seen_counts;   // distinct tokens; only for requests with penalties
+    std::vector<int32_t> seen_ids, seen_counts;    // distinct tokens; only for requests with penalties
     std::unordered_map<int32_t, int32_t> seen_at;  // token -> index into the two
   };
 

@@ -1,5 +1,5 @@
-// See sampling.h for the rules. No pass sorts the vocabulary: one scan finds the maxima of blocks of the row, a
-// lower bound for every threshold follows from them, and only blocks that reach it are looked at again.
+// See sampling.h for the rules. No pass sorts the vocabulary: one scan finds the maxima of blocks of the row,
+// a lower bound for every threshold follows from them, and only blocks that reach it are looked at again.
 #include "sampling.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 namespace moeserve {
 
 namespace {
-constexpr int kMaxBlock = 128;   // a power of two
-constexpr int kSumBlock = 1024;  // a multiple of 16
+constexpr int kMaxBlock = 128;             // a power of two
+constexpr int kSumBlock = 1024;            // a multiple of 16
 constexpr double kRoundDouble = 0x1.8p52;  // x + this - this rounds x to an integer
 
 namespace plain {
@@ -40,7 +40,9 @@ constexpr int kLanes = 16;
 #pragma GCC pop_options
 #endif
 
-int blocks(int vocab) { return (vocab + kMaxBlock - 1) / kMaxBlock; }
+int blocks(int vocab) {
+  return (vocab + kMaxBlock - 1) / kMaxBlock;
+}
 }  // namespace
 
 struct RowPasses {
@@ -120,7 +122,8 @@ int gather(const float* x, int vocab, double floor, Scratch& s) {
 
 // ---------------------------------------------------------------- thresholds
 
-// Where a head of the candidates ends: those whose `distance` is less stay, and the first `ties` that equal it.
+// Where a head of the candidates ends: those whose `distance` is less stay, and the first `ties` that equal
+// it.
 struct Cut {
   uint32_t distance;
   int ties;
@@ -132,8 +135,9 @@ uint32_t order(float x) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The shortest head of the candidates, in falling order, whose mass (of candidate i, equal among equal logits)
-// sums to `target` or more; all of them if none does. A radix search on the distance to the maximum, 11 bits at a time.
+// The shortest head of the candidates, in falling order, whose mass (of candidate i, equal among equal
+// logits) sums to `target` or more; all of them if none does. A radix search on the distance to the maximum,
+// 11 bits at a time.
 template <class Mass>
 Cut find_cut(const float* values, int n, uint32_t top, Mass mass, double target) {
   constexpr int kBits = 11;
@@ -151,7 +155,8 @@ Cut find_cut(const float* values, int n, uint32_t top, Mass mass, double target)
       bin_mass[bin] += mass(i);
       ++bin_count[bin];
     }
-    int last = -1;  // the bin with the end of the head: the first to reach the target, or else the last one used
+    int last =
+        -1;  // the bin with the end of the head: the first to reach the target, or else the last one used
     for (int bin = 0; bin < 1 << kBits; ++bin) {
       if (!bin_count[bin]) continue;
       if (last >= 0) before += bin_mass[last];
@@ -207,7 +212,8 @@ LogSoftmax log_softmax(const float* x, int vocab, float max, Scratch& s) {
   return {max, std::log(total(s, vocab))};
 }
 
-void fill_top(const float* x, int vocab, int top_n, const LogSoftmax& log_softmax, LogprobResult& r, Scratch& s) {
+void fill_top(const float* x, int vocab, int top_n, const LogSoftmax& log_softmax, LogprobResult& r,
+              Scratch& s) {
   r.num_top = 0;
   if (top_n == 0) return;
   const int n = gather_top_k(x, vocab, std::min(top_n, vocab), -INFINITY, log_softmax.max, s);
@@ -223,14 +229,17 @@ void fill_top(const float* x, int vocab, int top_n, const LogSoftmax& log_softma
   }
 }
 
-void fill_chosen(const float* x, int vocab, int token, const LogSoftmax& log_softmax, LogprobResult& r, Scratch& s) {
+void fill_chosen(const float* x, int vocab, int token, const LogSoftmax& log_softmax, LogprobResult& r,
+                 Scratch& s) {
   r.logprob = log_softmax(x[token]);
   r.rank = 1 + s.passes->count_greater(x, vocab, x[token]);
 }
 
 // ---------------------------------------------------------------- bias, penalties, masks
 
-bool edits(const SampleParams& p) { return p.num_bias || p.num_seen || p.num_masked; }
+bool edits(const SampleParams& p) {
+  return p.num_bias || p.num_seen || p.num_masked;
+}
 
 // The row after bias, penalties and masks, or null where a mask would hide a value that is not finite.
 const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch& s) {
@@ -266,8 +275,8 @@ Survivors filter(const float* x, int vocab, float max, const SampleParams& p, Sc
     if (!by_mass) return {nullptr, weights, vocab};
     mass = total(s, vocab);
   }
-  // Tokens below `floor` are out: by min_p, or because all whose probability is under (1 - top_p) / vocab together
-  // have less than 1 - top_p (a hundredth is left to rounding).
+  // Tokens below `floor` are out: by min_p, or because all whose probability is under (1 - top_p) / vocab
+  // together have less than 1 - top_p (a hundredth is left to rounding).
   const double smallest = by_min ? p.min_p : by_rank ? 0 : 0.99 * (1 - p.top_p) * mass / vocab;
   const double floor = max + p.temperature * std::log(smallest);
   int n = by_rank ? gather_top_k(x, vocab, p.top_k, floor, max, s) : gather(x, vocab, floor, s);
@@ -337,7 +346,8 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, SampleRes
   if (wants_logprobs) fill_chosen(logits, vocab, r.token_id, raw, r.logprobs, s);
 }
 
-void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r, Scratch& s) noexcept {
+void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r,
+                 Scratch& s) noexcept {
   r.rank = 0;
   float max;
   if (!scan(logits, vocab, s, max)) return;

@@ -1,12 +1,12 @@
 // Choosing the next token from one row of logits.
 //
-// A row is handled by one thread and depends on nothing but its arguments, so rows may run on any threads in any
-// order and a request samples the same tokens alone and in a crowd. Nothing here throws or allocates, except
-// Scratch's constructor.
+// A row is handled by one thread and depends on nothing but its arguments, so rows may run on any threads in
+// any order and a request samples the same tokens alone and in a crowd. Nothing here throws or allocates,
+// except Scratch's constructor.
 //
 // The rules, in processing order (vLLM's and Hugging Face's semantics):
 //   logit_bias       added to the logits it names
-//   penalties        repetition (prompt and output tokens; a positive logit is divided by it, another multiplied),
+//   penalties        repetition, over prompt and output: a positive logit is divided by it, another multiplied;
 //                    then frequency * count and presence, subtracted for output tokens (OpenAI)
 //   masks            the caller names tokens that must not come (stop tokens before min_tokens)
 //   temperature      0 is greedy: the largest logit, of equal ones the lowest id
@@ -15,11 +15,14 @@
 //   top_p            of what is left, renormalised, the shortest head whose probabilities sum to >= top_p
 //   draw             inverse CDF in id order, with the uniform number that (seed, position) names
 //
-// The filters see the tokens in one total order, by falling logit and then by rising id, and each keeps a head
-// of it: of equal logits at a threshold, those with the lowest ids. (So top_k and min_p commute, and it does not
-// matter that vLLM applies min_p first.)
+// The filters see the tokens in one total order, by falling logit and then by rising id, and each keeps a
+// head of it: of equal logits at a threshold, those with the lowest ids. (So top_k and min_p commute, and it
+// does not matter that vLLM applies min_p first.)
 //
-// A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id -1. A single -inf is a masked token.
+// A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id -1. -inf masks a token.
+//
+// Weights have a relative error of 1.2e-7 and are summed in double, so a top_p threshold that falls within that
+// of a token's border may go to either side of it, though always to the same one.
 #pragma once
 
 #include <cstdint>
@@ -67,9 +70,9 @@ struct SampleResult {
 
 struct RowPasses;
 
-// One thread's working memory, about 16 bytes per vocabulary entry of address space; pages are touched only when
-// a request needs them. `isa` is "avx512", "avx2" or "plain"; null takes the best this CPU has. All give the same
-// bits. Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
+// One thread's working memory, about 16 bytes per vocabulary entry of address space; pages are touched only
+// when a request needs them. `isa` is "avx512", "avx2" or "plain"; null takes the best this CPU has. All give
+// the same bits. Throws std::invalid_argument for an ISA that is unknown or that this CPU lacks.
 class Scratch {
  public:
   explicit Scratch(int vocab, const char* isa = nullptr);
@@ -86,21 +89,23 @@ class Scratch {
 
 // What the filters let through; borrowed from the Scratch until its next use.
 struct Survivors {
-  const int32_t* ids = nullptr;  // rising; null: every token
+  const int32_t* ids = nullptr;    // rising; null: every token
   const float* weights = nullptr;  // relative to the most likely token's; to be divided by their sum
   int32_t count = 0;               // 0: the row was not finite
 };
 
-void sample_row(const float* logits, int vocab, const SampleParams& p, SampleResult& r, Scratch& scratch) noexcept;
+void sample_row(const float* logits, int vocab, const SampleParams& p, SampleResult& r,
+                Scratch& scratch) noexcept;
 
 // The logprob of a given token (a prompt's), 0 <= target < vocab, 0 <= top_n <= 20.
-void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r, Scratch& scratch) noexcept;
+void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r,
+                 Scratch& scratch) noexcept;
 
 // All of sample_row but the draw; temperature > 0.
 Survivors filter_row(const float* logits, int vocab, const SampleParams& p, Scratch& scratch) noexcept;
 
-// Uniform in [0, 1), a multiple of 2^-53: the top bits of the first word of Philox4x64-10 (Salmon et al., "Parallel
-// Random Numbers: As Easy as 1, 2, 3", SC11) with key {seed, 0} and counter {position, 0, 0, 0}.
+// Uniform in [0, 1), a multiple of 2^-53: the top bits of the first word of Philox4x64-10 (Salmon et al.,
+// "Parallel Random Numbers: As Easy as 1, 2, 3", SC11) with key {seed, 0} and counter {position, 0, 0, 0}.
 double uniform_at(uint64_t seed, uint64_t position) noexcept;
 
 }  // namespace moeserve

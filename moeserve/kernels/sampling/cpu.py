@@ -1,15 +1,15 @@
-"""The C++ sampler: about 10 us for a greedy or a top-k row of 151,936 logits, 100 us where every logit counts.
+"""The C++ sampler: about 10 us for a greedy or top-k row of 151,936 logits, 100 us where every logit counts.
 
-`SamplerState(max_num_seqs, vocab, pool=None, isa=None)` keeps what each request slot needs between steps (its
-parameters, the counts for its penalties, the number of its output tokens). Its calls take and return whole batches:
+`SamplerState(max_num_seqs, vocab, pool=None, isa=None)` keeps what each request slot needs between steps: its
+parameters, the counts for its penalties, the number of its output tokens. Its calls work on whole batches:
 
 - `bind(slot, *, temperature, ..., prompt, output)` overwrites a slot; ValueError for ids out of range.
-- `sample(logits, slots)`: float32 logits [rows, vocab], int32 slots [rows], no slot twice. Returns int32 token ids
-  [rows] (-1: the row held NaN, +inf or nothing but -inf) and a list with `(token_id, logprob, rank, top_ids,
+- `sample(logits, slots)`: float32 logits [rows, vocab], int32 slots [rows], no slot twice. Returns int32 token
+  ids [rows] (-1: the row held NaN, +inf or nothing but -inf) and a list with `(token_id, logprob, rank, top_ids,
   top_logprobs)` for rows whose slot asked for logprobs, None for others. Notes the tokens as output.
 - `logprobs(logits, targets, top_n)`: the same tuples for given tokens (a prompt's); None for a row as above.
-- `survivors(logits, slot)`: what `sample` would draw from: int32 ids, rising, and float32 weights (to be divided by
-  their sum); logits [1, vocab], temperature above 0.
+- `survivors(logits, slot)`: what `sample` would draw from: int32 ids, rising, and float32 weights, to be divided
+  by their sum; logits [1, vocab], temperature above 0.
 
 Rows run on `pool` where one is given. Results do not depend on it, on the batch or on the instruction set.
 `uniform_at(seed, position)` is the random number behind an output token.

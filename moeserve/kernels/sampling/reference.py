@@ -1,8 +1,8 @@
 """The specification of sampling, in plain torch: one row at a time, float64, with a sort.
 
-Keyword arguments are those of `SamplerState.bind` (see cpu.py). Sources: the OpenAI API for the presence and
-frequency penalties and logit_bias; Keskar et al., "CTRL", 2019, for the repetition penalty; Fan et al. 2018 (top-k),
-Holtzman et al. 2020 (top-p), Nguyen et al. 2024 (min-p); the order of the filters is vLLM's.
+Params has the keyword arguments of `SamplerState.bind` (see cpu.py). Sources: the OpenAI API for the presence and
+frequency penalties and logit_bias; Keskar et al., "CTRL", 2019, for the repetition penalty; Fan et al. 2018
+(top-k), Holtzman et al. 2020 (top-p), Nguyen et al. 2024 (min-p); the order of the filters is vLLM's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def survivors(logits: Tensor, p: Params) -> tuple[Tensor, Tensor]:
 
 
 def uniform_at(seed: int, position: int) -> float:
-    """In [0, 1): the top 53 bits of the first word of Philox4x64-10, key (seed, 0), counter (position, 0, 0, 0)."""
+    """In [0, 1): top 53 bits of the first word of Philox4x64-10, key (seed, 0), counter (position, 0, 0, 0)."""
     # numpy steps the counter before it makes a block.
     bits = np.random.Philox(key=seed, counter=(position - 1) % (1 << 256)).random_raw()
     return float(bits >> 11) * 2.0**-53

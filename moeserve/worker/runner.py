@@ -1,0 +1,214 @@
+"""Executes plans: plan -> rows -> model -> sampler -> result. No loop here runs over tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
+from moeserve.messages.schema import (
+    NewSeq,
+    Row,
+    Sampled,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    WorkerReady,
+)
+from moeserve.models.gguf import open_gguf
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
+from moeserve.models.qwen3moe.weights import WeightLoader
+from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
+from moeserve.worker.memory import available_bytes
+from moeserve.worker.sampler import SamplerState
+
+Int32s = npt.NDArray[np.int32]
+
+
+class Sequences:
+    """What the worker remembers of each request slot. One writer: the runner.
+
+    tokens, kv_slots: int32 [max_num_seqs, max_model_len], by position. The pages of slots that were never used
+    cost nothing.
+    """
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.tokens: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.kv_slots: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.num_prompt = [0] * max_num_seqs
+        self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
+
+    def bind(self, seq: NewSeq) -> Int32s:
+        """Returns the known tokens, prompt first."""
+        tokens = np.frombuffer(seq.token_ids, np.int32)
+        prefix = np.frombuffer(seq.prefix_slots, np.int32)
+        self.tokens[seq.req_slot, : len(tokens)] = tokens
+        self.kv_slots[seq.req_slot, : len(prefix)] = prefix
+        self.num_prompt[seq.req_slot] = seq.num_prompt
+        self.prompt_logprobs[seq.req_slot] = seq.sampling.prompt_logprobs
+        return tokens
+
+
+class Layout:
+    """A plan's rows as arrays; `offset[i]` is row i's first place in the step."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.req_slot = np.array([row.req_slot for row in rows], np.int32)
+        self.start = np.array([row.start for row in rows], np.int32)
+        self.count = np.array([row.count for row in rows], np.int32)
+        self.offset = np.cumsum(self.count, dtype=np.int32) - self.count
+        self.n = int(self.count.sum())
+        self.kv_slots = np.frombuffer(b"".join([row.kv_slots for row in rows]), np.int32)
+        self.sequence = np.repeat(self.req_slot, self.count)  # [n]
+        self.position = np.repeat(self.start - self.offset, self.count) + np.arange(self.n, dtype=np.int32)
+        sampling = [row.sample for row in rows]
+        self.sampled_slots = self.req_slot[sampling]
+        self.sampled_rows = (self.offset + self.count - 1)[sampling]
+        self.sampled_positions = (self.start + self.count)[sampling]  # where the new tokens will stand
+
+
+class Runner:
+    """Owns the model, the KV pool and the sampler. Steps run one at a time, in the order of the calls."""
+
+    def __init__(self, stream: CpuStream, model: Qwen3Moe, ready: WorkerReady) -> None:
+        self._stream = stream
+        self._model = model
+        self._ready = ready
+        self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
+        self._sampler = SamplerState(ready.max_num_seqs, ready.vocab_size, stream.pool)
+        self._plan = AttentionPlan()
+        self._step_ended = time.perf_counter()
+
+    def ready(self) -> WorkerReady:
+        return self._ready
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Runs one plan. The plan is the router's and trusted; any exception is fatal to the worker."""
+        started = time.perf_counter()
+        idle_ms = (started - self._step_ended) * 1e3
+        for seq in plan.new_seqs:
+            self._bind(seq)
+        layout = Layout(plan.rows)
+        self._model.forward(self._batch(layout))
+        self._stream.wait()
+        prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
+        sampled = self._sample(layout)
+        self._step_ended = time.perf_counter()
+        compute_ms = (self._step_ended - started) * 1e3
+        return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
+
+    def _bind(self, seq: NewSeq) -> None:
+        tokens = self._sequences.bind(seq)
+        self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], tokens[seq.num_prompt :])
+
+    def _batch(self, layout: Layout) -> Batch:
+        sequences = self._sequences
+        sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
+        build_attention_plan(
+            self._plan,
+            layout.offset,
+            layout.count,
+            layout.start,
+            layout.req_slot,
+            sequences.kv_slots,
+            self._model.heads,
+            self._stream.threads,
+        )
+        return Batch(
+            n=layout.n,
+            token_ids=torch.from_numpy(sequences.tokens[layout.sequence, layout.position]),
+            positions=torch.from_numpy(layout.position.astype(np.int64)),
+            kv_slots=torch.from_numpy(layout.kv_slots.copy()),
+            plan=self._plan,
+        )
+
+    def _logits(self, rows: Int32s) -> torch.Tensor:
+        logits = self._model.logits(torch.from_numpy(rows))
+        self._stream.wait()
+        return logits
+
+    def _sample(self, layout: Layout) -> list[Sampled]:
+        sampled: list[Sampled] = []
+        for first in range(0, len(layout.sampled_rows), Qwen3Moe.LOGIT_ROWS):
+            part = slice(first, first + Qwen3Moe.LOGIT_ROWS)
+            slots, positions = layout.sampled_slots[part], layout.sampled_positions[part]
+            tokens, logprobs = self._sampler.sample(self._logits(layout.sampled_rows[part]), slots)
+            inside = (
+                positions < self._ready.max_model_len
+            )  # the last token of a full context is never an input
+            self._sequences.tokens[slots[inside], positions[inside]] = tokens[inside]
+            sampled += map(Sampled, tokens.tolist(), logprobs)
+        return sampled
+
+    def _prompt_logprobs(self, rows: list[Row], layout: Layout) -> dict[int, list[TokenLogprob]]:
+        found: dict[int, list[TokenLogprob]] = {}
+        for index, row in enumerate(rows):
+            top_n = self._sequences.prompt_logprobs[row.req_slot]
+            if top_n is None:
+                continue
+            # Position p predicts the token at p + 1; the prompt's last position predicts no prompt token.
+            last = min(row.start + row.count, self._sequences.num_prompt[row.req_slot] - 1)
+            found[index] = []
+            for start in range(row.start, last, Qwen3Moe.LOGIT_ROWS):
+                end = min(start + Qwen3Moe.LOGIT_ROWS, last)
+                places = np.arange(start, end, dtype=np.int32) - row.start + layout.offset[index]
+                targets = self._sequences.tokens[row.req_slot, start + 1 : end + 1]
+                found[index] += self._sampler.prompt_logprobs(self._logits(places), targets, top_n)
+        return found
+
+
+def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:
+    """Loads the model of `config.model` and allocates everything a step needs.
+
+    Raises GGUFError for a bad file, ConfigError where the memory does not suffice.
+    """
+    torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
+    torch.set_grad_enabled(False)
+    gguf = open_gguf(Path(config.model))
+    model_config = Qwen3MoeConfig.from_gguf(gguf)
+    _check_memory(gguf.file_bytes)
+    stream = CpuStream(config.threads or 1)
+    weights = WeightLoader(stream, gguf, model_config, on_progress).load()
+    capacity = plan_capacity(config, model_config, available_bytes())
+    model = Qwen3Moe(
+        model_config,
+        weights,
+        stream,
+        allocate(model_config, capacity.num_slots),
+        max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
+        max_model_len=capacity.max_model_len,
+    )
+    return Runner(stream, model, _ready(config, model_config, capacity, stream, weights.bytes))
+
+
+def _check_memory(file_bytes: int) -> None:
+    free = available_bytes()
+    if file_bytes > free:
+        raise ConfigError(
+            f"the model's weights take {file_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory are free: "
+            "free some memory, or choose a smaller model or quantisation"
+        )
+
+
+def _ready(
+    config: ServerConfig, model: Qwen3MoeConfig, capacity: Capacity, stream: CpuStream, weight_bytes: int
+) -> WorkerReady:
+    return WorkerReady(
+        num_kv_slots=capacity.num_slots,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=capacity.max_model_len,
+        vocab_size=model.vocab_size,
+        weight_bytes=weight_bytes,
+        kv_bytes=capacity.num_slots * bytes_per_token(model),
+        rss_bytes=psutil.Process().memory_info().rss,
+        device=f"cpu ({stream.isa}, {stream.threads} threads)",
+    )
