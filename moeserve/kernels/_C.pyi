@@ -94,8 +94,10 @@ class Stream:
         starts: int,
         active: int,
         routes: int,
+        heat: int,
         x: int,
     ) -> None: ...
+    def read(self, matrix: Matrix) -> None: ...
 
 class SamplerState:
     def __init__(

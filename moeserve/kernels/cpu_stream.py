@@ -182,11 +182,14 @@ class CpuStream:
         n: int,
         room: RoutingRoom,
         h: Activations,
+        heat: torch.Tensor,
         x: torch.Tensor,
     ) -> None:
         """x[t] += sum_j weights[t, j] * down(silu(gate(y[t])) * up(y[t])) of expert ids[t, j].
 
         h: room for n * top_k intermediate rows of the experts' width. x: float32 [n, hidden].
+        heat: int64 [2, experts], to which are added each expert's tokens and 1 if it has any (its weights
+        were read once).
         """
         self._native.experts(
             gate,
@@ -201,8 +204,13 @@ class CpuStream:
             room.starts.data_ptr(),
             room.active.data_ptr(),
             room.routes.data_ptr(),
+            heat.data_ptr(),
             x.data_ptr(),
         )
+
+    def read(self, matrix: Matrix) -> None:
+        """Reads every byte of the matrix: the memory's speed without any arithmetic."""
+        self._native.read(matrix)
 
 
 def build_attention_plan(

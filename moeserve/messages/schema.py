@@ -270,6 +270,8 @@ class WorkerError(msgspec.Struct, frozen=True, tag=True):
 class ProcessReady(msgspec.Struct, frozen=True, tag=True):
     process: str
     pid: int
+    url: str | None = None  # from httpserver: where it listens, with the port it got
+    engine: WorkerReady | None = None  # from the worker: what the launcher reports as ready
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag=True):

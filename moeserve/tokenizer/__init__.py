@@ -1,0 +1,38 @@
+"""Vocabulary, tokeniser and chat template, all from the GGUF.
+
+What is not asked for is not imported: the detokenizer needs no tokenizers library, the template's process
+no numpy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import TemplateError, TemplateMissing, TemplateTimeout
+    from .renderer import ChatRenderer
+    from .text_tokenizer import TextTokenizer
+    from .vocabulary import Vocabulary
+
+__all__ = [
+    "ChatRenderer",
+    "TemplateError",
+    "TemplateMissing",
+    "TemplateTimeout",
+    "TextTokenizer",
+    "Vocabulary",
+]
+
+_MODULES = {
+    "ChatRenderer": ".renderer",
+    "TemplateError": ".errors",
+    "TemplateMissing": ".errors",
+    "TemplateTimeout": ".errors",
+    "TextTokenizer": ".text_tokenizer",
+    "Vocabulary": ".vocabulary",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name], __name__), name)

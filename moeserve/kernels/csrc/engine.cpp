@@ -82,10 +82,12 @@ class Stream {
   }
   void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, Address ids,
                Address weights, int n, int top_k, const Activations& h, Address starts, Address active, Address routes,
-               Address x) {
+               Address heat, Address x) {
     pool_.submit(ExpertsOp{kernels_, &gate, &up, &down, y, at<const int32_t>(ids), at<const float>(weights), n, top_k,
-                           h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes), at<float>(x)});
+                           h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes), at<int64_t>(heat),
+                           at<float>(x)});
   }
+  void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
 
  private:
   const Kernels* kernels_;
@@ -144,7 +146,8 @@ void bind_engine(nb::module_& m) {
       .def("rope_store", &Stream::rope_store)
       .def("attention", &Stream::attention)
       .def("route", &Stream::route)
-      .def("experts", &Stream::experts);
+      .def("experts", &Stream::experts)
+      .def("read", &Stream::read);
 }
 
 }  // namespace moeserve

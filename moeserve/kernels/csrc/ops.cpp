@@ -143,6 +143,8 @@ void ExpertsOp::group(Team& team) const {
     active[0] = 0;
     for (int e = 0; e < experts; ++e) {
       if (starts[e + 1] > 0) active[++active[0]] = e;
+      heat[e] += starts[e + 1];
+      heat[experts + e] += starts[e + 1] > 0;
       starts[e + 1] += starts[e];
     }
     for (int i = routes_n - 1; i >= 0; --i) routes[--starts[ids[i] + 1]] = i;  // now starts[e + 1] is e's start
@@ -210,6 +212,19 @@ void ExpertsOp::down_panel(Team& team, int64_t panel) const {
   for (int t = 0; t < n; ++t) {
     for (int r = 0; r < valid; ++r) x[t * hidden + row0 + r] += sums[t * kPanelRows + r];
   }
+}
+
+void ReadOp::operator()(Team& team) const {
+  constexpr int64_t kChunk = 1 << 16;
+  team.for_last_units(static_cast<int64_t>(matrix->bytes) / kChunk, [&](int64_t unit) {
+    const uint8_t* p = matrix->panel(0, 0) + unit * kChunk;
+    for (int64_t i = 0; i < kChunk; i += 64) {
+      __builtin_prefetch(p + i + 4096);
+      // One load brings the whole line; the empty assembly keeps it from being optimised away.
+      const uint64_t word = *reinterpret_cast<const uint64_t*>(p + i);
+      asm volatile("" ::"r"(word));
+    }
+  });
 }
 
 }  // namespace moeserve

@@ -168,6 +168,7 @@ struct ExpertsOp {
   int32_t* starts;        // [experts + 1]: rows of h of each expert
   int32_t* active;        // [experts + 1]: how many, then the ids of the experts that have rows, ascending
   int32_t* routes;        // [n * top_k]: row of h -> index into ids and weights
+  int64_t* heat;          // [2, experts]: adds the tokens routed to each expert, and 1 for each that has any
   float* x;               // [n, hidden]
   void operator()(Team& team) const;
 
@@ -175,6 +176,12 @@ struct ExpertsOp {
   void group(Team& team) const;
   void gate_up(Team& team, int64_t unit) const;
   void down_panel(Team& team, int64_t panel) const;
+};
+
+// Reads every byte of the matrix and does nothing with it: the yardstick for decode.
+struct ReadOp {
+  const Matrix* matrix;
+  void operator()(Team& team) const;
 };
 
 }  // namespace moeserve

@@ -122,14 +122,13 @@ int gather(const float* x, int vocab, double floor, Scratch& s) {
 
 // ---------------------------------------------------------------- thresholds
 
-// Where a head of the candidates ends: those whose `distance` is less stay, and the first `ties` that equal
-// it.
+// Where a head of the candidates ends: those nearer to the maximum stay, and the first `ties` as near.
 struct Cut {
   uint32_t distance;
   int ties;
 };
 
-// How many floats lie between x and the candidates' maximum; +0 and -0 are one.
+// The position of x among all floats, from -inf up; +0 and -0 are one. Distances are differences of it.
 uint32_t order(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x + 0.0f);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -155,8 +154,7 @@ Cut find_cut(const float* values, int n, uint32_t top, Mass mass, double target)
       bin_mass[bin] += mass(i);
       ++bin_count[bin];
     }
-    int last =
-        -1;  // the bin with the end of the head: the first to reach the target, or else the last one used
+    int last = -1;  // where the head ends: the first bin to reach the target, or else the last one used
     for (int bin = 0; bin < 1 << kBits; ++bin) {
       if (!bin_count[bin]) continue;
       if (last >= 0) before += bin_mass[last];

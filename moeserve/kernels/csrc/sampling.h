@@ -6,7 +6,7 @@
 //
 // The rules, in processing order (vLLM's and Hugging Face's semantics):
 //   logit_bias       added to the logits it names
-//   penalties        repetition, over prompt and output: a positive logit is divided by it, another multiplied;
+//   penalties        repetition, over prompt and output: a logit > 0 is divided by it, another multiplied;
 //                    then frequency * count and presence, subtracted for output tokens (OpenAI)
 //   masks            the caller names tokens that must not come (stop tokens before min_tokens)
 //   temperature      0 is greedy: the largest logit, of equal ones the lowest id
@@ -21,8 +21,8 @@
 //
 // A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id -1. -inf masks a token.
 //
-// Weights have a relative error of 1.2e-7 and are summed in double, so a top_p threshold that falls within that
-// of a token's border may go to either side of it, though always to the same one.
+// Weights have a relative error of 1.2e-7 and are summed in double. Where top_p falls as close to a
+// token's border, the token may go to either side, though always to the same one.
 #pragma once
 
 #include <cstdint>

@@ -83,6 +83,8 @@ class Qwen3Moe:
         self._weights = weights
         self._stream = stream
         self._kv = kv
+        # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
+        self.heat = torch.zeros(config.num_layers, 2, config.num_experts, dtype=torch.int64)
         self._room = Room(config, weights, max_tokens, self.LOGIT_ROWS)
         self._cos, self._sin = rope_tables(config, max_model_len)
 
@@ -92,9 +94,9 @@ class Qwen3Moe:
         torch.index_select(self._cos, 0, batch.positions, out=room.cos[:n])
         torch.index_select(self._sin, 0, batch.positions, out=room.sin[:n])
         self._stream.embed(table.table, table.ggml_type, batch.token_ids, n, room.x)
-        for layer, kv in zip(self._weights.layers, self._kv, strict=True):
+        for layer, kv, heat in zip(self._weights.layers, self._kv, self.heat, strict=True):
             self._attention(layer, kv, batch)
-            self._experts(layer, n)
+            self._experts(layer, heat, n)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Queues the head for up to LOGIT_ROWS rows of the last step. rows: int32 [m]. Gives float32 [m, vocab],
@@ -128,9 +130,9 @@ class Qwen3Moe:
         s.attention(batch.plan, room.q, kv, room.attended, self.heads)
         s.linear(room.attended, n, layer.attn_output, [room.x], add=True)
 
-    def _experts(self, layer: LayerWeights, n: int) -> None:
+    def _experts(self, layer: LayerWeights, heat: torch.Tensor, n: int) -> None:
         s, room, e = self._stream, self._room, layer.experts
         s.norm(room.x, layer.ffn_norm, self.config.rms_eps, n, room.y)
         s.linear(room.y, n, layer.router, [room.router_logits])
         s.route(room.router_logits, n, room.routing)
-        s.experts(e.gate, e.up, e.down, room.y, n, room.routing, room.h, room.x)
+        s.experts(e.gate, e.up, e.down, room.y, n, room.routing, room.h, heat, room.x)

@@ -1,0 +1,58 @@
+# On a fresh machine `make serve` and `make test` do everything; both are quick when nothing has changed.
+#
+#   make serve [MODEL=/path/to/model.gguf] [ARGS="--port 9000"]   a server, on the packaged small model by default
+#   make test                                                     linters, type checker, format check, tests
+#   make test-all                                                 the same with the slow tests
+#   make format                                                   rewrite Python and C++ files in the project's format
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
+
+.PHONY: serve test test-all lint format clean
+.DELETE_ON_ERROR:
+
+serve: $(VENV)/.installed
+	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CSRC)
+
+clean:
+	rm -rf $(VENV) build
+
+$(BIN)/python:
+	scripts/check_machine.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+
+# The build's own requirements live in the environment too, instead of in a throw-away one: CMake then sees
+# the same paths every time and compiles only what has changed.
+$(VENV)/.build-tools: pyproject.toml scripts/install_build_tools.py | $(BIN)/python
+	$(BIN)/python scripts/install_build_tools.py
+	touch $@
+
+$(VENV)/.installed: $(BUILD_INPUTS) $(VENV)/.build-tools
+	$(BIN)/pip install --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.installed-test: $(BUILD_INPUTS) $(VENV)/.build-tools
+	$(BIN)/pip install --no-build-isolation --editable ".[test,dev]"
+	touch $(VENV)/.installed $@

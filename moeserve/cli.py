@@ -1,0 +1,191 @@
+"""The command line: `moeserve [serve] --flags`, `python launch.py`, `python -m moeserve`, all the same.
+
+The flags, their environment variables, ranges and help texts come from ServerConfig; nothing is repeated
+here. A command is a function of its arguments that returns the exit code; each imports what it needs when it
+runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import importlib.resources
+import logging
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moeserve.config import GROUPS, ServerConfig, env_name
+from moeserve.cpus import usable_cores
+from moeserve.errors import ConfigError
+
+DEMONSTRATION_MODEL = "tiny-qwen3moe-q4_k_m.gguf"
+MODEL_SOURCE = "--model or MOESERVE_MODEL"
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "serve"
+    return COMMANDS[name].run(arguments)
+
+
+class Command(NamedTuple):
+    run: Callable[[list[str]], int]
+    help: str
+
+
+def serve(arguments: list[str]) -> int:
+    """The server. Exit codes: those of `launcher.launch`; 2 for a bad flag or environment variable."""
+    parser = serve_parser()
+    try:
+        config = resolve(parse(parser, arguments, os.environ))
+    except ConfigError as error:
+        parser.error(str(error))
+    from moeserve.launcher import launch
+    from moeserve.process import set_up_logging
+
+    set_up_logging("launcher", config.log_level)
+    if Path(config.model) == demonstration_model():
+        log.info("no --model was given: this is the small demonstration model, whose answers make no sense")
+    return launch(config)
+
+
+COMMANDS: dict[str, Command] = {
+    "serve": Command(serve, "serve a model (the default)"),
+}
+
+
+# ---------------------------------------------------------------- flags and environment to ServerConfig
+
+
+def serve_parser() -> argparse.ArgumentParser:
+    commands = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="moeserve",
+        usage="%(prog)s [command] [--model PATH] [options]",
+        description="Serve a Qwen3-MoE GGUF file over an OpenAI-compatible HTTP API.",
+        epilog=f"commands:\n{commands}\n\nA flag wins over its environment variable, that over the default.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"moeserve {_version()}")
+    groups = {name: parser.add_argument_group(name) for name in GROUPS}
+    for option in dataclasses.fields(ServerConfig):
+        # Text here and read in `_read`, so that a flag and an environment variable fail with the same words.
+        groups[option.metadata["group"]].add_argument(
+            flag_name(option.name), default=None, metavar=_metavar(option), help=_help(option)
+        )
+    return parser
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], environment: Mapping[str, str]
+) -> ServerConfig:
+    """What the user asked for, as asked. An empty environment variable counts as unset. Raises ConfigError,
+    which names the flag or the variable."""
+    given = vars(parser.parse_args(arguments))
+    values: dict[str, Any] = {}
+    for option in dataclasses.fields(ServerConfig):
+        if given[option.name] is not None:
+            values[option.name] = _read(option, given[option.name], flag_name(option.name))
+        elif environment.get(env_name(option.name)):
+            name = env_name(option.name)
+            values[option.name] = _read(option, environment[name], f"environment variable {name}")
+    return ServerConfig(**values)
+
+
+def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float | str:
+    """One value, checked against the option's type, range and choices."""
+    kind, meta = _kind(option), option.metadata
+    if not text:
+        raise ConfigError(f"{source}: must not be empty")
+    if kind is str:
+        if meta["choices"] and text not in meta["choices"]:
+            raise ConfigError(f"{source}: must be one of {', '.join(meta['choices'])}, not {text!r}")
+        return text
+    try:
+        value: int | float = kind(text)
+    except ValueError:
+        noun = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{source}: must be {noun}, not {text!r}") from None
+    if not meta["low"] <= value <= meta["high"]:  # false for NaN, too
+        raise ConfigError(f"{source}: must be between {meta['low']} and {meta['high']}, not {text}")
+    return value
+
+
+def _kind(option: dataclasses.Field[Any]) -> type:
+    """The type of the option's value; `int | None` is int."""
+    hint = typing.get_type_hints(ServerConfig)[option.name]
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    return typing.cast(type, hint)
+
+
+def _metavar(option: dataclasses.Field[Any]) -> str:
+    if option.metadata["choices"]:
+        return "{" + ",".join(option.metadata["choices"]) + "}"
+    names = {int: "N", float: "SECONDS", str: "TEXT"}
+    return option.metadata["metavar"] or names[_kind(option)]
+
+
+def _help(option: dataclasses.Field[Any]) -> str:
+    default = f"default: {option.default}, " if option.default not in (None, "") else ""
+    return f"{option.metadata['help']} [{default}{env_name(option.name)}]".replace("%", "%%")
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("moeserve")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+# ---------------------------------------------------------------- defaults that need the machine
+
+
+def resolve(config: ServerConfig) -> ServerConfig:
+    """Fills in what depends on the file system and the CPU: an absolute model path, the model's name in the
+    API, the number of threads. Raises ConfigError when there is no such model file."""
+    model = _existing(Path(config.model).expanduser()) if config.model else demonstration_model()
+    return dataclasses.replace(
+        config,
+        model=str(model),
+        served_model_name=config.served_model_name or _api_name(model),
+        threads=config.threads or usable_cores(),
+    )
+
+
+def demonstration_model() -> Path:
+    """The small model in the package, served when the user names none."""
+    return Path(str(importlib.resources.files("moeserve") / "assets" / DEMONSTRATION_MODEL))
+
+
+def _api_name(model: Path) -> str:
+    """The file's name without .gguf and -00001-of-0000N; for a folder, that of the first file in it."""
+    file = min(model.glob("*.gguf")) if model.is_dir() else model
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file.name)
+
+
+def _existing(model: Path) -> Path:
+    """Fails in a moment, before any process starts, on what a look at the file system shows."""
+    path = Path(os.path.abspath(model))
+    if not path.exists():
+        raise ConfigError(f"{MODEL_SOURCE}: there is no {path}")
+    if path.is_dir() and not any(path.glob("*.gguf")):
+        raise ConfigError(f"{MODEL_SOURCE}: no .gguf file in the folder {path}")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{MODEL_SOURCE}: {path} may not be read")
+    return path

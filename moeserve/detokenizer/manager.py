@@ -1,0 +1,164 @@
+"""The detokenizer: each request's tokens in, its text out, and a word to the router when a stop string ends
+it.
+
+One TokensItem in makes one TextItem out, at once, with all its token ids and logprobs: where the text is held
+back (half a character, the beginning of a stop string) the item's text is empty. Only two things are kept
+from httpserver: tokens after a stop string, which the router sampled before it heard of the hit, and the item
+in which the stop string was found, until the router's last item brings the usage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import msgspec
+
+from moeserve.detokenizer.incremental import TokenDecoder
+from moeserve.detokenizer.stop import StopFinder
+from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.schema import (
+    CloseText,
+    OpenText,
+    RequestError,
+    Shutdown,
+    StopHit,
+    TextItem,
+    TextOptions,
+    TextOut,
+    ToDetokenizer,
+    TokensItem,
+    TokensOut,
+)
+
+log = logging.getLogger(__name__)
+
+_NOTHING_SKIPPED: Final[frozenset[int]] = frozenset()
+
+
+class RequestText:
+    """One request's way from tokens to text. Fields are written here only."""
+
+    def __init__(self, options: TextOptions, token_bytes: Sequence[bytes], special: Collection[int]) -> None:
+        skipped = special if options.skip_special_tokens else _NOTHING_SKIPPED
+        self._decoder = TokenDecoder(token_bytes, skipped)
+        self._finder = StopFinder(options.stop, options.include_stop)
+        self.num_tokens = 0  # output tokens taken, up to and including the one that completed a stop string
+        self.held: TextItem | None = None  # the item with the stop string, awaiting the router's last
+
+    @property
+    def stop_hit(self) -> bool:
+        return self._finder.hit is not None
+
+    def take(self, item: TokensItem) -> TextItem:
+        """The text of an item, cut behind the token that completes a stop string; ended, if the item ends
+        it."""
+        text = ""
+        taken = 0
+        for token_id in item.token_ids:
+            taken += 1
+            text += self._finder.push(self._decoder.push(token_id))
+            if self.stop_hit:
+                break
+        self.num_tokens += taken
+        if item.finish_reason is not None and not self.stop_hit:
+            text += self._finder.push(self._decoder.flush())
+            text += self._finder.flush()
+        out = TextItem(
+            id=item.id,
+            text=text,
+            token_ids=item.token_ids[:taken],
+            logprobs=None if item.logprobs is None else item.logprobs[:taken],
+            prompt_logprobs=item.prompt_logprobs,
+        )
+        return out if item.finish_reason is None else self.finish(out, item)
+
+    def finish(self, out: TextItem, last: TokensItem) -> TextItem:
+        """`out` as the final item: the router's reason and usage, or the stop string's, which comes first."""
+        if not self.stop_hit:
+            return msgspec.structs.replace(
+                out, finish_reason=last.finish_reason, stop_reason=last.stop_token, usage=last.usage
+            )
+        usage = last.usage
+        if usage is not None:
+            usage = msgspec.structs.replace(usage, completion_tokens=self.num_tokens)
+        return msgspec.structs.replace(out, finish_reason="stop", stop_reason=self._finder.hit, usage=usage)
+
+
+class Detokenizer:
+    """Every open request's text. `token_bytes` is the vocabulary by token id, `special` the control
+    tokens."""
+
+    def __init__(self, token_bytes: Sequence[bytes], special: Collection[int]) -> None:
+        self._token_bytes = token_bytes
+        self._special = special
+        self._open: dict[int, RequestText] = {}
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def open(self, message: OpenText) -> None:
+        self._open[message.id] = RequestText(message.text, self._token_bytes, self._special)
+
+    def close(self, request_id: int) -> None:
+        self._open.pop(request_id, None)  # a request refused before OpenText has none
+
+    def tokens(self, message: TokensOut) -> tuple[list[TextItem], list[StopHit]]:
+        """What httpserver and the router are to hear of a step's tokens."""
+        items: list[TextItem] = []
+        hits: list[StopHit] = []
+        for item in message.items:
+            text = self._open.get(item.id)
+            if text is None:
+                log.error("tokens for request %d, which is not open: a bug in the router", item.id)
+                continue
+            out, hit = self._advance(text, item)
+            if out is not None:
+                items.append(out)
+            if hit is not None:
+                hits.append(hit)
+        return items, hits
+
+    def _advance(self, text: RequestText, item: TokensItem) -> tuple[TextItem | None, StopHit | None]:
+        ends = item.finish_reason is not None
+        if ends:
+            del self._open[item.id]
+        if text.held is not None:  # ended by a stop string: further tokens are dropped
+            return (text.finish(text.held, item) if ends else None), None
+        out = text.take(item)
+        if text.stop_hit and not ends:
+            text.held = out
+            return None, StopHit(id=item.id, num_tokens=text.num_tokens)
+        return out, None
+
+
+def serve(
+    detokenizer: Detokenizer,
+    inbox: PullChannel[ToDetokenizer],
+    to_router: PushChannel,
+    to_http: PushChannel,
+) -> None:
+    """Handles messages until Shutdown; sleeps while there are none. Raises ChannelFull when a peer is
+    stuck."""
+    while True:
+        message = inbox.recv()
+        match message:
+            case OpenText():
+                detokenizer.open(message)
+            case CloseText():
+                detokenizer.close(message.id)
+            case TokensOut():
+                items, hits = detokenizer.tokens(message)
+                for hit in hits:
+                    to_router.send(hit)
+                if items:
+                    to_http.send(TextOut(items=items))
+            case RequestError():
+                detokenizer.close(message.id)
+                to_http.send(message)
+            case Shutdown():
+                return
+            case None:  # only with a timeout
+                continue

@@ -1,0 +1,82 @@
+"""Stop strings found in text that comes in pieces, wherever the pieces are cut.
+
+The stop string that is complete first ends the text; of several that end at the same character, the longest.
+So the outcome does not depend on how tokens cut the text, and is known the moment the stop string's last
+character comes. Text that may still become a stop string is held back: always the longest end of the text
+that is a proper beginning of a stop string, never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class _Matcher:
+    """Knuth, Morris, Pratt (1977): how many characters of `stop` the text so far ends with, in amortised
+    constant time a character, however repetitive the client's stop string is."""
+
+    def __init__(self, stop: str) -> None:
+        if not stop:
+            raise ValueError("an empty stop string")
+        self.stop = stop
+        self.matched = 0
+        self._border = _borders(stop)
+
+    def push(self, char: str) -> bool:
+        """Takes one more character; True when the text now ends with the whole stop string."""
+        while self.matched and self.stop[self.matched] != char:
+            self.matched = self._border[self.matched - 1]
+        if self.stop[self.matched] == char:
+            self.matched += 1
+        return self.matched == len(self.stop)
+
+
+def _borders(stop: str) -> list[int]:
+    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    border = [0] * len(stop)
+    length = 0
+    for i in range(1, len(stop)):
+        while length and stop[i] != stop[length]:
+            length = border[length - 1]
+        if stop[i] == stop[length]:
+            length += 1
+        border[i] = length
+    return border
+
+
+class StopFinder:
+    """Passes text through until a stop string is complete, which is then `hit`.
+
+    Nothing may be pushed after a hit. `include_stop` keeps the stop string itself in the text.
+    """
+
+    def __init__(self, stops: Iterable[str], include_stop: bool) -> None:
+        # Longest first: of two that end at one character, the longer is found first.
+        self._matchers = sorted(map(_Matcher, stops), key=lambda matcher: -len(matcher.stop))
+        self._include_stop = include_stop
+        self._held = ""
+        self.hit: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that can be shown now: all but the held end or, after a hit, all before the stop
+        string."""
+        if not self._matchers:
+            return text
+        for position, char in enumerate(text):
+            complete = next((matcher.stop for matcher in self._matchers if matcher.push(char)), None)
+            if complete is not None:
+                return self._end(self._held + text[: position + 1], complete)
+        shown = self._held + text
+        cut = len(shown) - max(matcher.matched for matcher in self._matchers)
+        self._held = shown[cut:]
+        return shown[:cut]
+
+    def flush(self) -> str:
+        """No text follows: the held text was no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _end(self, text: str, stop: str) -> str:
+        self.hit = stop
+        self._held = ""
+        return text if self._include_stop else text[: -len(stop)]

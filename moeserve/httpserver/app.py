@@ -1,0 +1,85 @@
+"""The FastAPI application: routes, middleware, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from moeserve.httpserver import chat, completions, generate, status, tokenize
+from moeserve.httpserver.body import add_schemas
+from moeserve.httpserver.errors import ApiError
+from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId
+from moeserve.httpserver.protocol.chat import ChatCompletionRequest
+from moeserve.httpserver.protocol.completions import CompletionRequest
+from moeserve.httpserver.protocol.generate import GenerateRequestBody
+from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.service import Service
+from moeserve.httpserver.sse import JsonResponse
+
+_BODIES = (
+    CompletionRequest,
+    ChatCompletionRequest,
+    GenerateRequestBody,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+
+
+class Application(FastAPI):
+    """Adds the request bodies, which the routes read by themselves, to /openapi.json."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            add_schemas(super().openapi(), _BODIES)
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def build_app(service: Service) -> FastAPI:
+    """No documentation pages: theirs load scripts from another site. /openapi.json has it all."""
+    app = Application(title="moeserve", docs_url=None, redoc_url=None)
+    app.state.service = service
+    for module in (completions, chat, generate, tokenize, status):
+        app.include_router(module.router)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
+    app.add_exception_handler(Exception, _bug)
+    # The last one added is the first one run.
+    app.add_middleware(BodyLimit)
+    if service.config.api_key is not None:
+        app.add_middleware(ApiKey, key=service.config.api_key)
+    app.add_middleware(RequestId)
+    return app
+
+
+def _respond(error: ApiError) -> Response:
+    return JsonResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _respond(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """The framework's own: no such path, wrong method."""
+    assert isinstance(error, HTTPException)
+    phrase = HTTPStatus(error.status_code).phrase.lower()
+    message = f"{request.method} {request.url.path[:200]}: {phrase}"
+    response = _respond(ApiError(error.status_code, message, code=phrase.replace(" ", "_")))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # while it sent its body; nobody reads this
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """uvicorn logs the traceback; the client gets none of it."""
+    return _respond(ApiError(500, "internal error; the server's log has the cause", code="internal_error"))

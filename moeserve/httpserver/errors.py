@@ -1,0 +1,118 @@
+"""Errors as the OpenAI API shapes them: `{"error": {"message", "type", "param", "code"}}`.
+
+Every refusal of this process is an `ApiError`; the exception handlers in `app.py` write it. A message names
+the field, the value that was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict
+
+_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable"}
+MAX_SHOWN_CHARS: Final = 80  # of a value in a message
+RETRY_AFTER_S: Final = "5"
+
+
+class ErrorInfo(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    error: ErrorInfo
+
+
+class ApiError(Exception):
+    """A request that ends with an HTTP error. `param` is the field at fault, `code` a word for programs."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> ErrorBody:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        match self.status:
+            case 401:
+                return {"www-authenticate": "Bearer"}
+            case 503:
+                return {"retry-after": RETRY_AFTER_S}
+            case 413:
+                return {"connection": "close"}  # the rest of the body is not read
+        return {}
+
+
+def invalid(param: str, message: str) -> ApiError:
+    """A 400 for a value that only the running server can judge, such as a token id beyond the vocabulary."""
+    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
+
+
+def from_validation(model: type[BaseModel], errors: list[ErrorDetails]) -> ApiError:
+    """The 400 for what pydantic found: the first error in full, and how many more there are."""
+    first = errors[0]
+    param = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    if not param and first["type"] in model.model_fields:
+        param = first["type"]  # fields that disagree: the error is named after the one at fault
+    code, message = _explain(model, first)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return ApiError(400, (f"{param}: {message}" if param else message) + more, param=param or None, code=code)
+
+
+def _explain(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
+    given = "" if isinstance(error["input"], dict) else f", got {shown(error['input'])}"
+    match error["type"]:
+        case "missing":
+            return "missing_parameter", "this field is required"
+        case "extra_forbidden":
+            return "unknown_parameter", "there is no such field; it would have no effect"
+        case "unsupported":
+            return "unsupported_parameter", error["msg"] + given
+        case "too_long" | "too_short" | "string_too_long" | "string_too_short":
+            text = error["msg"].replace("should have", "must have").replace(" after validation", "")
+            return "invalid_value", text
+        case "string_pattern_mismatch":  # of TokenKey, the only pattern there is
+            return "invalid_value", "the keys must be token ids, in decimal digits" + given
+        case _:
+            text = error["msg"].replace("Input should be", "must be")
+            return "invalid_value", text + _range_of(model, error["loc"]) + given
+
+
+def _range_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    """ " (the range is 0 to 2)", from the constraints the field declares; "" where it declares none."""
+    info = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
+    if info is None:
+        return ""
+    low = high = ""
+    for bound in info.metadata:
+        match bound:
+            case Ge(ge=value):
+                low = f"{value}"
+            case Gt(gt=value):
+                low = f"above {value}"
+            case Le(le=value):
+                high = f"{value}"
+            case Lt(lt=value):
+                high = f"below {value}"
+    return f" (the range is {low} to {high})" if low and high else ""
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    text = repr(value[: MAX_SHOWN_CHARS + 1] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."

@@ -1,0 +1,132 @@
+"""The Prometheus registry, with vLLM's metric names and meanings under `moeserve:`.
+
+This process owns it. What the router counts arrives as `LoadReport` and is exported as it stands; what only
+shows here (when tokens reach this process, how requests end) is observed here. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from moeserve.messages.schema import FinishReason, LoadReport, Usage
+
+_LABELS: Final = ("model_name",)
+_TTFT_BUCKETS: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_ITL_BUCKETS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_LATENCY_BUCKETS: Final = (
+    *(0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKEN_BUCKETS: Final = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+
+# (field of LoadReport, metric, help)
+_GAUGES: Final = (
+    ("num_running", "num_requests_running", "Requests in model execution batches."),
+    ("num_waiting", "num_requests_waiting", "Requests waiting to be processed."),
+    ("kv_slots_used", "kv_cache_slots_used", "KV cache slots (tokens) in use."),
+    ("kv_slots_total", "kv_cache_slots_total", "KV cache slots (tokens) there are."),
+)
+_COUNTERS: Final = (
+    ("prompt_tokens", "prompt_tokens", "Prefill tokens processed, cached ones included."),
+    ("generation_tokens", "generation_tokens", "Generation tokens processed."),
+    ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    ("cached_tokens", "prefix_cache_hits", "Prompt tokens taken from the prefix cache."),
+    ("preemptions", "num_preemptions", "Requests that were paused to make room."),
+    ("aborts", "num_aborts", "Requests whose client went away, as the router counts them."),
+    ("steps", "engine_steps", "Steps of the worker."),
+)
+
+
+class _RouterCollector(Collector):
+    """The newest LoadReport, in Prometheus's words. The router's totals start at 0 with the server."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        load, labels = self._metrics.load, [self._metrics.model_name]
+        for name, metric, text in _GAUGES:
+            gauge = GaugeMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
+            gauge.add_metric(labels, getattr(load, name))
+            yield gauge
+        usage = GaugeMetricFamily(
+            "moeserve:kv_cache_usage_perc", "KV cache usage; 1 is full.", labels=_LABELS
+        )
+        usage.add_metric(labels, load.kv_slots_used / load.kv_slots_total if load.kv_slots_total else 0.0)
+        yield usage
+        for name, metric, text in _COUNTERS:
+            counter = CounterMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
+            counter.add_metric(labels, getattr(load, name))
+            yield counter
+
+
+class Metrics:
+    """`load` is written by EngineClient; everything else through the methods, on the event loop's thread."""
+
+    def __init__(self, model_name: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.model_name = model_name
+        self.load = LoadReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_RouterCollector(self))
+        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS)
+        self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens.", _ITL_BUCKETS)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LATENCY_BUCKETS)
+        self._queue = self._histogram("request_queue_time_seconds", "Time spent waiting.", _LATENCY_BUCKETS)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Time of prefill.", _LATENCY_BUCKETS)
+        self._decode = self._histogram("request_decode_time_seconds", "Time of decode.", _LATENCY_BUCKETS)
+        self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS)
+        self._output = self._histogram(
+            "request_generation_tokens", "Tokens generated for one.", _TOKEN_BUCKETS
+        )
+        ended = Counter(
+            "moeserve:request_success",
+            "Requests that ended, by how.",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._ended = {reason: ended.labels(model_name, reason) for reason in get_args(FinishReason)}
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        metric = Histogram(f"moeserve:{name}", text, _LABELS, buckets=tuple(buckets), registry=self.registry)
+        return metric.labels(self.model_name)
+
+    def tokens(self, count: int, now: float, arrival: float, last: float | None) -> None:
+        """`count` tokens of one generation came at `now`, its previous one at `last`. Several at once share
+        the gap evenly: the mean stays what it is, and the histogram's count the number of gaps."""
+        if last is None:
+            self._ttft.observe(now - arrival)
+            count -= 1
+            last = now
+        for _ in range(count):
+            self._itl.observe((now - last) / count)
+
+    def finished(
+        self, reason: FinishReason, usage: Usage | None = None, latency: float | None = None
+    ) -> None:
+        """A generation ended. `usage` and `latency` come with those that ran to their end."""
+        self._ended[reason].inc()
+        if usage is None or latency is None:
+            return
+        self._e2e.observe(latency)
+        self._queue.observe(usage.queue_ms / 1e3)
+        self._prefill.observe(usage.prefill_ms / 1e3)
+        self._decode.observe(usage.decode_ms / 1e3)
+        self._prompt.observe(usage.prompt_tokens)
+        self._output.observe(usage.completion_tokens)
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition text and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST

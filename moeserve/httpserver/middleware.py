@@ -1,0 +1,132 @@
+"""What happens to every request before its route: an id, the API key, a bound on the body.
+
+Plain ASGI: Starlette's BaseHTTPMiddleware would hide the client's disconnect from the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import uuid
+from typing import Final
+
+import orjson
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moeserve.httpserver.errors import ApiError
+
+MAX_BODY_BYTES: Final = 32 << 20
+LINGER_S: Final = 5.0  # for a refused body to arrive, unread: closing earlier could lose our answer
+OPEN_PATHS: Final = frozenset({"/health", "/metrics"})  # no API key: for probes and scrapers
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_STATE_KEY: Final = "request_id"
+
+
+def request_id_of(request: Request) -> str:
+    request_id: str = request.scope["state"][_STATE_KEY]
+    return request_id
+
+
+class RequestId:
+    """The client's X-Request-Id where it sent a usable one, else one of ours; echoed in the answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})[_STATE_KEY] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+class ApiKey:
+    """401 for a request without the bearer token, before its body is read."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self.app = app
+        self._expected = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+            await self.app(scope, receive, send)
+            return
+        message = "a valid API key is required: send it as Authorization: Bearer <key>"
+        await _refuse(send, ApiError(401, message, code="invalid_api_key"))
+
+    def _admits(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        # Headers are latin-1 text; the comparison takes the same time wherever the keys differ.
+        return scheme.lower() == "bearer" and secrets.compare_digest(
+            key.strip().encode("latin-1"), self._expected
+        )
+
+
+class BodyLimit:
+    """413 for a body over MAX_BODY_BYTES: at once where its length is announced, else when it gets there."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "0")
+        too_large = ApiError(413, f"the body must have at most {MAX_BODY_BYTES} bytes", code="body_too_large")
+        if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+            await _refuse(send, too_large, receive)
+            return
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > MAX_BODY_BYTES:
+                raise _BodyTooLarge
+            return message
+
+        try:
+            await self.app(scope, receive_bounded, send)
+        except _BodyTooLarge:
+            await _refuse(send, too_large, receive)
+
+
+class _BodyTooLarge(Exception):
+    """Raised while a route reads its body, so before it has answered."""
+
+
+async def _refuse(send: Send, error: ApiError, receive: Receive | None = None) -> None:
+    """Answers with `error`. With `receive`, the rest of the body is let in and thrown away before the
+    connection closes: unread bytes would make the kernel reset it, and the client lose the answer."""
+    body = orjson.dumps(error.body())
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **error.headers(),
+    }
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
+    if receive is None:
+        return
+    try:
+        async with asyncio.timeout(LINGER_S):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+                pass
+    except TimeoutError:
+        pass  # a slow sender has had its time
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,1 @@
+"""Requests as pydantic models, with their ranges; responses as typed dicts, which orjson writes."""

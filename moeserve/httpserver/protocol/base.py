@@ -1,0 +1,77 @@
+"""What every request model shares: strictness, and the ways to refuse or to document a field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_DEPTH: Final = 32  # of free-form JSON inside a request
+INT64_MAX: Final = (1 << 63) - 1
+INT32_MAX: Final = (1 << 31) - 1
+
+
+class RequestModel(BaseModel):
+    """Strict: no field that is unknown, no "3" for 3, no NaN. A null means that the field was left out."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=()
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nulls_are_left_out(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+def unsupported(what: str, *neutral: Any) -> AfterValidator:
+    """Refuses by name a field that would change the answer but is not supported, unless its value is one of
+    `neutral`, which ask for nothing. Written `Annotated[Any, unsupported(...)]`."""
+    accepted = f" (only {' or '.join(repr(one) for one in neutral)} is accepted)" if neutral else ""
+
+    def refuse(value: Any) -> Any:
+        if any(value == one and type(value) is type(one) for one in neutral):
+            return value
+        raise PydanticCustomError("unsupported", "{text}", {"text": f"{what} is not supported{accepted}"})
+
+    return AfterValidator(refuse)
+
+
+NO_EFFECT: Final[Any] = Field(description="Accepted for OpenAI's clients; has no effect.")
+
+
+def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Free-form JSON goes to other code (templates); it is bounded here so that nothing recurses far."""
+    if depth == 0:
+        raise PydanticCustomError("too_deep", f"must be nested at most {MAX_DEPTH} deep")
+    if isinstance(value, dict):
+        for inner in value.values():
+            check_depth(inner, depth - 1)
+    elif isinstance(value, list):
+        for inner in value:
+            check_depth(inner, depth - 1)
+    return value
+
+
+FreeDict = Annotated[dict[str, Any], AfterValidator(check_depth), Field(max_length=128)]
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+StopStrings = Annotated[
+    list[StopString],
+    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+    Field(max_length=16, description="At most 16 strings that end the text; not part of it."),
+]
+TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+ModelName = Annotated[str, Field(max_length=512, description="The served name; the default when left out.")]
+Metadata = Annotated[dict[str, Any], AfterValidator(check_depth), Field(max_length=64)]
+Label = Annotated[str, Field(max_length=1024)]

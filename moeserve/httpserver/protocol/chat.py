@@ -1,0 +1,142 @@
+"""The request of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.protocol.base import (
+    INT32_MAX,
+    NO_EFFECT,
+    FreeDict,
+    Label,
+    RequestModel,
+    unsupported,
+)
+from moeserve.httpserver.protocol.sampling import OpenAIRequest
+from moeserve.tokenizer.renderer import RESERVED
+
+MAX_MESSAGES: Final = 16384
+MAX_TOP_LOGPROBS: Final = 20
+
+
+def _parts_to_text(content: Any) -> Any:
+    """Text parts become one string, joined by newlines as vLLM does: the templates we serve take strings."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+            raise PydanticCustomError(
+                "content_part",
+                "only parts of the form {form} are supported, got a part of type {kind}",
+                {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
+            )
+        texts.append(part[kind])
+    return "\n".join(texts)
+
+
+def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+    taken = sorted(RESERVED & kwargs.keys())
+    if taken:
+        raise PydanticCustomError("reserved", "may not set {names}", {"names": ", ".join(taken)})
+    return kwargs
+
+
+class Message(RequestModel):
+    """One message of the conversation. `tool_calls` and `reasoning_content` of earlier turns go to the
+    template as they are. A developer message is rendered as a system message, its older name: templates
+    that do not know the role would drop it without a word."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Any, AfterValidator(_parts_to_text), Field(description="A string or text parts.")] = (
+        None
+    )
+    name: Label | None = None
+    tool_calls: Annotated[list[FreeDict], Field(max_length=1024, default_factory=list)]
+    tool_call_id: Label | None = None
+    reasoning_content: str | None = None
+
+    refusal: Annotated[str | None, NO_EFFECT] = None
+    annotations: Annotated[Any, unsupported("annotations", [])] = None
+    audio: Annotated[Any, unsupported("audio")] = None
+    function_call: Annotated[Any, unsupported("function_call (use tool_calls)")] = None
+
+    @model_validator(mode="after")
+    def _content_is_text(self) -> Message:
+        if self.content is None:
+            if self.role != "assistant":
+                raise PydanticCustomError(
+                    "content", "content is required for the role {role}", {"role": self.role}
+                )
+        elif not isinstance(self.content, str):
+            raise PydanticCustomError("content", "content must be a string or a list of text parts")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.content if self.content is not None else "",
+        }
+        for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+            if value := getattr(self, name):
+                message[name] = value
+        return message
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+TemplateKwargs = Annotated[
+    FreeDict,
+    AfterValidator(_no_reserved_names),
+    Field(description='Variables for the chat template, such as {"enable_thinking": false}.'),
+]
+_TEXT_FORMAT: Final = {"type": "text"}
+_TOOL_HELP: Final = "tool calling"
+
+
+class ChatCompletionRequest(OpenAIRequest):
+    messages: Messages
+    max_tokens: Annotated[
+        int | None, Field(ge=1, le=INT32_MAX, description="Default: the rest of the context.")
+    ] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
+    add_generation_prompt: bool = True
+
+    tools: Annotated[Any, unsupported(_TOOL_HELP, [])] = None
+    tool_choice: Annotated[Any, unsupported(_TOOL_HELP, "none", "auto")] = None
+    functions: Annotated[Any, unsupported(_TOOL_HELP, [])] = None
+    function_call: Annotated[Any, unsupported(_TOOL_HELP, "none", "auto")] = None
+    response_format: Annotated[Any, unsupported("structured output", _TEXT_FORMAT)] = None
+    audio: Annotated[Any, unsupported("audio")] = None
+    modalities: Annotated[Any, unsupported("an output other than text", ["text"])] = None
+    reasoning_effort: Annotated[Any, unsupported("reasoning_effort (see chat_template_kwargs)")] = None
+    verbosity: Annotated[Any, unsupported("verbosity")] = None
+    web_search_options: Annotated[Any, unsupported("web search")] = None
+    moderation: Annotated[Any, unsupported("moderation")] = None
+
+    parallel_tool_calls: Annotated[bool, NO_EFFECT] = True
+    store: Annotated[bool, NO_EFFECT] = False
+    service_tier: Annotated[Label | None, NO_EFFECT] = None
+    prediction: Annotated[FreeDict | None, NO_EFFECT] = None
+    prompt_cache_key: Annotated[Label | None, NO_EFFECT] = None
+    prompt_cache_retention: Annotated[Label | None, NO_EFFECT] = None
+    prompt_cache_options: Annotated[FreeDict | None, NO_EFFECT] = None
+    safety_identifier: Annotated[Label | None, NO_EFFECT] = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "is only allowed with logprobs true")
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(given) > 1:
+            raise PydanticCustomError("max_tokens", "disagrees with max_completion_tokens")
+        return self
+
+    def asked_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens

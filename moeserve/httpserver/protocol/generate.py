@@ -1,0 +1,98 @@
+"""The request of LightLLM's /generate and /generate_stream, with LightLLM's names, defaults and ranges
+(its docs and `SamplingParams.verify`). `n` above 1 is for /generate alone, as there."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.protocol.base import (
+    INT32_MAX,
+    INT64_MAX,
+    RequestModel,
+    StopString,
+    TokenId,
+    unsupported,
+)
+from moeserve.httpserver.protocol.sampling import MAX_CHOICES
+from moeserve.messages.schema import SamplingParams, TextOptions
+
+_GUIDED = "guided decoding"
+StopTokens = Annotated[list[TokenId], Field(min_length=1, max_length=1)]
+
+
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class GenerateParameters(RequestModel):
+    do_sample: Annotated[bool, Field(description="False is greedy, whatever the temperature.")] = False
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="-1 switches it off.")] = -1
+    presence_penalty: Annotated[float, Field(ge=0, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=0, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=1, le=100)] = 1.0
+    max_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] = 16
+    min_new_tokens: Annotated[int, Field(ge=1, le=INT32_MAX, description="Counts the end token too.")] = 1
+    ignore_eos: bool = False
+    stop_sequences: Annotated[
+        list[StopString | StopTokens],
+        BeforeValidator(_one_or_many, json_schema_input_type=str | list[str] | list[list[int]]),
+        Field(max_length=16, default_factory=list, description="Strings, or lists of one token id each."),
+    ]
+    skip_special_tokens: bool = True
+    return_details: Annotated[bool, Field(description="/generate: a list of tokens with logprobs.")] = False
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    best_of: Annotated[int | None, Field(ge=1, description="Only n is accepted.")] = None
+    seed: Annotated[int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] = None
+
+    add_special_tokens: Annotated[Any, unsupported("add_special_tokens", True)] = True
+    add_spaces_between_special_tokens: Annotated[Any, unsupported("another spacing", True)] = True
+    print_eos_token: Annotated[Any, unsupported("print_eos_token", False)] = False
+    input_penalty: Annotated[Any, unsupported("input_penalty", False)] = False
+    exponential_decay_length_penalty: Annotated[
+        Any, unsupported("exponential_decay_length_penalty", [1, 1.0], [1, 1])
+    ] = None
+    regular_constraint: Annotated[Any, unsupported(_GUIDED)] = None
+    guided_grammar: Annotated[Any, unsupported(_GUIDED)] = None
+    guided_json: Annotated[Any, unsupported(_GUIDED)] = None
+    allowed_token_ids: Annotated[Any, unsupported("allowed_token_ids", [])] = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> GenerateParameters:
+        if self.best_of is not None and self.best_of != self.n:
+            raise PydanticCustomError("best_of", "best_of other than n is not supported")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise PydanticCustomError("min_new_tokens", "min_new_tokens must be at most max_new_tokens")
+        if self.top_k == 0:
+            raise PydanticCustomError("top_k", "top_k must be -1 (off) or at least 1, got 0")
+        return self
+
+    def text_options(self) -> TextOptions:
+        strings = tuple(stop for stop in self.stop_sequences if isinstance(stop, str))
+        return TextOptions(stop=strings, skip_special_tokens=self.skip_special_tokens)
+
+    def sampling(self) -> SamplingParams:
+        """As `OpenAIRequest.sampling`. The chosen token's logprob is always part of LightLLM's answers.
+        LightLLM counts the end token in min_new_tokens; SamplingParams counts what comes before it."""
+        return SamplingParams(
+            max_tokens=0,
+            min_tokens=self.min_new_tokens - 1,
+            temperature=self.temperature if self.do_sample else 0.0,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logprobs=0,
+            stop_token_ids=tuple(stop[0] for stop in self.stop_sequences if isinstance(stop, list)),
+        )
+
+
+class GenerateRequestBody(RequestModel):
+    inputs: Annotated[str, Field(description="The prompt, as it is: no chat template.")]
+    parameters: Annotated[GenerateParameters, Field(default_factory=GenerateParameters)]
+    multimodal_params: Annotated[Any, unsupported("multimodal input", {})] = None

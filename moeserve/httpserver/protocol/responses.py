@@ -1,0 +1,185 @@
+"""What the API answers, as typed dicts: mypy checks them, FastAPI documents them, orjson writes them as they
+are (a pydantic model per streamed token would cost more than the token's detokenisation)."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class UsageInfo(TypedDict):
+    """OpenAI's usage. A prompt counts once, however many choices it got."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(TypedDict):
+    """Where the time of a request went. With several choices the milliseconds are those of the slowest one
+    and the tokens those of all together; a rate is null where its phase took no time."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    prefill_tokens_per_second: float | None
+    decode_tokens_per_second: float | None
+
+
+class CompletionLogprobs(TypedDict):
+    """Parallel lists over tokens; `text_offset` counts characters of the tokens' own strings."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+class Completion(TypedDict):
+    """The answer, and each chunk of a stream (where usage comes only when asked for)."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[UsageInfo | None]
+    timings: NotRequired[Timings]
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageInfo
+    timings: Timings
+
+
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: NotRequired[str | int | None]
+
+
+class ChatCompletionChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[UsageInfo | None]
+    timings: NotRequired[Timings]
+
+
+class GenerateToken(TypedDict):
+    id: int | None
+    text: str
+    logprob: float | None
+    special: bool
+    count_output_tokens: NotRequired[int]
+    prompt_tokens: NotRequired[int]
+
+
+class GenerateResponse(TypedDict):
+    """LightLLM's /generate: per-choice values are lists where n > 1, `generated_text` always is one."""
+
+    generated_text: list[str]
+    count_output_tokens: int | list[int]
+    finish_reason: FinishReason | list[FinishReason | None] | None
+    prompt_tokens: int
+    tokens: NotRequired[list[GenerateToken] | list[list[GenerateToken]]]
+    timings: NotRequired[Timings]
+
+
+class GenerateEvent(TypedDict):
+    """One token of LightLLM's /generate_stream. `details` comes with the last one."""
+
+    token: GenerateToken
+    generated_text: str | None
+    finished: bool
+    finish_reason: FinishReason | None
+    details: Timings | None
+
+
+class ModelCard(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Health(TypedDict):
+    """`stage` and `fraction` while loading, `cause` when the engine is dead."""
+
+    status: Literal["ok", "loading", "dead", "draining"]
+    stage: NotRequired[str]
+    fraction: NotRequired[float]
+    cause: NotRequired[str]

@@ -1,0 +1,357 @@
+"""The launcher: starts the four processes, waits until they are ready, watches them and stops them in order.
+
+    httpserver   SIGTERM makes it drain: no new requests, the running ones finish
+    router       Shutdown message; it tells the worker
+    detokenizer  Shutdown message
+    worker       ends when the router tells it to
+
+What ends a server, and how:
+
+- a process fails while starting: its message goes to stderr, the others are killed, exit code 1
+- SIGTERM, SIGINT or SIGHUP: httpserver drains, the others follow, exit code 0; a second signal kills at once
+- the worker dies while serving: running requests get an error from the router, /health turns 503, and the
+  cause is logged; the server keeps answering that until it is told to stop
+- another process dies while serving: nothing useful is left, so the rest is killed, exit code 1
+
+Whatever happens, no process, socket or directory is left; only `kill -9` of the launcher leaves the directory
+(its children die with it).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import psutil
+import zmq
+from setproctitle import setproctitle
+
+import moeserve
+from moeserve.config import ENV_PREFIX, RuntimePaths, ServerConfig, to_json_dict
+from moeserve.errors import ConfigError
+from moeserve.messages.channels import MAX_IPC_PATH_BYTES, PullChannel, PushChannel
+from moeserve.messages.codec import TO_LAUNCHER
+from moeserve.messages.schema import ProcessReady, Shutdown, ToLauncher
+from moeserve.process import LAUNCHER_PID_ENV
+
+PROCESSES = ("httpserver", "router", "detokenizer", "worker")
+DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requests' own time
+EXIT_TIMEOUT_S = 10.0  # for the others after Shutdown; the worker frees gigabytes
+LAST_WORDS_S = 0.5  # for a dead child's ProcessFailed to come out of its socket
+
+EXIT_STOPPED = 0
+EXIT_FAILED = 1
+
+log = logging.getLogger(__name__)
+
+
+def launch(config: ServerConfig, package: str = "moeserve") -> int:
+    """Runs a server until it is told to stop or fails; returns the exit code. Call it from the main thread.
+    The processes are the modules of `package`: `python -m moeserve.router` and so on."""
+    setproctitle("moeserve: launcher")
+    with ExitStack() as stack:
+        try:
+            paths = RuntimePaths(stack.enter_context(runtime_directory()))
+            launcher = Launcher(config, paths, package, stack)
+        except (ConfigError, OSError) as error:
+            log.error("%s", error)
+            return EXIT_FAILED
+        return launcher.run()
+
+
+@contextmanager
+def runtime_directory() -> Iterator[Path]:
+    """A new directory that only this user may enter (0700), removed with all in it at the end.
+
+    In $XDG_RUNTIME_DIR, which is private and in memory, else in the temporary directory; a place whose name
+    makes the socket paths too long is passed over. Raises ConfigError when there is no place.
+    """
+    tried: list[str] = []
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if not base:
+            continue
+        base = os.path.abspath(base)
+        # mkdtemp adds 8 characters of its own; "detokenizer" is the longest socket name.
+        if len(os.fsencode(f"{base}/moeserve-xxxxxxxx/detokenizer")) > MAX_IPC_PATH_BYTES:
+            tried.append(f"{base} (too long for a socket's path)")
+            continue
+        try:
+            directory = tempfile.mkdtemp(prefix="moeserve-", dir=base)  # mode 0700
+        except OSError as error:
+            tried.append(f"{base} ({error.strerror})")
+            continue
+        try:
+            yield Path(directory)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+        return
+    raise ConfigError(
+        f"no place for the sockets' directory: {', '.join(tried)}; set TMPDIR to one that works"
+    )
+
+
+def write_config(config: ServerConfig, paths: RuntimePaths) -> None:
+    """Mode 0600 from the first moment: it may hold the API key."""
+    descriptor = os.open(paths.config_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(to_json_dict(config)))
+
+
+class Child:
+    """One of our processes. `descriptor` (a pidfd) becomes readable when it ends."""
+
+    def __init__(self, name: str, module: str, paths: RuntimePaths) -> None:
+        self.name = name
+        environment = os.environ | {
+            ENV_PREFIX + "RUNTIME_DIR": str(paths.directory),
+            LAUNCHER_PID_ENV: str(os.getpid()),
+        }
+        ours = Path(moeserve.__file__).parent.parent
+        if ours.name not in ("site-packages", "dist-packages"):
+            # A checkout: the child must run the same moeserve as we do. (Site-packages it finds by itself,
+            # and PYTHONPATH would put them before the standard library.)
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [str(ours), os.environ.get("PYTHONPATH")])
+            )
+        # -P: a file in the current directory must not stand in for a module. A process group of its own:
+        # the terminal's Ctrl-C reaches only the launcher, even while the child is still importing.
+        self.popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", module],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+        self.descriptor = os.pidfd_open(self.popen.pid)
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def cause_of_death(self) -> str:
+        code = self.popen.returncode
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        hint = "; out of memory?" if -code == signal.SIGKILL else ""
+        return f"signal {-code}, {signal.strsignal(-code)}{hint}"
+
+    def kill(self) -> None:
+        """Ends the child, if it still runs, and what it may have started itself: its whole process group."""
+        if self.alive:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+
+
+class Launcher:
+    """The life of one server. Only the main thread touches it, and it sleeps unless something happens."""
+
+    def __init__(self, config: ServerConfig, paths: RuntimePaths, package: str, stack: ExitStack) -> None:
+        """Binds the launcher's socket and takes over the signals; `stack` undoes both."""
+        self.config = config
+        self.paths = paths
+        self._package = package
+        self.children: dict[str, Child] = {}
+        self.ready: dict[str, ProcessReady] = {}
+        self.last_words: dict[str, str] = {}  # message of each process that failed, the first first
+        self.signals = 0  # stop signals so far
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(self._context.destroy, linger=0)
+        write_config(config, paths)
+        self._inbox: PullChannel[ToLauncher] = PullChannel(self._context, paths.launcher, TO_LAUNCHER)
+        self._wakeup = stack.enter_context(self._stop_signals())
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox.socket, zmq.POLLIN)
+        self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
+
+    def run(self) -> int:
+        """The exit code. All children are dead when it returns."""
+        try:
+            self._spawn()
+            if not self._wait_until_ready():
+                return EXIT_STOPPED if self.signals else EXIT_FAILED
+            self._report_ready()
+            if not self._watch():
+                return EXIT_FAILED
+            return self._drain()
+        finally:
+            self._kill_all()
+
+    # ---------------------------------------------------------------- phases
+
+    def _spawn(self) -> None:
+        log.info("serving %s as %r", self.config.model, self.config.served_model_name)
+        for name in PROCESSES:
+            child = Child(name, f"{self._package}.{name}", self.paths)
+            self.children[name] = child
+            self._poller.register(child.descriptor, zmq.POLLIN)
+
+    def _wait_until_ready(self) -> bool:
+        """False when a child failed, with its message logged, or when told to stop."""
+        while len(self.ready) < len(PROCESSES):
+            dead = self._dead()
+            if dead:
+                self._sleep_until(lambda: bool(self.last_words), LAST_WORDS_S)
+            for name, message in self.last_words.items():
+                log.error("%s could not start: %s", name, message)
+                return False  # the first is the cause, others may have failed of it
+            if dead:
+                log.error("%s died while starting: %s", dead[0].name, dead[0].cause_of_death())
+                return False
+            if self.signals:
+                log.info("stopped while starting")
+                return False
+            self._sleep()
+        return True
+
+    def _report_ready(self) -> None:
+        url = self.ready["httpserver"].url or f"http://{self.config.host}:{self.config.port}"
+        engine = self.ready["worker"].engine
+        tokens = "" if engine is None else f", {engine.num_kv_slots:,} KV tokens available, {engine.device}"
+        log.info("ready: %s, memory used %.2f GiB%s", url, self._memory_used() / 2**30, tokens)
+
+    def _watch(self) -> bool:
+        """Sleeps while all is well. True when told to stop, False when a process that we need died."""
+        worker_mourned = False
+        while not self.signals:
+            dead = self._dead()
+            fatal = next((child for child in dead if child.name != "worker"), None)
+            if fatal is not None:
+                self._log_death(fatal)
+                return False
+            if dead and not worker_mourned:
+                worker_mourned = True
+                self._log_death(dead[0])
+                log.error(
+                    "the engine is gone: requests get errors and /health says 503 until you stop the server"
+                )
+                continue  # others may have died meanwhile
+            self._sleep()
+        return True
+
+    def _drain(self) -> int:
+        """The orderly end: httpserver first, so that every request gets its last message."""
+        log.info("stopping: requests have %g s to finish", self.config.shutdown_timeout)
+        httpserver = self.children["httpserver"]
+        if httpserver.alive:
+            httpserver.popen.send_signal(signal.SIGTERM)
+        self._sleep_until(
+            lambda: not httpserver.alive or self._lost_while_draining(),
+            self.config.shutdown_timeout + DRAIN_MARGIN_S,
+        )
+        for address in (self.paths.router, self.paths.detokenizer):
+            channel = PushChannel(self._context, address)
+            channel.send(Shutdown())
+            channel.close()
+        self._sleep_until(lambda: len(self._dead()) == len(PROCESSES), EXIT_TIMEOUT_S)
+        return self._outcome()
+
+    def _outcome(self) -> int:
+        """Of an orderly end: whether every process has ended by itself and well, the worker's death apart."""
+        if self.signals > 1:
+            log.warning("second signal: stopping at once")
+            return EXIT_FAILED
+        code = EXIT_STOPPED
+        for child in self.children.values():
+            if child.alive:
+                log.warning("%s did not stop in time and is killed", child.name)
+                code = EXIT_FAILED
+            elif child.popen.returncode != 0 and child.name != "worker":
+                self._log_death(child)
+                code = EXIT_FAILED
+        return code
+
+    def _kill_all(self) -> None:
+        for child in self.children.values():
+            child.kill()
+        for child in self.children.values():
+            child.popen.wait()
+            os.close(child.descriptor)
+
+    # ---------------------------------------------------------------- watching
+
+    def _sleep(self, timeout: float | None = None) -> None:
+        """Until a message, a stop signal or a child's death, at most `timeout` seconds. Takes in the
+        messages.
+
+        Each death wakes once, so look at `_dead` and `signals` after a sleep and before the next.
+        """
+        woken_by = dict(self._poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        for child in self.children.values():
+            if child.descriptor in woken_by:
+                self._poller.unregister(child.descriptor)  # it stays readable for ever
+        with suppress(BlockingIOError):
+            self._wakeup.recv(64)
+        for message in self._inbox.drain():
+            if isinstance(message, ProcessReady):
+                self.ready[message.process] = message
+            else:
+                self.last_words[message.process] = message.message
+
+    def _sleep_until(self, done: Callable[[], bool], timeout: float) -> None:
+        """Returns early for a second stop signal."""
+        deadline = time.monotonic() + timeout
+        while not done() and self.signals < 2 and (left := deadline - time.monotonic()) > 0:
+            self._sleep(left)
+
+    def _dead(self) -> list[Child]:
+        return [child for child in self.children.values() if not child.alive]
+
+    def _lost_while_draining(self) -> bool:
+        """Without these the running requests cannot finish, so there is nothing to wait for."""
+        return not (self.children["router"].alive and self.children["detokenizer"].alive)
+
+    def _log_death(self, child: Child) -> None:
+        if child.popen.returncode > 0:  # not killed from outside, so it may have said why
+            self._sleep_until(lambda: child.name in self.last_words, LAST_WORDS_S)
+        said = self.last_words.get(child.name)
+        log.error("%s died (%s)%s", child.name, child.cause_of_death(), f": {said}" if said else "")
+
+    def _memory_used(self) -> int:
+        """Bytes of the launcher and its children; shared pages, as of a mapped model, count once (PSS)."""
+        return sum(_memory_of(pid) for pid in [os.getpid(), *(c.popen.pid for c in self.children.values())])
+
+    @contextmanager
+    def _stop_signals(self) -> Iterator[socket.socket]:
+        """Counts stop signals; the socket becomes readable with each. A signal that our parent ignores
+        (nohup, a shell's background job) stays ignored."""
+        receiver, sender = socket.socketpair()
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {s: signal.getsignal(s) for s in signals if signal.getsignal(s) != signal.SIG_IGN}
+        for signum in before:
+            signal.signal(signum, self._on_signal)
+        wakeup = signal.set_wakeup_fd(sender.fileno())
+        try:
+            yield receiver
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+            receiver.close()
+            sender.close()
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.signals += 1
+
+
+def _memory_of(pid: int) -> int:
+    try:
+        process = psutil.Process(pid)
+        try:
+            return int(process.memory_full_info().pss)
+        except psutil.AccessDenied:
+            return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0

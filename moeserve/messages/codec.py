@@ -1,0 +1,52 @@
+"""Messages to msgpack bytes and back, checked against the schema: no pickle on any socket.
+
+One decoder per receiver, of the union it may receive. Encoders carry no state, so one serves everybody.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from moeserve.messages import schema
+
+T = TypeVar("T")
+
+
+class CodecError(ValueError):
+    """Bytes that are no message of the expected union, or a message that cannot be written as msgpack."""
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """The msgpack bytes of a message. Raises CodecError for what msgpack cannot hold, such as an integer
+    beyond 64 bits or a string with a lone surrogate (which JSON input may carry)."""
+    try:
+        return _ENCODER.encode(message)
+    except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError, TypeError, RecursionError) as error:
+        raise CodecError(f"cannot encode {type(message).__name__}: {error}") from error
+
+
+class Decoder(Generic[T]):
+    """Decodes the messages of one union, given as msgspec understands it. Safe to share between threads."""
+
+    def __init__(self, union: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+
+    def decode(self, frame: bytes | memoryview) -> T:
+        """Raises CodecError when the bytes are malformed, truncated, of an unknown tag or of wrong types."""
+        try:
+            return self._decoder.decode(frame)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CodecError(f"malformed message of {len(frame)} bytes: {error}") from error
+
+
+TO_ROUTER: Final[Decoder[schema.ToRouter]] = Decoder(schema.ToRouter)
+TO_DETOKENIZER: Final[Decoder[schema.ToDetokenizer]] = Decoder(schema.ToDetokenizer)
+TO_HTTP: Final[Decoder[schema.ToHttp]] = Decoder(schema.ToHttp)
+TO_LAUNCHER: Final[Decoder[schema.ToLauncher]] = Decoder(schema.ToLauncher)
+FROM_WORKER: Final[Decoder[schema.FromWorker]] = Decoder(schema.FromWorker)
+STEP_PLAN: Final[Decoder[schema.StepPlan]] = Decoder(schema.StepPlan)

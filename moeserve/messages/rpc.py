@@ -1,0 +1,92 @@
+"""The line between router and worker: rpyc over a Unix stream socket, one bytes argument and one bytes result
+a call. What both ends agree on.
+
+rpyc can do far more than we want: proxies of remote objects, pickling, remote attribute access. All of that
+is off on both sides, whatever rpyc's defaults are or become; only `exposed_` methods can be called.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Any, Final
+
+from rpyc.core.channel import Channel
+from rpyc.core.protocol import Connection
+from rpyc.core.service import Service
+from rpyc.core.stream import SocketStream
+
+CONFIG: Final[dict[str, Any]] = {
+    "allow_pickle": False,
+    "allow_all_attrs": False,
+    "allow_public_attrs": False,
+    "allow_safe_attrs": False,
+    "allow_setattr": False,
+    "allow_delattr": False,
+    "allow_exposed_attrs": True,  # the service's methods, and nothing else
+    "exposed_prefix": "exposed_",
+    "import_custom_exceptions": False,
+    "instantiate_custom_exceptions": False,
+    "instantiate_oldstyle_exceptions": False,
+    "include_local_traceback": False,
+    "bind_threads": False,
+}
+
+
+class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
+    """A socket stream that reads while it waits to write.
+
+    A plan with a long prompt is bigger than the socket's buffer, and so may be a result with prompt logprobs.
+    Were both ends to sit in a blocking send, neither would ever read; so this end takes in what arrives
+    meanwhile. One end of a line is enough: the router's.
+    """
+
+    __slots__ = ("_ahead",)
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._ahead = bytearray()
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Bytes wait here of which the file descriptor knows nothing."""
+        return bool(self._ahead)
+
+    def poll(self, timeout: Any) -> bool:
+        return bool(self._ahead) or bool(super().poll(timeout))
+
+    def read(self, count: int) -> bytes:
+        if not self._ahead:
+            return bytes(super().read(count))
+        data = bytes(self._ahead[:count])
+        del self._ahead[:count]
+        return data + bytes(super().read(count - len(data))) if len(data) < count else data
+
+    def write(self, data: bytes) -> None:
+        """Raises EOFError when the line is broken; it is not closed then, for the other end's last words may
+        still be there to be read."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self.sock.send(view, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                self._wait_writable()
+            except OSError as error:
+                raise EOFError(error) from error
+
+    def _wait_writable(self) -> None:
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN | select.POLLOUT)
+        ((_, events),) = poller.poll()
+        if events & select.POLLIN:
+            arrived = self.sock.recv(self.MAX_IO_CHUNK)
+            if not arrived:
+                raise EOFError("connection closed by peer")
+            self._ahead += arrived
+
+
+def connection(service: Service, stream: SocketStream) -> Connection:
+    """An rpyc connection with `service` at this end. Uncompressed: the bytes never leave the machine."""
+    channel = Channel(stream, compress=False)
+    made: Connection = service._connect(channel, CONFIG)
+    return made

@@ -1,0 +1,152 @@
+"""Opening a model: one GGUF file, a split set, or a folder that holds one. Weights stay mapped."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import GGUFError
+from .header import Header, TensorInfo, read_header
+from .metadata import Metadata
+
+_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
+_MAX_LISTED = 8  # names in an error message
+
+
+class GGUFFile:
+    """A model's checked header and its mapped tensors. Everything was validated when this object exists.
+
+    The mappings are read-only and shared between the processes that open the same file. They last as long as
+    this object or any array that `data` returned.
+    """
+
+    def __init__(self, paths: list[Path], buffers: list[mmap.mmap], headers: list[Header]) -> None:
+        self.path = paths[0]  # the only file, or the first of the split set
+        self.metadata: Metadata = headers[0].metadata
+        self.tensors: dict[str, TensorInfo] = {}
+        self.file_bytes = sum(len(buffer) for buffer in buffers)
+        self._buffers = buffers
+        for path, header in zip(paths, headers, strict=True):
+            for tensor in header.tensors:
+                if tensor.name in self.tensors:
+                    raise GGUFError(
+                        path, f"tensor {tensor.name!r} occurs in another part of the split set too"
+                    )
+                self.tensors[tensor.name] = tensor
+
+    @property
+    def architecture(self) -> str:
+        return self.metadata.require_str("general.architecture")
+
+    def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The tensor's bytes as stored: uint8 [nbytes], a read-only view. KeyError if absent."""
+        tensor = self.tensors[name]
+        return np.frombuffer(self._buffers[tensor.part], np.uint8, tensor.nbytes, tensor.offset)
+
+    def advise_done(self, name: str) -> None:
+        """Unmaps the tensor's pages after use, those it does not share with a neighbour.
+
+        The bytes stay readable, from the page cache or the disk; they stop counting as our memory.
+        """
+        tensor = self.tensors[name]
+        start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.offset + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < end:
+            self._buffers[tensor.part].madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one model.
+
+    Raises GGUFError.
+    """
+    if path.is_dir():
+        path = _only_model_in(path)
+    paths = _split_set(path)
+    buffers = [_map(part) for part in paths]
+    headers = [
+        read_header(part, buffer, i) for i, (part, buffer) in enumerate(zip(paths, buffers, strict=True))
+    ]
+    _check_split(paths, headers)
+    return GGUFFile(paths, buffers, headers)
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with open(path, "rb", opener=_open_regular) as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise GGUFError(path, "the file is empty; download it again")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise GGUFError(path, f"cannot be opened: {error.strerror or error}") from error
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Opens without waiting: a FIFO in the model's place would otherwise hang the start."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError("it is not a regular file")
+    return fd
+
+
+def _only_model_in(folder: Path) -> Path:
+    names = sorted(entry.name for entry in folder.glob("*.gguf"))
+    models: dict[str, Path] = {}  # a split set counts once, under its first part present
+    for name in names:
+        match = _SPLIT_NAME.fullmatch(name)
+        models.setdefault(f"{match['stem']}-of-{match['parts']}" if match else name, folder / name)
+    if not models:
+        raise GGUFError(folder, "the folder holds no .gguf file")
+    if len(models) > 1:
+        listed = _listed([path.name for path in models.values()])
+        raise GGUFError(folder, f"the folder holds {len(models)} models; name one of them: {listed}")
+    return next(iter(models.values()))
+
+
+def _split_set(path: Path) -> list[Path]:
+    """All files of the set that `path` is named as a part of; `path` alone if it is not."""
+    match = _SPLIT_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    parts = int(match["parts"])
+    if not 1 <= int(match["part"]) <= parts:
+        raise GGUFError(
+            path, f"is named as part {int(match['part'])} of {parts}; rename it as it was published"
+        )
+    paths = [path.with_name(f"{match['stem']}-{i:05d}-of-{parts:05d}.gguf") for i in range(1, parts + 1)]
+    missing = [part.name for part in paths if not part.exists()]
+    if missing:
+        raise GGUFError(
+            path, f"{len(missing)} of the {parts} files of this split set are missing: {_listed(missing)}"
+        )
+    return paths
+
+
+def _check_split(paths: list[Path], headers: list[Header]) -> None:
+    """The parts say of themselves what their names say."""
+    for index, (path, header) in enumerate(zip(paths, headers, strict=True)):
+        metadata = header.metadata
+        count = metadata.require_int("split.count", 0, 99_999, default=1) or 1
+        number = metadata.require_int("split.no", 0, 99_998, default=0)
+        if (number, count) != (index, len(paths)):
+            raise GGUFError(
+                path,
+                f"its metadata makes it part {number + 1} of {count}, its name part {index + 1} of "
+                f"{len(paths)}; give the files of the split set the names they were published under",
+            )
+    total = sum(len(header.tensors) for header in headers)
+    announced = headers[0].metadata.require_int("split.tensors.count", 0, 1 << 31, default=total)
+    if announced != total:
+        raise GGUFError(paths[0], f"the split set announces {announced} tensors and holds {total}")
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

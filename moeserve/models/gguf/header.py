@@ -1,0 +1,281 @@
+"""A bounded walk over one GGUF file's header: every length is checked against the bytes that are left.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. gguf-py's reader takes 5.6 s for a
+vocabulary of 151,936 tokens (one numpy object per string) and trusts the file; this walk takes under 0.1 s,
+because a string array is only stepped over, and allocates nothing that the file's own size does not cover.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType, GGUFValueType
+
+from .errors import GGUFError
+from .metadata import Metadata, MetadataValue, StringArray
+from .quant_types import QUANT_TYPES, type_name
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_HEADER_BYTES = 128 << 20  # vocabularies of today take 12 MB
+MAX_ENTRIES = 1 << 16  # keys, and tensors; the largest Qwen3-MoE has 1,131 tensors
+MAX_KEY_BYTES = (1 << 16) - 1  # the format's limit
+MAX_TENSOR_NAME_BYTES = 64  # the format's limit
+MAX_RANK = 4
+DEFAULT_ALIGNMENT = 32
+MAX_ALIGNMENT = 1 << 20
+
+_MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one character, type, one byte of value
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, one character, rank, one dimension, type, offset
+
+_SCALARS: dict[int, tuple[struct.Struct, str]] = {
+    GGUFValueType.UINT8: (struct.Struct("<B"), "<u1"),
+    GGUFValueType.INT8: (struct.Struct("<b"), "<i1"),
+    GGUFValueType.UINT16: (struct.Struct("<H"), "<u2"),
+    GGUFValueType.INT16: (struct.Struct("<h"), "<i2"),
+    GGUFValueType.UINT32: (struct.Struct("<I"), "<u4"),
+    GGUFValueType.INT32: (struct.Struct("<i"), "<i4"),
+    GGUFValueType.FLOAT32: (struct.Struct("<f"), "<f4"),
+    GGUFValueType.BOOL: (struct.Struct("<?"), "<u1"),
+    GGUFValueType.UINT64: (struct.Struct("<Q"), "<u8"),
+    GGUFValueType.INT64: (struct.Struct("<q"), "<i8"),
+    GGUFValueType.FLOAT64: (struct.Struct("<d"), "<f8"),
+}
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of the file. Its bytes lie at `offset` of part `part`, `nbytes` of them, rows contiguous."""
+
+    name: str
+    shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]
+    type: GGMLQuantizationType
+    nbytes: int
+    part: int  # which file of a split set, from 0
+    offset: int  # bytes from the start of that file
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    metadata: Metadata
+    tensors: list[TensorInfo]  # in the file's order
+
+
+def read_header(path: Path, buffer: mmap.mmap, part: int) -> Header:
+    """Reads and checks the header of the mapped file. Raises GGUFError."""
+    walk = _Walk(path, buffer)
+    num_tensors, num_keys = _read_counts(walk)
+    values: dict[str, MetadataValue] = {}
+    for index in range(num_keys):
+        key = walk.name(f"metadata key {index}", MAX_KEY_BYTES)
+        walk.where = f"metadata key {key!r}"
+        if key in values:
+            raise walk.error("occurs twice; the file is damaged, download it again")
+        values[key] = walk.value(walk.u32())
+    metadata = Metadata(path, values)
+    return Header(metadata, _read_tensors(walk, num_tensors, _alignment(metadata), part))
+
+
+def _read_counts(walk: _Walk) -> tuple[int, int]:
+    walk.where = "the header"
+    magic = walk.take(4)
+    if magic != MAGIC:
+        raise GGUFError(walk.path, f"this is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}")
+    version = walk.u32()
+    if version & 0xFFFF == 0 and version:
+        raise GGUFError(walk.path, "this is a big-endian GGUF; only little-endian ones are supported")
+    if version not in VERSIONS:
+        raise GGUFError(
+            walk.path, f"GGUF version {version} is not supported (2 and 3 are); convert the model again"
+        )
+    return walk.count("tensors", _MIN_TENSOR_BYTES), walk.count("metadata keys", _MIN_KEY_BYTES)
+
+
+def _alignment(metadata: Metadata) -> int:
+    alignment = metadata.require_int("general.alignment", 8, MAX_ALIGNMENT, DEFAULT_ALIGNMENT)
+    if alignment & (alignment - 1):
+        raise metadata.error("general.alignment", f"is {alignment}, a power of two is expected")
+    return alignment
+
+
+def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[TensorInfo]:
+    relative: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int, int]] = []
+    seen: set[str] = set()
+    for index in range(count):
+        name = walk.name(f"the name of tensor {index}", MAX_TENSOR_NAME_BYTES)
+        walk.where = f"tensor {name!r}"
+        if name in seen:
+            raise walk.error("occurs twice; the file is damaged, download it again")
+        seen.add(name)
+        shape = _read_shape(walk)
+        kind, nbytes = _type_and_bytes(walk, shape, walk.u32())
+        offset = walk.u64()
+        if offset % alignment:
+            raise walk.error(
+                f"begins at {offset}, which is not a multiple of the file's alignment, {alignment}"
+            )
+        relative.append((name, shape, kind, nbytes, offset))
+    data_start = -(-walk.position // alignment) * alignment
+    tensors = [
+        TensorInfo(n, shape, kind, size, part, data_start + at) for n, shape, kind, size, at in relative
+    ]
+    _check_extents(walk, tensors)
+    return tensors
+
+
+def _read_shape(walk: _Walk) -> tuple[int, ...]:
+    rank = walk.u32()
+    if not 1 <= rank <= MAX_RANK:
+        raise walk.error(f"has {rank} dimensions; 1 to {MAX_RANK} are supported")
+    shape = tuple(walk.u64() for _ in range(rank))[::-1]
+    if min(shape) < 1:
+        raise walk.error(f"has an empty dimension: {list(shape)}")
+    return shape
+
+
+def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[GGMLQuantizationType, int]:
+    quant = QUANT_TYPES.get(number)  # type: ignore[call-overload]  # an IntEnum key equals its number
+    if quant is None:
+        served = ", ".join(kind.name for kind in QUANT_TYPES)
+        raise walk.error(f"is of type {type_name(number)}, which is not supported; supported are {served}")
+    if shape[-1] % quant.block_size:
+        raise walk.error(
+            f"has rows of {shape[-1]} values; {quant.type.name} needs a multiple of {quant.block_size}"
+        )
+    nbytes = quant.row_bytes(shape[-1])
+    for dimension in shape[:-1]:  # Python integers: the product cannot overflow
+        nbytes *= dimension
+    if nbytes > walk.file_bytes:
+        raise walk.error(
+            f"of shape {list(shape)} and type {quant.type.name} would take {nbytes} bytes, the file has "
+            f"{walk.file_bytes}: it is truncated or damaged, download it again"
+        )
+    return quant.type, nbytes
+
+
+def _check_extents(walk: _Walk, tensors: list[TensorInfo]) -> None:
+    """Each tensor lies within the file, and no two overlap: together they claim no more than it has."""
+    end, owner = 0, ""
+    for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
+        walk.where = f"tensor {tensor.name!r}"
+        if tensor.offset < end:
+            raise walk.error(f"begins at byte {tensor.offset}, inside tensor {owner!r}; the file is damaged")
+        end, owner = tensor.offset + tensor.nbytes, tensor.name
+        if end > walk.file_bytes:
+            raise walk.error(
+                f"ends at byte {end}, the file has {walk.file_bytes}: it is truncated, download it again"
+            )
+
+
+class _Walk:
+    """A cursor that never passes the file's end. `where` says in error messages what is being read."""
+
+    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+        self.path = path
+        self.where = "the header"
+        self.position = 0
+        self.file_bytes = len(buffer)
+        self._buffer = buffer
+        self._end = min(self.file_bytes, MAX_HEADER_BYTES)
+
+    def error(self, problem: str) -> GGUFError:
+        return GGUFError(self.path, f"{self.where} {problem}")
+
+    def advance(self, nbytes: int) -> int:
+        """Moves on by `nbytes`; returns the position before."""
+        start = self.position
+        if nbytes > self._end - start:
+            raise self._past_end(nbytes)
+        self.position = start + nbytes
+        return start
+
+    def take(self, nbytes: int) -> bytes:
+        start = self.advance(nbytes)
+        return self._buffer[start : self.position]
+
+    def u32(self) -> int:
+        return int(_U32.unpack_from(self._buffer, self.advance(4))[0])
+
+    def u64(self) -> int:
+        return int(_U64.unpack_from(self._buffer, self.advance(8))[0])
+
+    def count(self, what: str, min_bytes: int) -> int:
+        """How many entries follow; refused when they cannot fit, each taking at least `min_bytes`."""
+        count = self.u64()
+        if count > MAX_ENTRIES or count * min_bytes > self._end - self.position:
+            raise self.error(
+                f"announces {count} {what}; {MAX_ENTRIES} at most are supported and "
+                f"{self._end - self.position} bytes are left: the file is damaged, download it again"
+            )
+        return count
+
+    def string(self) -> str:
+        raw = self.take(self.u64())
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self.error(f"is not valid UTF-8 ({error.reason} at its byte {error.start})") from error
+
+    def name(self, what: str, max_bytes: int) -> str:
+        self.where = what
+        start = self.position
+        name = self.string()
+        if not 1 <= self.position - start - 8 <= max_bytes:
+            raise self.error(f"is {self.position - start - 8} bytes long; 1 to {max_bytes} are allowed")
+        return name
+
+    def value(self, kind: int) -> MetadataValue:
+        """The value of type `kind` that begins here."""
+        if kind == GGUFValueType.STRING:
+            return self.string()
+        if kind == GGUFValueType.ARRAY:
+            return self._array(self.u32(), self.u64())
+        unpack = self._scalar(kind)[0]
+        value: int | float | bool = unpack.unpack_from(self._buffer, self.advance(unpack.size))[0]
+        return value
+
+    def _array(self, kind: int, count: int) -> MetadataValue:
+        if kind == GGUFValueType.ARRAY:
+            raise self.error("is an array of arrays, which is not supported")
+        if kind == GGUFValueType.STRING:
+            start = self.position
+            self._skip_strings(count)
+            return StringArray(self._buffer, start, count)
+        dtype = self._scalar(kind)[1]
+        start = self.advance(count * int(dtype[-1]))
+        array = np.frombuffer(self._buffer, dtype, count, start)
+        return array != 0 if kind == GGUFValueType.BOOL else array
+
+    def _skip_strings(self, count: int) -> None:
+        """Steps over `count` strings. Half a million of them in a vocabulary: the loop is kept bare."""
+        position, buffer, length_at = self.position, self._buffer, _U64.unpack_from
+        if count * 8 > self._end - position:
+            raise self._past_end(count * 8)
+        try:
+            for _ in range(count):
+                position += 8 + length_at(buffer, position)[0]
+        except (struct.error, OverflowError):  # a length led past the file's end
+            raise self._past_end(position - self.position) from None
+        self.advance(position - self.position)
+
+    def _scalar(self, kind: int) -> tuple[struct.Struct, str]:
+        entry = _SCALARS.get(kind)
+        if entry is None:
+            raise self.error(f"has the unknown value type {kind}; the file is damaged, download it again")
+        return entry
+
+    def _past_end(self, nbytes: int) -> GGUFError:
+        left = self._end - self.position
+        if self._end < self.file_bytes:
+            return self.error(
+                f"takes {nbytes} bytes; a header of more than {MAX_HEADER_BYTES} is not supported"
+            )
+        return self.error(
+            f"takes {nbytes} bytes, {left} are left: the file is truncated or damaged, download it again"
+        )

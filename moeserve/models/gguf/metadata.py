@@ -1,0 +1,126 @@
+"""A GGUF file's metadata: typed getters with range checks, and string arrays decoded only when asked for."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import GGUFError
+
+_U64 = struct.Struct("<Q")
+
+
+class StringArray:
+    """An array of strings that still lies in the file; its bounds were checked when the header was read.
+
+    A vocabulary is hundreds of thousands of strings and two of four processes never look at it.
+    """
+
+    def __init__(self, buffer: mmap.mmap, offset: int, count: int) -> None:
+        self._buffer = buffer
+        self._offset = offset  # of the first string's length
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Each string's bytes, in order. They need not be UTF-8."""
+        buffer, position, length_at = self._buffer, self._offset, _U64.unpack_from
+        for _ in range(self._count):
+            start = position + 8
+            position = start + length_at(buffer, position)[0]
+            yield buffer[start:position]
+
+
+MetadataValue = int | float | bool | str | StringArray | np.ndarray[Any, np.dtype[Any]]
+
+
+class Metadata(Mapping[str, MetadataValue]):
+    """Key to value: int, float, bool, str, StringArray, or a read-only numpy array.
+
+    The getters raise GGUFError, naming the file and the key, when the key is missing (and no default was
+    given), of another type, or out of range.
+    """
+
+    def __init__(self, path: Path, values: dict[str, MetadataValue]) -> None:
+        self.path = path
+        self._values = values
+
+    def __getitem__(self, key: str) -> MetadataValue:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def error(self, key: str, problem: str) -> GGUFError:
+        return GGUFError(self.path, f"metadata key {key!r} {problem}")
+
+    def require_int(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        """An integer within low..high."""
+        value = self._lookup(key, default)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.error(key, f"is {_describe(value)}, an integer is expected")
+        if not low <= value <= high:
+            raise self.error(key, f"is {value}; {low} to {high} is supported")
+        return value
+
+    def require_float(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        """A finite number within low..high."""
+        value = self._lookup(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(key, f"is {_describe(value)}, a number is expected")
+        if not low <= value <= high:  # also refuses NaN
+            raise self.error(key, f"is {value}; {low} to {high} is supported")
+        return float(value)
+
+    def require_bool(self, key: str, default: bool | None = None) -> bool:
+        value = self._lookup(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"is {_describe(value)}, a boolean is expected")
+        return value
+
+    def require_str(self, key: str, default: str | None = None) -> str:
+        value = self._lookup(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"is {_describe(value)}, a string is expected")
+        return value
+
+    def require_strings(self, key: str) -> StringArray:
+        value = self._lookup(key, None)
+        if not isinstance(value, StringArray):
+            raise self.error(key, f"is {_describe(value)}, an array of strings is expected")
+        return value
+
+    def require_ints(self, key: str, length: int) -> np.ndarray[Any, np.dtype[Any]]:
+        """An integer array of exactly `length` entries, of whichever integer type the file uses."""
+        value = self._lookup(key, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            raise self.error(key, f"is {_describe(value)}, an array of integers is expected")
+        if len(value) != length:
+            raise self.error(key, f"has {len(value)} entries, {length} are expected")
+        return value
+
+    def _lookup(self, key: str, default: MetadataValue | None) -> MetadataValue:
+        value = self._values.get(key, default)
+        if value is None:
+            raise self.error(key, "is missing; convert the model again with a current llama.cpp")
+        return value
+
+
+def _describe(value: MetadataValue) -> str:
+    if isinstance(value, StringArray):
+        return f"an array of {len(value)} strings"
+    if isinstance(value, np.ndarray):
+        return f"an array of {len(value)} {value.dtype}"
+    if isinstance(value, str) and len(value) > 40:
+        return f"a string of {len(value)} characters"
+    return f"{value!r}"

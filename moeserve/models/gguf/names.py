@@ -1,0 +1,25 @@
+"""The tensor names of architecture "qwen3moe", as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+TOKEN_EMBD = "token_embd.weight"
+OUTPUT = "output.weight"  # missing: the embedding is the output matrix too (tied)
+OUTPUT_NORM = "output_norm.weight"
+
+ATTN_NORM = "attn_norm"
+ATTN_Q = "attn_q"
+ATTN_K = "attn_k"
+ATTN_V = "attn_v"
+ATTN_OUTPUT = "attn_output"
+ATTN_Q_NORM = "attn_q_norm"
+ATTN_K_NORM = "attn_k_norm"
+FFN_NORM = "ffn_norm"
+FFN_GATE_INP = "ffn_gate_inp"  # the router
+FFN_GATE_EXPS = "ffn_gate_exps"
+FFN_UP_EXPS = "ffn_up_exps"
+FFN_DOWN_EXPS = "ffn_down_exps"
+
+
+def of_layer(layer: int, part: str) -> str:
+    """The full name of a layer's tensor: of_layer(3, ATTN_Q) is "blk.3.attn_q.weight"."""
+    return f"blk.{layer}.{part}.weight"

@@ -1,0 +1,134 @@
+"""What every child process does before and around its own work.
+
+`python -m moeserve.<name>` calls `run_process(name, main)`. The child finds its runtime directory in
+MOESERVE_RUNTIME_DIR, reads the configuration the launcher wrote there, names itself, and tells the launcher
+when it is ready or why it failed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+from setproctitle import setproctitle
+
+from moeserve.config import ENV_PREFIX, RuntimePaths, ServerConfig
+from moeserve.errors import ConfigError, UserError
+from moeserve.messages.channels import PushChannel
+from moeserve.messages.schema import ProcessFailed, ProcessReady, WorkerReady
+
+LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
+EXIT_USER_ERROR = 2
+EXIT_BUG = 1
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+log = logging.getLogger(__name__)
+
+
+class Process:
+    """A child's surroundings: its configuration, its sockets' addresses and the line to the launcher."""
+
+    def __init__(self, name: str, config: ServerConfig, paths: RuntimePaths) -> None:
+        self.name = name
+        self.config = config
+        self.paths = paths
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.is_ready = False
+        self._launcher = PushChannel(self.context, paths.launcher)
+
+    def ready(self, *, url: str | None = None, engine: WorkerReady | None = None) -> None:
+        """Tell the launcher that this process can do its work: call it once, with every socket bound.
+        httpserver tells its URL, the worker what it has allocated."""
+        self.is_ready = True
+        self._launcher.send(ProcessReady(process=self.name, pid=os.getpid(), url=url, engine=engine))
+        log.debug("ready")
+
+    def failed(self, message: str) -> None:
+        self._launcher.send(ProcessFailed(process=self.name, message=message))
+
+    def close(self) -> None:
+        """Waits, a bounded time, for the last messages to leave; then every socket of `context` is closed."""
+        self._launcher.close()
+        self.context.destroy()
+
+
+def run_process(name: str, main: Callable[[Process], None]) -> None:
+    """Runs `main` as the process `name` and exits: 0 when it returns, 2 after an error the user can act on
+    (a UserError at any time; an OSError, such as a port in use, or too little memory before `ready()`), 1
+    after a bug, with its traceback in the log. The launcher gets the message as ProcessFailed."""
+    _leave_signals_to_launcher()
+    _die_with_launcher()
+    setproctitle(f"moeserve: {name}")
+    paths = RuntimePaths.from_env()
+    config = load_config(paths)
+    set_up_logging(name, config.log_level)
+    process = Process(name, config, paths)
+    code = _guarded(process, main)
+    process.close()
+    sys.exit(code)
+
+
+def _guarded(process: Process, main: Callable[[Process], None]) -> int:
+    """The border where an exception becomes a message and an exit code."""
+    try:
+        main(process)
+    except UserError as error:
+        process.failed(str(error))
+        return EXIT_USER_ERROR
+    except Exception as error:
+        starting = not process.is_ready
+        if starting and isinstance(error, OSError | MemoryError):
+            process.failed(str(error) or "out of memory")
+            return EXIT_USER_ERROR
+        log.exception("failed")
+        process.failed(f"{type(error).__name__}: {error}")
+        return EXIT_BUG
+    return 0
+
+
+def load_config(paths: RuntimePaths) -> ServerConfig:
+    """The configuration the launcher wrote, with every field's type checked. Raises ConfigError."""
+    try:
+        raw: dict[str, Any] = msgspec.json.decode(paths.config_file.read_bytes(), type=dict[str, Any])
+        unknown = raw.keys() - ServerConfig.__dataclass_fields__.keys()
+        if unknown:
+            raise ConfigError(f"{paths.config_file}: unknown fields {sorted(unknown)}")
+        return msgspec.convert(raw, ServerConfig)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{paths.config_file}: {error}") from error
+
+
+def set_up_logging(name: str, level: str) -> None:
+    """One line a record, on stderr: time, level, process, message."""
+    logging.basicConfig(
+        level=level.upper(),
+        format=f"%(asctime)s %(levelname)-7s {name}: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
+def _leave_signals_to_launcher() -> None:
+    """Ctrl-C reaches a whole process group and systemd's stop a whole control group, but requests drain only
+    if the inner processes outlive httpserver. So children ignore both; httpserver then installs a SIGTERM
+    handler of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _die_with_launcher() -> None:
+    """The kernel kills us when the launcher goes, however it goes: no orphan holds the model's memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    launcher = os.environ.get(LAUNCHER_PID_ENV)
+    if launcher is not None and os.getppid() != int(launcher):
+        sys.exit(EXIT_BUG)  # it died before the call above took effect

@@ -1,0 +1,63 @@
+"""`python -m moeserve.router`: the process that owns every request's state and every KV slot."""
+
+from __future__ import annotations
+
+import logging
+
+from moeserve.config import ServerConfig
+from moeserve.messages import codec
+from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.schema import EngineReady, Shutdown, ToRouter, WorkerReady
+from moeserve.process import Process, run_process
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.scheduler import Scheduler
+from moeserve.router.manager import RouterManager
+from moeserve.router.worker_client import RpycWorker
+
+log = logging.getLogger(__name__)
+
+CONNECT_INTERVAL_S = 0.05
+
+
+def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
+    return Limits(
+        num_kv_slots=ready.num_kv_slots,
+        max_num_seqs=ready.max_num_seqs,
+        max_model_len=ready.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+    )
+
+
+def connect(process: Process, inbox: PullChannel[ToRouter]) -> RpycWorker | None:
+    """The worker, once it has loaded its model; None when the server stops before that. No request can come
+    meanwhile: httpserver takes none before EngineReady."""
+    while True:
+        try:
+            return RpycWorker(process.paths.worker)
+        except (FileNotFoundError, ConnectionRefusedError):
+            message = inbox.recv(CONNECT_INTERVAL_S)
+        if isinstance(message, Shutdown):
+            return None
+        if message is not None:
+            raise RuntimeError(f"{type(message).__name__} came before the worker was ready")
+
+
+def main(process: Process) -> None:
+    inbox: PullChannel[ToRouter] = PullChannel(process.context, process.paths.router, codec.TO_ROUTER)
+    detokenizer = PushChannel(process.context, process.paths.detokenizer)
+    http = PushChannel(process.context, process.paths.http)
+    worker = connect(process, inbox)
+    if worker is not None:
+        ready = worker.hello()
+        log.info("the worker has %d KV slots, %d request slots", ready.num_kv_slots, ready.max_num_seqs)
+        http.send(EngineReady(ready=ready))
+        process.ready()
+        scheduler = Scheduler(limits(process.config, ready))
+        RouterManager(scheduler, worker, inbox, detokenizer, http).run()
+    for channel in (inbox, detokenizer, http):
+        channel.close()
+
+
+if __name__ == "__main__":
+    run_process("router", main)

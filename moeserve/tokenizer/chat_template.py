@@ -1,0 +1,153 @@
+"""A chat template, rendered as Hugging Face's `apply_chat_template` does it.
+
+A template is a program from an untrusted file. Jinja's sandbox keeps it from reaching Python's internals, but
+not from looping or allocating without end: a server renders with `renderer.ChatRenderer`, in another process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from .errors import TemplateError
+
+MAX_MESSAGE_CHARS = 2000  # of an error's text
+
+
+class ChatTemplate:
+    """A compiled template. TemplateError from the constructor if it cannot be compiled."""
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        """`variables` are there in every render: bos_token, eos_token and the like."""
+        self._variables = dict(variables)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"the chat template is wrong in line {error.lineno}: {_text_of(error)}"
+            ) from error
+        except Exception as error:  # jinja and Python's compiler can refuse a program in many ways
+            raise TemplateError(f"the chat template cannot be compiled: {_reason(error)}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+        max_chars: int = 1 << 24,
+    ) -> str:
+        """The prompt. TemplateError when the template raises, fails, or writes more than `max_chars`."""
+        variables = {
+            **self._variables,
+            **(kwargs or {}),
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(variables):
+                size += len(piece)
+                if size > max_chars:
+                    raise TemplateError(f"the chat template wrote more than {max_chars} characters")
+                pieces.append(piece)
+            text = "".join(pieces)
+            text.encode("utf-8")
+        except TemplateError:
+            raise
+        except _Refused as error:
+            raise TemplateError(_text_of(error)) from error
+        except Exception as error:  # the template is a program: it can raise anything
+            raise TemplateError(f"the chat template failed: {_reason(error)}") from error
+        return text
+
+
+class _Refused(jinja2.TemplateError):
+    """`raise_exception` was called: its text is the template's word to the client."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """Accepts {% generation %} … {% endgeneration %}, which marks an assistant's text for training."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja's own declaration
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """namespace() whose attributes cannot begin with an underscore: none can pose as a Python internal."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be an attribute's name
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _refuse_underscore(name)
+        jinja2.utils.Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(
+            f"namespace attributes may not begin with an underscore: {name!r}"
+        )
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON; jinja's own filter escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)  # local time, as in Hugging Face's
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "it needs more memory than a template is given"
+    return f"{type(error).__name__}: {_text_of(error)}"
+
+
+def _text_of(error: BaseException) -> str:
+    """The error's text, shortened, without characters that UTF-8 cannot hold."""
+    return str(error)[:MAX_MESSAGE_CHARS].encode("utf-8", errors="replace").decode("utf-8")

@@ -1,0 +1,258 @@
+"""Renders an untrusted chat template in a process of its own, within a time, a memory and an output limit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from moeserve.models.gguf import GGUFError, GGUFFile
+
+from .errors import TemplateError, TemplateMissing, TemplateTimeout
+from .render_protocol import (
+    MAX_REQUEST_BYTES,
+    Compile,
+    Failed,
+    Render,
+    Request,
+    decode_reply,
+    encode,
+    receive_frame,
+    send_frame,
+)
+from .vocabulary import Vocabulary
+
+_TEMPLATE = "tokenizer.chat_template"
+MAX_TEMPLATE_BYTES = 1 << 20
+START_SECONDS = 60.0  # until the process runs, before it has seen the template: a cold disk, a busy machine
+# Variables of a template that come from elsewhere than chat_template_kwargs.
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+# The process gets no more of the environment than Python needs to start: it might hold the API key.
+_PASSED_ENVIRONMENT = (
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+
+
+class ChatRenderer:
+    """One template, one process, one render at a time; the others wait in line.
+
+    A render that exceeds its time is ended by killing the process; the next render starts a new one (0.1 s).
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        variables: Mapping[str, str],
+        *,
+        timeout: float = 2.0,
+        max_output_chars: int = 1 << 24,
+    ) -> None:
+        """Starts the process and compiles the template; without one (`source` None) every render says so.
+
+        `variables` are bos_token and the like; `timeout` is in seconds of wall-clock time, for compiling and
+        for each render. Raises TemplateError (a syntax error, with its line) or TemplateTimeout.
+        """
+        self._source = source
+        self._variables = dict(variables)
+        self._timeout = timeout
+        self._max_output_chars = max_output_chars
+        self._child: _Child | None = None
+        # One thread does all that blocks. It also starts the processes, which die with it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="template")
+        if source is not None:
+            try:
+                self._thread.submit(self._start).result()
+            except BaseException:  # not swallowed: only the thread is given back first
+                self._thread.shutdown()
+                raise
+
+    @classmethod
+    def from_gguf(cls, gguf: GGUFFile, vocabulary: Vocabulary, *, timeout: float = 2.0) -> ChatRenderer:
+        """The renderer of the file's own template (tokenizer.chat_template).
+
+        A file without one is served all the same; no default is assumed for it, since a wrong format would
+        only show as poor answers. Raises GGUFError, also for a template that cannot be compiled in time.
+        """
+        source = gguf.metadata.require_str(_TEMPLATE) if _TEMPLATE in gguf.metadata else None
+        if source is not None and len(source) > MAX_TEMPLATE_BYTES:
+            raise gguf.metadata.error(
+                _TEMPLATE, f"has {len(source)} characters; {MAX_TEMPLATE_BYTES} at most are supported"
+            )
+        try:
+            return cls(source, _special_tokens(gguf, vocabulary), timeout=timeout)
+        except TemplateError as error:
+            raise GGUFError(gguf.path, str(error)) from error
+
+    @property
+    def has_template(self) -> bool:
+        return self._source is not None
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text for `messages` (OpenAI's form). Raises TemplateError and its subclasses.
+
+        `kwargs` is the request's chat_template_kwargs.
+        """
+        frame = self._frame(messages, tools, add_generation_prompt, kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._exchange, frame)
+
+    def render_sync(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `render`, blocking: not for an event loop's thread."""
+        return self._thread.submit(
+            self._exchange, self._frame(messages, tools, add_generation_prompt, kwargs)
+        ).result()
+
+    def close(self) -> None:
+        """Ends the process. Waits for a render that is under way."""
+        self._thread.submit(self._stop).result()
+        self._thread.shutdown()
+
+    def _frame(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any] | None,
+    ) -> bytes:
+        if self._source is None:
+            raise TemplateMissing(
+                f"this model's GGUF carries no chat template ({_TEMPLATE}); format the prompt yourself and "
+                "use /v1/completions"
+            )
+        taken = RESERVED & (kwargs or {}).keys()
+        if taken:
+            raise TemplateError(f"chat_template_kwargs may not set {', '.join(sorted(taken))}")
+        plain_tools = None if tools is None else [dict(tool) for tool in tools]
+        return _encode(
+            Render([dict(m) for m in messages], plain_tools, add_generation_prompt, dict(kwargs or {}))
+        )
+
+    # ---- all below runs on self._thread
+
+    def _start(self) -> None:
+        assert self._source is not None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "moeserve.tokenizer.render_process"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _PASSED_ENVIRONMENT if name in os.environ},
+            )
+        self._child = _Child(process, ours)
+        try:
+            self._receive(time.monotonic() + START_SECONDS, "start")
+            self._request(_encode(Compile(self._source, self._variables, self._max_output_chars)), "compile")
+        except TemplateError:
+            self._stop()
+            raise
+
+    def _exchange(self, frame: bytes) -> str:
+        if self._child is None:
+            self._start()
+        return self._request(frame, "finish")
+
+    def _request(self, frame: bytes, what: str) -> str:
+        assert self._child is not None
+        deadline = time.monotonic() + self._timeout
+        try:
+            send_frame(self._child.channel, frame, deadline)
+        except TimeoutError as error:
+            raise self._timed_out(what) from error
+        except ConnectionError as error:
+            raise self._died() from error
+        return self._receive(deadline, what)
+
+    def _receive(self, deadline: float, what: str) -> str:
+        assert self._child is not None
+        max_bytes = 4 * self._max_output_chars + 64  # UTF-8, and the struct around it
+        try:
+            reply = decode_reply(receive_frame(self._child.channel, max_bytes, deadline))
+        except TimeoutError as error:
+            raise self._timed_out(what) from error
+        except (EOFError, ConnectionError, ValueError) as error:  # msgspec's errors are ValueErrors
+            raise self._died() from error
+        if isinstance(reply, Failed):
+            raise TemplateError(reply.message)
+        return reply.text
+
+    def _timed_out(self, what: str) -> TemplateTimeout:
+        self._stop()
+        limit = START_SECONDS if what == "start" else self._timeout
+        return TemplateTimeout(f"the chat template did not {what} within {limit:g} s and was stopped")
+
+    def _died(self) -> TemplateError:
+        self._stop()
+        return TemplateError(
+            "the chat template's process ended unexpectedly; the template may need too much memory"
+        )
+
+    def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.channel.close()
+            child.process.kill()
+            child.process.wait()
+
+
+def _encode(request: Request) -> bytes:
+    try:
+        frame = encode(request)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise TemplateError(f"the messages cannot be passed to the chat template: {error}") from error
+    if len(frame) > MAX_REQUEST_BYTES:
+        raise TemplateError(
+            f"the messages take {len(frame)} bytes; {MAX_REQUEST_BYTES} at most are supported"
+        )
+    return frame
+
+
+def _special_tokens(gguf: GGUFFile, vocabulary: Vocabulary) -> dict[str, str]:
+    """Hugging Face's template variables for the tokens that the file names."""
+    keys = {
+        "bos_token": "tokenizer.ggml.bos_token_id",
+        "eos_token": "tokenizer.ggml.eos_token_id",
+        "pad_token": "tokenizer.ggml.padding_token_id",
+        "unk_token": "tokenizer.ggml.unknown_token_id",
+    }
+    ids = {
+        name: gguf.metadata.require_int(key, 0, vocabulary.size - 1)
+        for name, key in keys.items()
+        if key in gguf.metadata
+    }
+    return {
+        name: vocabulary.token_bytes[token_id].decode("utf-8", "replace") for name, token_id in ids.items()
+    }

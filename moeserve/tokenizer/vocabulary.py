@@ -1,0 +1,149 @@
+"""What each token id stands for: its bytes and its kind. All that a detokenizer needs, without a tokenizer.
+
+Byte-level BPE writes a token's raw bytes as printable characters, one each (GPT-2's table, "Ġ" for a space);
+control and user-defined tokens are plain text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.gguf import GGUFError, GGUFFile
+
+MAX_VOCAB = 1 << 22
+
+_TOKENS = "tokenizer.ggml.tokens"
+_BATCH = 8192  # tokens decoded at a time
+
+# tokenizer.ggml.token_type
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+
+# Ends of a turn or text that not all Qwen files name in their metadata; they count if control tokens.
+_QWEN_ENDS = ("<|im_end|>", "<|endoftext|>")
+_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """token_bytes[id] is what the token adds to the text; invalid UTF-8 in itself, often."""
+
+    token_bytes: list[bytes]
+    special: frozenset[int]  # control tokens: left out of the text by skip_special_tokens
+    user_defined: frozenset[int]  # matched whole in input text like control tokens, but part of the text
+    unused: frozenset[int]  # padding of the embedding; never encoded
+    eos_ids: tuple[int, ...]  # a request ends at any of these; the first is the one the file names
+    bos_id: int | None
+    add_bos: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.token_bytes)
+
+    @classmethod
+    def from_gguf(cls, gguf: GGUFFile) -> Vocabulary:
+        """Raises GGUFError."""
+        metadata = gguf.metadata
+        size = vocab_size(gguf)
+        kinds = metadata.require_ints("tokenizer.ggml.token_type", size)
+        is_literal = np.isin(kinds, (CONTROL, USER_DEFINED, UNUSED))
+        token_bytes: list[bytes] = []
+        for pieces in read_pieces(gguf):
+            token_bytes += _raw_bytes(pieces, is_literal[len(token_bytes) : len(token_bytes) + len(pieces)])
+        special = _ids_of(kinds == CONTROL)
+        bos_id = _token_id(gguf, "tokenizer.ggml.bos_token_id", size)
+        add_bos = metadata.require_bool("tokenizer.ggml.add_bos_token", default=False)
+        if add_bos and bos_id is None:
+            raise metadata.error(
+                "tokenizer.ggml.add_bos_token", "is true, but no tokenizer.ggml.bos_token_id is given"
+            )
+        return cls(
+            token_bytes=token_bytes,
+            special=special,
+            user_defined=_ids_of(kinds == USER_DEFINED),
+            unused=_ids_of(kinds == UNUSED),
+            eos_ids=_eos_ids(gguf, token_bytes, special),
+            bos_id=bos_id,
+            add_bos=add_bos,
+        )
+
+
+def vocab_size(gguf: GGUFFile) -> int:
+    """Raises GGUFError when the vocabulary is missing or absurdly large."""
+    size = len(gguf.metadata.require_strings(_TOKENS))
+    if not 1 <= size <= MAX_VOCAB:
+        raise gguf.metadata.error(_TOKENS, f"has {size} entries; 1 to {MAX_VOCAB} are supported")
+    return size
+
+
+def read_pieces(gguf: GGUFFile) -> Iterator[list[str]]:
+    """The tokens as the file spells them, in id order, in batches: who needs each only for a moment does not
+    hold the memory of all. Raises GGUFError."""
+    array = iter(gguf.metadata.require_strings(_TOKENS))
+    try:
+        while batch := [piece.decode("utf-8") for piece in itertools.islice(array, _BATCH)]:
+            yield batch
+    except UnicodeDecodeError as error:
+        raise gguf.metadata.error(_TOKENS, f"holds {error.object!r}, which is not valid UTF-8") from error
+
+
+def byte_alphabet() -> list[str]:
+    """GPT-2's table: the character that stands for each byte 0..255."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = [""] * 256
+    for byte in printable:
+        alphabet[byte] = chr(byte)
+    # The others (controls, space, no-break space, soft hyphen) take the characters from U+0100 on, in order.
+    for offset, byte in enumerate(byte for byte in range(256) if not alphabet[byte]):
+        alphabet[byte] = chr(0x100 + offset)
+    return alphabet
+
+
+def _raw_bytes(pieces: Sequence[str], is_literal: np.ndarray[Any, np.dtype[np.bool_]]) -> list[bytes]:
+    """Byte-level pieces mapped back to bytes, all at once; literal ones (bool [len(pieces)]) as their UTF-8.
+
+    A piece with a character outside the alphabet stands for its own UTF-8 too, as in Hugging Face's decoder.
+    """
+    values = _BYTE_OF[
+        np.minimum(np.frombuffer("".join(pieces).encode("utf-32-le"), "<u4"), len(_BYTE_OF) - 1)
+    ]
+    ends = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+    raw, end_list = values.astype(np.uint8).tobytes(), ends.tolist()
+    token_bytes = [raw[start:end] for start, end in zip([0, *end_list], end_list, strict=False)]
+    outside = np.searchsorted(ends, np.flatnonzero(values == _OUTSIDE), side="right")
+    for index in (*outside.tolist(), *np.flatnonzero(is_literal).tolist()):
+        token_bytes[index] = pieces[index].encode("utf-8")
+    return token_bytes
+
+
+def _byte_of_character() -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """The alphabet inverted: code point to byte, _OUTSIDE for others; the last entry is for all beyond it."""
+    table = np.full(0x145, _OUTSIDE, np.uint16)
+    for byte, character in enumerate(byte_alphabet()):
+        table[ord(character)] = byte
+    return table
+
+
+_OUTSIDE = 0xFFFF
+_BYTE_OF = _byte_of_character()
+
+
+def _ids_of(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> frozenset[int]:
+    return frozenset(np.flatnonzero(mask).tolist())
+
+
+def _token_id(gguf: GGUFFile, key: str, size: int) -> int | None:
+    return gguf.metadata.require_int(key, 0, size - 1) if key in gguf.metadata else None
+
+
+def _eos_ids(gguf: GGUFFile, token_bytes: list[bytes], special: frozenset[int]) -> tuple[int, ...]:
+    named = [_token_id(gguf, key, len(token_bytes)) for key in _END_KEYS]
+    by_text = {token_bytes[token_id].decode("utf-8"): token_id for token_id in special}
+    found = [token_id for token_id in (*named, *map(by_text.get, _QWEN_ENDS)) if token_id is not None]
+    if not found:
+        raise GGUFError(gguf.path, "no end-of-sequence token is named (tokenizer.ggml.eos_token_id)")
+    return tuple(dict.fromkeys(found))

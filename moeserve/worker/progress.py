@@ -1,0 +1,63 @@
+"""Loading as the user sees it: a bar on a terminal, log lines elsewhere, and news for /health."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TextIO
+
+from tqdm import tqdm
+
+from moeserve.messages.channels import PushChannel
+from moeserve.messages.schema import LoadProgress
+
+NEWS_EVERY_S = 0.1  # to httpserver
+LOG_EVERY_S = 5.0  # where there is no terminal
+
+log = logging.getLogger(__name__)
+
+
+class LoadingBar:
+    """Called with (stage, bytes done, bytes in all) as often as the loader likes; close it at the end."""
+
+    def __init__(self, to_http: PushChannel, stream: TextIO = sys.stderr) -> None:
+        self._to_http = to_http
+        self._stream = stream
+        self._bar: tqdm[None] | None = None
+        self._stage = ""
+        self._told = 0.0  # when httpserver heard last
+        self._logged = time.monotonic()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        changed = stage != self._stage or done == total
+        self._stage = stage
+        now = time.monotonic()
+        if changed or now - self._told >= NEWS_EVERY_S:
+            self._told = now
+            # Dropped when httpserver is too busy to listen: the next news holds everything.
+            self._to_http.try_send(LoadProgress(stage=stage, done=done, total=total))
+        if self._stream.isatty():
+            self._draw(stage, done, total)
+        elif now - self._logged >= LOG_EVERY_S:
+            self._logged = now
+            log.info("%s: %.1f of %.1f GiB", stage, done / 2**30, total / 2**30)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _draw(self, stage: str, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(
+                desc=stage,
+                total=total,
+                file=self._stream,
+                unit="B",
+                unit_scale=True,
+                unit_divisor=1024,
+                leave=False,
+            )
+        self._bar.set_description(stage, refresh=False)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)

@@ -1,0 +1,81 @@
+"""Sampling for the batch of a step: from logits and request slots to tokens and logprobs.
+
+The state by request slot lives in C++ (`moeserve.kernels.sampling`); a step is one call, whatever the batch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moeserve.kernels._C import Pool
+from moeserve.kernels.sampling import SamplerState as KernelState
+from moeserve.messages.schema import SamplingParams, TokenLogprob
+
+
+class SamplerState:
+    """Sampling state of request slots 0..max_num_seqs-1. Written only by the worker's step loop.
+
+    Which random number a token gets depends on the request's seed and on how many tokens it has put out, on nothing
+    else: a request that is paused and bound again with its output so far goes on as if it had never stopped.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, pool: Pool | None = None) -> None:
+        """`pool`: the CPU pool that rows are shared out to; without it they run one after another."""
+        self._state = KernelState(max_num_seqs, vocab_size, pool)
+        self._vocab_size = vocab_size
+
+    def bind(
+        self,
+        req_slot: int,
+        params: SamplingParams,
+        prompt_ids: NDArray[np.int32],
+        output_ids: NDArray[np.int32],
+    ) -> None:
+        """Overwrites whatever the slot held. ValueError for a token id out of range (in logit_bias, say)."""
+        self._state.bind(
+            req_slot,
+            temperature=params.temperature,
+            top_k=min(params.top_k, self._vocab_size),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            seed=params.seed & 0xFFFF_FFFF_FFFF_FFFF,
+            min_tokens=params.min_tokens,
+            logprobs=-1 if params.logprobs is None else params.logprobs,
+            bias_ids=np.fromiter(params.logit_bias.keys(), np.int32),
+            bias_values=np.fromiter(params.logit_bias.values(), np.float32),
+            stop_ids=np.array(params.stop_token_ids, np.int32),
+            prompt=prompt_ids,
+            output=output_ids,
+        )
+
+    def sample(
+        self, logits: torch.Tensor, req_slots: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], list[TokenLogprob | None]]:
+        """One token for each row of `logits` (float32 [rows, vocab], CPU), whose request is req_slots[row].
+
+        Returns the token ids, and logprobs for the rows whose request asked for them. A token id of -1 says
+        that the logits were not finite: the request cannot go on. Every other token is noted as its request's
+        output. No slot may occur twice.
+        """
+        token_ids, found = self._state.sample(logits, req_slots)
+        return token_ids, [None if f is None else TokenLogprob(*f) for f in found]
+
+    def prompt_logprobs(
+        self, logits: torch.Tensor, targets: NDArray[np.int32], top_n: int
+    ) -> list[TokenLogprob]:
+        """How likely each row of `logits` (float32 [rows, vocab], CPU) found the prompt token targets[row].
+
+        Where the logits were not finite: rank 0, logprob NaN, no top tokens. (Sampling then fails as well.)
+        """
+        found = self._state.logprobs(logits, targets, top_n)
+        return [
+            TokenLogprob(int(target), math.nan, 0, [], []) if f is None else TokenLogprob(*f)
+            for target, f in zip(targets, found, strict=True)
+        ]

@@ -1,0 +1,47 @@
+"""Fixtures for every test: where the model files are, and a real server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.server import REPOSITORY, Server, running_server
+
+TINY_MODEL = REPOSITORY / "moeserve" / "assets" / "tiny-qwen3moe-q4_k_m.gguf"
+OWN_FIXTURES = REPOSITORY / "tests" / "fixtures"
+
+
+def fixtures_dir() -> Path | None:
+    """The wider fixtures (one tiny model per quantisation type, the tokenizer's vectors): $MOESERVE_FIXTURES,
+    or ../shared/fixtures beside the repository; None where there are none."""
+    named = os.environ.get("MOESERVE_FIXTURES")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "fixtures"
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def wide_fixtures() -> Path:
+    """The folder of the wider fixtures; a test that asks for it is skipped where there is none."""
+    folder = fixtures_dir()
+    if folder is None:
+        pytest.skip("the wider fixtures are not here (MOESERVE_FIXTURES)")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """The Q4_K_M model that ships with moeserve; its golden and truth files are in tests/fixtures."""
+    return TINY_MODEL
+
+
+@pytest.fixture(scope="session")
+def server(tiny_model: Path) -> Iterator[Server]:
+    """`python launch.py` on the packaged model, shared by every test that leaves it as it was.
+
+    Its end is a test too: SIGTERM, exit code 0, no process left.
+    """
+    with running_server(tiny_model) as running:
+        yield running

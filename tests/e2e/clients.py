@@ -1,0 +1,76 @@
+"""What several end-to-end tests do: complete a prompt, ask many at once, wait for the server to settle."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import httpx
+
+from benchmarks.server import Server, stream_events
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+# In words that the packaged model's small vocabulary splits into few tokens.
+TEXT = "The quick brown fox jumps over the lazy dog. "
+
+
+def completion(server: Server, **body: Any) -> dict[str, Any]:
+    """The only choice of a /v1/completions request; greedy and 16 tokens unless `body` says otherwise."""
+    answer = server.post("/v1/completions", {"temperature": 0, "max_tokens": 16, "ignore_eos": True} | body)
+    (choice,) = answer["choices"]
+    return dict(choice)
+
+
+def streamed(server: Server, path: str = "/v1/completions", **body: Any) -> Iterator[dict[str, Any]]:
+    """The events of a streamed request; greedy and 16 tokens long unless `body` says otherwise."""
+    defaults = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "stream": True}
+    with (
+        httpx.Client(timeout=60) as client,
+        client.stream("POST", server.base_url + path, json=defaults | body) as response,
+    ):
+        if response.status_code != 200:
+            response.read()
+            raise httpx.HTTPStatusError(response.text, request=response.request, response=response)
+        yield from stream_events(response)
+
+
+def at_once(ask: Callable[[In], Out], questions: Sequence[In]) -> list[Out]:
+    """Asks every question from a thread of its own, all released together; answers in their order."""
+    barrier = threading.Barrier(len(questions))
+
+    def wait_and_ask(question: In) -> Out:
+        barrier.wait(10)
+        return ask(question)
+
+    with ThreadPoolExecutor(len(questions)) as pool:
+        return list(pool.map(wait_and_ask, questions))
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether `condition` comes true within so many seconds; asked every 10 ms."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def running(server: Server) -> float:
+    return server.metrics()["moeserve:num_requests_running"]
+
+
+def waiting(server: Server) -> float:
+    return server.metrics()["moeserve:num_requests_waiting"]
+
+
+def is_empty(server: Server) -> bool:
+    """No request anywhere, and not one KV slot in use."""
+    metrics = server.metrics()
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    return all(metrics["moeserve:" + name] == 0 for name in names)

@@ -1,0 +1,35 @@
+"""Served distributions against the float32 truth and llama.cpp, through the API alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy import Fixture, Report, measure, table
+from benchmarks.server import Server, running_server
+from tests.conftest import OWN_FIXTURES, TINY_MODEL, fixtures_dir
+
+
+def wide_models() -> list[Path]:
+    folder = fixtures_dir()
+    return sorted(folder.glob("tiny-qwen3moe-*.gguf")) if folder else []
+
+
+def assert_no_worse_than_llama_cpp(report: Report) -> None:
+    print(table([report]))
+    assert report.ours.median_kl <= report.llama_cpp.median_kl
+    assert report.ours.top1 >= report.llama_cpp.top1 - 0.01
+    assert not report.greedy_mismatches
+
+
+def test_packaged_model(server: Server) -> None:
+    fixture = Fixture.load(OWN_FIXTURES / f"{TINY_MODEL.stem}.golden.json")
+    assert_no_worse_than_llama_cpp(measure(server.base_url, fixture))
+
+
+@pytest.mark.parametrize("model", wide_models(), ids=lambda model: model.stem)
+def test_wider_fixtures(model: Path) -> None:
+    fixture = Fixture.load(model.with_suffix(".golden.json"))
+    with running_server(model) as server:
+        assert_no_worse_than_llama_cpp(measure(server.base_url, fixture))

@@ -1,0 +1,63 @@
+"""The same request gives the same tokens and bit-identical logprobs, whoever shares its steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.server import Server, running_server
+from tests.conftest import OWN_FIXTURES
+from tests.e2e.clients import at_once, completion
+
+CROWD = 16
+
+
+@pytest.fixture(scope="module")
+def chunked_server(tiny_model: Path) -> Iterator[Server]:
+    """Prefills at most 7 tokens a step, so that chunk borders fall everywhere."""
+    with running_server(tiny_model, "--max-num-batched-tokens", "7") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[dict[str, Any]]:
+    """16 prompts of 3 to 123 tokens; every other one sampled, with a seed."""
+    golden = json.loads((OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.golden.json").read_text())
+    ids = [token for case in golden["cases"] for token in case["tokens"]]
+    return [
+        {
+            "prompt": ids[9 * i : 9 * i + 3 + 8 * i],
+            "max_tokens": 32,
+            "temperature": 0.8 * (i % 2),
+            "top_k": 50,
+            "seed": i,
+            "echo": True,
+            "logprobs": 20,
+            "return_tokens_as_token_ids": True,
+        }
+        for i in range(CROWD)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(server: Server, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [completion(server, **request) for request in requests]
+
+
+def test_prompts_and_answers_differ(alone: list[dict[str, Any]]) -> None:
+    assert len({json.dumps(answer["logprobs"]["tokens"]) for answer in alone}) == CROWD
+
+
+def test_crowd_equals_one_by_one(server: Server, requests: list[dict[str, Any]], alone: list[Any]) -> None:
+    assert at_once(lambda request: completion(server, **request), requests) == alone
+
+
+def test_chunks_of_seven_equal_one_by_one(
+    chunked_server: Server, requests: list[dict[str, Any]], alone: list[Any]
+) -> None:
+    assert at_once(lambda request: completion(chunked_server, **request), requests) == alone
+    assert completion(chunked_server, **requests[-1]) == alone[-1]

@@ -1,0 +1,121 @@
+"""What a running server is on its machine: processes, sockets, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from benchmarks.server import Server
+from tests.e2e.clients import TEXT, completion, streamed, within
+
+PROCESSES = {"httpserver", "router", "detokenizer", "worker"}
+
+
+@pytest.fixture
+def own_server(tiny_model: Path) -> Iterator[Server]:
+    """A server that the test may end in its own way."""
+    running = Server(tiny_model)
+    yield running
+    running.kill()
+
+
+def test_processes_name_themselves(server: Server) -> None:
+    titles = {" ".join(process.cmdline()) for process in server.processes()}
+    assert {f"moeserve: {name}" for name in PROCESSES} <= titles
+
+
+def test_only_the_api_port_listens_on_tcp(server: Server) -> None:
+    listening = {
+        (connection.laddr.port, " ".join(process.cmdline()))
+        for process in server.processes()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN or connection.type != 1
+    }
+    assert listening == {(int(server.base_url.rsplit(":", 1)[1]), "moeserve: httpserver")}
+
+
+def test_sockets_are_in_a_directory_of_ours_alone(server: Server) -> None:
+    details = server.runtime_dir.stat()
+    assert stat.S_IMODE(details.st_mode) == 0o700
+    assert details.st_uid == os.getuid()
+    assert any(stat.S_ISSOCK(entry.stat().st_mode) for entry in server.runtime_dir.iterdir())
+    for process in server.processes():
+        for connection in process.net_connections(kind="unix"):
+            path = str(connection.laddr)
+            assert not path or Path(path).parent == server.runtime_dir, f"a socket elsewhere: {path}"
+
+
+def test_idle_server_uses_no_cpu(server: Server) -> None:
+    completion(server, prompt=TEXT)
+    time.sleep(1)
+
+    def cpu_seconds() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in server.processes())
+
+    before = cpu_seconds()
+    time.sleep(2)
+    assert cpu_seconds() - before <= 0.1
+
+
+def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:
+    expected = completion(own_server, prompt=TEXT, max_tokens=400)["text"]
+    stream = streamed(own_server, prompt=TEXT, max_tokens=400)
+    text = next(stream)["choices"][0]["text"]
+    own_server.process.send_signal(signal.SIGTERM)
+    text += "".join(event["choices"][0]["text"] for event in stream)
+    assert text == expected
+    assert own_server.process.wait(10) == 0
+    assert own_server.survivors() == []
+    assert not own_server.runtime_dir.exists()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(own_server.base_url + "/health")
+
+
+def test_sigterm_to_the_whole_process_group_drains_too(own_server: Server) -> None:
+    """As a terminal's Ctrl-C or a service manager does it."""
+    expected = completion(own_server, prompt=TEXT, max_tokens=400)["text"]
+    stream = streamed(own_server, prompt=TEXT, max_tokens=400)
+    text = next(stream)["choices"][0]["text"]
+    for process in own_server.family:
+        process.send_signal(signal.SIGTERM)
+    assert text + "".join(event["choices"][0]["text"] for event in stream) == expected
+    assert own_server.process.wait(10) == 0
+    assert own_server.survivors() == []
+
+
+def test_death_of_the_worker_fails_requests_and_health(own_server: Server) -> None:
+    streams = [streamed(own_server, prompt=TEXT, max_tokens=1900) for _ in range(2)]
+    for stream in streams:
+        next(stream)
+    own_server.named("worker").kill()
+    killed = time.monotonic()
+    assert within(2, lambda: _health(own_server) == 503)
+    for stream in streams:
+        *_, last = stream
+        assert "error" in last
+        assert last["error"]["message"]
+    assert time.monotonic() - killed < 5
+    response = httpx.post(own_server.base_url + "/v1/completions", json={"prompt": TEXT, "max_tokens": 1})
+    assert response.status_code == 503
+    assert response.json()["error"]["message"]
+    own_server.stop()
+    assert own_server.survivors() == []
+    assert not own_server.runtime_dir.exists()
+
+
+def test_death_of_the_launcher_leaves_nobody(own_server: Server) -> None:
+    own_server.process.kill()
+    assert own_server.process.wait(5) == -signal.SIGKILL
+    assert own_server.survivors() == []
+
+
+def _health(server: Server) -> int:
+    return httpx.get(server.base_url + "/health", timeout=5).status_code

@@ -1,0 +1,198 @@
+"""Flags and environment variables to ServerConfig; a wrong value is refused in words that name its source."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from moeserve import cli
+from moeserve.config import GROUPS, ServerConfig, env_name
+from moeserve.cpus import usable_cores
+from moeserve.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def parse(*arguments: str, env: Mapping[str, str] | None = None) -> ServerConfig:
+    return cli.parse(cli.serve_parser(), arguments, env or {})
+
+
+def test_defaults_are_the_configs() -> None:
+    assert parse() == ServerConfig()
+
+
+def test_each_option_is_a_flag_and_an_environment_variable_of_the_right_type() -> None:
+    for option in dataclasses.fields(ServerConfig):
+        text = (option.metadata["choices"] or ("77",))[-1]
+        by_flag = getattr(parse(cli.flag_name(option.name), text), option.name)
+        by_variable = getattr(parse(env={env_name(option.name): text}), option.name)
+        assert by_flag == by_variable
+        assert by_flag in (text, 77)
+        assert isinstance(by_flag, (type(option.default), int, str))
+
+
+def test_flag_wins_over_environment_wins_over_default() -> None:
+    env = {"MOESERVE_PORT": "9000", "MOESERVE_HOST": ""}
+    assert parse(env=env).port == 9000
+    assert parse("--port", "9001", env=env).port == 9001
+    assert parse(env=env).host == "127.0.0.1", "an empty variable counts as unset"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("port", "65536", "must be between 0 and 65535, not 65536"),
+        ("port", "http", "must be a whole number, not 'http'"),
+        ("port", "80.5", "must be a whole number, not '80.5'"),
+        ("max_num_seqs", "0", "must be between 1 and 4096, not 0"),
+        ("max_model_len", "15", "must be between 16 and"),
+        ("shutdown_timeout", "nan", "must be between 0 and 86400, not nan"),
+        ("shutdown_timeout", "inf", "must be between"),
+        ("shutdown_timeout", "soon", "must be a number, not 'soon'"),
+        ("threads", "-1", "must be between 1 and 1024"),
+        ("log_level", "loud", "must be one of debug, info, warning, error, not 'loud'"),
+    ],
+)
+def test_bad_value_is_refused_and_its_source_named(name: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as by_flag:
+        parse(f"{cli.flag_name(name)}={text}")
+    with pytest.raises(ConfigError) as by_variable:
+        parse(env={env_name(name): text})
+    assert message in str(by_flag.value)
+    assert str(by_flag.value).startswith(f"{cli.flag_name(name)}: ")
+    assert str(by_variable.value).startswith(f"environment variable {env_name(name)}: ")
+
+
+def test_empty_api_key_does_not_open_the_server() -> None:
+    with pytest.raises(ConfigError, match="--api-key: must not be empty"):
+        parse("--api-key", "")
+
+
+def test_help_groups_every_option_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["--help"])
+    assert exit_info.value.code == 0
+    text = capsys.readouterr().out
+    for group in GROUPS:
+        assert f"\n{group}:\n" in text
+    words = " ".join(text.split())
+    for option in dataclasses.fields(ServerConfig):
+        assert f"{cli.flag_name(option.name)} " in words
+        assert env_name(option.name) in words
+        if option.default not in (None, ""):
+            assert f"default: {option.default}, {env_name(option.name)}" in words
+
+
+@pytest.mark.parametrize("arguments", [["--prot", "1"], ["srve"], ["--max-num", "3"], ["serve", "serve"]])
+def test_unknown_words_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(arguments)
+    assert exit_info.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_serve_may_be_named_or_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    launched: list[ServerConfig] = []
+    monkeypatch.setattr("moeserve.launcher.launch", lambda config: launched.append(config) or 7)
+    monkeypatch.setattr("moeserve.process.set_up_logging", lambda name, level: None)
+    caplog.set_level("INFO")
+    for arguments in (["serve", "--port", "1"], ["--port", "1"]):
+        assert cli.main(arguments) == 7
+        assert "no --model was given" in caplog.text
+        caplog.clear()
+    assert launched[0] == launched[1]
+    assert launched[0].port == 1
+
+
+# ---------------------------------------------------------------- what depends on the machine
+
+
+def test_no_model_is_the_packaged_one(tiny_model: Path) -> None:
+    config = cli.resolve(ServerConfig())
+    assert Path(config.model).samefile(tiny_model)
+    assert config.served_model_name == "tiny-qwen3moe-q4_k_m"
+    assert config.threads == usable_cores()
+
+
+def test_model_path_becomes_absolute(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny_model.parent)
+    assert cli.resolve(ServerConfig(model=tiny_model.name)).model == str(tiny_model)
+
+
+def test_split_set_and_folder_are_named_after_the_model(tmp_path: Path) -> None:
+    part = tmp_path / "qwen-00001-of-00002.gguf"
+    part.touch()
+    assert cli.resolve(ServerConfig(model=str(part))).served_model_name == "qwen"
+    assert cli.resolve(ServerConfig(model=str(tmp_path))).served_model_name == "qwen"
+    assert cli.resolve(ServerConfig(model=str(part), served_model_name="q")).served_model_name == "q"
+
+
+def test_missing_model_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, message in (
+        (tmp_path / "no.gguf", f"there is no {tmp_path}/no.gguf"),
+        (tmp_path, "no .gguf file"),
+    ):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(["--model", str(path)])
+        assert exit_info.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def fake_sys(tmp_path: Path, siblings: dict[int, str], quota: str | None = None) -> Path:
+    for cpu, text in siblings.items():
+        topology = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(text + "\n")
+    if quota is not None:
+        (tmp_path / "fs/cgroup").mkdir(parents=True)
+        (tmp_path / "fs/cgroup/cpu.max").write_text(quota + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quota", "cores"),
+    [
+        ({0, 1, 2, 3}, None, 2),
+        ({0, 1}, None, 2),
+        ({0, 2}, None, 1),
+        ({0, 1, 2, 3}, "100000 100000", 1),
+        ({0, 1, 2, 3}, "150000 100000", 2),
+        ({0, 1, 2, 3}, "max 100000", 2),
+        ({0, 1, 7}, None, 3),
+    ],
+)
+def test_threads_default_to_the_physical_cores_we_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affinity: set[int], quota: str | None, cores: int
+) -> None:
+    """Two cores of two hyper-threads each: CPUs 0 and 2 share one, 1 and 3 the other; CPU 7 says nothing."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: affinity)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    sysfs = fake_sys(tmp_path, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, quota)
+    assert usable_cores(sysfs) == cores
+
+
+# ---------------------------------------------------------------- the real commands
+
+
+@pytest.mark.parametrize("command", [["launch.py"], ["-m", "moeserve"], ["-m", "moeserve", "serve"]])
+def test_three_ways_to_the_same_command(command: list[str]) -> None:
+    run = subprocess.run(
+        [sys.executable, *command, "--model", "/no/such.gguf"],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "--model or MOESERVE_MODEL: there is no /no/such.gguf" in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,132 @@
+"""The import rules of docs/architecture.md, read from the source: who may know whom."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A child process's own frame: allowed to every process's package, unlike another process's package.
+FRAME = {"moeserve.process", "moeserve.config", "moeserve.errors", "moeserve.messages"}
+
+# What each package may import of ours, besides itself. What is not listed here may import anything of ours.
+ALLOWED: dict[str, set[str]] = {
+    "moeserve.messages": set(),
+    "moeserve.errors": set(),
+    "moeserve.config": set(),
+    "moeserve.router.core": {"moeserve.messages"},
+    "moeserve.router": FRAME,
+    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
+    "moeserve.httpserver": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
+    "moeserve.tokenizer": {"moeserve.models.gguf", "moeserve.errors"},
+    "moeserve.models.gguf": {"moeserve.errors"},
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
+    "moeserve.kernels": {"moeserve.errors"},
+    "moeserve.worker": FRAME | {"moeserve.models", "moeserve.kernels", "moeserve.placement"},
+    "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
+    "moeserve.launcher": FRAME | {"moeserve"},
+}
+TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
+TORCH_FORBIDDEN_WITHIN = ("moeserve.models.gguf",)
+# Outside the standard library, the pure core knows only what the messages are made of.
+CORE_THIRD_PARTY = {"msgspec"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, anywhere in it; `from a import b` is a.b where that is a module."""
+    module = name_of(path)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{source}.{alias.name}" if is_module(f"{source}.{alias.name}") else source
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent / name.replace(".", "/")
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def rule_for(module: str) -> str | None:
+    """The innermost package with a rule."""
+    return max((package for package in ALLOWED if within(module, package)), key=len, default=None)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_of_ours_follow_the_rules(path: Path) -> None:
+    module = name_of(path)
+    package = rule_for(module)
+    if package is None:
+        return
+    ours = {name for name in imports_of(path) if within(name, "moeserve")}
+    # "moeserve" itself is an empty package and no licence for what lies in it.
+    forbidden = {
+        name
+        for name in ours
+        if not within(name, package)
+        and not any(
+            name == allowed if allowed == "moeserve" else within(name, allowed)
+            for allowed in ALLOWED[package]
+        )
+    }
+    assert not forbidden, f"{module} may not import {sorted(forbidden)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_torch_stays_in_the_worker(path: Path) -> None:
+    module = name_of(path)
+    torch_allowed = any(within(module, package) for package in TORCH_ALLOWED) and not any(
+        within(module, package) for package in TORCH_FORBIDDEN_WITHIN
+    )
+    if not torch_allowed:
+        assert not [name for name in imports_of(path) if name.split(".")[0] in ("torch", "triton")]
+
+
+def test_router_core_is_pure() -> None:
+    """No sockets, no clock, no threads, no libraries: what happens depends on the events alone."""
+    impure = {
+        "socket",
+        "zmq",
+        "rpyc",
+        "time",
+        "datetime",
+        "random",
+        "threading",
+        "asyncio",
+        "os",
+        "subprocess",
+    }
+    for path in (PACKAGE / "router" / "core").rglob("*.py"):
+        roots = {name.split(".")[0] for name in imports_of(path)}
+        assert not roots & impure, path
+        assert roots <= sys.stdlib_module_names | CORE_THIRD_PARTY | {"moeserve"}, path
+
+
+def test_the_rules_are_read_from_real_imports() -> None:
+    """Guards the reader: relative, nested and renamed imports are all seen."""
+    assert "moeserve.messages.codec" in set(imports_of(PACKAGE / "messages" / "channels.py"))
+    assert "moeserve.launcher" in set(imports_of(PACKAGE / "cli.py"))
+    gguf = set(imports_of(PACKAGE / "models" / "gguf" / "__init__.py"))
+    assert "moeserve.models.gguf.file" in gguf
+    assert rule_for("moeserve.models.gguf.file") == "moeserve.models.gguf"
+    assert rule_for("moeserve.router.core.scheduler") == "moeserve.router.core"
+    assert rule_for("moeserve.router.manager") == "moeserve.router"

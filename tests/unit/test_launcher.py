@@ -1,0 +1,298 @@
+"""The launcher with real processes, sockets and signals: ready, stopped, failed; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from moeserve.config import RuntimePaths, ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.launcher import PROCESSES, runtime_directory
+from moeserve.process import load_config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LAUNCH = """
+import sys
+from moeserve.config import ServerConfig
+from moeserve import launcher
+from moeserve.process import set_up_logging
+port, timeout = int(sys.argv[1]), float(sys.argv[2])
+config = ServerConfig(model="tiny.gguf", port=port, shutdown_timeout=timeout, api_key="secret")
+launcher.EXIT_TIMEOUT_S = 3.0
+set_up_logging("launcher", config.log_level)
+sys.exit(launcher.launch(config, "tests.unit.launcher_children"))
+"""
+
+
+class Run:
+    """A launcher with stand-in children; `family` is all its processes once it is ready."""
+
+    def __init__(self, tmp_path: Path, misbehaviour: str, port: int, timeout: float, nohup: bool) -> None:
+        self.log_file = tmp_path / "log"
+        self.runtime_base = tmp_path / "run"
+        self.runtime_base.mkdir()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOESERVE_")}
+        environment |= {
+            "XDG_RUNTIME_DIR": str(self.runtime_base),
+            "LAUNCHER_TEST": misbehaviour,
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        with self.log_file.open("wb") as log:
+            self.popen = subprocess.Popen(
+                [*(["nohup"] if nohup else []), sys.executable, "-c", LAUNCH, str(port), str(timeout)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=tmp_path,
+            )
+        self.family: list[psutil.Process] = []
+        self.titles: dict[str, psutil.Process] = {}
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.02)
+
+    def wait_for_log(self, text: str) -> None:
+        self.wait_for(lambda: text in self.log)
+
+    def until_ready(self) -> Run:
+        self.wait_for_log("ready: ")
+        launcher = psutil.Process(self.popen.pid)
+        self.family = [launcher, *launcher.children(recursive=True)]
+        self.titles = {process.cmdline()[0]: process for process in self.family}
+        return self
+
+    def child(self, name: str) -> psutil.Process:
+        return self.titles[f"moeserve: {name}"]
+
+    @property
+    def directory(self) -> Path:
+        (directory,) = self.runtime_base.iterdir()
+        return directory
+
+    def end(self, seconds: float = 20.0) -> int:
+        """Waits for the exit; then no process, socket or directory may be left."""
+        code = self.popen.wait(seconds)
+        _, alive = psutil.wait_procs(self.family, timeout=1)
+        assert alive == [], self.log
+        assert list(self.runtime_base.iterdir()) == [], self.log
+        return code
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(misbehaviour: str = "", *, port: int = 8123, timeout: float = 10.0, nohup: bool = False) -> Run:
+        runs.append(Run(tmp_path, misbehaviour, port, timeout, nohup))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.popen.kill()  # the children die with it
+        run.popen.wait()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_ready_then_stopped_by_a_signal(start: Callable[..., Run], signum: int) -> None:
+    run = start().until_ready()
+    assert re.search(r"ready: http://127\.0\.0\.1:8123, memory used 0\.\d+ GiB, 65,536 KV tokens", run.log)
+    assert run.titles.keys() == {f"moeserve: {name}" for name in ("launcher", *PROCESSES)}
+    run.popen.send_signal(signum)
+    assert run.end() == 0, run.log
+    assert "ERROR" not in run.log
+    assert "Traceback" not in run.log
+
+
+def test_runtime_directory_is_private_and_the_sockets_are_in_it(start: Callable[..., Run]) -> None:
+    run = start().until_ready()
+    assert stat.S_IMODE(run.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((run.directory / "config.json").stat().st_mode) == 0o600
+    assert json.loads((run.directory / "config.json").read_text())["api_key"] == "secret"
+    sockets = {path.name for path in run.directory.iterdir() if path.is_socket()}
+    assert sockets >= {"launcher", "router", "detokenizer", "worker"}
+    assert not [c for p in run.family for c in p.net_connections(kind="inet")], "only the API listens on TCP"
+    assert "secret" not in run.log
+
+
+def test_idle_launcher_uses_no_cpu(start: Callable[..., Run]) -> None:
+    run = start().until_ready()
+    before = sum(run.family[0].cpu_times()[:2])
+    time.sleep(1)
+    assert sum(run.family[0].cpu_times()[:2]) - before <= 0.02
+
+
+def test_start_up_error_is_shown_as_the_child_worded_it(start: Callable[..., Run]) -> None:
+    run = start("httpserver:user error")
+    assert run.end() == 1
+    assert "httpserver could not start: port 8000 is in use; choose another with --port" in run.log
+    assert "Traceback" not in run.log
+
+
+def test_os_error_while_starting_is_for_the_user_too(start: Callable[..., Run]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        run = start("httpserver:busy port", port=busy.getsockname()[1])
+        assert run.end() == 1
+    assert "httpserver could not start: " in run.log
+    assert "Address already in use" in run.log
+    assert "Traceback" not in run.log
+
+
+def test_bug_while_starting_shows_its_traceback(start: Callable[..., Run]) -> None:
+    run = start("router:bug")
+    assert run.end() == 1
+    assert "router could not start: RuntimeError: a bug" in run.log
+    assert "Traceback" in run.log
+
+
+def test_child_killed_while_starting_is_noticed(start: Callable[..., Run]) -> None:
+    run = start("worker:killed while starting")
+    assert run.end() == 1
+    assert "worker died while starting: signal 9, Killed; out of memory?" in run.log
+
+
+def test_stop_while_starting_does_not_wait(start: Callable[..., Run]) -> None:
+    run = start("worker:slow start")
+    run.wait_for(lambda: len(psutil.Process(run.popen.pid).children()) == 4)
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.end(5) == 0
+
+
+def test_dead_worker_leaves_the_server_up_until_it_is_told_to_stop(start: Callable[..., Run]) -> None:
+    run = start().until_ready()
+    run.child("worker").kill()
+    run.wait_for_log("worker died (signal 9, Killed; out of memory?)")
+    run.wait_for_log("/health says 503")
+    time.sleep(0.3)
+    assert run.popen.poll() is None
+    assert run.child("httpserver").is_running()
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.end() == 0, run.log
+
+
+@pytest.mark.parametrize("name", ["httpserver", "router", "detokenizer"])
+def test_death_of_another_process_ends_the_server_at_once(start: Callable[..., Run], name: str) -> None:
+    run = start().until_ready()
+    run.child(name).kill()
+    assert run.end(3) == 1
+    assert f"{name} died (signal 9" in run.log
+
+
+def test_bug_while_serving_is_logged_with_its_cause(start: Callable[..., Run]) -> None:
+    run = start("detokenizer:bug while serving").until_ready()
+    assert run.end() == 1
+    assert "detokenizer died (exit code 1): RuntimeError: a bug while serving" in run.log
+    assert "Traceback" in run.log
+
+
+def test_second_signal_stops_at_once(start: Callable[..., Run]) -> None:
+    run = start("httpserver:hang", timeout=60).until_ready()
+    run.popen.send_signal(signal.SIGTERM)
+    run.wait_for_log("stopping: ")
+    time.sleep(0.2)
+    assert run.popen.poll() is None
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.end(3) == 1
+
+
+def test_straggler_is_killed_and_named(start: Callable[..., Run]) -> None:
+    run = start("detokenizer:hang").until_ready()
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.end(20) == 1
+    assert "detokenizer did not stop in time and is killed" in run.log
+
+
+def test_inner_processes_outlive_signals_to_the_whole_group(start: Callable[..., Run]) -> None:
+    """systemd and Ctrl-C signal every process; only the launcher and httpserver may act on it."""
+    run = start().until_ready()
+    for name in ("router", "detokenizer", "worker"):
+        run.child(name).send_signal(signal.SIGINT)
+        run.child(name).send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert all(run.child(name).is_running() for name in PROCESSES)
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.end() == 0, run.log
+
+
+def test_children_die_with_a_killed_launcher(start: Callable[..., Run]) -> None:
+    run = start().until_ready()
+    run.popen.kill()
+    _, alive = psutil.wait_procs(run.family[1:], timeout=3)
+    assert alive == []
+
+
+def test_ignored_hangup_stays_ignored(start: Callable[..., Run]) -> None:
+    run = start(nohup=True).until_ready()
+    run.popen.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert run.popen.poll() is None
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.end() == 0, run.log
+
+
+# ---------------------------------------------------------------- the pieces
+
+
+def test_long_runtime_directory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    with runtime_directory() as directory:
+        assert long not in directory.parents
+        assert len(RuntimePaths(directory).detokenizer.removeprefix("ipc://")) <= 107
+    assert not directory.exists()
+
+
+def test_no_place_for_sockets_is_an_error_that_names_the_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    monkeypatch.setattr("tempfile.mkdtemp", _no_space)
+    with pytest.raises(ConfigError, match=r"missing.*No space left"), runtime_directory():
+        pass
+
+
+def _no_space(prefix: str, dir: str) -> str:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"port": "8000"}', "port"),
+        ('{"prot": 8000}', "prot"),
+        ('{"port": 8000', "config.json"),
+        ('{"threads": 1.5}', "threads"),
+    ],
+)
+def test_child_refuses_a_config_that_is_not_ours(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_config(RuntimePaths(tmp_path))
+
+
+def test_child_reads_what_the_launcher_wrote(tmp_path: Path) -> None:
+    from moeserve.launcher import write_config
+
+    config = ServerConfig(model="/m.gguf", threads=3, shutdown_timeout=1, api_key="k")
+    write_config(config, RuntimePaths(tmp_path))
+    assert load_config(RuntimePaths(tmp_path)) == config

@@ -1,0 +1,55 @@
+"""Nothing that can run code from bytes is imported or called anywhere in the package."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "moeserve"
+UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "send_pyobj", "recv_pyobj", "__import__"}
+UNSAFE_TRUE = {"allow_pickle", "trust_remote_code", "shell"}
+
+
+def findings(source: str) -> list[str]:
+    """What is unsafe in a module's source, with its line."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                bad = [alias.name for alias in names if alias.name.split(".")[0] in UNSAFE_MODULES]
+            case ast.ImportFrom(module=str(module)):
+                bad = [module] if module.split(".")[0] in UNSAFE_MODULES else []
+            case ast.Call(func=ast.Name(id=name)):
+                bad = [name] if name in UNSAFE_CALLS else []
+            case ast.Call(func=ast.Attribute(attr=name, value=ast.Name(id=owner))):
+                bad = [name] if name.endswith("pyobj") or (owner == "torch" and name == "load") else []
+            case ast.keyword(arg=str(name), value=ast.Constant(value=True)):
+                bad = [name] if name in UNSAFE_TRUE else []
+            case _:
+                continue
+        found += [f"line {node.lineno}: {name}" for name in bad]
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from cloudpickle import loads",
+        "eval('1')",
+        "socket.recv_pyobj()",
+        "torch.load('x')",
+        "np.load('x', allow_pickle=True)",
+    ],
+)
+def test_the_search_finds_what_it_looks_for(source: str) -> None:
+    assert findings(source)
+
+
+def test_package_is_free_of_unsafe_decoders() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    assert files
+    assert {str(file): bad for file in files if (bad := findings(file.read_text()))} == {}
