@@ -13,11 +13,19 @@ reduced to 21 outcomes, the engine's own 20 most likely tokens and "any other", 
 taken; llama.cpp's logits are reduced in the same way, as if they had come through the same API. That lowers
 the KL (data-processing inequality), for both alike. With random weights a router tie flips an expert now and
 then, and such positions dominate the mean: the median is what is judged.
+
+Greedy text is compared with llama.cpp's in two ways. "equal": the texts that are the same up to the first step at
+which llama.cpp's margin (its logit gap from first to second) is under 0.05. That is a fair demand only where
+llama.cpp itself computes with unquantised activations: on quantised weights its own rounding moves logits by more
+than that, and the float32 model fails it too, in 12 of the wider fixtures' 36 such texts. "same choice": the share
+of llama.cpp's steps with a margin of 0.05 or more at which the engine, given the same text so far, chooses the same
+token.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,8 +103,9 @@ class Report:
     ours: Distances
     llama_cpp: Distances
     llama_cpp_full_kl: float
-    greedy_compared: int  # tokens that had to be equal
-    greedy_mismatches: list[str]
+    same_choice: float  # share of llama.cpp's clear greedy steps, 0 to 1
+    greedy_texts: int
+    greedy_differences: list[str]  # one entry for each text that is not equal
 
 
 def log_softmax(logits: NDArray[Any]) -> Floats:
@@ -178,36 +187,50 @@ def agreed_length(case: Case) -> int:
 
 def measure(url: str, fixture: Fixture) -> Report:
     """Asks the server at `url`, which serves the fixture's model, for every case."""
-    truth = np.concatenate([case.truth for case in fixture.cases])
-    ours = [row for case in fixture.cases for row in served_distributions(url, case.tokens)]
-    rival = [row for case in fixture.cases for row in top_of(case.llama_cpp)]
-    mismatches = []
+    ours: list[dict[int, float]] = []
+    same_choice: list[bool] = []
+    differences = []
     for i, case in enumerate(fixture.cases):
-        length = agreed_length(case)
-        got, expected = served_greedy(url, case.tokens, len(case.greedy))[:length], case.greedy[:length]
-        if got != expected:
-            mismatches.append(f"case {i}: {got} instead of {expected}")
+        served = served_distributions(url, case.tokens + case.greedy)
+        ours += served[: len(case.tokens)]
+        same_choice += same_choices(case, served[len(case.tokens) - 1 : -1])
+        got = served_greedy(url, case.tokens, len(case.greedy))
+        equal = sum(itertools.takewhile(bool, map(int.__eq__, got, case.greedy)))
+        if equal < agreed_length(case):
+            differences.append(
+                f"text {i}: first {equal} tokens equal, then a margin of {case.margins[equal]}"
+            )
+    truth = np.concatenate([case.truth for case in fixture.cases])
+    rival = [row for case in fixture.cases for row in top_of(case.llama_cpp)]
     return Report(
         name=fixture.name,
         ours=distances(truth, ours),
         llama_cpp=distances(truth, rival),
         llama_cpp_full_kl=fixture.llama_cpp_full_kl,
-        greedy_compared=sum(map(agreed_length, fixture.cases)),
-        greedy_mismatches=mismatches,
+        same_choice=float(np.mean(same_choice)),
+        greedy_texts=len(fixture.cases),
+        greedy_differences=differences,
     )
+
+
+def same_choices(case: Case, served: list[dict[int, float]]) -> list[bool]:
+    """For each of llama.cpp's greedy steps that is clear: is its token the most likely one in `served` too?"""
+    steps = zip(case.greedy, case.margins, served, strict=True)
+    return [max(row, key=row.__getitem__) == token for token, margin, row in steps if margin >= GREEDY_MARGIN]
 
 
 def table(reports: list[Report]) -> str:
     """Markdown, one row per fixture."""
     lines = [
-        "| model | median KL, ours | llama.cpp | (whole vocabulary) | top-1, ours | llama.cpp | greedy |",
-        "|---|---|---|---|---|---|---|",
+        "| model | median KL, ours | llama.cpp | (whole vocabulary) | top-1, ours | llama.cpp "
+        "| greedy: same choice | equal |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for r in reports:
-        greedy = f"{r.greedy_compared} equal" if not r.greedy_mismatches else "; ".join(r.greedy_mismatches)
         lines.append(
             f"| {r.name} | {r.ours.median_kl:.2e} | {r.llama_cpp.median_kl:.2e} | {r.llama_cpp_full_kl:.2e} "
-            f"| {r.ours.top1:.2%} | {r.llama_cpp.top1:.2%} | {greedy} |"
+            f"| {r.ours.top1:.2%} | {r.llama_cpp.top1:.2%} "
+            f"| {r.same_choice:.1%} | {r.greedy_texts - len(r.greedy_differences)} of {r.greedy_texts} |"
         )
     return "\n".join(lines)
 
@@ -233,7 +256,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    files = sorted(arguments.fixtures.glob(f"*{arguments.only}*.golden.json"))
+    files = sorted(f for f in arguments.fixtures.glob("*.golden.json") if arguments.only in f.name)
     if not files:
         parser.error(f"no *{arguments.only}*.golden.json in {arguments.fixtures}")
     if (arguments.url or arguments.model) and len(files) > 1:

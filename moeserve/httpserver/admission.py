@@ -31,6 +31,7 @@ class Wish:
     priority: int = 0
     prompt_param: str = "prompt"
     max_tokens_param: str = "max_tokens"
+    stop_param: str = "stop_token_ids"
 
 
 class Admission:
@@ -83,7 +84,7 @@ class Admission:
     def _for_model(wish: Wish, vocab_size: int, eos_ids: tuple[int, ...]) -> SamplingParams:
         sampling = wish.sampling
         check_ids("logit_bias", sampling.logit_bias, vocab_size)
-        check_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+        check_ids(wish.stop_param, sampling.stop_token_ids, vocab_size)
         ends = () if wish.ignore_eos else eos_ids
         stop_token_ids = tuple(dict.fromkeys((*ends, *sampling.stop_token_ids)))
         return msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)

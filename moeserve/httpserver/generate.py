@@ -115,6 +115,7 @@ class GenerateWork:
             ignore_eos=parameters.ignore_eos,
             prompt_param="inputs",
             max_tokens_param="parameters.max_new_tokens",
+            stop_param="parameters.stop_sequences",
         )
         requests = self.service.admission.requests(text, [prompt], wish)
         return text, requests, UsageTally([len(prompt)], parameters.n)

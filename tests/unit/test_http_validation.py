@@ -124,10 +124,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "no_such_field": [1],
 }
 # Where another field is to blame, or the value of one shows in another: what the message must name instead.
-NAMED_INSTEAD = {
-    "max_new_tokens": "min_new_tokens|max_new_tokens",
-    "stop_sequences": "stop_sequences|stop_token_ids",
-}
+NAMED_INSTEAD = {"max_new_tokens": "min_new_tokens|max_new_tokens"}
 
 
 @pytest.fixture(scope="module")

@@ -91,6 +91,16 @@ def test_no_more_requests_run_than_request_slots_or_tokens_in_a_step() -> None:
         world.check_all_free()
 
 
+def test_nobody_is_bound_before_there_are_tokens_for_its_prompt() -> None:
+    world = make(max_num_batched_tokens=10)
+    world.add(request(0, prompt=25, max_tokens=1))
+    world.add(request(1, prompt=5, max_tokens=1))
+    for running in (1, 1, 2):
+        world.plan()
+        assert world.scheduler.load_report().num_running == running
+        world.result()
+
+
 def test_a_request_at_its_length_is_not_planned_again() -> None:
     world = make()
     world.add(request(0, prompt=3, max_tokens=2))
@@ -202,6 +212,14 @@ def test_requests_of_unlike_lengths_share_a_pool_that_their_sum_would_overfill()
     assert world.scheduler.load_report().num_running == 2
     world.run()
     world.check_all_free()
+
+
+def test_a_prompt_under_way_counts_as_whole() -> None:
+    world = make(num_kv_slots=50, max_model_len=50, max_num_batched_tokens=30)
+    world.add(request(0, prompt=40, max_tokens=1))
+    world.plan()
+    world.add(request(1, prompt=15, max_tokens=2))
+    assert shape(world.plan()) == [(30, 10, True)], "40 + 15 slots are more than there are"
 
 
 # -------------------------------------------------------------------- refusals

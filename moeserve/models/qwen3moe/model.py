@@ -86,10 +86,12 @@ class Qwen3Moe:
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
         self.heat = torch.zeros(config.num_layers, 2, config.num_experts, dtype=torch.int64)
         self._room = Room(config, weights, max_tokens, self.LOGIT_ROWS)
+        self._batch: Batch | None = None
         self._cos, self._sin = rope_tables(config, max_model_len)
 
     def forward(self, batch: Batch) -> None:
         """Queues all layers for up to max_tokens rows. The residual stream then holds what `logits` reads."""
+        self._batch = batch  # the stream has its addresses only
         room, table, n = self._room, self._weights.embedding, batch.n
         torch.index_select(self._cos, 0, batch.positions, out=room.cos[:n])
         torch.index_select(self._sin, 0, batch.positions, out=room.sin[:n])

@@ -84,12 +84,12 @@ class Admission:
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._promised = 0  # sum of max_kv over the running
+        self.promised = 0  # sum of max_kv over the running
 
     def admits(self, running: Iterable[Request], candidate: Request) -> bool:
         """Whether `candidate` may run beside `running`. Its prompt and theirs are taken as computed, for they
         are before anyone's end."""
-        if self._promised + candidate.max_kv <= self._num_slots:
+        if self.promised + candidate.max_kv <= self._num_slots:
             return True
         lengths = [(candidate.num_prompt, candidate.max_kv - candidate.num_prompt)]
         for request in running:
@@ -100,12 +100,12 @@ class Admission:
         return peak_tokens(lengths) <= self._num_slots
 
     def joined(self, request: Request) -> None:
-        self._promised += request.max_kv
+        self.promised += request.max_kv
 
     def left(self, request: Request) -> None:
-        self._promised -= request.max_kv
+        self.promised -= request.max_kv
 
     @property
     def everything_fits(self) -> bool:
         """All running could hold their most at once: no grant needs a thought."""
-        return self._promised <= self._num_slots
+        return self.promised <= self._num_slots

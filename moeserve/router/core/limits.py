@@ -21,7 +21,8 @@ class Limits:
     @property
     def max_running(self) -> int:
         """Requests bound at once. With no more of them than tokens in a step, every decode row fits into
-        every step, and a prompt that is under way always gets at least one token of it."""
+        every step and leaves a token for the prompts under way, one of which may be the only request that
+        `admission.safe_grants` lets go on."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     def refusal(self, message: GenerateRequest, num_waiting: int) -> RequestError | None:

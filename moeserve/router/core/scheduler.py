@@ -373,6 +373,8 @@ class Scheduler:
         facts = {
             "KV slots are free or held": self._pool.num_used == held,
             "request slots are free or bound": sorted(req_slots) == list(range(self.limits.max_running)),
+            "what is promised is the running's most": self._admission.promised
+            == sum(request.max_kv for request in running),
             "all running can finish": is_safe(self._pool.num_free, self._claims()),
             "open is waiting or running": len(self._open) == len(self._waiting) + len(running),
             "PREFILL matches its list": states[State.PREFILL] == len(self._prefilling),

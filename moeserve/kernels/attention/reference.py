@@ -1,0 +1,41 @@
+"""The specification of paged attention: causal, grouped queries (Ainslie et al. 2023, https://arxiv.org/abs/2305.13245),
+KV in slots of one token (paged as in https://arxiv.org/abs/2309.06180)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Rows `row` .. `row + count - 1` of a step are positions `position` .. of one sequence: a prefill chunk, or with
+    count 1 a decode row."""
+
+    row: int
+    count: int
+    position: int
+    slots: Tensor  # integers, at least [position + count]: the KV slot of each position
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, sequences: Iterable[Sequence]) -> Tensor:
+    """softmax(q k^T) v over the keys at or before each row's position, in float64: [n, heads * dim].
+
+    q [n, heads, dim], scaled already. keys, values [slots, kv_heads, dim]; query head h reads KV head
+    h // (heads / kv_heads). Rows of no sequence are zero.
+    """
+    group = q.shape[1] // keys.shape[1]
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for s in sequences:
+        rows, context = slice(s.row, s.row + s.count), s.slots[: s.position + s.count].long()
+        k = keys[context].double().repeat_interleave(group, dim=1)
+        v = values[context].double().repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k)
+        position = torch.arange(s.position, s.position + s.count)
+        later = torch.arange(len(context)) > position[:, None]
+        scores.masked_fill_(later, -torch.inf)
+        out[rows] = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), v)
+    return out.flatten(1)

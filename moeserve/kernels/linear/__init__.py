@@ -1,0 +1,5 @@
+"""Matrix times activations. In C++: `CpuStream.linear`; csrc/gemm.inl for the arithmetic."""
+
+from moeserve.kernels.linear import reference
+
+__all__ = ["reference"]

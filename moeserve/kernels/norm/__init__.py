@@ -1,0 +1,5 @@
+"""RMSNorm. In C++: `CpuStream.norm`."""
+
+from moeserve.kernels.norm import reference
+
+__all__ = ["reference"]

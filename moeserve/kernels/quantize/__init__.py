@@ -1,0 +1,6 @@
+"""Activations as int8. The C++ (`quantize` in csrc/rowwise.inl) runs inside the operations that make activations:
+norm, attention and experts."""
+
+from moeserve.kernels.quantize import reference
+
+__all__ = ["reference"]
