@@ -73,11 +73,9 @@ class Server:
         return [launcher, *launcher.children(recursive=True)]
 
     def named(self, title: str) -> psutil.Process:
-        """The process whose title (`ps` shows it) holds `title`, e.g. "worker"."""
-        found = [p for p in self.processes() if f"moeserve: {title}" in " ".join(p.cmdline())]
-        if len(found) != 1:
-            raise RuntimeError(f"{len(found)} processes are titled {title!r}")
-        return found[0]
+        """The one process with this title, e.g. "worker"."""
+        (process,) = (p for p in self.processes() if title_of(p) == f"moeserve: {title}")
+        return process
 
     def metrics(self) -> dict[str, float]:
         """/metrics, summed over the labels of each name."""
@@ -139,6 +137,11 @@ class Server:
                 if Path(str(socket.laddr)).name == "router":
                     return Path(str(socket.laddr)).parent
         raise RuntimeError("no process listens on the router's socket")
+
+
+def title_of(process: psutil.Process) -> str:
+    """What `ps` shows of a process: the title that it gave itself, or its command line."""
+    return " ".join(process.cmdline()).rstrip()
 
 
 @contextmanager

@@ -59,8 +59,19 @@ def serve(arguments: list[str]) -> int:
     return launch(config)
 
 
+def bench(arguments: list[str]) -> int:
+    """`bench engine …`. Exit code 2 for anything else."""
+    if arguments[:1] != ["engine"]:
+        print("usage: moeserve bench engine [options]   (--help explains)", file=sys.stderr)
+        return 2
+    from moeserve.bench.engine import main as bench_engine
+
+    return bench_engine(arguments[1:])
+
+
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
+    "bench": Command(bench, "bench engine: measure prefill and decode without the server"),
 }
 
 
@@ -94,13 +105,17 @@ def flag_name(field_name: str) -> str:
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> ServerConfig:
-    """What the user asked for, as asked. An empty environment variable counts as unset. Raises ConfigError,
-    which names the flag or the variable."""
-    given = vars(parser.parse_args(arguments))
+    """What the user asked for, as asked. Raises ConfigError, which names the flag or the variable."""
+    return read_options(vars(parser.parse_args(arguments)), environment)
+
+
+def read_options(given: Mapping[str, str | None], environment: Mapping[str, str]) -> ServerConfig:
+    """From the texts of flags (by field name; None or absent: not given) and the environment, where an empty
+    variable counts as unset. Raises ConfigError."""
     values: dict[str, Any] = {}
     for option in dataclasses.fields(ServerConfig):
-        if given[option.name] is not None:
-            values[option.name] = _read(option, given[option.name], flag_name(option.name))
+        if given.get(option.name) is not None:
+            values[option.name] = _read(option, str(given[option.name]), flag_name(option.name))
         elif environment.get(env_name(option.name)):
             name = env_name(option.name)
             values[option.name] = _read(option, environment[name], f"environment variable {name}")

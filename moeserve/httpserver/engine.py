@@ -186,9 +186,7 @@ class EngineClient:
         try:
             await self.to_router.send(Abort(request_id))
         except ChannelFull as error:
-            log.error(
-                "abort of request %d: %s", request_id, error
-            )  # the router is stuck; it frees nothing now
+            log.error("abort of request %d: %s", request_id, error)  # the router is stuck
 
     def _close(self, request_id: int) -> Generation | None:
         generation = self._open.pop(request_id, None)

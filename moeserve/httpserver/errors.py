@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
@@ -93,7 +94,7 @@ def _explain(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
 
 def _range_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
     """ " (the range is 0 to 2)", from the constraints the field declares; "" where it declares none."""
-    info = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
+    info = _field_at(model, loc)
     if info is None:
         return ""
     low = high = ""
@@ -108,6 +109,18 @@ def _range_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
             case Lt(lt=value):
                 high = f"below {value}"
     return f" (the range is {low} to {high})" if low and high else ""
+
+
+def _field_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo | None:
+    """The field that `loc` names, in `model` or in a model within it; None for an element of a value."""
+    info = None
+    for part in loc:
+        info = model.model_fields.get(str(part))
+        if info is None:
+            return None
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            model = info.annotation
+    return info
 
 
 def shown(value: Any) -> str:

@@ -86,7 +86,7 @@ class BodyLimit:
             return
         announced = Headers(scope=scope).get("content-length", "0")
         too_large = ApiError(413, f"the body must have at most {MAX_BODY_BYTES} bytes", code="body_too_large")
-        if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+        if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
             await _refuse(send, too_large, receive)
             return
         received = 0

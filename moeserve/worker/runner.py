@@ -106,6 +106,17 @@ class Runner:
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
+    def weight_bytes_read(self) -> int:
+        """Bytes of weights that the steps so far had to read: each distinct expert once a step."""
+        return self._model.weight_bytes_read()
+
+    def read_experts(self) -> tuple[float, int]:
+        """Reads all experts' weights without computing anything: seconds taken, bytes read."""
+        start = time.perf_counter()
+        read = self._model.read_experts()
+        self._stream.wait()
+        return time.perf_counter() - start, read
+
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], tokens[seq.num_prompt :])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.server import Server
+from benchmarks.server import Server, title_of
 from tests.e2e.clients import TEXT, completion, streamed, within
 
 PROCESSES = {"httpserver", "router", "detokenizer", "worker"}
@@ -28,16 +29,16 @@ def own_server(tiny_model: Path) -> Iterator[Server]:
 
 
 def test_processes_name_themselves(server: Server) -> None:
-    titles = {" ".join(process.cmdline()) for process in server.processes()}
+    titles = {title_of(process) for process in server.processes()}
     assert {f"moeserve: {name}" for name in PROCESSES} <= titles
 
 
 def test_only_the_api_port_listens_on_tcp(server: Server) -> None:
     listening = {
-        (connection.laddr.port, " ".join(process.cmdline()))
+        (connection.laddr.port, title_of(process))
         for process in server.processes()
         for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN or connection.type != 1
+        if connection.status == psutil.CONN_LISTEN or connection.type != socket.SOCK_STREAM
     }
     assert listening == {(int(server.base_url.rsplit(":", 1)[1]), "moeserve: httpserver")}
 

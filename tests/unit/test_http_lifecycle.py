@@ -384,3 +384,11 @@ def test_a_long_prompt_holds_up_nobody() -> None:
                 polls += 1
         assert polls > 10
         assert slowest < 0.3
+
+
+def test_an_announced_large_body_is_refused_before_it_is_sent(server: HttpServer) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES + 1}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=2) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")

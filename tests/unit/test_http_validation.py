@@ -205,6 +205,9 @@ def test_a_message_names_field_value_and_range(client: httpx.Client) -> None:
     assert error["code"] == "invalid_value"
     for part in ("temperature", "0 to 2", "3.5"):
         assert part in error["message"]
+    body = {"inputs": "Hi", "parameters": {"n": 1000}}
+    assert "parameters.n: " in (message := client.post("/generate", json=body).json()["error"]["message"])
+    assert "1 to 128" in message
 
 
 def test_codes_tell_unknown_from_unsupported_from_missing(client: httpx.Client) -> None:

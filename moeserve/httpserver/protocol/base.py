@@ -59,19 +59,19 @@ def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
 FreeDict = Annotated[dict[str, Any], AfterValidator(check_depth), Field(max_length=128)]
 
 
-def _one_or_many(value: Any) -> Any:
+def one_or_many(value: Any) -> Any:
+    """For fields that take a string or a list."""
     return [value] if isinstance(value, str) else value
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 StopStrings = Annotated[
     list[StopString],
-    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+    BeforeValidator(one_or_many, json_schema_input_type=str | list[str]),
     Field(max_length=16, description="At most 16 strings that end the text; not part of it."),
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 ModelName = Annotated[str, Field(max_length=512, description="The served name; the default when left out.")]
-Metadata = Annotated[dict[str, Any], AfterValidator(check_depth), Field(max_length=64)]
 Label = Annotated[str, Field(max_length=1024)]

@@ -14,6 +14,7 @@ from moeserve.httpserver.protocol.base import (
     RequestModel,
     StopString,
     TokenId,
+    one_or_many,
     unsupported,
 )
 from moeserve.httpserver.protocol.sampling import MAX_CHOICES
@@ -21,10 +22,6 @@ from moeserve.messages.schema import SamplingParams, TextOptions
 
 _GUIDED = "guided decoding"
 StopTokens = Annotated[list[TokenId], Field(min_length=1, max_length=1)]
-
-
-def _one_or_many(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 class GenerateParameters(RequestModel):
@@ -40,7 +37,7 @@ class GenerateParameters(RequestModel):
     ignore_eos: bool = False
     stop_sequences: Annotated[
         list[StopString | StopTokens],
-        BeforeValidator(_one_or_many, json_schema_input_type=str | list[str] | list[list[int]]),
+        BeforeValidator(one_or_many, json_schema_input_type=str | list[str] | list[list[int]]),
         Field(max_length=16, default_factory=list, description="Strings, or lists of one token id each."),
     ]
     skip_special_tokens: bool = True

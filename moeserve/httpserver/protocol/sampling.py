@@ -12,8 +12,8 @@ from moeserve.httpserver.protocol.base import (
     INT64_MAX,
     NO_EFFECT,
     Bias,
+    FreeDict,
     Label,
-    Metadata,
     ModelName,
     RequestModel,
     StopStrings,
@@ -69,7 +69,7 @@ class OpenAIRequest(RequestModel):
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
 
     user: Annotated[Label | None, NO_EFFECT] = None
-    metadata: Annotated[Metadata | None, NO_EFFECT] = None
+    metadata: Annotated[FreeDict | None, NO_EFFECT] = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> OpenAIRequest:

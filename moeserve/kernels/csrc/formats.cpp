@@ -6,6 +6,7 @@
 namespace moeserve {
 
 const int8_t kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+const int8_t kMxfp4Levels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 namespace {
 
@@ -20,6 +21,9 @@ constexpr std::array<TypeInfo, kMaxType> make_table() {
   set(Type::Q5_0, {"Q5_0", 32, 22, true});
   set(Type::Q5_1, {"Q5_1", 32, 24, true});
   set(Type::Q8_0, {"Q8_0", 32, 34, true});
+  set(Type::Q2_K, {"Q2_K", 256, 84, true});
+  set(Type::Q3_K, {"Q3_K", 256, 110, true});
+  set(Type::MXFP4, {"MXFP4", 32, 17, true});
   set(Type::Q4_K, {"Q4_K", 256, 144, true});
   set(Type::Q5_K, {"Q5_K", 256, 176, true});
   set(Type::Q6_K, {"Q6_K", 256, 210, true});
@@ -59,6 +63,38 @@ void dequantize_k(const uint8_t* b, bool five_bits, float* out) {
     int q = group % 2 ? byte >> 4 : byte & 15;
     if (five_bits) q |= ((high[l] >> group) & 1) << 4;
     out[col] = d * scale * q - dmin * min;
+  }
+}
+
+void dequantize_q2_k(const uint8_t* b, float* out) {
+  const float d = half_at(b + 80), dmin = half_at(b + 82);
+  for (int col = 0; col < 256; ++col) {
+    const uint8_t scale = b[col / 16];
+    const int q = (b[16 + col / 128 * 32 + col % 32] >> (col % 128 / 32 * 2)) & 3;
+    out[col] = d * (scale & 15) * q - dmin * (scale >> 4);
+  }
+}
+
+// Q3_K's 16 six-bit scales: low nibbles in bytes 0..7, the top bit pairs in bytes 8..11.
+int q3_scale(const uint8_t* s, int j) {
+  const int low = j < 8 ? s[j] & 15 : s[j - 8] >> 4;
+  return (low | ((s[8 + j % 4] >> (2 * (j / 4))) & 3) << 4) - 32;
+}
+
+void dequantize_q3_k(const uint8_t* b, float* out) {
+  const float d = half_at(b + 108);
+  for (int col = 0; col < 256; ++col) {
+    const int low = (b[32 + col / 128 * 32 + col % 32] >> (col % 128 / 32 * 2)) & 3;
+    const int high = (b[col % 32] >> (col / 32)) & 1;
+    out[col] = d * q3_scale(b + 96, col / 16) * (low + 4 * high - 4);
+  }
+}
+
+void dequantize_mxfp4(const uint8_t* b, float* out) {
+  const float d = half_e8m0(b[0]);
+  for (int i = 0; i < 16; ++i) {
+    out[i] = d * kMxfp4Levels[b[1 + i] & 15];
+    out[i + 16] = d * kMxfp4Levels[b[1 + i] >> 4];
   }
 }
 
@@ -128,6 +164,12 @@ void dequantize_block(Type type, const uint8_t* b, float* out) {
       for (int i = 0; i < 32; ++i) out[i] = d * reinterpret_cast<const int8_t*>(b)[2 + i];
       return;
     }
+    case Type::Q2_K:
+      return dequantize_q2_k(b, out);
+    case Type::Q3_K:
+      return dequantize_q3_k(b, out);
+    case Type::MXFP4:
+      return dequantize_mxfp4(b, out);
     case Type::Q4_K:
       return dequantize_k(b, false, out);
     case Type::Q5_K:
@@ -171,6 +213,14 @@ float half_to_float(uint16_t h) {
     }
     bits = sign | exponent << 23 | (mantissa & 1023) << 13;
   }
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+float half_e8m0(uint8_t e) {
+  // 2^(e - 128) has exponent field e - 1; for e of 0 and 1 it is a subnormal.
+  const uint32_t bits = e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23;
   float f;
   std::memcpy(&f, &bits, 4);
   return f;

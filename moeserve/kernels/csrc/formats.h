@@ -22,12 +22,15 @@ enum class Type : int {
   Q5_0 = 6,
   Q5_1 = 7,
   Q8_0 = 8,
+  Q2_K = 10,
+  Q3_K = 11,
   Q4_K = 12,
   Q5_K = 13,
   Q6_K = 14,
   IQ4_NL = 20,
   IQ4_XS = 23,
   BF16 = 30,
+  MXFP4 = 39,
 };
 constexpr int kMaxType = 40;
 
@@ -59,7 +62,11 @@ void pack_panel(int type, const uint8_t* rows, size_t stride, int valid_rows, in
 float half_to_float(uint16_t h);
 float bfloat_to_float(uint16_t h);
 
-// The 16 levels of IQ4_NL and IQ4_XS.
+// The 16 levels of IQ4_NL and IQ4_XS, and twice those of MXFP4 (E2M1).
 extern const int8_t kIq4Levels[16];
+extern const int8_t kMxfp4Levels[16];
+
+// 2^(e - 128): half of an E8M0 scale, to go with the doubled levels.
+float half_e8m0(uint8_t e);
 
 }  // namespace moeserve

@@ -26,6 +26,9 @@ constexpr Kernels make_table() {
   set(Type::Q5_0, gemm_integer<Format<Type::Q5_0>>);
   set(Type::Q5_1, gemm_integer<Format<Type::Q5_1>>);
   set(Type::Q8_0, gemm_integer<Format<Type::Q8_0>>);
+  set(Type::Q2_K, gemm_integer<Format<Type::Q2_K>>);
+  set(Type::Q3_K, gemm_integer<Format<Type::Q3_K>>);
+  set(Type::MXFP4, gemm_integer<Format<Type::MXFP4>>);
   set(Type::Q4_K, gemm_integer<Format<Type::Q4_K>>);
   set(Type::Q5_K, gemm_integer<Format<Type::Q5_K>>);
   set(Type::Q6_K, gemm_integer<Format<Type::Q6_K>>);

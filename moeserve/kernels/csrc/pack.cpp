@@ -32,6 +32,16 @@ void unpack_k(const uint8_t* low, const uint8_t* high, uint8_t* out) {
   }
 }
 
+// Columns 32 at a time in bit pairs of the same 32 bytes, as Q2_K and Q3_K have them; `bits`: Q3_K's third bits.
+void unpack_pairs(const uint8_t* pairs, const uint8_t* bits, uint8_t* out) {
+  for (int group = 0; group < 8; ++group) {
+    for (int l = 0; l < 32; ++l) {
+      const int low = (pairs[group / 4 * 32 + l] >> (2 * (group % 4))) & 3;
+      out[group * 32 + l] = bits == nullptr ? low : low | ((bits[l] >> group) & 1) << 2;
+    }
+  }
+}
+
 void unpack_q6_k(const uint8_t* b, uint8_t* out) {
   for (int part = 0; part < 2; ++part) {
     const uint8_t* low = b + part * 64;
@@ -54,32 +64,48 @@ void unpack_nibbles_32(const uint8_t* p, uint32_t high, uint8_t* out) {
   }
 }
 
-// Reads the codes of one block into `codes`, its scale bytes into the header at `column` (the row's place).
+// Reads the codes of one block into `codes`, its scales into the panel's header at the row's place.
 void unpack_block(Type type, const uint8_t* b, int row, uint8_t* header, uint8_t* codes) {
   auto put_half = [&](int field, const uint8_t* p) { std::memcpy(header + field * 64 + row * 2, p, 2); };
   auto put_bytes = [&](int offset, const uint8_t* p, int n) {
     for (int i = 0; i < n; ++i) header[offset + i * kPanelRows + row] = p[i];
   };
-  put_half(0, type == Type::Q6_K ? b + 208 : b);
   switch (type) {
+    case Type::Q2_K:
+      put_half(0, b + 80);
+      put_half(1, b + 82);
+      put_bytes(128, b, 16);
+      return unpack_pairs(b + 16, nullptr, codes);
+    case Type::Q3_K:
+      put_half(0, b + 108);
+      put_bytes(64, b + 96, 12);
+      return unpack_pairs(b + 32, b, codes);
+    case Type::MXFP4:
+      put_bytes(0, b, 1);
+      return unpack_nibbles_32(b + 1, 0, codes);
     case Type::Q4_K:
     case Type::Q5_K:
+      put_half(0, b);
       put_half(1, b + 2);
       put_bytes(128, b + 4, 12);
       return type == Type::Q4_K ? unpack_k(b + 16, nullptr, codes) : unpack_k(b + 48, b + 16, codes);
     case Type::Q6_K:
+      put_half(0, b + 208);
       put_bytes(64, b + 192, 16);
       return unpack_q6_k(b, codes);
     case Type::IQ4_XS:
+      put_half(0, b);
       put_bytes(64, b + 2, 6);
       for (int g = 0; g < 8; ++g) unpack_nibbles_32(b + 8 + 16 * g, 0, codes + 32 * g);
       return;
     case Type::Q8_0:
+      put_half(0, b);
       for (int i = 0; i < 32; ++i) codes[i] = b[2 + i] ^ 0x80;  // two's complement to excess-128
       return;
     default: {
       const bool has_min = type == Type::Q4_1 || type == Type::Q5_1;
       const uint8_t* p = b + 2;
+      put_half(0, b);
       if (has_min) {
         put_half(1, p);
         p += 2;
@@ -99,13 +125,21 @@ void store_words(uint8_t* out, const uint32_t (&words)[16]) { std::memcpy(out, w
 // One group of 32 columns of one half: the vectors described in panel_layout.h.
 void interleave(const PanelLayout& layout, const Codes& codes, int row0, int col0, uint8_t* out) {
   uint32_t words[16];
-  for (int v = 0; v < layout.high_vectors; ++v, out += 64) {
+  for (int v = 0; v < layout.bit_vectors; ++v, out += 64) {
     for (int r = 0; r < 16; ++r) {
       uint32_t w = 0;
-      if (layout.high_vectors == 1) {
-        for (int q = 0; q < 8; ++q) w |= ((codes.quad(row0 + r, col0 + 4 * q) >> 4) & 0x01010101u) << q;
-      } else {
-        for (int i = 0; i < 4; ++i) w |= ((codes.quad(row0 + r, col0 + 16 * v + 4 * i) >> 4) & 0x03030303u) << (2 * i);
+      for (int q = 0; q < 8; ++q) {
+        w |= ((codes.quad(row0 + r, col0 + 4 * q) >> layout.bit_shift()) & 0x01010101u) << q;
+      }
+      words[r] = w;
+    }
+    store_words(out, words);
+  }
+  for (int v = 0; v < layout.pair_vectors; ++v, out += 64) {
+    for (int r = 0; r < 16; ++r) {
+      uint32_t w = 0;
+      for (int i = 0; i < 4; ++i) {
+        w |= ((codes.quad(row0 + r, col0 + 16 * v + 4 * i) >> layout.pair_shift()) & 0x03030303u) << (2 * i);
       }
       words[r] = w;
     }
@@ -172,6 +206,12 @@ void pack_panel(int type, const uint8_t* rows, size_t stride, int valid_rows, in
       return pack_integer<Type::Q5_1>(rows, stride, valid_rows, cols, panel);
     case Type::Q8_0:
       return pack_integer<Type::Q8_0>(rows, stride, valid_rows, cols, panel);
+    case Type::Q2_K:
+      return pack_integer<Type::Q2_K>(rows, stride, valid_rows, cols, panel);
+    case Type::Q3_K:
+      return pack_integer<Type::Q3_K>(rows, stride, valid_rows, cols, panel);
+    case Type::MXFP4:
+      return pack_integer<Type::MXFP4>(rows, stride, valid_rows, cols, panel);
     case Type::Q4_K:
       return pack_integer<Type::Q4_K>(rows, stride, valid_rows, cols, panel);
     case Type::Q5_K:

@@ -33,9 +33,9 @@ class Quantized:
         n, cols = self.codes.shape
         sums = self.codes.view(n, -1, 2, GROUP // 2).sum(dim=3, dtype=torch.int32)
         meta = np.empty((n, cols // GROUP), META)
-        meta["scale"] = self.scales
-        meta["scaled_sum"] = self.scales * sums.sum(dim=2).float()
-        meta["sum_lo"], meta["sum_hi"] = sums[:, :, 0], sums[:, :, 1]
+        meta["scale"] = self.scales.numpy()
+        meta["scaled_sum"] = (self.scales * sums.sum(dim=2).float()).numpy()
+        meta["sum_lo"], meta["sum_hi"] = sums[:, :, 0].numpy(), sums[:, :, 1].numpy()
         packed = torch.from_numpy(meta.view(np.uint8).reshape(n, -1))
         return torch.cat([self.codes.view(torch.uint8), packed], dim=1)
 

@@ -87,10 +87,13 @@ class Qwen3Moe:
         self.heat = torch.zeros(config.num_layers, 2, config.num_experts, dtype=torch.int64)
         self._room = Room(config, weights, max_tokens, self.LOGIT_ROWS)
         self._batch: Batch | None = None
+        self._forwards = 0
+        self._heads = 0
         self._cos, self._sin = rope_tables(config, max_model_len)
 
     def forward(self, batch: Batch) -> None:
         """Queues all layers for up to max_tokens rows. The residual stream then holds what `logits` reads."""
+        self._forwards += 1
         self._batch = batch  # the stream has its addresses only
         room, table, n = self._room, self._weights.embedding, batch.n
         torch.index_select(self._cos, 0, batch.positions, out=room.cos[:n])
@@ -104,12 +107,27 @@ class Qwen3Moe:
         """Queues the head for up to LOGIT_ROWS rows of the last step. rows: int32 [m]. Gives float32 [m, vocab],
         a view that the next call, which must come after a wait, overwrites."""
         room, m = self._room, len(rows)
+        self._heads += 1
         room.logit_rows[:m] = rows  # ours, since the caller's may be gone before the stream gets there
         self._stream.norm(
             room.x, self._weights.output_norm, self.config.rms_eps, m, room.final, room.logit_rows
         )
         self._stream.linear(room.final, m, self._weights.output, [room.logits])
         return room.logits[:m]
+
+    def weight_bytes_read(self) -> int:
+        """Bytes of weights that all calls so far had to read: each distinct expert once a step."""
+        w = self._weights
+        reads = self.heat[:, 1].sum(dim=1).tolist()
+        experts = sum(n * layer.experts.bytes_each for n, layer in zip(reads, w.layers, strict=True))
+        return self._forwards * w.dense_bytes + self._heads * w.head_bytes + int(experts)
+
+    def read_experts(self) -> int:
+        """Queues one plain read of all experts' weights; returns how many bytes."""
+        for layer in self._weights.layers:
+            for matrix in layer.experts.matrices:
+                self._stream.read(matrix)
+        return sum(layer.experts.bytes_each * self.config.num_experts for layer in self._weights.layers)
 
     def _attention(self, layer: LayerWeights, kv: KvLayer, batch: Batch) -> None:
         s, room, n, eps = self._stream, self._room, batch.n, self.config.rms_eps

@@ -36,6 +36,15 @@ class Experts:
     up: Matrix  # [E, ff, hidden]
     down: Matrix  # [E, hidden, ff]
 
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        return self.gate, self.up, self.down
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of one expert."""
+        return sum(m.bytes // m.experts for m in self.matrices)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -56,6 +65,8 @@ class Weights:
     output_norm: torch.Tensor  # float32 [hidden]
     output: LinearGroup  # [vocab, hidden]
     bytes: int
+    head_bytes: int
+    dense_bytes: int  # of all layers' matrices outside the experts: read once a step
     matrices: list[Matrix]  # all of them: the operations hold addresses only
 
 
@@ -77,8 +88,12 @@ class WeightLoader:
         embedding = self._embedding()
         output_norm = self._vector(n.OUTPUT_NORM)
         output = self._group(n.TOKEN_EMBD if self._config.tied_embeddings else n.OUTPUT)
+        head_bytes = self._matrices[0].bytes
         layers = [self._layer(index) for index in range(self._config.num_layers)]
-        return Weights(embedding, layers, output_norm, output, self._total, self._matrices)
+        dense_bytes = sum(m.bytes for m in self._matrices[1:] if m.experts == 1)
+        return Weights(
+            embedding, layers, output_norm, output, self._total, head_bytes, dense_bytes, self._matrices
+        )
 
     def _layer(self, index: int) -> LayerWeights:
         def name(part: str) -> str:

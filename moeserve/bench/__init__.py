@@ -1,0 +1,1 @@
+"""Measuring: the engine alone here; the rivals beside us are in benchmarks/."""

@@ -1,0 +1,205 @@
+"""`moeserve bench engine`: the real worker, in this process, without sockets: what llama-bench is to llama.cpp.
+
+Prefill and decode at several batch sizes, random prompts, greedy sampling. Beside each figure stands the memory
+read bandwidth measured in the same run by reading the model's own weights: on a shared machine it changes by the
+minute, and a decode figure means nothing without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from moeserve.cli import flag_name, read_options, resolve
+from moeserve.config import ServerConfig
+from moeserve.errors import UserError
+from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.worker.runner import Runner, load_runner
+
+# Options of the server that mean the same here.
+SHARED = ("model", "threads", "max_num_batched_tokens")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of output. Bytes are those of the weights (each distinct expert once a step), not of the KV."""
+
+    phase: str  # "prefill" or "decode"
+    batch: int
+    prompt: int  # tokens of each sequence before
+    gen: int  # decode steps; 0 for prefill
+    tok_s: float  # summed over the batch
+    bytes_per_token: float
+    gb_s: float
+    read_gb_s: float  # what the machine can read, measured just before and after
+
+    @property
+    def fraction(self) -> float:
+        return self.gb_s / self.read_gb_s
+
+
+class EngineBench:
+    """Drives a Runner as the router would, with all sequences in step. KV slots are handed out in order."""
+
+    def __init__(self, runner: Runner, step_tokens: int) -> None:
+        self._runner = runner
+        self._step_tokens = step_tokens
+        self._random = np.random.default_rng(0)
+        self._step = 0
+
+    def figures(self, batches: list[int], prompt: int, gen: int) -> Iterator[Figure]:
+        for batch in batches:
+            before = self.read_gb_s()
+            prefill_s, prefill_bytes = self._timed(partial(self.prefill, batch, prompt))
+            between = self.read_gb_s()
+            decode_s, decode_bytes = self._timed(partial(self.decode, batch, prompt, gen))
+            after = self.read_gb_s()
+            yield _figure(
+                "prefill", batch, prompt, 0, batch * prompt, prefill_s, prefill_bytes, before, between
+            )
+            yield _figure("decode", batch, prompt, gen, batch * gen, decode_s, decode_bytes, between, after)
+
+    def read_gb_s(self) -> float:
+        """GB/s of reading all experts once, with all threads."""
+        seconds, read = self._runner.read_experts()
+        return read / seconds / 1e9
+
+    def _timed(self, work: Callable[[], None]) -> tuple[float, int]:
+        before = self._runner.weight_bytes_read()
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start, self._runner.weight_bytes_read() - before
+
+    def prefill(self, batch: int, prompt: int) -> None:
+        sampling = SamplingParams(max_tokens=1 << 20, temperature=0.0)
+        vocab = self._runner.ready().vocab_size
+        for seq in range(batch):
+            tokens = self._random.integers(0, vocab, prompt, dtype=np.int32)
+            new = [NewSeq(seq, tokens.tobytes(), prompt, b"", sampling)]
+            for start in range(0, prompt, self._step_tokens):
+                count = min(self._step_tokens, prompt - start)
+                slots = _slots(batch, seq, start, count)
+                self._run(StepPlan(self._step, new, [Row(seq, start, count, slots, start + count == prompt)]))
+                new = []
+
+    def decode(self, batch: int, prompt: int, gen: int) -> None:
+        for position in range(prompt, prompt + gen):
+            rows = [Row(seq, position, 1, _slots(batch, seq, position, 1), True) for seq in range(batch)]
+            self._run(StepPlan(self._step, [], rows))
+
+    def _run(self, plan: StepPlan) -> None:
+        self._runner.step(plan)
+        self._step += 1
+
+
+def _slots(batch: int, seq: int, start: int, count: int) -> bytes:
+    """Sequences interleaved token by token, as they come to lie in a server that decodes them together."""
+    slots: npt.NDArray[np.int32] = np.arange(start, start + count, dtype=np.int32) * np.int32(batch)
+    return (slots + np.int32(seq)).tobytes()
+
+
+def _figure(
+    phase: str, batch: int, prompt: int, gen: int, tokens: int, seconds: float, read: int, *bandwidth: float
+) -> Figure:
+    return Figure(
+        phase=phase,
+        batch=batch,
+        prompt=prompt,
+        gen=gen,
+        tok_s=tokens / seconds,
+        bytes_per_token=read / tokens,
+        gb_s=read / seconds / 1e9,
+        read_gb_s=sum(bandwidth) / len(bandwidth),
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0, or 2 with a message for bad arguments or a bad file."""
+    parser, args = _parse(arguments)
+    batches, prompt, gen = args.batch, args.prompt, args.gen
+    try:
+        config = _config(args)
+        runner = load_runner(config, _LoadingBar())
+    except UserError as error:
+        parser.error(str(error))
+    bench = EngineBench(runner, config.max_num_batched_tokens)
+    bench.prefill(1, min(prompt, 32))  # the first touch of every buffer
+    if not args.json:
+        print(f"{config.served_model_name}, {runner.ready().device}\n{_HEADER}")
+    for figure in bench.figures(batches, prompt, gen):
+        print(json.dumps(dataclasses.asdict(figure)) if args.json else _row(figure), flush=True)
+    return 0
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    parser = argparse.ArgumentParser(
+        prog="moeserve bench engine",
+        description="Measure prefill and decode of the engine, without the server.",
+    )
+    options = {field.name: field for field in dataclasses.fields(ServerConfig)}
+    for name in SHARED:
+        parser.add_argument(flag_name(name), help=options[name].metadata["help"])
+    parser.add_argument(
+        "--prompt", type=_positive, default=512, help="prompt tokens a sequence (default: 512)"
+    )
+    parser.add_argument("--gen", type=_positive, default=64, help="tokens generated a sequence (default: 64)")
+    parser.add_argument(
+        "--batch", type=_positives, default=[1, 2, 4, 8, 16], help="batch sizes (default: 1,2,4,8,16)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    return parser, parser.parse_args(arguments)
+
+
+def _config(args: argparse.Namespace) -> ServerConfig:
+    shared = read_options({name: getattr(args, name) for name in SHARED}, os.environ)
+    most = max(args.batch)
+    length = args.prompt + args.gen + 1
+    return dataclasses.replace(
+        resolve(shared), max_num_seqs=most, max_model_len=length, max_total_tokens=max(64, most * length)
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"must be between 1 and {1 << 20}, not {text}")
+    return value
+
+
+def _positives(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
+
+
+_HEADER = (
+    f"{'phase':<8}{'batch':>6}{'prompt':>8}{'gen':>6}{'tok/s':>10}{'MB/token':>10}{'GB/s':>8}{'of read':>9}"
+)
+
+
+def _row(f: Figure) -> str:
+    of_read = f"{f.fraction:>8.0%}" if f.phase == "decode" else f"{'':>8}"
+    return (
+        f"{f.phase:<8}{f.batch:>6}{f.prompt:>8}{f.gen:>6}{f.tok_s:>10.1f}{f.bytes_per_token / 1e6:>10.1f}"
+        f"{f.gb_s:>8.1f}{of_read}  ({f.read_gb_s:.1f} GB/s)"
+    )
+
+
+class _LoadingBar:
+    def __init__(self) -> None:
+        self._bar: tqdm[None] | None = None
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(desc=stage, total=total, unit="B", unit_scale=True, file=sys.stderr, leave=False)
+        self._bar.update(done - self._bar.n)
+        if done == total:
+            self._bar.close()

@@ -1,0 +1,173 @@
+"""Each operation of CpuStream as a function: tensors in, tensors out, with guards around what may be written."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence as List
+
+import numpy as np
+import torch
+
+from moeserve.kernels.attention.reference import Sequence
+from moeserve.kernels.cpu_stream import (
+    Activations,
+    AttentionPlan,
+    CpuStream,
+    Heads,
+    KvLayer,
+    LinearGroup,
+    Matrix,
+    RoutingRoom,
+    build_attention_plan,
+)
+from moeserve.kernels.quantize.reference import quantize
+
+GUARD = 12345.0  # stands where no operation may write
+
+
+def _usable_isas() -> list[str]:
+    usable = []
+    for isa in ("plain", "avx2", "avx512_vnni"):
+        try:
+            usable.append(CpuStream(1, isa).isa)
+        except ValueError:
+            continue
+    return usable
+
+
+ISAS = _usable_isas()
+
+
+@functools.cache
+def stream_of(isa: str, threads: int = 2) -> CpuStream:
+    return CpuStream(threads, isa)
+
+
+def load(x: torch.Tensor) -> Activations:
+    """float32 [n, cols] in both forms, the int8 one by the reference."""
+    room = Activations(*x.shape)
+    room.f32.copy_(x)
+    room.q8.copy_(quantize(x).rows())
+    return room
+
+
+def head(x: Activations, n: int) -> Activations:
+    """The first n rows, moved to where a read past them is a read of something else."""
+    room = Activations(n, x.f32.shape[1])
+    room.f32.copy_(x.f32[:n])
+    room.q8.copy_(x.q8[:n])
+    return room
+
+
+def guarded(n: int, cols: int) -> torch.Tensor:
+    return torch.full((n + 1, cols), GUARD)
+
+
+def unguard(x: torch.Tensor) -> torch.Tensor:
+    assert (x[-1] == GUARD).all(), "wrote past the end"
+    return x[:-1]
+
+
+def run_linear(
+    stream: CpuStream,
+    x: Activations,
+    matrices: List[Matrix],
+    residual: List[torch.Tensor] | None = None,
+) -> list[torch.Tensor]:
+    """float32 [n, rows] for each matrix; with `residual`, added to it."""
+    n = len(x.f32)
+    out = [guarded(n, m.rows) for m in matrices]
+    if residual is not None:
+        for o, r in zip(out, residual, strict=True):
+            o[:n] = r
+    stream.linear(x, n, LinearGroup(list(matrices)), out, add=residual is not None)
+    stream.wait()
+    return [unguard(o) for o in out]
+
+
+def run_norm(
+    stream: CpuStream, x: torch.Tensor, weight: torch.Tensor, eps: float, rows: torch.Tensor | None = None
+) -> Activations:
+    n = len(x) if rows is None else len(rows)
+    y = Activations(n, x.shape[1])
+    stream.norm(x, weight, eps, n, y, rows)
+    stream.wait()
+    return y
+
+
+def run_rope_store(
+    stream: CpuStream,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor, torch.Tensor],
+    eps: float,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
+    kv: KvLayer,
+) -> torch.Tensor:
+    """The new q; k and v go to kv. The arguments are those of the reference."""
+    q, k, v = (t.clone() for t in qkv)
+    heads = Heads(q.shape[1], k.shape[1], q.shape[2])
+    stream.rope_store(q, k, v, *norms, eps, *tables, slots, kv, len(q), heads)
+    stream.wait()
+    return q
+
+
+def run_attention(
+    stream: CpuStream, q: torch.Tensor, kv: KvLayer, sequences: List[Sequence], *, split: bool | None = None
+) -> Activations:
+    """`split`: whether a tile's segments are shared out to threads; by default the plan decides."""
+    n, num, dim = q.shape
+    heads = Heads(num, kv.keys.shape[1], dim)
+    longest = max(len(s.slots) for s in sequences)
+    table = np.zeros((len(sequences) + 1, longest), np.int32)
+    for i, s in enumerate(sequences):
+        table[i + 1, : len(s.slots)] = s.slots
+
+    def column(values: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        return np.array(values, np.int32)
+
+    plan = AttentionPlan()
+    build_attention_plan(
+        plan,
+        column([s.row for s in sequences]),
+        column([s.count for s in sequences]),
+        column([s.position for s in sequences]),
+        column([i + 1 for i in range(len(sequences))]),
+        table,
+        heads,
+        {None: stream.threads, False: 0, True: 1 << 20}[split],
+    )
+    out = Activations(n, num * dim)
+    stream.attention(plan, q, kv, out, heads)
+    stream.wait()
+    return out
+
+
+def run_route(stream: CpuStream, logits: torch.Tensor, top_k: int) -> RoutingRoom:
+    n, experts = logits.shape
+    room = RoutingRoom(n, experts, top_k)
+    stream.route(logits, n, room)
+    stream.wait()
+    return room
+
+
+def run_experts(
+    stream: CpuStream,
+    y: Activations,
+    matrices: tuple[Matrix, Matrix, Matrix],
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """float32 [n, hidden]: residual (zeros without one) plus the chosen experts' sum."""
+    gate, up, down = matrices
+    n, top_k = ids.shape
+    room = RoutingRoom(n, gate.experts, top_k)
+    room.ids.copy_(ids)
+    room.weights.copy_(weights)
+    h = Activations(n * top_k, down.cols)
+    x = guarded(n, down.rows)
+    x[:n] = 0.0 if residual is None else residual
+    stream.experts(gate, up, down, y, n, room, h, x)
+    stream.wait()
+    return unguard(x)

@@ -1,0 +1,153 @@
+"""Panels times activations: to the bit of what is computed, against the truth, at the extremes, at any batch size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.kernels.cpu_stream import Activations, LinearGroup
+from moeserve.kernels.linear.reference import linear
+from moeserve.kernels.quantize.reference import Quantized, round_trip
+from moeserve.models.gguf.quant_types import QUANT_TYPES
+from tests.kernels.operations import ISAS, head, load, run_linear, stream_of
+from tests.kernels.weights import (
+    ACTIVATIONS,
+    INTEGERS,
+    MIN_AT,
+    SCALE_AT,
+    TYPES,
+    Weights,
+    activations,
+    nmse,
+    random_weights,
+    set_half,
+)
+
+TOKENS = [*range(1, 10), 64, 65, 130]
+ROWS = [1, 31, 32, 33, 48, 100]
+
+each_isa = pytest.mark.parametrize("isa", ISAS)
+each_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+
+
+@each_isa
+@each_type
+@pytest.mark.parametrize("cols", [256, 512, 768])
+def test_same_activations_same_result(kind: Type, isa: str, cols: int) -> None:
+    """Against exact arithmetic on the same int8 activations; and each row's bits at every batch size and raggedness.
+
+    Rounding alone: measured 1e-14 for integer formats (a rounding each 32 columns), 2.4e-13 for floats (each column).
+    """
+    stream = stream_of(isa)
+    weights = random_weights(kind, max(ROWS), cols)
+    x = activations("gaussian", max(TOKENS), cols)
+    exact = linear(round_trip(x) if weights.integer else x, weights.values())
+    power = exact.square().mean().item()
+    loaded = load(x)
+    (whole,) = run_linear(stream, loaded, [weights.pack(stream)])
+    assert nmse(whole, exact) <= 1e-12
+    for rows in ROWS:
+        matrix = weights.head(rows).pack(stream)
+        for n in TOKENS:
+            (out,) = run_linear(stream, head(loaded, n), [matrix])
+            assert nmse(out, exact[:n, :rows], power) <= 1e-12, (rows, n)
+            assert torch.equal(out, whole[:n, :rows]), (rows, n)
+
+
+GEMM_GATES = {
+    "gaussian": 3.5e-5,
+    "heavy-tailed": 2e-4,
+    "outlier channels": 2e-4,
+}  # measured: 2.9e-5, 1.1e-4, 1.45e-4
+
+
+@each_isa
+@each_type
+@pytest.mark.parametrize("distribution", ACTIVATIONS)
+def test_distance_from_the_truth(kind: Type, isa: str, distribution: str) -> None:
+    """The truth: gguf-py's weights, float32 activations, float64 sums. No distribution can pass 1.65e-4 (see
+    quantize/reference.py) but by chance."""
+    weights = random_weights(kind, 100, 768)
+    x = activations(distribution, 130, 768)
+    stream = stream_of(isa)
+    (out,) = run_linear(stream, load(x), [weights.pack(stream)])
+    gate = GEMM_GATES[distribution] if weights.integer else 1e-12
+    assert nmse(out, linear(x, weights.values())) <= gate
+
+
+def extreme_weights(kind: Type) -> Weights:
+    """256 rows, each of one byte value throughout, so that codes, scales and mins take their extremes together and
+    apart; the float16 fields are 1 so that every product is an integer."""
+    blocks = np.zeros_like(random_weights(kind, 256, 256).rows.reshape(256, 256 // _block_cols(kind), -1))
+    blocks[...] = np.arange(256, dtype=np.uint8)[:, None, None]
+    for at in [table[kind] for table in (SCALE_AT, MIN_AT) if kind in table]:
+        set_half(blocks, at, np.ones(blocks.shape[:-1]))
+    return Weights(kind, blocks.reshape(256, -1), 256)
+
+
+def _block_cols(kind: Type) -> int:
+    return QUANT_TYPES[kind].block_size
+
+
+@each_isa
+@pytest.mark.parametrize("kind", INTEGERS, ids=lambda kind: kind.name)
+def test_extremes_are_exact(kind: Type, isa: str) -> None:
+    """No 16-bit pair may saturate and nothing may overflow: integers all through, so equal and not just close."""
+    columns = torch.arange(256)
+    signs = [
+        torch.ones(256),
+        -torch.ones(256),
+        *((-1.0) ** (columns // width) for width in (1, 2, 4, 16, 32)),
+    ]
+    codes = (127 * torch.stack(signs)).to(torch.int8)
+    x = Quantized(codes, torch.ones(len(codes), 256 // 32))
+    room = Activations(len(codes), 256)
+    room.q8.copy_(x.rows())
+    weights, stream = extreme_weights(kind), stream_of(isa)
+    (out,) = run_linear(stream, room, [weights.pack(stream)])
+    exact = linear(x.dequantize(), weights.values())
+    assert exact.abs().max() < 2**53
+    assert torch.equal(out, exact.float())
+
+
+@each_isa
+def test_a_group_of_matrices_and_a_residual(isa: str) -> None:
+    """Q, K and V in one call: other types, other numbers of rows, one input; and added to what is there."""
+    stream, x = stream_of(isa), activations("gaussian", 9, 512)
+    group = [random_weights(k, rows, 512) for k, rows in ((Type.Q4_K, 96), (Type.F32, 40), (Type.Q6_K, 1))]
+    matrices = [w.pack(stream) for w in group]
+    together = run_linear(stream, load(x), matrices)
+    residual = [activations("gaussian", 9, w.shape[0]) for w in group]
+    added = run_linear(stream, load(x), matrices, residual)
+    for i, matrix in enumerate(matrices):
+        assert torch.equal(together[i], run_linear(stream, load(x), [matrix])[0])
+        assert torch.equal(added[i], residual[i] + together[i])
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_a_group_has_one_to_three_matrices(count: int) -> None:
+    matrix = random_weights(Type.Q8_0, 32, 32).pack(stream_of("plain"))
+    with pytest.raises(ValueError, match="one to three"):
+        LinearGroup([matrix] * count)
+
+
+@each_isa
+@each_type
+def test_threads_do_not_change_a_bit(kind: Type, isa: str) -> None:
+    weights, x = random_weights(kind, 100, 256), load(activations("heavy-tailed", 9, 256))
+    results = [run_linear(s, x, [weights.pack(s)])[0] for s in (stream_of(isa, t) for t in (1, 2, 3))]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("cols", [32, 96, 160])
+@pytest.mark.parametrize("kind", [k for k in TYPES if _block_cols(k) <= 32], ids=lambda kind: kind.name)
+def test_rows_of_few_columns(kind: Type, cols: int) -> None:
+    """Shorter than what is fetched ahead, and no multiple of 256."""
+    weights, x = random_weights(kind, 33, cols), activations("gaussian", 5, cols)
+    exact = linear(round_trip(x) if weights.integer else x, weights.values())
+    for isa in ISAS:
+        stream = stream_of(isa)
+        assert nmse(run_linear(stream, load(x), [weights.pack(stream)])[0], exact) <= 1e-12

@@ -1,0 +1,157 @@
+"""Norm, rotation and the way into the KV pool against float64; the angles against Hugging Face's."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig as HuggingFaceConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding, apply_rotary_pos_emb
+
+from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.rope.reference import rope_store, rotate
+from moeserve.models.gguf import open_gguf
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig, RopeScaling
+from moeserve.models.qwen3moe.rope import rope_tables
+from tests.kernels.operations import ISAS, run_rope_store, stream_of
+from tests.kernels.weights import activations
+
+each_isa = pytest.mark.parametrize("isa", ISAS)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model: Path) -> Qwen3MoeConfig:
+    return Qwen3MoeConfig.from_gguf(open_gguf(tiny_model))
+
+
+class Step:
+    """Random q, k, v of n tokens, with everything else the operation takes."""
+
+    def __init__(self, n: int, heads: int, kv_heads: int, dim: int) -> None:
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        generator = torch.Generator().manual_seed(n * dim + heads)
+        self.qkv = random(n, heads, dim), random(n, kv_heads, dim), random(n, kv_heads, dim) * 10
+        self.norms = random(dim), random(dim)
+        angles = torch.rand(n, dim // 2, generator=generator, dtype=torch.float64) * 1000
+        self.tables = angles.cos().float(), angles.sin().float()
+        self.slots = torch.randperm(4 * n, generator=generator)[:n].int()
+        self.kv = KvLayer(*(torch.full((4 * n, kv_heads, dim), 7.0, dtype=torch.float16) for _ in range(2)))
+
+    def run(self, isa: str, threads: int = 2) -> torch.Tensor:
+        stream = stream_of(isa, threads)
+        return run_rope_store(stream, self.qkv, self.norms, 1e-6, self.tables, self.slots, self.kv)
+
+
+@each_isa
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 2), (8, 1)])
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+def test_against_float64(isa: str, heads: int, kv_heads: int, dim: int) -> None:
+    step = Step(9, heads, kv_heads, dim)
+    q = step.run(isa)
+    keys, values = (pool.double().clone() for pool in (step.kv.keys, step.kv.values))
+    expected = rope_store(*step.qkv, *step.norms, 1e-6, *step.tables, step.slots, keys, values)
+    torch.testing.assert_close(q.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(step.kv.keys.double(), keys, rtol=2**-11 + 1e-6, atol=1e-6)
+    written = step.slots.long()
+    assert torch.equal(step.kv.values[written], step.qkv[2].half())
+    untouched = torch.ones(len(keys), dtype=torch.bool)
+    untouched[written] = False
+    assert (step.kv.keys[untouched] == 7).all()
+    assert (step.kv.values[untouched] == 7).all()
+
+
+@each_isa
+def test_float16_rounds_to_nearest_even_at_every_size(isa: str) -> None:
+    """Subnormal, just below and above the largest, ties, infinite."""
+    step = Step(1, 1, 1, 64)
+    midway = torch.arange(1, 9) * 2.0**-10 + 1 + 2.0**-11
+    small = torch.tensor(
+        [2.0**-24, 2.0**-25, 1.5 * 2.0**-24, 2.0**-25 * 1.001, 2.0**-14, 2.0**-14 * 0.9999, 1e-30]
+    )
+    large = torch.tensor([65504.0, 65519.0, 65520.0, 1e30, float("inf"), 2049.0, 2051.0])
+    values = torch.cat([midway, small, large, torch.zeros(10)])
+    step.qkv[2][0, 0] = torch.cat([values, -values])
+    step.run(isa)
+    assert torch.equal(step.kv.values[step.slots.long()][0, 0], step.qkv[2][0, 0].half())
+
+
+@each_isa
+def test_batch_and_threads_do_not_change_a_bit(isa: str) -> None:
+    whole, part = Step(65, 4, 2, 128), Step(65, 4, 2, 128)
+    q = whole.run(isa, 1)
+    for n in (*range(1, 10), 64):
+        part.qkv = tuple(t[:n] for t in whole.qkv)  # type: ignore[assignment]
+        assert torch.equal(part.run(isa, 3), q[:n])
+    written = whole.slots[:64].long()
+    assert torch.equal(part.kv.keys[written], whole.kv.keys[written])
+    assert torch.equal(part.kv.values[written], whole.kv.values[written])
+
+
+# ---------------------------------------------------------------- angles
+
+SCALINGS = {
+    "none": (RopeScaling(), {"rope_type": "default"}),
+    "linear": (RopeScaling("linear", 4.0), {"rope_type": "linear", "factor": 4.0}),
+    # What Qwen3 documents for 131,072 tokens.
+    "yarn": (
+        RopeScaling("yarn", 4.0, 32768),
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    ),
+    "yarn with other limits": (
+        RopeScaling("yarn", 10.0, 4096, attn_factor=0.5, beta_fast=16.0, beta_slow=2.0),
+        {
+            "rope_type": "yarn",
+            "factor": 10.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "attention_factor": 0.5 * 1.2302585092994046,  # 0.1 ln 10 + 1
+        },
+    ),
+    "yarn of a context so short that the ramp starts at 0": (
+        RopeScaling("yarn", 2.0, 64),
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+    ),
+}
+
+
+@pytest.mark.parametrize("theta", [1e4, 1e6])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_angles_are_hugging_faces(config: Qwen3MoeConfig, name: str, theta: float) -> None:
+    """Frequencies to float32's precision, theirs; the magnitude exactly. llama.cpp defines both in the same way."""
+    ours, theirs = SCALINGS[name]
+    cos, sin = rope_tables(dataclasses.replace(config, rope_scaling=ours, rope_theta=theta), 2)
+    frequencies, magnitude = hugging_face_frequencies({**theirs, "rope_theta": theta}, config.head_dim)
+    got = torch.atan2(sin[1].double(), cos[1].double())  # position 1: the angle is the frequency, at most 1
+    torch.testing.assert_close(got, frequencies.double(), rtol=1e-6, atol=1e-8)
+    assert cos[0].tolist() == pytest.approx([magnitude] * len(cos[0]), rel=1e-7)
+    assert not sin[0].any()
+
+
+def hugging_face_frequencies(parameters: dict[str, Any], head_dim: int) -> tuple[torch.Tensor, float]:
+    config = HuggingFaceConfig(head_dim=head_dim, rope_parameters=parameters, max_position_embeddings=131072)
+    if parameters["rope_type"] == "default":
+        return Qwen3MoeRotaryEmbedding.compute_default_rope_parameters(config)  # type: ignore[no-any-return]
+    return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)  # type: ignore[no-any-return]
+
+
+def test_far_positions_keep_their_angle(config: Qwen3MoeConfig) -> None:
+    """float32 positions times float32 frequencies would be off by 0.01 at position 200,000; ours are float64."""
+    cos, sin = rope_tables(config, 200_001)
+    angle = 200_000 * 1e6 ** (-torch.arange(64, dtype=torch.float64) / 64)
+    torch.testing.assert_close(cos[-1], angle.cos().float(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(sin[-1], angle.sin().float(), rtol=0, atol=1e-7)
+
+
+def test_the_rotation_is_hugging_faces(config: Qwen3MoeConfig) -> None:
+    cos, sin = rope_tables(config, 40)
+    heads = activations("gaussian", 40 * 3, 128).view(40, 3, 128)
+    doubled = [torch.cat([t, t], dim=-1)[None] for t in (cos, sin)]
+    theirs, _ = apply_rotary_pos_emb(heads.transpose(0, 1)[None], heads.transpose(0, 1)[None], *doubled)
+    torch.testing.assert_close(rotate(heads, cos, sin).float(), theirs[0].transpose(0, 1), rtol=0, atol=2e-6)
