@@ -1,7 +1,7 @@
 """CpuStream: the C++ pool as a stream of operations on torch tensors.
 
-Calls queue an operation and return; `wait()` blocks until all are done. Until then the tensors passed must stay
-alive and unread: as with a GPU stream. What each operation computes is specified by the `reference.py` of its
+Calls queue an operation and return; `wait()` blocks until all are done. Until then what was passed must stay
+unread and unwritten, as with a GPU stream; the stream keeps it alive. What each operation computes is specified by the `reference.py` of its
 folder. Shapes are row-major; n is the number of tokens of the step; every tensor is contiguous and on the CPU.
 """
 
@@ -66,6 +66,9 @@ class CpuStream:
         Raises ValueError for an ISA that this CPU or build lacks.
         """
         self._native = _C.Stream(threads, isa)
+        # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
+        # while the pool still reads it.
+        self._held: list[object] = []
 
     @property
     def isa(self) -> str:
@@ -81,6 +84,7 @@ class CpuStream:
 
     def wait(self) -> None:
         self._native.wait()
+        self._held.clear()
 
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """GGUF rows of a matrix [out, in] or of experts [E, out, in] to panels; blocks until done.
@@ -94,6 +98,7 @@ class CpuStream:
         self, table: npt.NDArray[np.uint8], ggml_type: int, ids: torch.Tensor, n: int, x: torch.Tensor
     ) -> None:
         """x[t] = row ids[t] of the table (GGUF rows, uint8). ids: int32 [n], x: float32 [n, hidden]."""
+        self._held.append((table, ids, x))
         self._native.embed(table.ctypes.data, ggml_type, ids.data_ptr(), n, x.shape[1], x.data_ptr())
 
     def norm(
@@ -106,6 +111,7 @@ class CpuStream:
         rows: torch.Tensor | None = None,
     ) -> None:
         """y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None."""
+        self._held.append((x, weight, y, rows))
         index = 0 if rows is None else rows.data_ptr()
         self._native.norm(x.data_ptr(), weight.data_ptr(), eps, index, n, y.native)
 
@@ -113,6 +119,7 @@ class CpuStream:
         self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], *, add: bool = False
     ) -> None:
         """out[j] = x W_j^T, or added to out[j] (a residual). out[j]: float32 [n, W_j.rows]."""
+        self._held.append((x, weights, *out))
         self._native.linear(x.native, n, weights, [o.data_ptr() for o in out], add)
 
     def rope_store(
@@ -135,6 +142,7 @@ class CpuStream:
         q [n, heads, dim] and k [n, kv_heads, dim] are changed in place; cos, sin: float32 [n, dim / 2];
         slots: int32 [n].
         """
+        self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv))
         self._native.rope_store(
             q.data_ptr(),
             k.data_ptr(),
@@ -157,6 +165,7 @@ class CpuStream:
         self, plan: AttentionPlan, q: torch.Tensor, kv: KvLayer, out: Activations, heads: Heads
     ) -> None:
         """Causal paged GQA attention of the plan's rows. q: float32 [n, heads, dim]; out: [n, heads * dim]."""
+        self._held.append((plan, q, kv, out))
         self._native.attention(
             plan,
             q.data_ptr(),
@@ -170,6 +179,7 @@ class CpuStream:
 
     def route(self, logits: torch.Tensor, n: int, room: RoutingRoom) -> None:
         """room.ids, room.weights [n, top_k] of the largest softmax weights, renormalised. logits: [n, experts]."""
+        self._held.append((logits, room))
         experts, top_k = logits.shape[1], room.ids.shape[1]
         self._native.route(logits.data_ptr(), n, experts, top_k, room.ids.data_ptr(), room.weights.data_ptr())
 
@@ -191,6 +201,7 @@ class CpuStream:
         heat: int64 [2, experts], to which are added each expert's tokens and 1 if it has any (its weights
         were read once).
         """
+        self._held.append((gate, up, down, y, room, h, heat, x))
         self._native.experts(
             gate,
             up,
@@ -210,6 +221,7 @@ class CpuStream:
 
     def read(self, matrix: Matrix) -> None:
         """Reads every byte of the matrix: the memory's speed without any arithmetic."""
+        self._held.append((matrix,))
         self._native.read(matrix)
 
 

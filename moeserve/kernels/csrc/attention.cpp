@@ -68,7 +68,8 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
   const uint16_t* values = op.value_pool + kv_head * op.dim;
   const int group = s.group(), queries = tile.count * group;
   for (int i = 0; i < queries; ++i) {
-    b.queries[i] = op.q + ((tile.row + i / group) * static_cast<int64_t>(op.heads) + kv_head * group + i % group) * op.dim;
+    b.queries[i] =
+        op.q + ((tile.row + i / group) * static_cast<int64_t>(op.heads) + kv_head * group + i % group) * op.dim;
   }
   state.clear(queries, op.dim);
   const int end = std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count);
@@ -116,8 +117,8 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   tiles.clear();
   for (int i = 0; i < sequences; ++i) {
     for (int t = 0; t < count[i]; t += kTileTokens) {
-      tiles.push_back({row[i] + t, std::min(kTileTokens, count[i] - t), position[i] + t,
-                       slot_table + req_slot[i] * table_stride});
+      tiles.push_back(
+          {row[i] + t, std::min(kTileTokens, count[i] - t), position[i] + t, slot_table + req_slot[i] * table_stride});
     }
   }
   // Enough units without splitting: then a tile's segments are merged on the spot and need no memory.

@@ -106,7 +106,9 @@ void bind_engine(nb::module_& m) {
   m.def("quantized_row_bytes", &quantized_row_bytes, "cols"_a);
   m.def(
       "dequantize_row",
-      [](int type, Address row, int64_t cols, Address out) { dequantize_row(type, at<const uint8_t>(row), cols, at<float>(out)); },
+      [](int type, Address row, int64_t cols, Address out) {
+        dequantize_row(type, at<const uint8_t>(row), cols, at<float>(out));
+      },
       "type"_a, "row"_a, "cols"_a, "out"_a, "One row of GGUF blocks to float32; the scalar specification.");
 
   nb::class_<Matrix>(m, "Matrix")
@@ -117,12 +119,16 @@ void bind_engine(nb::module_& m) {
       .def_ro("bytes", &Matrix::bytes)
       .def_prop_ro("integer", &Matrix::integer);
   nb::class_<LinearGroup>(m, "LinearGroup")
-      .def("__init__", [](LinearGroup* g, const std::vector<const Matrix*>& ms) { new (g) LinearGroup(make_group(ms)); },
-           "matrices"_a);
+      .def(
+          "__init__", [](LinearGroup* g, const std::vector<const Matrix*>& ms) { new (g) LinearGroup(make_group(ms)); },
+          "matrices"_a, nb::keep_alive<1, 2>());
   nb::class_<Activations>(m, "Activations")
-      .def("__init__", [](Activations* a, Address f32, Address q8, int64_t cols) {
-        new (a) Activations{at<float>(f32), at<uint8_t>(q8), cols};
-      }, "f32"_a, "q8"_a, "cols"_a)
+      .def(
+          "__init__",
+          [](Activations* a, Address f32, Address q8, int64_t cols) {
+            new (a) Activations{at<float>(f32), at<uint8_t>(q8), cols};
+          },
+          "f32"_a, "q8"_a, "cols"_a)
       .def_ro("cols", &Activations::cols);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
@@ -137,7 +143,8 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<int, const std::string&>(), "threads"_a, "isa"_a = "")
       .def_prop_ro("isa", &Stream::isa)
       .def_prop_ro("threads", [](Stream& s) { return s.pool().threads(); })
-      .def_prop_ro("pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
+      .def_prop_ro(
+          "pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
       .def("wait", &Stream::wait, ReleaseGil())
       .def("pack", &Stream::pack, ReleaseGil(), "source"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)
       .def("embed", &Stream::embed)

@@ -37,10 +37,10 @@ constexpr int kMaxType = 40;
 constexpr int kPanelRows = 32;
 
 struct TypeInfo {
-  const char* name;   // nullptr: not supported
-  int block_cols;     // columns in a GGUF block
-  int block_bytes;    // bytes of a GGUF block
-  bool integer;       // takes int8 activations (else float32)
+  const char* name;  // nullptr: not supported
+  int block_cols;    // columns in a GGUF block
+  int block_bytes;   // bytes of a GGUF block
+  bool integer;      // takes int8 activations (else float32)
 };
 
 // Never fails: an unsupported id gives {nullptr, …}.

@@ -136,7 +136,8 @@ struct KFormat {
       s = or_i(and_i(low, 15), shl_i<4>(shr_i<6>(bytes(g - 4))));
       m = or_i(shr_i<4>(low), shl_i<4>(shr_i<6>(bytes(g))));
     }
-    return {mul(half_field(block, 0, half), to_float(s)), zero_f(), mul(half_field(block, 1, half), to_float(m)), zero_f()};
+    return {mul(half_field(block, 0, half), to_float(s)), zero_f(), mul(half_field(block, 1, half), to_float(m)),
+            zero_f()};
   }
 };
 template <>
@@ -172,10 +173,7 @@ struct Format<Type::Q3_K> {
     auto scale = [&](int j) {  // 6 bits: a nibble of byte j % 8, a pair of byte 8 + j % 4
       const VI low = j < 8 ? and_i(bytes(j), 15) : shr_i<4>(bytes(j - 8));
       const VI pairs = bytes(8 + j % 4);
-      const VI high = j < 4    ? shl_i<4>(pairs)
-                      : j < 8  ? shl_i<2>(pairs)
-                      : j < 12 ? pairs
-                               : shr_i<2>(pairs);
+      const VI high = j < 4 ? shl_i<4>(pairs) : j < 8 ? shl_i<2>(pairs) : j < 12 ? pairs : shr_i<2>(pairs);
       return mul(d, to_float(sub_i(or_i(low, and_i(high, 0x30)), set_i(32))));
     };
     return {scale(2 * g), scale(2 * g + 1), zero_f(), zero_f()};
@@ -215,10 +213,7 @@ struct Format<Type::IQ4_XS> {
     auto bytes = [&](int j) { return load_u8(block + 64 + 32 * j + 16 * half); };
     const VI pair = bytes(2 + g / 2), high = bytes(g / 4);
     const VI low = g % 2 ? shr_i<4>(pair) : and_i(pair, 15);
-    const VI top = g % 4 == 0   ? shl_i<4>(high)
-                   : g % 4 == 1 ? shl_i<2>(high)
-                   : g % 4 == 2 ? high
-                                : shr_i<2>(high);
+    const VI top = g % 4 == 0 ? shl_i<4>(high) : g % 4 == 1 ? shl_i<2>(high) : g % 4 == 2 ? high : shr_i<2>(high);
     const VI s = sub_i(or_i(low, and_i(top, 0x30)), set_i(32));
     return {mul(half_field(block, 0, half), to_float(s)), zero_f(), zero_f(), zero_f()};
   }
@@ -318,8 +313,7 @@ inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const int8_t*
 }
 
 template <class F>
-void gemm_integer(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
-                  float* out) {
+void gemm_integer(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n, float* out) {
   constexpr PanelLayout layout = F::layout;
   constexpr int groups = layout.cols / 32;
   const uint8_t* end = panel + cols / layout.cols * layout.block_bytes;

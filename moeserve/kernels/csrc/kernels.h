@@ -11,12 +11,14 @@ namespace moeserve {
 
 // A quantised activation row: `cols` int8 codes, then a GroupMeta for each 32 columns. 1.5 bytes a column.
 struct GroupMeta {
-  float scale;      // x = scale * code
-  float scaled_sum; // scale * (sum_lo + sum_hi)
-  int32_t sum_lo;   // sum of the codes of columns 0..15 of the group
-  int32_t sum_hi;   // of columns 16..31
+  float scale;       // x = scale * code
+  float scaled_sum;  // scale * (sum_lo + sum_hi)
+  int32_t sum_lo;    // sum of the codes of columns 0..15 of the group
+  int32_t sum_hi;    // of columns 16..31
 };
-constexpr size_t quantized_row_bytes(int64_t cols) { return cols + cols / 32 * sizeof(GroupMeta); }
+constexpr size_t quantized_row_bytes(int64_t cols) {
+  return cols + cols / 32 * sizeof(GroupMeta);
+}
 
 // out[t][0..31] = panel (32 rows x cols) times activation row t. For integer formats `rows` are quantised rows,
 // for F16, BF16 and F32 they are float32 rows.
@@ -52,8 +54,8 @@ struct Kernels {
   void (*gather_values)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out);
   // One block of 32 keys for `n` query vectors; query i sees the block's first visible[i] keys (0: none, skipped).
   // Online softmax: updates state[i] and acc + i * dim. scratch: n * 32 floats.
-  void (*attend_block)(const float* const* queries, const int* visible, int n, const float* keys,
-                       const float* values, int dim, Softmax* state, float* acc, float* scratch);
+  void (*attend_block)(const float* const* queries, const int* visible, int n, const float* keys, const float* values,
+                       int dim, Softmax* state, float* acc, float* scratch);
 };
 
 // Merges segment b into a (online softmax over segments, in order).

@@ -12,10 +12,10 @@
 namespace moeserve {
 namespace {
 
-#include "simd.h"
+#include "attention.inl"
 #include "gemm.inl"
 #include "rowwise.inl"
-#include "attention.inl"
+#include "simd.h"
 
 constexpr Kernels make_table() {
   Kernels k{};
@@ -53,6 +53,8 @@ constexpr Kernels kKernels = make_table();
 
 }  // namespace
 
-const Kernels* MOESERVE_TABLE() { return &kKernels; }
+const Kernels* MOESERVE_TABLE() {
+  return &kKernels;
+}
 
 }  // namespace moeserve

@@ -6,7 +6,7 @@ namespace nb = nanobind;
 namespace moeserve {
 void bind_engine(nb::module_& m);
 void bind_sampling(nb::module_& m);
-}
+}  // namespace moeserve
 
 NB_MODULE(_C, m) {
   moeserve::bind_engine(m);

@@ -13,7 +13,9 @@ namespace {
 // is unpacked once for all of them.
 constexpr int kTile = 64;
 
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+size_t round_up(size_t n, size_t to) {
+  return (n + to - 1) / to * to;
+}
 
 }  // namespace
 
@@ -31,7 +33,9 @@ Matrix::Matrix(int type_, int64_t rows_, int64_t cols_, int64_t experts_)
   data_ = static_cast<uint8_t*>(p);
 }
 
-Matrix::~Matrix() { munmap(data_, bytes); }
+Matrix::~Matrix() {
+  munmap(data_, bytes);
+}
 
 void PackOp::operator()(Team& team) const {
   const size_t stride = row_bytes(out->type, out->cols);
@@ -160,9 +164,8 @@ void ExpertsOp::gate_up(Team&, int64_t unit) const {
   const uint8_t* gate_panel = gate->panel(expert, panel);
   const uint8_t* up_panel = up->panel(expert, panel);
   const bool last = panel + 1 == gate->panels;
-  const uint8_t* next = last && unit / gate->panels + 1 < active[0]
-                            ? gate->panel(active[2 + unit / gate->panels], 0)
-                            : gate_panel + gate->panel_bytes;
+  const uint8_t* next = last && unit / gate->panels + 1 < active[0] ? gate->panel(active[2 + unit / gate->panels], 0)
+                                                                    : gate_panel + gate->panel_bytes;
   alignas(64) float g[kTile * kPanelRows], u[kTile * kPanelRows];
   const void* gate_rows[kTile];
   const void* up_rows[kTile];

@@ -20,7 +20,7 @@ class Matrix {
 
   const int type;
   const int64_t rows, cols, experts;
-  const int64_t panels;        // of one expert: ceil(rows / 32)
+  const int64_t panels;  // of one expert: ceil(rows / 32)
   const size_t panel_bytes;
   const size_t bytes;
   bool integer() const { return type_info(type).integer; }
@@ -32,8 +32,8 @@ class Matrix {
 
 // Activations of n tokens in both forms; a form that no consumer needs is nullptr.
 struct Activations {
-  float* f32;       // [n, cols]
-  uint8_t* q8;      // [n, quantized_row_bytes(cols)]
+  float* f32;   // [n, cols]
+  uint8_t* q8;  // [n, quantized_row_bytes(cols)]
   int64_t cols;
   const void* row(bool integer, int64_t t) const {
     return integer ? static_cast<const void*>(q8 + t * quantized_row_bytes(cols)) : f32 + t * cols;
@@ -88,8 +88,8 @@ struct LinearOp {
 // Per head RMS norm of q and k, rotation, q scaled by 1/sqrt(dim), k and v to the KV pool as float16.
 struct RopeStoreOp {
   const Kernels* k;
-  float* q;         // [n, heads, dim], in place
-  float* key;       // [n, kv_heads, dim], in place
+  float* q;    // [n, heads, dim], in place
+  float* key;  // [n, kv_heads, dim], in place
   const float* value;
   const float* q_norm;
   const float* k_norm;
@@ -111,10 +111,10 @@ class AttentionPlan {
   // that results do not depend on how a step is shared among threads.
   static constexpr int kSegment = 1024;
 
-  struct Tile {  // consecutive tokens of one sequence
-    int32_t row;       // first row in the step
-    int32_t count;     // <= kTileTokens
-    int32_t position;  // of the first token
+  struct Tile {            // consecutive tokens of one sequence
+    int32_t row;           // first row in the step
+    int32_t count;         // <= kTileTokens
+    int32_t position;      // of the first token
     const int32_t* slots;  // KV slot of each position of the sequence
   };
   struct Part {  // a tile's work on one segment, by one unit
@@ -122,15 +122,14 @@ class AttentionPlan {
   };
 
   // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [.., table_stride].
-  void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
-             const int32_t* req_slot, const int32_t* slot_table, int64_t table_stride, int heads, int kv_heads,
-             int dim, int threads);
+  void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position, const int32_t* req_slot,
+             const int32_t* slot_table, int64_t table_stride, int heads, int kv_heads, int dim, int threads);
 
   std::vector<Tile> tiles;
-  bool split;                    // few tiles, long contexts: the segments of a tile go to different threads
-  std::vector<Part> parts;       // split only, by tile, then segment
+  bool split;                       // few tiles, long contexts: the segments of a tile go to different threads
+  std::vector<Part> parts;          // split only, by tile, then segment
   std::vector<int32_t> first_part;  // [tiles + 1]
-  std::vector<float> partial;    // split only: [parts, kv_heads, kTileTokens * group, dim + 2]
+  std::vector<float> partial;       // split only: [parts, kv_heads, kTileTokens * group, dim + 2]
 };
 
 struct AttentionOp {
@@ -160,16 +159,16 @@ struct ExpertsOp {
   const Matrix* gate;
   const Matrix* up;
   const Matrix* down;
-  Activations y;          // input
-  const int32_t* ids;     // [n, top_k]
-  const float* weights;   // [n, top_k]
+  Activations y;         // input
+  const int32_t* ids;    // [n, top_k]
+  const float* weights;  // [n, top_k]
   int n, top_k;
-  Activations h;          // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
-  int32_t* starts;        // [experts + 1]: rows of h of each expert
-  int32_t* active;        // [experts + 1]: how many, then the ids of the experts that have rows, ascending
-  int32_t* routes;        // [n * top_k]: row of h -> index into ids and weights
-  int64_t* heat;          // [2, experts]: adds the tokens routed to each expert, and 1 for each that has any
-  float* x;               // [n, hidden]
+  Activations h;    // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
+  int32_t* starts;  // [experts + 1]: rows of h of each expert
+  int32_t* active;  // [experts + 1]: how many, then the ids of the experts that have rows, ascending
+  int32_t* routes;  // [n * top_k]: row of h -> index into ids and weights
+  int64_t* heat;    // [2, experts]: adds the tokens routed to each expert, and 1 for each that has any
+  float* x;         // [n, hidden]
   void operator()(Team& team) const;
 
  private:

@@ -120,7 +120,9 @@ void unpack_block(Type type, const uint8_t* b, int row, uint8_t* header, uint8_t
   }
 }
 
-void store_words(uint8_t* out, const uint32_t (&words)[16]) { std::memcpy(out, words, 64); }
+void store_words(uint8_t* out, const uint32_t (&words)[16]) {
+  std::memcpy(out, words, 64);
+}
 
 // One group of 32 columns of one half: the vectors described in panel_layout.h.
 void interleave(const PanelLayout& layout, const Codes& codes, int row0, int col0, uint8_t* out) {
@@ -183,7 +185,8 @@ void pack_float(const uint8_t* rows, size_t stride, int valid_rows, int64_t cols
   std::memset(panel, 0, sizeof(Element) * cols * kPanelRows);
   for (int r = 0; r < valid_rows; ++r) {
     const uint8_t* row = rows + r * stride;
-    for (int64_t c = 0; c < cols; ++c) std::memcpy(&out[c * kPanelRows + r], row + c * sizeof(Element), sizeof(Element));
+    for (int64_t c = 0; c < cols; ++c)
+      std::memcpy(&out[c * kPanelRows + r], row + c * sizeof(Element), sizeof(Element));
   }
 }
 

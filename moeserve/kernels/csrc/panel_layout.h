@@ -26,12 +26,12 @@
 namespace moeserve {
 
 struct PanelLayout {
-  int cols;           // columns of a block column: 256 or 32
-  int block_bytes;    // 32 x the GGUF block
+  int cols;         // columns of a block column: 256 or 32
+  int block_bytes;  // 32 x the GGUF block
   int header_bytes;
-  int bit_vectors;    // 0 or 1
-  int pair_vectors;   // 0 or 2
-  int code_vectors;   // 0, 4 (nibbles) or 8 (bytes)
+  int bit_vectors;   // 0 or 1
+  int pair_vectors;  // 0 or 2
+  int code_vectors;  // 0, 4 (nibbles) or 8 (bytes)
   constexpr int half_bytes() const { return 64 * (bit_vectors + pair_vectors + code_vectors); }
   constexpr int group_bytes() const { return 2 * half_bytes(); }
   constexpr int pair_shift() const { return code_vectors > 0 ? 4 : 0; }  // where a pair stands in its code

@@ -31,7 +31,9 @@ std::atomic<int64_t>& Team::cursor(int thread) {
   return pool_.cursors_[(phase_ % Pool::kCursorSets) * threads_ + thread].taken;
 }
 
-void Team::barrier() { pool_.arrive_and_wait(*this, false); }
+void Team::barrier() {
+  pool_.arrive_and_wait(*this, false);
+}
 
 void* Team::scratch(size_t bytes) {
   if (bytes > scratch_bytes_) {
@@ -92,7 +94,8 @@ void Pool::thread_main(int thread) {
 // them: a phase's set comes up again kCursorSets phases later), and opens the barrier.
 void Pool::arrive_and_wait(Team& team, bool end_of_op) {
   const uint32_t mine = team.barriers_++;
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads())) return wait_while(generation_, mine);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads()))
+    return wait_while(generation_, mine);
   const size_t used = (team.phase_ + kCursorSets - 1) % kCursorSets;
   for (int i = 0; i < threads(); ++i) cursors_[used * threads() + i].taken.store(0, std::memory_order_relaxed);
   arrived_.store(0, std::memory_order_relaxed);

@@ -64,8 +64,8 @@ class Team {
   };
   Pool& pool_;
   int thread_, threads_;
-  uint64_t phase_ = 0;       // counts run_units; equal on all threads
-  uint32_t barriers_ = 0;    // counts barriers passed; equal on all threads
+  uint64_t phase_ = 0;     // counts run_units; equal on all threads
+  uint32_t barriers_ = 0;  // counts barriers passed; equal on all threads
   std::unique_ptr<void, Free> scratch_;
   size_t scratch_bytes_ = 0;
 };

@@ -6,8 +6,12 @@
 namespace moeserve {
 
 #if !defined(MOESERVE_X86)
-const Kernels* avx2_kernels() { return nullptr; }
-const Kernels* avx512_kernels() { return nullptr; }
+const Kernels* avx2_kernels() {
+  return nullptr;
+}
+const Kernels* avx512_kernels() {
+  return nullptr;
+}
 #endif
 
 namespace {

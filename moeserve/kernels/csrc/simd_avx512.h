@@ -11,19 +11,45 @@ struct VB {  // 64 bytes
   __m512i v;
 };
 
-inline VF zero_f() { return {_mm512_setzero_ps()}; }
-inline VF set_f(float x) { return {_mm512_set1_ps(x)}; }
-inline VF load_f(const float* p) { return {_mm512_loadu_ps(p)}; }
-inline void store_f(float* p, VF a) { _mm512_storeu_ps(p, a.v); }
-inline VF add(VF a, VF b) { return {_mm512_add_ps(a.v, b.v)}; }
-inline VF sub(VF a, VF b) { return {_mm512_sub_ps(a.v, b.v)}; }
-inline VF mul(VF a, VF b) { return {_mm512_mul_ps(a.v, b.v)}; }
-inline VF div(VF a, VF b) { return {_mm512_div_ps(a.v, b.v)}; }
-inline VF max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
-inline VF min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
-inline VF abs(VF a) { return {_mm512_abs_ps(a.v)}; }
-inline VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    // a*b + c
-inline VF fnma(VF a, VF b, VF c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a*b
+inline VF zero_f() {
+  return {_mm512_setzero_ps()};
+}
+inline VF set_f(float x) {
+  return {_mm512_set1_ps(x)};
+}
+inline VF load_f(const float* p) {
+  return {_mm512_loadu_ps(p)};
+}
+inline void store_f(float* p, VF a) {
+  _mm512_storeu_ps(p, a.v);
+}
+inline VF add(VF a, VF b) {
+  return {_mm512_add_ps(a.v, b.v)};
+}
+inline VF sub(VF a, VF b) {
+  return {_mm512_sub_ps(a.v, b.v)};
+}
+inline VF mul(VF a, VF b) {
+  return {_mm512_mul_ps(a.v, b.v)};
+}
+inline VF div(VF a, VF b) {
+  return {_mm512_div_ps(a.v, b.v)};
+}
+inline VF max(VF a, VF b) {
+  return {_mm512_max_ps(a.v, b.v)};
+}
+inline VF min(VF a, VF b) {
+  return {_mm512_min_ps(a.v, b.v)};
+}
+inline VF abs(VF a) {
+  return {_mm512_abs_ps(a.v)};
+}
+inline VF fma(VF a, VF b, VF c) {
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}  // a*b + c
+inline VF fnma(VF a, VF b, VF c) {
+  return {_mm512_fnmadd_ps(a.v, b.v, c.v)};
+}  // c - a*b
 inline VF load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -34,7 +60,9 @@ inline VF load_bfloat(const uint16_t* p) {
 inline void store_half(uint16_t* p, VF a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
-inline VF round_even(VF a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline VF round_even(VF a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
 // 2^n for integral n in [-126, 127].
 inline VF exp2_int(VF n) {
   const __m512i i = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
@@ -44,23 +72,35 @@ inline VF blend_less(VF a, VF b, VF yes, VF no) {  // a < b ? yes : no
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
 
-inline VI set_i(int x) { return {_mm512_set1_epi32(x)}; }
+inline VI set_i(int x) {
+  return {_mm512_set1_epi32(x)};
+}
 inline VI broadcast_quad(const int8_t* p) {  // 4 activations in every lane
   int32_t x;
   __builtin_memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
-inline VI dot4(VI acc, VB weights, VI quad) { return {_mm512_dpbusd_epi32(acc.v, weights.v, quad.v)}; }
-inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
+inline VI dot4(VI acc, VB weights, VI quad) {
+  return {_mm512_dpbusd_epi32(acc.v, weights.v, quad.v)};
+}
+inline VF to_float(VI a) {
+  return {_mm512_cvtepi32_ps(a.v)};
+}
 inline VI load_u8(const uint8_t* p) {  // 16 bytes to 16 lanes
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 inline VI load_i8(const uint8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-inline VI and_i(VI a, int mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))}; }
-inline VI or_i(VI a, VI b) { return {_mm512_or_si512(a.v, b.v)}; }
-inline VI sub_i(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline VI and_i(VI a, int mask) {
+  return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))};
+}
+inline VI or_i(VI a, VI b) {
+  return {_mm512_or_si512(a.v, b.v)};
+}
+inline VI sub_i(VI a, VI b) {
+  return {_mm512_sub_epi32(a.v, b.v)};
+}
 template <int N>
 inline VI shr_i(VI a) {
   return {_mm512_srli_epi32(a.v, N)};
@@ -75,9 +115,15 @@ inline void store_i8(int8_t* p, VF rounded) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b);
 }
 
-inline VB load_b(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-inline VB and_b(VB a, uint8_t mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))}; }
-inline VB or_b(VB a, VB b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline VB load_b(const uint8_t* p) {
+  return {_mm512_loadu_si512(p)};
+}
+inline VB and_b(VB a, uint8_t mask) {
+  return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+inline VB or_b(VB a, VB b) {
+  return {_mm512_or_si512(a.v, b.v)};
+}
 template <int N>  // the bits that cross a byte border are garbage: mask afterwards
 inline VB shr_b(VB a) {
   return {_mm512_srli_epi16(a.v, N)};

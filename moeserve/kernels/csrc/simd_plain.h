@@ -20,23 +20,47 @@ inline VF each(F f) {
   for (int i = 0; i < 16; ++i) r.v[i] = f(i);
   return r;
 }
-inline VF zero_f() { return {F16x{}}; }
-inline VF set_f(float x) { return {F16x{} + x}; }
+inline VF zero_f() {
+  return {F16x{}};
+}
+inline VF set_f(float x) {
+  return {F16x{} + x};
+}
 inline VF load_f(const float* p) {
   VF r;
   __builtin_memcpy(&r, p, 64);
   return r;
 }
-inline void store_f(float* p, VF a) { __builtin_memcpy(p, &a, 64); }
-inline VF add(VF a, VF b) { return {a.v + b.v}; }
-inline VF sub(VF a, VF b) { return {a.v - b.v}; }
-inline VF mul(VF a, VF b) { return {a.v * b.v}; }
-inline VF div(VF a, VF b) { return {a.v / b.v}; }
-inline VF max(VF a, VF b) { return {a.v > b.v ? a.v : b.v}; }
-inline VF min(VF a, VF b) { return {a.v < b.v ? a.v : b.v}; }
-inline VF abs(VF a) { return {a.v < 0 ? -a.v : a.v}; }
-inline VF fma(VF a, VF b, VF c) { return {a.v * b.v + c.v}; }
-inline VF fnma(VF a, VF b, VF c) { return {c.v - a.v * b.v}; }
+inline void store_f(float* p, VF a) {
+  __builtin_memcpy(p, &a, 64);
+}
+inline VF add(VF a, VF b) {
+  return {a.v + b.v};
+}
+inline VF sub(VF a, VF b) {
+  return {a.v - b.v};
+}
+inline VF mul(VF a, VF b) {
+  return {a.v * b.v};
+}
+inline VF div(VF a, VF b) {
+  return {a.v / b.v};
+}
+inline VF max(VF a, VF b) {
+  return {a.v > b.v ? a.v : b.v};
+}
+inline VF min(VF a, VF b) {
+  return {a.v < b.v ? a.v : b.v};
+}
+inline VF abs(VF a) {
+  return {a.v < 0 ? -a.v : a.v};
+}
+inline VF fma(VF a, VF b, VF c) {
+  return {a.v * b.v + c.v};
+}
+inline VF fnma(VF a, VF b, VF c) {
+  return {c.v - a.v * b.v};
+}
 inline VF load_half(const uint16_t* p) {
   return each([p](int i) { return half_to_float(p[i]); });
 }
@@ -53,7 +77,7 @@ inline uint16_t to_half(float f) {  // round to nearest even
     const uint32_t rebased = magnitude - 0x38000000;
     return sign | (rebased + 0xfff + (rebased >> 13 & 1)) >> 13;
   }
-  if (magnitude < 0x33000000) return sign;  // below half of the smallest subnormal
+  if (magnitude < 0x33000000) return sign;                    // below half of the smallest subnormal
   const int shift = 126 - static_cast<int>(magnitude >> 23);  // 14..24
   const uint32_t mantissa = (magnitude & 0x7fffff) | 0x800000;
   const uint32_t half = 1u << (shift - 1);
@@ -71,9 +95,13 @@ inline VF round_even(VF a) {
 inline VF exp2_int(VF n) {
   return each([n](int i) { return __builtin_ldexpf(1.0f, static_cast<int>(n.v[i])); });
 }
-inline VF blend_less(VF a, VF b, VF yes, VF no) { return {a.v < b.v ? yes.v : no.v}; }
+inline VF blend_less(VF a, VF b, VF yes, VF no) {
+  return {a.v < b.v ? yes.v : no.v};
+}
 
-inline VI set_i(int x) { return {I16x{} + x}; }
+inline VI set_i(int x) {
+  return {I16x{} + x};
+}
 inline VI broadcast_quad(const int8_t* p) {
   int32_t x;
   __builtin_memcpy(&x, p, 4);
@@ -88,7 +116,9 @@ inline VI dot4(VI acc, VB w, VI x) {
   }
   return acc;
 }
-inline VF to_float(VI a) { return {__builtin_convertvector(a.v, F16x)}; }
+inline VF to_float(VI a) {
+  return {__builtin_convertvector(a.v, F16x)};
+}
 inline VI load_u8(const uint8_t* p) {
   VI r;
   for (int i = 0; i < 16; ++i) r.v[i] = p[i];
@@ -99,9 +129,15 @@ inline VI load_i8(const uint8_t* p) {
   for (int i = 0; i < 16; ++i) r.v[i] = static_cast<int8_t>(p[i]);
   return r;
 }
-inline VI and_i(VI a, int mask) { return {a.v & mask}; }
-inline VI or_i(VI a, VI b) { return {a.v | b.v}; }
-inline VI sub_i(VI a, VI b) { return {a.v - b.v}; }
+inline VI and_i(VI a, int mask) {
+  return {a.v & mask};
+}
+inline VI or_i(VI a, VI b) {
+  return {a.v | b.v};
+}
+inline VI sub_i(VI a, VI b) {
+  return {a.v - b.v};
+}
 template <int N>
 inline VI shr_i(VI a) {
   return {a.v >> N};
@@ -122,8 +158,12 @@ inline VB load_b(const uint8_t* p) {
   __builtin_memcpy(&r, p, 64);
   return r;
 }
-inline VB and_b(VB a, uint8_t mask) { return {a.v & mask}; }
-inline VB or_b(VB a, VB b) { return {a.v | b.v}; }
+inline VB and_b(VB a, uint8_t mask) {
+  return {a.v & mask};
+}
+inline VB or_b(VB a, VB b) {
+  return {a.v | b.v};
+}
 template <int N>
 inline VB shr_b(VB a) {
   return {a.v >> N};

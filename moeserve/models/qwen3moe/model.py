@@ -61,7 +61,6 @@ class Room:
             f32=any(not e.down.integer for e in experts),
             q8=any(e.down.integer for e in experts),
         )
-        self.logit_rows = torch.empty(logit_rows, dtype=torch.int32)
         self.final = Activations(logit_rows, c.hidden_size)
         self.logits = torch.empty(logit_rows, c.vocab_size)
 
@@ -86,7 +85,6 @@ class Qwen3Moe:
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
         self.heat = torch.zeros(config.num_layers, 2, config.num_experts, dtype=torch.int64)
         self._room = Room(config, weights, max_tokens, self.LOGIT_ROWS)
-        self._batch: Batch | None = None
         self._forwards = 0
         self._heads = 0
         self._cos, self._sin = rope_tables(config, max_model_len)
@@ -94,7 +92,6 @@ class Qwen3Moe:
     def forward(self, batch: Batch) -> None:
         """Queues all layers for up to max_tokens rows. The residual stream then holds what `logits` reads."""
         self._forwards += 1
-        self._batch = batch  # the stream has its addresses only
         room, table, n = self._room, self._weights.embedding, batch.n
         torch.index_select(self._cos, 0, batch.positions, out=room.cos[:n])
         torch.index_select(self._sin, 0, batch.positions, out=room.sin[:n])
@@ -108,10 +105,7 @@ class Qwen3Moe:
         a view that the next call, which must come after a wait, overwrites."""
         room, m = self._room, len(rows)
         self._heads += 1
-        room.logit_rows[:m] = rows  # ours, since the caller's may be gone before the stream gets there
-        self._stream.norm(
-            room.x, self._weights.output_norm, self.config.rms_eps, m, room.final, room.logit_rows
-        )
+        self._stream.norm(room.x, self._weights.output_norm, self.config.rms_eps, m, room.final, rows)
         self._stream.linear(room.final, m, self._weights.output, [room.logits])
         return room.logits[:m]
 
