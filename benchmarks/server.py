@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ class Server:
             self.family = self.processes()
             self.runtime_dir = self._find_runtime_dir()
         except BaseException:
-            self.kill()
+            self.process.terminate()  # the launcher stops what it has started
+            self.process.wait(30)
             raise
 
     @property
@@ -103,14 +105,12 @@ class Server:
         return [process for process in self.family if process.is_running()]
 
     def kill(self) -> None:
-        """The way out when a test has failed: every process, without ceremony."""
-        family = getattr(self, "family", None) or (self.processes() if self.process.poll() is None else [])
-        for process in family:
-            try:
+        """The way out when a test has failed: every process at once, and the directory of their sockets."""
+        for process in self.family:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         self.process.wait(10)
+        shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
     def _wait_until_ready(self, deadline: float) -> None:
         while time.monotonic() < deadline:

@@ -159,7 +159,7 @@ def run_experts(
     weights: torch.Tensor,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """float32 [n, hidden]: residual (zeros without one) plus the chosen experts' sum."""
+    """float32 [n, hidden]: residual (zeros without one) plus the chosen experts' sum. The heat counts must add up."""
     gate, up, down = matrices
     n, top_k = ids.shape
     room = RoutingRoom(n, gate.experts, top_k)
@@ -168,6 +168,9 @@ def run_experts(
     h = Activations(n * top_k, down.cols)
     x = guarded(n, down.rows)
     x[:n] = 0.0 if residual is None else residual
-    stream.experts(gate, up, down, y, n, room, h, x)
+    heat = torch.full((2, gate.experts), 10, dtype=torch.int64)
+    stream.experts(gate, up, down, y, n, room, h, heat, x)
     stream.wait()
+    tokens = torch.bincount(ids.flatten(), minlength=gate.experts)
+    assert torch.equal(heat, 10 + torch.stack([tokens, (tokens > 0).long()]))
     return unguard(x)

@@ -14,6 +14,7 @@ from moeserve.models.gguf.quant_types import QUANT_TYPES
 from tests.kernels.operations import ISAS, head, load, run_linear, stream_of
 from tests.kernels.weights import (
     ACTIVATIONS,
+    E8M0_AT,
     INTEGERS,
     MIN_AT,
     SCALE_AT,
@@ -79,11 +80,13 @@ def test_distance_from_the_truth(kind: Type, isa: str, distribution: str) -> Non
 
 def extreme_weights(kind: Type) -> Weights:
     """256 rows, each of one byte value throughout, so that codes, scales and mins take their extremes together and
-    apart; the float16 fields are 1 so that every product is an integer."""
+    apart; the scales of whole blocks are 1 so that every product is an integer."""
     blocks = np.zeros_like(random_weights(kind, 256, 256).rows.reshape(256, 256 // _block_cols(kind), -1))
     blocks[...] = np.arange(256, dtype=np.uint8)[:, None, None]
     for at in [table[kind] for table in (SCALE_AT, MIN_AT) if kind in table]:
         set_half(blocks, at, np.ones(blocks.shape[:-1]))
+    if kind in E8M0_AT:
+        blocks[..., E8M0_AT[kind]] = 128
     return Weights(kind, blocks.reshape(256, -1), 256)
 
 

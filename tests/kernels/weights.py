@@ -24,15 +24,18 @@ SCALE_AT = {
     Type.Q5_0: 0,
     Type.Q5_1: 0,
     Type.Q8_0: 0,
+    Type.Q2_K: 80,
+    Type.Q3_K: 108,
     Type.Q4_K: 0,
     Type.Q5_K: 0,
     Type.Q6_K: 208,
     Type.IQ4_NL: 0,
     Type.IQ4_XS: 0,
 }
-MIN_AT = {Type.Q4_1: 2, Type.Q5_1: 2, Type.Q4_K: 2, Type.Q5_K: 2}
+MIN_AT = {Type.Q4_1: 2, Type.Q5_1: 2, Type.Q2_K: 82, Type.Q4_K: 2, Type.Q5_K: 2}
+E8M0_AT = {Type.MXFP4: 0}  # a scale of 2^(byte - 128)
 # For types that gguf-py cannot quantise: random codes with a min that centres the weights, as real ones are.
-MEAN_CODE = {Type.Q4_K: 7.5, Type.Q5_K: 15.5}
+MEAN_CODE = {Type.Q2_K: 1.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ struct Buffers {
   State running, segment;
   static size_t bytes(const Shape& s) {
     const size_t q = s.most_queries(), d = s.dim;
-    return sizeof(float) * (2 * kBlock * d + q * kBlock + 2 * q * (d + 2)) + q * (sizeof(float*) + sizeof(int)) + 64;
+    return sizeof(float) * (2 * kBlock * d + q * kBlock + 2 * q * (d + 2)) +
+           q * (sizeof(float*) + sizeof(int)) + 64;
   }
   Buffers(void* memory, const Shape& s) {
     const int64_t q = s.most_queries(), d = s.dim;
@@ -60,8 +61,8 @@ int first_query(const AttentionPlan::Tile& tile, int segment, int group) {
   return std::clamp(segment * AttentionPlan::kSegment - tile.position, 0, tile.count) * group;
 }
 
-void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int kv_head, Buffers& b,
-                    State state) {
+void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int kv_head,
+                    Buffers& b, State state) {
   const Shape s{op.heads, op.kv_heads, op.dim};
   const int64_t stride = static_cast<int64_t>(op.kv_heads) * op.dim;
   const uint16_t* keys = op.key_pool + kv_head * op.dim;
@@ -69,7 +70,8 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
   const int group = s.group(), queries = tile.count * group;
   for (int i = 0; i < queries; ++i) {
     b.queries[i] =
-        op.q + ((tile.row + i / group) * static_cast<int64_t>(op.heads) + kv_head * group + i % group) * op.dim;
+        op.q +
+        ((tile.row + i / group) * static_cast<int64_t>(op.heads) + kv_head * group + i % group) * op.dim;
   }
   state.clear(queries, op.dim);
   const int end = std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count);
@@ -77,15 +79,18 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
     const int count = std::min(kBlock, end - key0);
     op.k->gather_keys(keys, stride, tile.slots + key0, count, op.dim, b.keys);
     op.k->gather_values(values, stride, tile.slots + key0, count, op.dim, b.values);
-    for (int i = 0; i < queries; ++i) b.visible[i] = std::clamp(tile.position + i / group + 1 - key0, 0, count);
-    op.k->attend_block(b.queries, b.visible, queries, b.keys, b.values, op.dim, state.softmax, state.acc, b.scores);
+    for (int i = 0; i < queries; ++i)
+      b.visible[i] = std::clamp(tile.position + i / group + 1 - key0, 0, count);
+    op.k->attend_block(b.queries, b.visible, queries, b.keys, b.values, op.dim, state.softmax, state.acc,
+                       b.scores);
   }
 }
 
 void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, State into, State from) {
   const int group = op.heads / op.kv_heads;
   for (int i = first_query(tile, segment, group); i < tile.count * group; ++i) {
-    merge_segments(*op.k, into.softmax[i], into.acc + i * op.dim, from.softmax[i], from.acc + i * op.dim, op.dim);
+    merge_segments(*op.k, into.softmax[i], into.acc + i * op.dim, from.softmax[i], from.acc + i * op.dim,
+                   op.dim);
   }
 }
 
@@ -117,8 +122,8 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   tiles.clear();
   for (int i = 0; i < sequences; ++i) {
     for (int t = 0; t < count[i]; t += kTileTokens) {
-      tiles.push_back(
-          {row[i] + t, std::min(kTileTokens, count[i] - t), position[i] + t, slot_table + req_slot[i] * table_stride});
+      tiles.push_back({row[i] + t, std::min(kTileTokens, count[i] - t), position[i] + t,
+                       slot_table + req_slot[i] * table_stride});
     }
   }
   // Enough units without splitting: then a tile's segments are merged on the spot and need no memory.
@@ -141,7 +146,8 @@ void AttentionOp::operator()(Team& team) const {
     team.for_units(static_cast<int64_t>(plan->parts.size()) * kv_heads, [&](int64_t unit) {
       const auto [tile, segment] = plan->parts[unit / kv_heads];
       const int kv_head = static_cast<int>(unit % kv_heads);
-      attend_segment(*this, plan->tiles[tile], segment, kv_head, b, partial_state(*this, unit / kv_heads, kv_head));
+      attend_segment(*this, plan->tiles[tile], segment, kv_head, b,
+                     partial_state(*this, unit / kv_heads, kv_head));
     });
     team.for_last_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
       const int64_t tile = unit / kv_heads;

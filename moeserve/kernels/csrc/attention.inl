@@ -16,7 +16,8 @@ void gather_keys(const uint16_t* base, int64_t stride, const int32_t* slots, int
   }
 }
 
-void gather_values(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out) {
+void gather_values(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,
+                   float* out) {
   for (int key = 0; key < count; ++key) {
     const uint16_t* v = base + slots[key] * stride;
     for (int d = 0; d < dim; d += 16) store_f(out + key * dim + d, load_half(v + d));
@@ -61,7 +62,8 @@ inline float update_softmax(float* s, int visible, Softmax& state) {
 
 // acc[q] = acc[q] * factor[q] + p[q] . values, for 64 of the head's dimensions at a time.
 template <int N, int VECTORS>
-inline void weigh(const float* const* p, const float* factor, const float* values, int dim, int d, float* const* acc) {
+inline void weigh(const float* const* p, const float* factor, const float* values, int dim, int d,
+                  float* const* acc) {
   VF a[N][VECTORS];
   for (int q = 0; q < N; ++q) {
     for (int v = 0; v < VECTORS; ++v) a[q][v] = mul(load_f(acc[q] + d + 16 * v), set_f(factor[q]));
@@ -80,14 +82,15 @@ inline void weigh(const float* const* p, const float* factor, const float* value
 }
 
 template <int N>
-inline void weigh_all(const float* const* p, const float* factor, const float* values, int dim, float* const* acc) {
+inline void weigh_all(const float* const* p, const float* factor, const float* values, int dim,
+                      float* const* acc) {
   int d = 0;
   for (; d + 64 <= dim; d += 64) weigh<N, 4>(p, factor, values, dim, d, acc);
   for (; d < dim; d += 16) weigh<N, 1>(p, factor, values, dim, d, acc);
 }
 
-void attend_block(const float* const* queries, const int* visible, int n, const float* keys, const float* values,
-                  int dim, Softmax* state, float* acc, float* scratch) {
+void attend_block(const float* const* queries, const int* visible, int n, const float* keys,
+                  const float* values, int dim, Softmax* state, float* acc, float* scratch) {
   int q = 0;
   for (; q + 4 <= n; q += 4) scores<4>(queries + q, keys, dim, scratch + q * kBlockKeys);
   for (; q < n; ++q) scores<1>(queries + q, keys, dim, scratch + q * kBlockKeys);

@@ -74,9 +74,10 @@ class Sampler {
       : rows_{pool}, state_(max_num_seqs, vocab, pool ? pool->threads() : 1, isa ? isa->c_str() : nullptr) {}
 
   void bind(int slot, float temperature, int top_k, double top_p, double min_p, float presence_penalty,
-            float frequency_penalty, float repetition_penalty, uint64_t seed, int64_t min_tokens, int logprobs,
-            const std::optional<Ids>& bias_ids, const std::optional<Floats>& bias_values,
-            const std::optional<Ids>& stop_ids, const std::optional<Ids>& prompt, const std::optional<Ids>& output) {
+            float frequency_penalty, float repetition_penalty, uint64_t seed, int64_t min_tokens,
+            int logprobs, const std::optional<Ids>& bias_ids, const std::optional<Floats>& bias_values,
+            const std::optional<Ids>& stop_ids, const std::optional<Ids>& prompt,
+            const std::optional<Ids>& output) {
     if (logprobs > kMaxTopLogprobs) throw std::invalid_argument("logprobs: at most 20");
     SampleParams p;
     p.temperature = temperature;
@@ -88,7 +89,8 @@ class Sampler {
     p.repetition_penalty = repetition_penalty;
     p.num_logprobs = logprobs;
     p.seed = seed;
-    state_.bind(slot, p, min_tokens, view(bias_ids), view(bias_values), view(stop_ids), view(prompt), view(output));
+    state_.bind(slot, p, min_tokens, view(bias_ids), view(bias_values), view(stop_ids), view(prompt),
+                view(output));
   }
 
   nb::tuple sample(const Logits& logits, const Ids& slots) {
@@ -115,13 +117,14 @@ class Sampler {
     {
       nb::gil_scoped_release unlocked;
       rows_(static_cast<int>(targets.size()), [&](int row, int thread) {
-        logprob_row(logits.data() + row * logits.stride(0), state_.vocab(), targets.data()[row], top_n, results[row],
-                    state_.scratch(thread));
+        logprob_row(logits.data() + row * logits.stride(0), state_.vocab(), targets.data()[row], top_n,
+                    results[row], state_.scratch(thread));
       });
     }
     nb::list out;
     for (size_t row = 0; row < results.size(); ++row) {
-      out.append(results[row].rank > 0 ? nb::object(to_tuple(targets.data()[row], results[row])) : nb::none());
+      out.append(results[row].rank > 0 ? nb::object(to_tuple(targets.data()[row], results[row]))
+                                       : nb::none());
     }
     return out;
   }
@@ -132,12 +135,14 @@ class Sampler {
     const Survivors s = filter_row(logits.data(), state_.vocab(), state_.params(slot), state_.scratch(0));
     std::vector<int32_t> ids(s.count);
     for (int i = 0; i < s.count; ++i) ids[i] = s.ids ? s.ids[i] : i;
-    return nb::make_tuple(to_numpy(std::move(ids)), to_numpy(std::vector<float>(s.weights, s.weights + s.count)));
+    return nb::make_tuple(to_numpy(std::move(ids)),
+                          to_numpy(std::vector<float>(s.weights, s.weights + s.count)));
   }
 
  private:
   void check(const Logits& logits, size_t rows) const {
-    if (logits.shape(0) != rows || logits.shape(1) != static_cast<size_t>(state_.vocab()) || logits.stride(1) != 1) {
+    if (logits.shape(0) != rows || logits.shape(1) != static_cast<size_t>(state_.vocab()) ||
+        logits.stride(1) != 1) {
       throw std::invalid_argument("logits must be float32 [" + std::to_string(rows) + ", " +
                                   std::to_string(state_.vocab()) + "] with contiguous rows");
     }
@@ -153,10 +158,11 @@ void bind_sampling(nb::module_& m) {
   nb::class_<Sampler>(m, "SamplerState", "Sampling state by request slot; see moeserve.kernels.sampling.")
       .def(nb::init<int, int, Pool*, const std::optional<std::string>&>(), "max_num_seqs"_a, "vocab"_a,
            "pool"_a = nb::none(), "isa"_a = nb::none(), nb::keep_alive<1, 4>())
-      .def("bind", &Sampler::bind, "slot"_a, nb::kw_only(), "temperature"_a = 1.0f, "top_k"_a = 0, "top_p"_a = 1.0,
-           "min_p"_a = 0.0, "presence_penalty"_a = 0.0f, "frequency_penalty"_a = 0.0f, "repetition_penalty"_a = 1.0f,
-           "seed"_a = 0, "min_tokens"_a = 0, "logprobs"_a = -1, "bias_ids"_a = nb::none(), "bias_values"_a = nb::none(),
-           "stop_ids"_a = nb::none(), "prompt"_a = nb::none(), "output"_a = nb::none())
+      .def("bind", &Sampler::bind, "slot"_a, nb::kw_only(), "temperature"_a = 1.0f, "top_k"_a = 0,
+           "top_p"_a = 1.0, "min_p"_a = 0.0, "presence_penalty"_a = 0.0f, "frequency_penalty"_a = 0.0f,
+           "repetition_penalty"_a = 1.0f, "seed"_a = 0, "min_tokens"_a = 0, "logprobs"_a = -1,
+           "bias_ids"_a = nb::none(), "bias_values"_a = nb::none(), "stop_ids"_a = nb::none(),
+           "prompt"_a = nb::none(), "output"_a = nb::none())
       .def("sample", &Sampler::sample, "logits"_a.noconvert(), "slots"_a)
       .def("logprobs", &Sampler::logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a)
       .def("survivors", &Sampler::survivors, "logits"_a.noconvert(), "slot"_a);

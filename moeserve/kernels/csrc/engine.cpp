@@ -47,7 +47,7 @@ class Stream {
       throw std::invalid_argument("pack: unsupported type or ragged row");
     }
     auto m = std::make_unique<Matrix>(type, rows, cols, experts);
-    pool_.submit(PackOp{at<const uint8_t>(source), m.get()});
+    pool_.submit(PackOp{kernels_, at<const uint8_t>(source), m.get()});
     pool_.wait();
     return m;
   }
@@ -55,9 +55,11 @@ class Stream {
     pool_.submit(EmbedOp{at<const uint8_t>(table), type, at<const int32_t>(ids), n, cols, at<float>(x)});
   }
   void norm(Address x, Address w, float eps, Address rows, int n, const Activations& y) {
-    pool_.submit(NormOp{kernels_, at<const float>(x), at<const float>(w), eps, at<const int32_t>(rows), n, y});
+    pool_.submit(
+        NormOp{kernels_, at<const float>(x), at<const float>(w), eps, at<const int32_t>(rows), n, y});
   }
-  void linear(const Activations& x, int n, const LinearGroup& group, const std::vector<Address>& out, bool add) {
+  void linear(const Activations& x, int n, const LinearGroup& group, const std::vector<Address>& out,
+              bool add) {
     LinearOp op{kernels_, x, n, static_cast<int>(group.matrices.size()), {}, {}, add};
     for (int j = 0; j < op.count; ++j) {
       op.w[j] = group.matrices[j];
@@ -65,12 +67,13 @@ class Stream {
     }
     pool_.submit(op);
   }
-  void rope_store(Address q, Address k, Address v, Address q_norm, Address k_norm, float eps, Address cos, Address sin,
-                  Address slots, Address key_pool, Address value_pool, int n, int heads, int kv_heads, int dim) {
-    pool_.submit(RopeStoreOp{kernels_, at<float>(q), at<float>(k), at<const float>(v), at<const float>(q_norm),
-                             at<const float>(k_norm), eps, at<const float>(cos), at<const float>(sin),
-                             at<const int32_t>(slots), at<uint16_t>(key_pool), at<uint16_t>(value_pool), n, heads,
-                             kv_heads, dim});
+  void rope_store(Address q, Address k, Address v, Address q_norm, Address k_norm, float eps, Address cos,
+                  Address sin, Address slots, Address key_pool, Address value_pool, int n, int heads,
+                  int kv_heads, int dim) {
+    pool_.submit(RopeStoreOp{kernels_, at<float>(q), at<float>(k), at<const float>(v),
+                             at<const float>(q_norm), at<const float>(k_norm), eps, at<const float>(cos),
+                             at<const float>(sin), at<const int32_t>(slots), at<uint16_t>(key_pool),
+                             at<uint16_t>(value_pool), n, heads, kv_heads, dim});
   }
   void attention(AttentionPlan& plan, Address q, Address key_pool, Address value_pool, const Activations& out,
                  int heads, int kv_heads, int dim) {
@@ -81,11 +84,11 @@ class Stream {
     pool_.submit(RouteOp{at<const float>(logits), n, experts, top_k, at<int32_t>(ids), at<float>(weights)});
   }
   void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, Address ids,
-               Address weights, int n, int top_k, const Activations& h, Address starts, Address active, Address routes,
-               Address heat, Address x) {
-    pool_.submit(ExpertsOp{kernels_, &gate, &up, &down, y, at<const int32_t>(ids), at<const float>(weights), n, top_k,
-                           h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes), at<int64_t>(heat),
-                           at<float>(x)});
+               Address weights, int n, int top_k, const Activations& h, Address starts, Address active,
+               Address routes, Address heat, Address x) {
+    pool_.submit(ExpertsOp{kernels_, &gate, &up, &down, y, at<const int32_t>(ids), at<const float>(weights),
+                           n, top_k, h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes),
+                           at<int64_t>(heat), at<float>(x)});
   }
   void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
 
@@ -95,7 +98,8 @@ class Stream {
 };
 
 LinearGroup make_group(const std::vector<const Matrix*>& matrices) {
-  if (matrices.empty() || matrices.size() > LinearOp::kMost) throw std::invalid_argument("one to three matrices");
+  if (matrices.empty() || matrices.size() > LinearOp::kMost)
+    throw std::invalid_argument("one to three matrices");
   return {matrices};
 }
 
@@ -120,7 +124,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("integer", &Matrix::integer);
   nb::class_<LinearGroup>(m, "LinearGroup")
       .def(
-          "__init__", [](LinearGroup* g, const std::vector<const Matrix*>& ms) { new (g) LinearGroup(make_group(ms)); },
+          "__init__",
+          [](LinearGroup* g, const std::vector<const Matrix*>& ms) { new (g) LinearGroup(make_group(ms)); },
           "matrices"_a, nb::keep_alive<1, 2>());
   nb::class_<Activations>(m, "Activations")
       .def(
@@ -132,8 +137,9 @@ void bind_engine(nb::module_& m) {
       .def_ro("cols", &Activations::cols);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
-      .def("build", [](AttentionPlan& p, int sequences, Address row, Address count, Address position, Address req_slot,
-                       Address table, int64_t stride, int heads, int kv_heads, int dim, int threads) {
+      .def("build", [](AttentionPlan& p, int sequences, Address row, Address count, Address position,
+                       Address req_slot, Address table, int64_t stride, int heads, int kv_heads, int dim,
+                       int threads) {
         p.build(sequences, at<const int32_t>(row), at<const int32_t>(count), at<const int32_t>(position),
                 at<const int32_t>(req_slot), at<const int32_t>(table), stride, heads, kv_heads, dim, threads);
       });

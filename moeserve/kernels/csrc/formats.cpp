@@ -104,7 +104,8 @@ void dequantize_q6_k(const uint8_t* b, float* out) {
   for (int col = 0; col < 256; ++col) {
     const int part = col / 128, within = col % 128, l = within % 32, quarter = within / 32;
     const uint8_t low = b[part * 64 + (quarter % 2) * 32 + l];
-    const int q = (quarter < 2 ? low & 15 : low >> 4) | (((b[128 + part * 32 + l] >> (2 * quarter)) & 3) << 4);
+    const int q =
+        (quarter < 2 ? low & 15 : low >> 4) | (((b[128 + part * 32 + l] >> (2 * quarter)) & 3) << 4);
     out[col] = d * scales[col / 16] * (q - 32);
   }
 }
@@ -114,7 +115,8 @@ void dequantize_iq4_xs(const uint8_t* b, float* out) {
   const int high = b[2] | b[3] << 8;
   for (int col = 0; col < 256; ++col) {
     const int group = col / 32, l = col % 32;
-    const int scale = (((b[4 + group / 2] >> (4 * (group % 2))) & 15) | (((high >> (2 * group)) & 3) << 4)) - 32;
+    const int scale =
+        (((b[4 + group / 2] >> (4 * (group % 2))) & 15) | (((high >> (2 * group)) & 3) << 4)) - 32;
     const uint8_t byte = b[8 + group * 16 + l % 16];
     out[col] = d * scale * kIq4Levels[l < 16 ? byte & 15 : byte >> 4];
   }
@@ -185,9 +187,7 @@ void dequantize_block(Type type, const uint8_t* b, float* out) {
 
 }  // namespace
 
-const TypeInfo& type_info(int type) {
-  return type >= 0 && type < kMaxType ? kTable[type] : kUnsupported;
-}
+const TypeInfo& type_info(int type) { return type >= 0 && type < kMaxType ? kTable[type] : kUnsupported; }
 
 void dequantize_row(int type, const uint8_t* row, int64_t cols, float* out) {
   const TypeInfo& info = type_info(type);

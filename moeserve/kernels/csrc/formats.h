@@ -55,9 +55,6 @@ inline size_t row_bytes(int type, int64_t cols) {
 // One row of GGUF blocks to float32: the scalar specification of every format, and the embedding lookup.
 void dequantize_row(int type, const uint8_t* row, int64_t cols, float* out);
 
-// 32 GGUF rows, `stride` bytes apart, to one panel. Rows from `valid_rows` on are written as zeros.
-void pack_panel(int type, const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel);
-
 // IEEE half and bfloat16 to float32, exact.
 float half_to_float(uint16_t h);
 float bfloat_to_float(uint16_t h);

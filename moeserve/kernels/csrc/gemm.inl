@@ -102,7 +102,8 @@ inline void unpack_levels(const uint8_t* p, VB (&w)[8]) {  // IQ4: the level in 
 }
 
 inline void unpack_e2m1(const uint8_t* p, VB (&w)[8]) {  // MXFP4: twice the level, in excess-12
-  alignas(16) static constexpr uint8_t kLevels[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+  alignas(16) static constexpr uint8_t kLevels[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                      12, 11, 10, 9,  8,  6,  4,  0};
   unpack_nibbles(p, w);
   for (VB& v : w) v = lookup(kLevels, v);
 }
@@ -136,8 +137,8 @@ struct KFormat {
       s = or_i(and_i(low, 15), shl_i<4>(shr_i<6>(bytes(g - 4))));
       m = or_i(shr_i<4>(low), shl_i<4>(shr_i<6>(bytes(g))));
     }
-    return {mul(half_field(block, 0, half), to_float(s)), zero_f(), mul(half_field(block, 1, half), to_float(m)),
-            zero_f()};
+    return {mul(half_field(block, 0, half), to_float(s)), zero_f(),
+            mul(half_field(block, 1, half), to_float(m)), zero_f()};
   }
 };
 template <>
@@ -213,7 +214,10 @@ struct Format<Type::IQ4_XS> {
     auto bytes = [&](int j) { return load_u8(block + 64 + 32 * j + 16 * half); };
     const VI pair = bytes(2 + g / 2), high = bytes(g / 4);
     const VI low = g % 2 ? shr_i<4>(pair) : and_i(pair, 15);
-    const VI top = g % 4 == 0 ? shl_i<4>(high) : g % 4 == 1 ? shl_i<2>(high) : g % 4 == 2 ? high : shr_i<2>(high);
+    const VI top = g % 4 == 0   ? shl_i<4>(high)
+                   : g % 4 == 1 ? shl_i<2>(high)
+                   : g % 4 == 2 ? high
+                                : shr_i<2>(high);
     const VI s = sub_i(or_i(low, and_i(top, 0x30)), set_i(32));
     return {mul(half_field(block, 0, half), to_float(s)), zero_f(), zero_f(), zero_f()};
   }
@@ -277,7 +281,8 @@ inline VI dot(VI acc, VB w, VI x) {
 
 // One token, one group: adds to the 32 accumulators at `out`.
 template <class F>
-inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const int8_t* x, const GroupMeta& meta, float* out) {
+inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const int8_t* x, const GroupMeta& meta,
+                        float* out) {
   const VF xs = set_f(meta.scale);
   if constexpr (F::kSplit) {
     VI lo[2] = {set_i(-F::kZero * meta.sum_lo), set_i(-F::kZero * meta.sum_lo)};
@@ -313,7 +318,8 @@ inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const int8_t*
 }
 
 template <class F>
-void gemm_integer(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n, float* out) {
+void gemm_integer(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
+                  float* out) {
   constexpr PanelLayout layout = F::layout;
   constexpr int groups = layout.cols / 32;
   const uint8_t* end = panel + cols / layout.cols * layout.block_bytes;
@@ -352,7 +358,8 @@ struct FloatElement {
 };
 
 template <class E, int N>
-void float_tile(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, float* out) {
+void float_tile(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows,
+                float* out) {
   const uint8_t* end = panel + cols * kPanelRows * E::kBytes;
   VF acc[N][2];
   for (auto& a : acc) a[0] = a[1] = zero_f();
@@ -372,7 +379,8 @@ void float_tile(const uint8_t* panel, const uint8_t* next, int64_t cols, const v
 }
 
 template <class E>
-void gemm_float(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n, float* out) {
+void gemm_float(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
+                float* out) {
   int t = 0;
   for (; t + 8 <= n; t += 8) float_tile<E, 8>(panel, next, cols, rows + t, out + kPanelRows * t);
   for (; t + 4 <= n; t += 4) float_tile<E, 4>(panel, next, cols, rows + t, out + kPanelRows * t);

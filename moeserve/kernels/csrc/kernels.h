@@ -16,15 +16,16 @@ struct GroupMeta {
   int32_t sum_lo;    // sum of the codes of columns 0..15 of the group
   int32_t sum_hi;    // of columns 16..31
 };
-constexpr size_t quantized_row_bytes(int64_t cols) {
-  return cols + cols / 32 * sizeof(GroupMeta);
-}
+constexpr size_t quantized_row_bytes(int64_t cols) { return cols + cols / 32 * sizeof(GroupMeta); }
 
 // out[t][0..31] = panel (32 rows x cols) times activation row t. For integer formats `rows` are quantised rows,
 // for F16, BF16 and F32 they are float32 rows.
 // `next` is the panel that will be read after this one, for the prefetcher (nullptr: unknown).
-using PanelGemm = void (*)(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
-                           float* out);
+using PanelGemm = void (*)(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows,
+                           int n, float* out);
+
+// 32 GGUF rows, `stride` bytes apart, to one panel. Rows from `valid_rows` on are written as zeros.
+using PackPanel = void (*)(const uint8_t* rows, size_t stride, int valid_rows, int64_t cols, uint8_t* panel);
 
 // State of one query head's attention, merged block by block and segment by segment.
 struct Softmax {
@@ -35,6 +36,7 @@ struct Softmax {
 struct Kernels {
   const char* name;
   PanelGemm gemm[kMaxType];  // nullptr: type not supported
+  PackPanel pack[kMaxType];
 
   // n % 32 == 0: n codes and n / 32 metas.
   void (*quantize)(const float* x, int64_t n, int8_t* codes, GroupMeta* metas);
@@ -50,16 +52,19 @@ struct Kernels {
   void (*to_half)(const float* x, int n, uint16_t* y);
   // 32 keys (or values) of one KV head gathered to float32: keys transposed [dim][32], values [32][dim].
   // From `count` on they are zero.
-  void (*gather_keys)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out);
-  void (*gather_values)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out);
+  void (*gather_keys)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,
+                      float* out);
+  void (*gather_values)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,
+                        float* out);
   // One block of 32 keys for `n` query vectors; query i sees the block's first visible[i] keys (0: none, skipped).
   // Online softmax: updates state[i] and acc + i * dim. scratch: n * 32 floats.
-  void (*attend_block)(const float* const* queries, const int* visible, int n, const float* keys, const float* values,
-                       int dim, Softmax* state, float* acc, float* scratch);
+  void (*attend_block)(const float* const* queries, const int* visible, int n, const float* keys,
+                       const float* values, int dim, Softmax* state, float* acc, float* scratch);
 };
 
 // Merges segment b into a (online softmax over segments, in order).
-void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b, int dim);
+void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,
+                    int dim);
 
 const Kernels* plain_kernels();
 const Kernels* avx2_kernels();    // nullptr if not built

@@ -13,9 +13,7 @@ namespace {
 // is unpacked once for all of them.
 constexpr int kTile = 64;
 
-size_t round_up(size_t n, size_t to) {
-  return (n + to - 1) / to * to;
-}
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
 
@@ -33,9 +31,7 @@ Matrix::Matrix(int type_, int64_t rows_, int64_t cols_, int64_t experts_)
   data_ = static_cast<uint8_t*>(p);
 }
 
-Matrix::~Matrix() {
-  munmap(data_, bytes);
-}
+Matrix::~Matrix() { munmap(data_, bytes); }
 
 void PackOp::operator()(Team& team) const {
   const size_t stride = row_bytes(out->type, out->cols);
@@ -43,14 +39,15 @@ void PackOp::operator()(Team& team) const {
     const int64_t expert = unit / out->panels, panel = unit % out->panels;
     const int64_t row = panel * kPanelRows;
     const int valid = static_cast<int>(std::min<int64_t>(kPanelRows, out->rows - row));
-    pack_panel(out->type, source + (expert * out->rows + row) * stride, stride, valid, out->cols,
-               out->panel(expert, panel));
+    k->pack[out->type](source + (expert * out->rows + row) * stride, stride, valid, out->cols,
+                       out->panel(expert, panel));
   });
 }
 
 void EmbedOp::operator()(Team& team) const {
   const size_t stride = row_bytes(type, cols);
-  team.for_last_units(n, [&](int64_t t) { dequantize_row(type, table + ids[t] * stride, cols, x + t * cols); });
+  team.for_last_units(n,
+                      [&](int64_t t) { dequantize_row(type, table + ids[t] * stride, cols, x + t * cols); });
 }
 
 void NormOp::operator()(Team& team) const {
@@ -151,7 +148,8 @@ void ExpertsOp::group(Team& team) const {
       heat[experts + e] += starts[e + 1] > 0;
       starts[e + 1] += starts[e];
     }
-    for (int i = routes_n - 1; i >= 0; --i) routes[--starts[ids[i] + 1]] = i;  // now starts[e + 1] is e's start
+    for (int i = routes_n - 1; i >= 0; --i)
+      routes[--starts[ids[i] + 1]] = i;  // now starts[e + 1] is e's start
     for (int e = 0; e < experts; ++e) starts[e] = starts[e + 1];
     starts[experts] = routes_n;
   }
@@ -164,8 +162,9 @@ void ExpertsOp::gate_up(Team&, int64_t unit) const {
   const uint8_t* gate_panel = gate->panel(expert, panel);
   const uint8_t* up_panel = up->panel(expert, panel);
   const bool last = panel + 1 == gate->panels;
-  const uint8_t* next = last && unit / gate->panels + 1 < active[0] ? gate->panel(active[2 + unit / gate->panels], 0)
-                                                                    : gate_panel + gate->panel_bytes;
+  const uint8_t* next = last && unit / gate->panels + 1 < active[0]
+                            ? gate->panel(active[2 + unit / gate->panels], 0)
+                            : gate_panel + gate->panel_bytes;
   alignas(64) float g[kTile * kPanelRows], u[kTile * kPanelRows];
   const void* gate_rows[kTile];
   const void* up_rows[kTile];

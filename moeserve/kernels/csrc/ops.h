@@ -44,6 +44,7 @@ struct Activations {
 
 // GGUF rows [.., cols] of `type` to panels of `out`, rows of all experts one after the other.
 struct PackOp {
+  const Kernels* k;
   const uint8_t* source;
   const Matrix* out;
   void operator()(Team& team) const;
@@ -122,12 +123,13 @@ class AttentionPlan {
   };
 
   // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [.., table_stride].
-  void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position, const int32_t* req_slot,
-             const int32_t* slot_table, int64_t table_stride, int heads, int kv_heads, int dim, int threads);
+  void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
+             const int32_t* req_slot, const int32_t* slot_table, int64_t table_stride, int heads,
+             int kv_heads, int dim, int threads);
 
   std::vector<Tile> tiles;
-  bool split;                       // few tiles, long contexts: the segments of a tile go to different threads
-  std::vector<Part> parts;          // split only, by tile, then segment
+  bool split;               // few tiles, long contexts: the segments of a tile go to different threads
+  std::vector<Part> parts;  // split only, by tile, then segment
   std::vector<int32_t> first_part;  // [tiles + 1]
   std::vector<float> partial;       // split only: [parts, kv_heads, kTileTokens * group, dim + 2]
 };
@@ -163,7 +165,7 @@ struct ExpertsOp {
   const int32_t* ids;    // [n, top_k]
   const float* weights;  // [n, top_k]
   int n, top_k;
-  Activations h;    // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
+  Activations h;  // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
   int32_t* starts;  // [experts + 1]: rows of h of each expert
   int32_t* active;  // [experts + 1]: how many, then the ids of the experts that have rows, ascending
   int32_t* routes;  // [n * top_k]: row of h -> index into ids and weights

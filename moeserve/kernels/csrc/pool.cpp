@@ -31,9 +31,7 @@ std::atomic<int64_t>& Team::cursor(int thread) {
   return pool_.cursors_[(phase_ % Pool::kCursorSets) * threads_ + thread].taken;
 }
 
-void Team::barrier() {
-  pool_.arrive_and_wait(*this, false);
-}
+void Team::barrier() { pool_.arrive_and_wait(*this, false); }
 
 void* Team::scratch(size_t bytes) {
   if (bytes > scratch_bytes_) {
@@ -60,7 +58,8 @@ Pool::~Pool() {
 Pool::Slot& Pool::next_slot() {
   const uint32_t next = published_.load(std::memory_order_relaxed);
   while (next - completed_.load(std::memory_order_acquire) >= kSlots) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));  // a caller a thousand operations ahead can wait
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(50));  // a caller a thousand operations ahead can wait
   }
   return slots_[next % kSlots];
 }
@@ -97,7 +96,8 @@ void Pool::arrive_and_wait(Team& team, bool end_of_op) {
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads()))
     return wait_while(generation_, mine);
   const size_t used = (team.phase_ + kCursorSets - 1) % kCursorSets;
-  for (int i = 0; i < threads(); ++i) cursors_[used * threads() + i].taken.store(0, std::memory_order_relaxed);
+  for (int i = 0; i < threads(); ++i)
+    cursors_[used * threads() + i].taken.store(0, std::memory_order_relaxed);
   arrived_.store(0, std::memory_order_relaxed);
   if (end_of_op) {
     const uint32_t done = completed_.fetch_add(1, std::memory_order_acq_rel) + 1;

@@ -34,15 +34,16 @@ class SamplerState {
   // `stop_ids` are masked until `min_tokens` output tokens came. Throws std::invalid_argument for a slot, an
   // id or a number out of range, leaving the slot as it was.
   void bind(int slot, const SampleParams& params, int64_t min_tokens, std::span<const int32_t> bias_ids,
-            std::span<const float> bias_values, std::span<const int32_t> stop_ids, std::span<const int32_t> prompt,
-            std::span<const int32_t> output) {
+            std::span<const float> bias_values, std::span<const int32_t> stop_ids,
+            std::span<const int32_t> prompt, std::span<const int32_t> output) {
     check_slot(slot);
     if (!(params.temperature >= 0 && std::isfinite(params.temperature)) || params.min_p > 1 ||
         !(params.repetition_penalty > 0)) {
       throw std::invalid_argument("temperature, min_p or repetition_penalty out of range");
     }
     for (const auto& ids : {bias_ids, stop_ids, prompt, output}) check_ids(ids);
-    if (bias_ids.size() != bias_values.size()) throw std::invalid_argument("logit_bias: ids and values differ");
+    if (bias_ids.size() != bias_values.size())
+      throw std::invalid_argument("logit_bias: ids and values differ");
     Slot& s = slots_[slot];
     s = Slot();
     s.params = params;
@@ -106,8 +107,8 @@ class SamplerState {
   void check_ids(std::span<const int32_t> ids) const {
     for (const int32_t id : ids) {
       if (id < 0 || id >= vocab_) {
-        throw std::invalid_argument("token id " + std::to_string(id) + " is not in [0, " + std::to_string(vocab_) +
-                                    ")");
+        throw std::invalid_argument("token id " + std::to_string(id) + " is not in [0, " +
+                                    std::to_string(vocab_) + ")");
       }
     }
   }

@@ -40,9 +40,7 @@ constexpr int kLanes = 16;
 #pragma GCC pop_options
 #endif
 
-int blocks(int vocab) {
-  return (vocab + kMaxBlock - 1) / kMaxBlock;
-}
+int blocks(int vocab) { return (vocab + kMaxBlock - 1) / kMaxBlock; }
 }  // namespace
 
 struct RowPasses {
@@ -62,7 +60,8 @@ const RowPasses* find_passes(const char* isa) {
   static const Option options[] = {
 #if defined(__x86_64__)
       {{"avx512", avx512::scan_row, avx512::weigh_row, avx512::count_greater},
-       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
+       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl")},
       {{"avx2", avx2::scan_row, avx2::weigh_row, avx2::count_greater},
        static_cast<bool>(__builtin_cpu_supports("avx2"))},
 #endif
@@ -88,8 +87,8 @@ bool scan(const float* x, int vocab, Scratch& s, float& max) {
 }
 
 int argmax(const float* x, int vocab, float max, const Scratch& s) {
-  const int block =
-      static_cast<int>(std::find(s.block_max.get(), s.block_max.get() + blocks(vocab), max) - s.block_max.get());
+  const int block = static_cast<int>(std::find(s.block_max.get(), s.block_max.get() + blocks(vocab), max) -
+                                     s.block_max.get());
   return static_cast<int>(std::find(x + block * kMaxBlock, x + vocab, max) - x);
 }
 
@@ -209,14 +208,16 @@ LogSoftmax log_softmax(const float* x, int vocab, float max, Scratch& s) {
   return {max, std::log(total(s, vocab))};
 }
 
-void fill_top(const float* x, int vocab, int top_n, const LogSoftmax& log_softmax, LogprobResult& r, Scratch& s) {
+void fill_top(const float* x, int vocab, int top_n, const LogSoftmax& log_softmax, LogprobResult& r,
+              Scratch& s) {
   r.num_top = 0;
   if (top_n == 0) return;
   const int n = gather_top_k(x, vocab, std::min(top_n, vocab), -INFINITY, log_softmax.max, s);
   int order[kMaxTopLogprobs];
   for (int i = 0; i < n; ++i) order[i] = i;
-  std::sort(order, order + n,
-            [&s](int a, int b) { return s.values[a] > s.values[b] || (s.values[a] == s.values[b] && a < b); });
+  std::sort(order, order + n, [&s](int a, int b) {
+    return s.values[a] > s.values[b] || (s.values[a] == s.values[b] && a < b);
+  });
   r.num_top = n;
   for (int i = 0; i < n; ++i) {
     r.top_ids[i] = s.ids[order[i]];
@@ -224,16 +225,15 @@ void fill_top(const float* x, int vocab, int top_n, const LogSoftmax& log_softma
   }
 }
 
-void fill_chosen(const float* x, int vocab, int token, const LogSoftmax& log_softmax, LogprobResult& r, Scratch& s) {
+void fill_chosen(const float* x, int vocab, int token, const LogSoftmax& log_softmax, LogprobResult& r,
+                 Scratch& s) {
   r.logprob = log_softmax(x[token]);
   r.rank = 1 + s.passes->count_greater(x, vocab, x[token]);
 }
 
 // ---------------------------------------------------------------- bias, penalties, masks
 
-bool edits(const SampleParams& p) {
-  return p.num_bias || p.num_seen || p.num_masked;
-}
+bool edits(const SampleParams& p) { return p.num_bias || p.num_seen || p.num_masked; }
 
 // The row after bias, penalties and masks, or null where a mask would hide a value that is not finite.
 const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch& s) {
@@ -340,7 +340,8 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, SampleRes
   if (wants_logprobs) fill_chosen(logits, vocab, r.token_id, raw, r.logprobs, s);
 }
 
-void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r, Scratch& s) noexcept {
+void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r,
+                 Scratch& s) noexcept {
   r.rank = 0;
   float max;
   if (!scan(logits, vocab, s, max)) return;

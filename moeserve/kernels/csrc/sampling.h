@@ -94,10 +94,12 @@ struct Survivors {
   int32_t count = 0;               // 0: the row was not finite
 };
 
-void sample_row(const float* logits, int vocab, const SampleParams& p, SampleResult& r, Scratch& scratch) noexcept;
+void sample_row(const float* logits, int vocab, const SampleParams& p, SampleResult& r,
+                Scratch& scratch) noexcept;
 
 // The logprob of a given token (a prompt's), 0 <= target < vocab, 0 <= top_n <= 20.
-void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r, Scratch& scratch) noexcept;
+void logprob_row(const float* logits, int vocab, int target, int top_n, LogprobResult& r,
+                 Scratch& scratch) noexcept;
 
 // All of sample_row but the draw; temperature > 0.
 Survivors filter_row(const float* logits, int vocab, const SampleParams& p, Scratch& scratch) noexcept;

@@ -64,7 +64,8 @@ bool scan_row(const float* x, int n, float* block_max) {
 // w[i] = 2^((x[i] - max) * scale) with a relative error under 1.2e-7, 0 below 2^-126; x[i] <= max, scale > 0.
 // The range reduction is in double, so that neither huge logits nor extreme temperatures cost accuracy; the
 // polynomial (relative error 2e-9 on [-1/2, 1/2], exactly 1 at 0) in float.
-inline __attribute__((always_inline)) void weigh(const float* x, double max, double scale, float* w, VD* sum) {
+inline __attribute__((always_inline)) void weigh(const float* x, double max, double scale, float* w,
+                                                 VD* sum) {
   VFHalf half[2], power[2];
   for (int h = 0; h < 2; ++h) {
     load(half[h], x + h * kHalf);

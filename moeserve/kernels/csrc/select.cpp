@@ -6,12 +6,8 @@
 namespace moeserve {
 
 #if !defined(MOESERVE_X86)
-const Kernels* avx2_kernels() {
-  return nullptr;
-}
-const Kernels* avx512_kernels() {
-  return nullptr;
-}
+const Kernels* avx2_kernels() { return nullptr; }
+const Kernels* avx512_kernels() { return nullptr; }
 #endif
 
 namespace {
@@ -41,7 +37,8 @@ const Kernels* select_kernels(const char* name) {
   return nullptr;
 }
 
-void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b, int dim) {
+void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,
+                    int dim) {
   const float m = a.max > b.max ? a.max : b.max;
   const float fa = std::exp(a.max - m), fb = std::exp(b.max - m);
   a = {m, a.sum * fa + b.sum * fb};

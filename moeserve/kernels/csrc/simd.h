@@ -10,9 +10,7 @@
 #endif
 
 #if !defined(MOESERVE_AVX2)
-inline VI dot4_wide(VI acc, VB w, VI x) {
-  return dot4(acc, w, x);
-}
+inline VI dot4_wide(VI acc, VB w, VI x) { return dot4(acc, w, x); }
 #endif
 
 // Sums and maxima across lanes go through memory in one fixed order, the same on every ISA.

@@ -10,37 +10,19 @@ struct VB {
   __m256i lo, hi;
 };
 
-inline VF zero_f() {
-  return {_mm256_setzero_ps(), _mm256_setzero_ps()};
-}
-inline VF set_f(float x) {
-  return {_mm256_set1_ps(x), _mm256_set1_ps(x)};
-}
-inline VF load_f(const float* p) {
-  return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
-}
+inline VF zero_f() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline VF set_f(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline VF load_f(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store_f(float* p, VF a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
 }
-inline VF add(VF a, VF b) {
-  return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
-}
-inline VF sub(VF a, VF b) {
-  return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
-}
-inline VF mul(VF a, VF b) {
-  return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
-}
-inline VF div(VF a, VF b) {
-  return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
-}
-inline VF max(VF a, VF b) {
-  return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
-}
-inline VF min(VF a, VF b) {
-  return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
-}
+inline VF add(VF a, VF b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline VF sub(VF a, VF b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline VF mul(VF a, VF b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline VF div(VF a, VF b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline VF max(VF a, VF b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline VF min(VF a, VF b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline VF abs(VF a) {
   const __m256 m = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
   return {_mm256_and_ps(a.lo, m), _mm256_and_ps(a.hi, m)};
@@ -51,18 +33,14 @@ inline VF fma(VF a, VF b, VF c) {
 inline VF fnma(VF a, VF b, VF c) {
   return {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
 }
-inline __m128i load_128(const void* p) {
-  return _mm_loadu_si128(static_cast<const __m128i*>(p));
-}
+inline __m128i load_128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 inline VF load_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(load_128(p)), _mm256_cvtph_ps(load_128(p + 8))};
 }
 inline __m256 bfloat_8(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(p)), 16));
 }
-inline VF load_bfloat(const uint16_t* p) {
-  return {bfloat_8(p), bfloat_8(p + 8)};
-}
+inline VF load_bfloat(const uint16_t* p) { return {bfloat_8(p), bfloat_8(p + 8)}; }
 inline void store_half(uint16_t* p, VF a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
@@ -75,17 +53,13 @@ inline __m256 exp2_8(__m256 n) {
   const __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
 }
-inline VF exp2_int(VF n) {
-  return {exp2_8(n.lo), exp2_8(n.hi)};
-}
+inline VF exp2_int(VF n) { return {exp2_8(n.lo), exp2_8(n.hi)}; }
 inline VF blend_less(VF a, VF b, VF yes, VF no) {
   return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
           _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
 }
 
-inline VI set_i(int x) {
-  return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
-}
+inline VI set_i(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline VI broadcast_quad(const int8_t* p) {
   int32_t x;
   __builtin_memcpy(&x, p, 4);
@@ -98,22 +72,17 @@ inline __m256i dot4_8(__m256i acc, __m256i w, __m256i x) {
 }
 inline __m256i dot4_8_wide(__m256i acc, __m256i w, __m256i x) {
   const __m256i low = _mm256_set1_epi16(0x00ff);
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+  const __m256i even =
+      _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
   const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
   return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
 }
-inline VI dot4(VI acc, VB w, VI x) {
-  return {dot4_8(acc.lo, w.lo, x.lo), dot4_8(acc.hi, w.hi, x.hi)};
-}
+inline VI dot4(VI acc, VB w, VI x) { return {dot4_8(acc.lo, w.lo, x.lo), dot4_8(acc.hi, w.hi, x.hi)}; }
 inline VI dot4_wide(VI acc, VB w, VI x) {
   return {dot4_8_wide(acc.lo, w.lo, x.lo), dot4_8_wide(acc.hi, w.hi, x.hi)};
 }
-inline VF to_float(VI a) {
-  return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)};
-}
-inline __m128i load_64(const void* p) {
-  return _mm_loadl_epi64(static_cast<const __m128i*>(p));
-}
+inline VF to_float(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+inline __m128i load_64(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
 inline VI load_u8(const uint8_t* p) {
   return {_mm256_cvtepu8_epi32(load_64(p)), _mm256_cvtepu8_epi32(load_64(p + 8))};
 }
@@ -123,12 +92,8 @@ inline VI load_i8(const uint8_t* p) {
 inline VI and_i(VI a, int mask) {
   return {_mm256_and_si256(a.lo, _mm256_set1_epi32(mask)), _mm256_and_si256(a.hi, _mm256_set1_epi32(mask))};
 }
-inline VI or_i(VI a, VI b) {
-  return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
-}
-inline VI sub_i(VI a, VI b) {
-  return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
-}
+inline VI or_i(VI a, VI b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
+inline VI sub_i(VI a, VI b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
 template <int N>
 inline VI shr_i(VI a) {
   return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)};
@@ -142,22 +107,17 @@ inline __m128i narrow_8(__m256 rounded) {
   return _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
 }
 inline void store_i8(int8_t* p, VF rounded) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(narrow_8(rounded.lo), narrow_8(rounded.hi)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm_packs_epi16(narrow_8(rounded.lo), narrow_8(rounded.hi)));
 }
 
-inline __m256i load_256(const uint8_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-inline VB load_b(const uint8_t* p) {
-  return {load_256(p), load_256(p + 32)};
-}
+inline __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline VB load_b(const uint8_t* p) { return {load_256(p), load_256(p + 32)}; }
 inline VB and_b(VB a, uint8_t mask) {
   const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
   return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
 }
-inline VB or_b(VB a, VB b) {
-  return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
-}
+inline VB or_b(VB a, VB b) { return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)}; }
 template <int N>
 inline VB shr_b(VB a) {
   return {_mm256_srli_epi16(a.lo, N), _mm256_srli_epi16(a.hi, N)};
@@ -169,4 +129,36 @@ inline VB shl_b(VB a) {
 inline VB lookup(const uint8_t* table16, VB index) {
   const __m256i t = _mm256_broadcastsi128_si256(load_128(table16));
   return {_mm256_shuffle_epi8(t, index.lo), _mm256_shuffle_epi8(t, index.hi)};
+}
+inline void store_b(uint8_t* p, VB a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+}
+// 8 rows of 32 bytes: row r's 32-bit word v becomes word r of out[v].
+inline void transpose_8(const uint8_t* rows, size_t stride, __m256i (&out)[8]) {
+  __m256i a[8], b[8];
+  for (int i = 0; i < 8; ++i) a[i] = load_256(rows + i * stride);
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    a[i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm256_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm256_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    out[i] = _mm256_permute2x128_si256(a[i], a[i + 4], 0x20);
+    out[i + 4] = _mm256_permute2x128_si256(a[i], a[i + 4], 0x31);
+  }
+}
+// Row r's 32-bit word v, for 16 rows of 64 bytes, becomes word r of out[v].
+inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
+  for (int part = 0; part < 2; ++part) {
+    __m256i lo[8], hi[8];
+    transpose_8(rows + 32 * part, stride, lo);
+    transpose_8(rows + 8 * stride + 32 * part, stride, hi);
+    for (int i = 0; i < 8; ++i) out[8 * part + i] = {lo[i], hi[i]};
+  }
 }

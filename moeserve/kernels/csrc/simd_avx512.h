@@ -11,45 +11,19 @@ struct VB {  // 64 bytes
   __m512i v;
 };
 
-inline VF zero_f() {
-  return {_mm512_setzero_ps()};
-}
-inline VF set_f(float x) {
-  return {_mm512_set1_ps(x)};
-}
-inline VF load_f(const float* p) {
-  return {_mm512_loadu_ps(p)};
-}
-inline void store_f(float* p, VF a) {
-  _mm512_storeu_ps(p, a.v);
-}
-inline VF add(VF a, VF b) {
-  return {_mm512_add_ps(a.v, b.v)};
-}
-inline VF sub(VF a, VF b) {
-  return {_mm512_sub_ps(a.v, b.v)};
-}
-inline VF mul(VF a, VF b) {
-  return {_mm512_mul_ps(a.v, b.v)};
-}
-inline VF div(VF a, VF b) {
-  return {_mm512_div_ps(a.v, b.v)};
-}
-inline VF max(VF a, VF b) {
-  return {_mm512_max_ps(a.v, b.v)};
-}
-inline VF min(VF a, VF b) {
-  return {_mm512_min_ps(a.v, b.v)};
-}
-inline VF abs(VF a) {
-  return {_mm512_abs_ps(a.v)};
-}
-inline VF fma(VF a, VF b, VF c) {
-  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
-}  // a*b + c
-inline VF fnma(VF a, VF b, VF c) {
-  return {_mm512_fnmadd_ps(a.v, b.v, c.v)};
-}  // c - a*b
+inline VF zero_f() { return {_mm512_setzero_ps()}; }
+inline VF set_f(float x) { return {_mm512_set1_ps(x)}; }
+inline VF load_f(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store_f(float* p, VF a) { _mm512_storeu_ps(p, a.v); }
+inline VF add(VF a, VF b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline VF sub(VF a, VF b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline VF mul(VF a, VF b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline VF div(VF a, VF b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline VF max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline VF min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline VF abs(VF a) { return {_mm512_abs_ps(a.v)}; }
+inline VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a*b + c
+inline VF fnma(VF a, VF b, VF c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a*b
 inline VF load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -72,35 +46,23 @@ inline VF blend_less(VF a, VF b, VF yes, VF no) {  // a < b ? yes : no
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
 
-inline VI set_i(int x) {
-  return {_mm512_set1_epi32(x)};
-}
+inline VI set_i(int x) { return {_mm512_set1_epi32(x)}; }
 inline VI broadcast_quad(const int8_t* p) {  // 4 activations in every lane
   int32_t x;
   __builtin_memcpy(&x, p, 4);
   return {_mm512_set1_epi32(x)};
 }
-inline VI dot4(VI acc, VB weights, VI quad) {
-  return {_mm512_dpbusd_epi32(acc.v, weights.v, quad.v)};
-}
-inline VF to_float(VI a) {
-  return {_mm512_cvtepi32_ps(a.v)};
-}
+inline VI dot4(VI acc, VB weights, VI quad) { return {_mm512_dpbusd_epi32(acc.v, weights.v, quad.v)}; }
+inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline VI load_u8(const uint8_t* p) {  // 16 bytes to 16 lanes
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 inline VI load_i8(const uint8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-inline VI and_i(VI a, int mask) {
-  return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))};
-}
-inline VI or_i(VI a, VI b) {
-  return {_mm512_or_si512(a.v, b.v)};
-}
-inline VI sub_i(VI a, VI b) {
-  return {_mm512_sub_epi32(a.v, b.v)};
-}
+inline VI and_i(VI a, int mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi32(mask))}; }
+inline VI or_i(VI a, VI b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline VI sub_i(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 template <int N>
 inline VI shr_i(VI a) {
   return {_mm512_srli_epi32(a.v, N)};
@@ -115,15 +77,11 @@ inline void store_i8(int8_t* p, VF rounded) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), b);
 }
 
-inline VB load_b(const uint8_t* p) {
-  return {_mm512_loadu_si512(p)};
-}
+inline VB load_b(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline VB and_b(VB a, uint8_t mask) {
   return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))};
 }
-inline VB or_b(VB a, VB b) {
-  return {_mm512_or_si512(a.v, b.v)};
-}
+inline VB or_b(VB a, VB b) { return {_mm512_or_si512(a.v, b.v)}; }
 template <int N>  // the bits that cross a byte border are garbage: mask afterwards
 inline VB shr_b(VB a) {
   return {_mm512_srli_epi16(a.v, N)};
@@ -135,4 +93,30 @@ inline VB shl_b(VB a) {
 inline VB lookup(const uint8_t* table16, VB index) {
   const __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table16)));
   return {_mm512_shuffle_epi8(t, index.v)};
+}
+inline void store_b(uint8_t* p, VB a) { _mm512_storeu_si512(p, a.v); }
+// Row r's 32-bit word v, for 16 rows of 64 bytes, becomes word r of out[v].
+inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows + i * stride);
+  for (int i = 0; i < 16; i += 2) {
+    b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+    b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+    a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+    a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+    a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {  // 128-bit lanes: rows 0-3, 4-7, 8-11, 12-15 of words i, i+4, i+8, i+12
+    const __m512i lo01 = _mm512_shuffle_i32x4(a[i], a[i + 4], 0x88),
+                  hi01 = _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd);
+    const __m512i lo23 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0x88);
+    const __m512i hi23 = _mm512_shuffle_i32x4(a[i + 8], a[i + 12], 0xdd);
+    out[i].v = _mm512_shuffle_i32x4(lo01, lo23, 0x88);
+    out[i + 8].v = _mm512_shuffle_i32x4(lo01, lo23, 0xdd);
+    out[i + 4].v = _mm512_shuffle_i32x4(hi01, hi23, 0x88);
+    out[i + 12].v = _mm512_shuffle_i32x4(hi01, hi23, 0xdd);
+  }
 }

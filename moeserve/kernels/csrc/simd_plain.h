@@ -20,47 +20,23 @@ inline VF each(F f) {
   for (int i = 0; i < 16; ++i) r.v[i] = f(i);
   return r;
 }
-inline VF zero_f() {
-  return {F16x{}};
-}
-inline VF set_f(float x) {
-  return {F16x{} + x};
-}
+inline VF zero_f() { return {F16x{}}; }
+inline VF set_f(float x) { return {F16x{} + x}; }
 inline VF load_f(const float* p) {
   VF r;
   __builtin_memcpy(&r, p, 64);
   return r;
 }
-inline void store_f(float* p, VF a) {
-  __builtin_memcpy(p, &a, 64);
-}
-inline VF add(VF a, VF b) {
-  return {a.v + b.v};
-}
-inline VF sub(VF a, VF b) {
-  return {a.v - b.v};
-}
-inline VF mul(VF a, VF b) {
-  return {a.v * b.v};
-}
-inline VF div(VF a, VF b) {
-  return {a.v / b.v};
-}
-inline VF max(VF a, VF b) {
-  return {a.v > b.v ? a.v : b.v};
-}
-inline VF min(VF a, VF b) {
-  return {a.v < b.v ? a.v : b.v};
-}
-inline VF abs(VF a) {
-  return {a.v < 0 ? -a.v : a.v};
-}
-inline VF fma(VF a, VF b, VF c) {
-  return {a.v * b.v + c.v};
-}
-inline VF fnma(VF a, VF b, VF c) {
-  return {c.v - a.v * b.v};
-}
+inline void store_f(float* p, VF a) { __builtin_memcpy(p, &a, 64); }
+inline VF add(VF a, VF b) { return {a.v + b.v}; }
+inline VF sub(VF a, VF b) { return {a.v - b.v}; }
+inline VF mul(VF a, VF b) { return {a.v * b.v}; }
+inline VF div(VF a, VF b) { return {a.v / b.v}; }
+inline VF max(VF a, VF b) { return {a.v > b.v ? a.v : b.v}; }
+inline VF min(VF a, VF b) { return {a.v < b.v ? a.v : b.v}; }
+inline VF abs(VF a) { return {a.v < 0 ? -a.v : a.v}; }
+inline VF fma(VF a, VF b, VF c) { return {a.v * b.v + c.v}; }
+inline VF fnma(VF a, VF b, VF c) { return {c.v - a.v * b.v}; }
 inline VF load_half(const uint16_t* p) {
   return each([p](int i) { return half_to_float(p[i]); });
 }
@@ -95,13 +71,9 @@ inline VF round_even(VF a) {
 inline VF exp2_int(VF n) {
   return each([n](int i) { return __builtin_ldexpf(1.0f, static_cast<int>(n.v[i])); });
 }
-inline VF blend_less(VF a, VF b, VF yes, VF no) {
-  return {a.v < b.v ? yes.v : no.v};
-}
+inline VF blend_less(VF a, VF b, VF yes, VF no) { return {a.v < b.v ? yes.v : no.v}; }
 
-inline VI set_i(int x) {
-  return {I16x{} + x};
-}
+inline VI set_i(int x) { return {I16x{} + x}; }
 inline VI broadcast_quad(const int8_t* p) {
   int32_t x;
   __builtin_memcpy(&x, p, 4);
@@ -116,9 +88,7 @@ inline VI dot4(VI acc, VB w, VI x) {
   }
   return acc;
 }
-inline VF to_float(VI a) {
-  return {__builtin_convertvector(a.v, F16x)};
-}
+inline VF to_float(VI a) { return {__builtin_convertvector(a.v, F16x)}; }
 inline VI load_u8(const uint8_t* p) {
   VI r;
   for (int i = 0; i < 16; ++i) r.v[i] = p[i];
@@ -129,15 +99,9 @@ inline VI load_i8(const uint8_t* p) {
   for (int i = 0; i < 16; ++i) r.v[i] = static_cast<int8_t>(p[i]);
   return r;
 }
-inline VI and_i(VI a, int mask) {
-  return {a.v & mask};
-}
-inline VI or_i(VI a, VI b) {
-  return {a.v | b.v};
-}
-inline VI sub_i(VI a, VI b) {
-  return {a.v - b.v};
-}
+inline VI and_i(VI a, int mask) { return {a.v & mask}; }
+inline VI or_i(VI a, VI b) { return {a.v | b.v}; }
+inline VI sub_i(VI a, VI b) { return {a.v - b.v}; }
 template <int N>
 inline VI shr_i(VI a) {
   return {a.v >> N};
@@ -158,12 +122,8 @@ inline VB load_b(const uint8_t* p) {
   __builtin_memcpy(&r, p, 64);
   return r;
 }
-inline VB and_b(VB a, uint8_t mask) {
-  return {a.v & mask};
-}
-inline VB or_b(VB a, VB b) {
-  return {a.v | b.v};
-}
+inline VB and_b(VB a, uint8_t mask) { return {a.v & mask}; }
+inline VB or_b(VB a, VB b) { return {a.v | b.v}; }
 template <int N>
 inline VB shr_b(VB a) {
   return {a.v >> N};
@@ -176,4 +136,12 @@ inline VB lookup(const uint8_t* table16, VB index) {
   VB r;
   for (int i = 0; i < 64; ++i) r.v[i] = table16[index.v[i] & 15];
   return r;
+}
+inline void store_b(uint8_t* p, VB a) { __builtin_memcpy(p, &a, 64); }
+// Row r's 32-bit word v, for 16 rows of 64 bytes, becomes word r of out[v].
+inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
+  for (int v = 0; v < 16; ++v) {
+    for (int r = 0; r < 16; ++r)
+      __builtin_memcpy(reinterpret_cast<uint8_t*>(&out[v]) + 4 * r, rows + r * stride + 4 * v, 4);
+  }
 }

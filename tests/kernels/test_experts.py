@@ -1,0 +1,179 @@
+"""The routed experts: the layout, every mix of types, every pattern of routing, the truth, and any batch."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.experts.reference import experts
+from moeserve.kernels.quantize.reference import round_trip
+from moeserve.kernels.routing.reference import route
+from tests.kernels.operations import ISAS, head, load, run_experts, stream_of
+from tests.kernels.weights import ACTIVATIONS, TYPES, Weights, activations, nmse, random_weights
+
+# in, out and the number of experts all differ: [E, out, in] read in another order cannot pass.
+HIDDEN, FF, EXPERTS, TOP_K = 256, 512, 5, 2
+each_isa = pytest.mark.parametrize("isa", ISAS)
+
+
+@dataclass(frozen=True)
+class Layer:
+    gate: Weights  # [E, ff, hidden]
+    up: Weights
+    down: Weights  # [E, hidden, ff]
+
+    @classmethod
+    def random(
+        cls, gate: Type, up: Type, down: Type, hidden: int = HIDDEN, ff: int = FF, num: int = EXPERTS
+    ) -> Layer:
+        return cls(
+            random_weights(gate, num, ff, hidden, seed=1),
+            random_weights(up, num, ff, hidden, seed=2),
+            random_weights(down, num, hidden, ff, seed=3),
+        )
+
+    def run(self, stream: CpuStream, y: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        matrices = (self.gate.pack(stream), self.up.pack(stream), self.down.pack(stream))
+        return run_experts(stream, load(y), matrices, ids, weights)
+
+    def expected(self, y: Tensor, ids: Tensor, weights: Tensor, *, truth: bool = False) -> Tensor:
+        """The truth, or what the kernels compute of int8 activations where a matrix takes them."""
+        matrices = (self.gate, self.up, self.down)
+        through = [round_trip if w.integer and not truth else Tensor.double for w in matrices]
+        return experts(y, *(w.values() for w in matrices), ids, weights, *through)
+
+
+def routing(n: int, num: int = EXPERTS, top_k: int = TOP_K, seed: int = 0) -> tuple[Tensor, Tensor]:
+    logits = torch.randn(n, num, generator=torch.Generator().manual_seed(seed))
+    ids, weights = route(logits, top_k)
+    return ids, weights.float()
+
+
+# Rounding alone, but that it tips an intermediate value to the next int8 code now and then.
+COMPUTED = 1e-7
+
+
+@each_isa
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_layout_and_arithmetic(kind: Type, isa: str) -> None:
+    layer, y = Layer.random(kind, kind, kind), activations("gaussian", 9, HIDDEN)
+    out = layer.run(stream_of(isa), y, *routing(9))
+    assert nmse(out, layer.expected(y, *routing(9))) <= COMPUTED
+
+
+EXPERT_GATES = {"gaussian": 1.5e-4, "heavy-tailed": 5e-4, "outlier channels": 5e-4}
+
+
+@each_isa
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("distribution", ACTIVATIONS)
+def test_distance_from_the_truth(kind: Type, isa: str, distribution: str) -> None:
+    layer, y = Layer.random(kind, kind, kind), activations(distribution, 65, HIDDEN)
+    out = layer.run(stream_of(isa), y, *routing(65))
+    gate = EXPERT_GATES[distribution] if layer.gate.integer else 1e-12
+    assert nmse(out, layer.expected(y, *routing(65), truth=True)) <= gate
+
+
+@each_isa
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (Type.Q4_K, Type.Q4_K, Type.Q6_K),  # llama.cpp's Q4_K_M
+        (Type.Q4_K, Type.Q8_0, Type.Q5_1),
+        (Type.BF16, Type.Q4_K, Type.Q6_K),  # gate and up want other activations
+        (Type.Q4_K, Type.Q5_K, Type.F16),  # float down: the intermediate stays float32
+        (Type.F32, Type.F16, Type.BF16),
+        (Type.IQ4_XS, Type.IQ4_NL, Type.F32),
+    ],
+    ids=lambda kinds: "-".join(kind.name for kind in kinds),
+)
+def test_mixed_types(kinds: tuple[Type, Type, Type], isa: str) -> None:
+    layer, y = Layer.random(*kinds), activations("gaussian", 9, HIDDEN)
+    out = layer.run(stream_of(isa), y, *routing(9))
+    assert nmse(out, layer.expected(y, *routing(9))) <= COMPUTED
+
+
+@each_isa
+@pytest.mark.parametrize(
+    ("hidden", "ff", "num", "top_k"), [(96, 160, 7, 3), (32, 64, 1, 1), (64, 32, 130, 8), (160, 96, 2, 2)]
+)
+def test_odd_shapes(hidden: int, ff: int, num: int, top_k: int, isa: str) -> None:
+    layer = Layer.random(Type.Q8_0, Type.Q4_0, Type.Q5_1, hidden, ff, num)
+    y, routes = activations("gaussian", 33, hidden), routing(33, num, top_k)
+    assert nmse(layer.run(stream_of(isa), y, *routes), layer.expected(y, *routes)) <= COMPUTED
+
+
+def all_to_one(n: int) -> tuple[Tensor, Tensor]:
+    return torch.full((n, 1), 3, dtype=torch.int32), torch.ones(n, 1)
+
+
+def every_expert(n: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(EXPERTS, dtype=torch.int32).flip(0).repeat(n, 1), torch.rand(n, EXPERTS)
+
+
+def some_weights_zero(n: int) -> tuple[Tensor, Tensor]:
+    ids, weights = routing(n)
+    weights[::2, 0] = 0.0
+    weights[1] = 0.0
+    return ids, weights
+
+
+@each_isa
+@pytest.mark.parametrize("pattern", [all_to_one, every_expert, some_weights_zero, routing])
+@pytest.mark.parametrize("n", [2, 64, 65, 150])
+def test_routing_patterns(pattern: object, n: int, isa: str) -> None:
+    """Tiles of 64 rows filled exactly, overfilled, unused experts between used ones."""
+    assert callable(pattern)
+    layer, y, routes = (
+        Layer.random(Type.Q4_K, Type.Q4_K, Type.Q6_K),
+        activations("gaussian", n, HIDDEN),
+        pattern(n),
+    )
+    out = layer.run(stream_of(isa), y, *routes)
+    assert nmse(out, layer.expected(y, *routes)) <= COMPUTED
+    assert torch.equal(
+        out[(routes[1] == 0).all(dim=1)], torch.zeros(0 if pattern is not some_weights_zero else 1, HIDDEN)
+    )
+
+
+@each_isa
+def test_the_result_is_added_to_the_residual(isa: str) -> None:
+    stream, layer, y = (
+        stream_of(isa),
+        Layer.random(Type.Q8_0, Type.Q8_0, Type.Q8_0),
+        activations("gaussian", 5, HIDDEN),
+    )
+    matrices = (layer.gate.pack(stream), layer.up.pack(stream), layer.down.pack(stream))
+    residual = activations("heavy-tailed", 5, HIDDEN)
+    added = run_experts(stream, load(y), matrices, *routing(5), residual)
+    assert torch.equal(added, residual + run_experts(stream, load(y), matrices, *routing(5)))
+
+
+@each_isa
+def test_batch_and_threads_do_not_change_a_bit(isa: str) -> None:
+    """Alone, in any crowd, and whatever the order of a token's experts, a token's result is the same."""
+    layer = Layer.random(Type.Q4_K, Type.Q5_K, Type.Q6_K)
+    y, (ids, weights) = activations("gaussian", 65, HIDDEN), routing(65, top_k=3)
+    loaded = load(y)
+    for threads in (1, 2, 3):
+        stream = stream_of(isa, threads)
+        matrices = (layer.gate.pack(stream), layer.up.pack(stream), layer.down.pack(stream))
+        whole = run_experts(stream, loaded, matrices, ids, weights)
+        if threads == 1:
+            first = whole
+        assert torch.equal(whole, first)
+        for n in (*range(1, 10), 64):
+            assert torch.equal(
+                run_experts(stream, head(loaded, n), matrices, ids[:n], weights[:n]), whole[:n]
+            )
+        for order in itertools.permutations(range(3)):
+            chosen = list(order)
+            assert torch.equal(
+                run_experts(stream, loaded, matrices, ids[:, chosen], weights[:, chosen]), whole
+            )

@@ -1,0 +1,140 @@
+"""The thread pool as a stream: order, any number of threads, more queued than fits, and no CPU used when idle."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from tests.kernels.operations import ISAS, load, run_linear, stream_of
+from tests.kernels.weights import activations, random_weights
+
+BEST = ISAS[-1]
+
+
+class Adder:
+    """out += x W^T, again and again: the number of times it ran can be read from the result, exactly."""
+
+    def __init__(self, stream: CpuStream) -> None:
+        self.x = load(torch.ones(1, 32))
+        self.matrix = random_weights(Type.F32, 64, 32).pack(stream)
+        self.group = LinearGroup([self.matrix])
+        self.out = torch.zeros(1, 64)
+        self.once = run_linear(stream, self.x, [self.matrix])[0]
+        self.stream = stream
+
+    def queue(self, times: int) -> None:
+        for _ in range(times):
+            self.stream.linear(self.x, 1, self.group, [self.out], add=True)
+
+    def expected(self, times: int) -> torch.Tensor:
+        total = torch.zeros(1, 64)
+        for _ in range(times):
+            total += self.once
+        return total
+
+
+def slow_operation(stream: CpuStream) -> tuple[Matrix, LinearGroup]:
+    matrix = random_weights(Type.F32, 2048, 1024).pack(stream)
+    return matrix, LinearGroup([matrix])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_thousands_of_operations_queue_and_run_in_order(threads: int) -> None:
+    """Behind a slow one, so that the ring of 1024 is full for a while; each runs exactly once."""
+    stream = stream_of(BEST, threads)
+    adder = Adder(stream)
+    x, out = load(activations("gaussian", 64, 1024)), torch.empty(64, 2048)
+    matrix, group = slow_operation(stream)
+    stream.wait()
+    started = time.perf_counter()
+    stream.linear(x, 64, group, [out])
+    adder.queue(4000)
+    stream.wait()
+    assert time.perf_counter() - started < 30
+    assert torch.equal(adder.out, adder.expected(4000))
+    assert torch.equal(out, run_linear(stream, x, [matrix])[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_sleeping_threads_wake_for_each_operation(threads: int) -> None:
+    """Pauses longer than the spinning, and the handshake of a wait after every single operation."""
+    adder = Adder(stream_of(BEST, threads))
+    for i in range(600):
+        adder.queue(1)
+        adder.stream.wait()
+        if i % 20 == 0:
+            time.sleep(0.001)
+    assert torch.equal(adder.out, adder.expected(600))
+
+
+def test_wait_with_nothing_queued_returns() -> None:
+    stream = CpuStream(3, BEST)
+    stream.wait()
+    stream.wait()
+
+
+def test_an_idle_pool_uses_no_cpu() -> None:
+    adder = Adder(CpuStream(4, BEST))
+    adder.queue(10)
+    adder.stream.wait()
+    time.sleep(0.02)  # the spinning, on a loaded machine
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.003  # 1% of one core
+
+
+def test_waiting_leaves_python_free() -> None:
+    """wait() gives up the GIL: the worker's other threads go on."""
+    stream = stream_of(BEST)
+    x, out = load(activations("gaussian", 64, 1024)), torch.empty(64, 2048)
+    _, group = slow_operation(stream)
+    ticks, stop = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal ticks
+        while not stop.is_set():
+            ticks += 1
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    for _ in range(50):
+        stream.linear(x, 64, group, [out])
+    before = ticks
+    stream.wait()
+    during = ticks - before
+    stop.set()
+    thread.join()
+    assert during > 0
+
+
+def test_a_pool_that_is_dropped_finishes_first_and_ends_its_threads() -> None:
+    before = threads_of_this_process()
+    stream = CpuStream(4, BEST)
+    assert threads_of_this_process() == before + 4
+    adder = Adder(stream)
+    adder.queue(500)
+    expected = adder.expected(500)
+    out = adder.out
+    matrix = adder.matrix  # the operations hold addresses only
+    del stream
+    del adder.stream
+    assert threads_of_this_process() == before
+    assert torch.equal(out, expected)
+    del matrix
+
+
+def threads_of_this_process() -> int:
+    with open("/proc/self/status") as status:
+        (line,) = (line for line in status if line.startswith("Threads:"))
+    return int(line.split()[1])
+
+
+def test_an_instruction_set_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="no 'avx1024' kernels"):
+        CpuStream(1, "avx1024")
