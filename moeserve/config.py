@@ -74,7 +74,17 @@ class ServerConfig:
         2048, "Capacity", "waiting requests beyond which new ones get a 503", low=1, high=1 << 20
     )
     threads: int | None = _option(
-        None, "CPU engine", "compute threads of the expert pool (default: the physical cores we may use)", low=1, high=1024
+        None,
+        "CPU engine",
+        "compute threads of the expert pool (default: the physical cores we may use)",
+        low=1,
+        high=1024,
+    )
+    isa: str = _option(
+        "auto",
+        "CPU engine",
+        "instruction set of the kernels; auto takes the best this CPU has, the others are for comparing",
+        choices=("auto", "plain", "avx2", "avx512_vnni"),
     )
     seed: int | None = _option(
         None, "Server", "makes the seeds of requests that set none reproducible", low=0, high=(1 << 63) - 1

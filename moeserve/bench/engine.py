@@ -27,7 +27,7 @@ from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.worker.runner import Runner, load_runner
 
 # Options of the server that mean the same here.
-SHARED = ("model", "threads", "max_num_batched_tokens")
+SHARED = ("model", "threads", "isa", "max_num_batched_tokens")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

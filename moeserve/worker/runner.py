@@ -33,6 +33,9 @@ from moeserve.worker.sampler import SamplerState
 
 Int32s = npt.NDArray[np.int32]
 
+# The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
+SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
+
 
 class Sequences:
     """What the worker remembers of each request slot. One writer: the runner.
@@ -79,12 +82,14 @@ class Layout:
 class Runner:
     """Owns the model, the KV pool and the sampler. Steps run one at a time, in the order of the calls."""
 
-    def __init__(self, stream: CpuStream, model: Qwen3Moe, ready: WorkerReady) -> None:
+    def __init__(
+        self, stream: CpuStream, model: Qwen3Moe, ready: WorkerReady, sampler_isa: str | None
+    ) -> None:
         self._stream = stream
         self._model = model
         self._ready = ready
         self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
-        self._sampler = SamplerState(ready.max_num_seqs, ready.vocab_size, stream.pool)
+        self._sampler = SamplerState(ready.max_num_seqs, ready.vocab_size, stream.pool, sampler_isa)
         self._plan = AttentionPlan()
         self._step_ended = time.perf_counter()
 
@@ -180,14 +185,14 @@ class Runner:
 def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:
     """Loads the model of `config.model` and allocates everything a step needs.
 
-    Raises GGUFError for a bad file, ConfigError where the memory does not suffice.
+    Raises GGUFError for a bad file, ConfigError where the memory does not suffice or the CPU lacks `config.isa`.
     """
     torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
     torch.set_grad_enabled(False)
+    stream = _open_stream(config)
     gguf = open_gguf(Path(config.model))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     _check_memory(gguf.file_bytes)
-    stream = CpuStream(config.threads or 1)
     weights = WeightLoader(stream, gguf, model_config, on_progress).load()
     capacity = plan_capacity(config, model_config, available_bytes())
     model = Qwen3Moe(
@@ -198,7 +203,15 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
         max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
         max_model_len=capacity.max_model_len,
     )
-    return Runner(stream, model, _ready(config, model_config, capacity, stream, weights.bytes))
+    ready = _ready(config, model_config, capacity, stream, weights.bytes)
+    return Runner(stream, model, ready, SAMPLER_ISA[config.isa])
+
+
+def _open_stream(config: ServerConfig) -> CpuStream:
+    try:
+        return CpuStream(config.threads or 1, "" if config.isa == "auto" else config.isa)
+    except ValueError as error:
+        raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
 
 
 def _check_memory(file_bytes: int) -> None:

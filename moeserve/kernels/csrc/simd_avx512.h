@@ -22,7 +22,7 @@ inline VF div(VF a, VF b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline VF max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline VF min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline VF abs(VF a) { return {_mm512_abs_ps(a.v)}; }
-inline VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a*b + c
+inline VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    // a*b + c
 inline VF fnma(VF a, VF b, VF c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a*b
 inline VF load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
