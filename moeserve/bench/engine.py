@@ -24,7 +24,8 @@ from moeserve.cli import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
-from moeserve.worker.runner import Runner, load_runner
+from moeserve.worker.loading import load_runner
+from moeserve.worker.runner import Runner
 
 # Options of the server that mean the same here.
 SHARED = ("model", "threads", "isa", "max_num_batched_tokens")

@@ -76,6 +76,7 @@ class CpuStream:
         Raises ValueError for an ISA that this CPU or build lacks.
         """
         places = [Place()] * threads if isinstance(threads, int) else threads
+        self.nodes = 1 + max(place.node for place in places)
         self._native = _C.Stream([(place.node, list(place.cpus)) for place in places], isa)
         # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
         # while the pool still reads it.

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 
-from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
 from moeserve.messages.schema import (
     NewSeq,
@@ -23,18 +18,10 @@ from moeserve.messages.schema import (
     TokenLogprob,
     WorkerReady,
 )
-from moeserve.models.gguf import open_gguf
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
-from moeserve.models.qwen3moe.weights import WeightLoader
-from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
-from moeserve.worker.memory import available_bytes
 from moeserve.worker.sampler import SamplerState
 
 Int32s = npt.NDArray[np.int32]
-
-# The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
-SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
 
 
 class Sequences:
@@ -180,59 +167,3 @@ class Runner:
                 targets = self._sequences.tokens[row.req_slot, start + 1 : end + 1]
                 found[index] += self._sampler.prompt_logprobs(self._logits(places), targets, top_n)
         return found
-
-
-def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:
-    """Loads the model of `config.model` and allocates everything a step needs.
-
-    Raises GGUFError for a bad file, ConfigError where the memory does not suffice or the CPU lacks `config.isa`.
-    """
-    torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
-    torch.set_grad_enabled(False)
-    stream = _open_stream(config)
-    gguf = open_gguf(Path(config.model))
-    model_config = Qwen3MoeConfig.from_gguf(gguf)
-    _check_memory(gguf.file_bytes)
-    weights = WeightLoader(stream, gguf, model_config, on_progress).load()
-    capacity = plan_capacity(config, model_config, available_bytes())
-    model = Qwen3Moe(
-        model_config,
-        weights,
-        stream,
-        allocate(model_config, capacity.num_slots),
-        max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
-        max_model_len=capacity.max_model_len,
-    )
-    ready = _ready(config, model_config, capacity, stream, weights.bytes)
-    return Runner(stream, model, ready, SAMPLER_ISA[config.isa])
-
-
-def _open_stream(config: ServerConfig) -> CpuStream:
-    try:
-        return CpuStream(config.threads or 1, "" if config.isa == "auto" else config.isa)
-    except ValueError as error:
-        raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
-
-
-def _check_memory(file_bytes: int) -> None:
-    free = available_bytes()
-    if file_bytes > free:
-        raise ConfigError(
-            f"the model's weights take {file_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory are free: "
-            "free some memory, or choose a smaller model or quantisation"
-        )
-
-
-def _ready(
-    config: ServerConfig, model: Qwen3MoeConfig, capacity: Capacity, stream: CpuStream, weight_bytes: int
-) -> WorkerReady:
-    return WorkerReady(
-        num_kv_slots=capacity.num_slots,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=capacity.max_model_len,
-        vocab_size=model.vocab_size,
-        weight_bytes=weight_bytes,
-        kv_bytes=capacity.num_slots * bytes_per_token(model),
-        rss_bytes=psutil.Process().memory_info().rss,
-        device=f"cpu ({stream.isa}, {stream.threads} threads)",
-    )

@@ -10,7 +10,7 @@ import pytest
 from moeserve import cli
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.worker.runner import SAMPLER_ISA, load_runner
+from moeserve.worker.loading import SAMPLER_ISA, load_runner
 
 
 def config(model: Path, isa: str) -> ServerConfig:
