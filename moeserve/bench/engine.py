@@ -28,7 +28,15 @@ from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
 
 # Options of the server that mean the same here.
-SHARED = ("model", "threads", "isa", "max_num_batched_tokens")
+SHARED = (
+    "model",
+    "threads",
+    "isa",
+    "weight_layout",
+    "numa_nodes",
+    "cpu_binding",
+    "max_num_batched_tokens",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

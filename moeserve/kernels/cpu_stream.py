@@ -2,7 +2,8 @@
 
 Calls queue an operation and return; `wait()` blocks until all are done. Until then what was passed must stay
 unread and unwritten, as with a GPU stream; the stream keeps it alive. What each operation computes is specified by
-the `reference.py` of its folder. Shapes are row-major; n is the number of tokens of the step; every tensor is contiguous and on the CPU.
+the `reference.py` of its folder. Shapes are row-major; n is the number of tokens of the step; every tensor is
+contiguous and on the CPU.
 """
 
 from __future__ import annotations
