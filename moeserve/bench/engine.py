@@ -208,7 +208,7 @@ class _LoadingBar:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = tqdm(desc=stage, total=total, unit="B", unit_scale=True, file=sys.stderr, leave=False)
+            self._bar = tqdm(desc=stage, total=total, unit="B", unit_scale=True, disable=None, leave=False)
         self._bar.update(done - self._bar.n)
         if done == total:
             self._bar.close()

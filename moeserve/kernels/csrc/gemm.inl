@@ -2,7 +2,7 @@
 //
 // Integer formats: a weight is  s * code - z  with an unsigned 8-bit code, a scale s per 32 columns (Q2_K, Q3_K and
 // Q6_K: per 16) and either a min z per group or an integer zero point. Per group of 32 columns and token, exactly:
-//   dot = sum(code * x) - zero * sum(x)          int32, exact
+//   dot = sum(code * x) - zero * sum(x)          int32, exact: in whatever order and unit it is summed
 //   acc = fma(dot, s * xs, acc)                  float32, xs the activation's scale
 //   acc = fnma(z, xs * sum(x), acc)              formats with a min
 // so the float32 accumulator of an output sees one fixed order of operations, whatever the number of tokens.
@@ -282,43 +282,72 @@ inline VI dot(VI acc, VB w, VI x) {
   }
 }
 
-// One token, one group: adds to the 32 accumulators at `out`.
+// The exact integer sums of one token, one group and one half, zero point not yet subtracted.
 template <class F>
-inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const int8_t* x, const GroupMeta& meta,
-                        float* out) {
-  const VF xs = set_f(meta.scale);
+struct Dots {
+  VI lo;  // of the group's columns 0..15 where F::kSplit, else of all 32
+  VI hi;  // of its columns 16..31 (kSplit)
+};
+
+// Scales the sums and adds them to the 16 accumulators at `out`.
+template <class F>
+inline void accumulate(const Dots<F>& d, const Scales& s, const GroupMeta& meta, float* out) {
   if constexpr (F::kSplit) {
-    VI lo[2] = {set_i(-F::kZero * meta.sum_lo), set_i(-F::kZero * meta.sum_lo)};
-    VI hi[2] = {set_i(-F::kZero * meta.sum_hi), set_i(-F::kZero * meta.sum_hi)};
-    for (int i = 0; i < 4; ++i) {
-      const VI a = broadcast_quad(x + 4 * i), b = broadcast_quad(x + 16 + 4 * i);
-      for (int h = 0; h < 2; ++h) {
-        lo[h] = dot<F>(lo[h], w[h][i], a);
-        hi[h] = dot<F>(hi[h], w[h][i + 4], b);
-      }
+    const VI lo = sub_i(d.lo, set_i(F::kZero * meta.sum_lo)), hi = sub_i(d.hi, set_i(F::kZero * meta.sum_hi));
+    VF sum = fma(to_float(hi), s.s_hi, mul(to_float(lo), s.s));
+    if constexpr (F::kMin) {
+      sum = fnma(s.z, set_f(static_cast<float>(meta.sum_lo)), sum);
+      sum = fnma(s.z_hi, set_f(static_cast<float>(meta.sum_hi)), sum);
     }
-    for (int h = 0; h < 2; ++h) {
-      VF sum = fma(to_float(hi[h]), s[h].s_hi, mul(to_float(lo[h]), s[h].s));
-      if constexpr (F::kMin) {
-        sum = fnma(s[h].z, set_f(static_cast<float>(meta.sum_lo)), sum);
-        sum = fnma(s[h].z_hi, set_f(static_cast<float>(meta.sum_hi)), sum);
-      }
-      store_f(out + 16 * h, fma(sum, xs, load_f(out + 16 * h)));
-    }
+    store_f(out, fma(sum, set_f(meta.scale), load_f(out)));
   } else {
-    const VI start = set_i(-F::kZero * (meta.sum_lo + meta.sum_hi));
-    VI d[2] = {start, start};
-    for (int i = 0; i < 8; ++i) {
-      const VI a = broadcast_quad(x + 4 * i);
-      for (int h = 0; h < 2; ++h) d[h] = dot<F>(d[h], w[h][i], a);
-    }
-    for (int h = 0; h < 2; ++h) {
-      VF acc = fma(to_float(d[h]), mul(s[h].s, xs), load_f(out + 16 * h));
-      if constexpr (F::kMin) acc = fnma(s[h].z, set_f(meta.scaled_sum), acc);
-      store_f(out + 16 * h, acc);
-    }
+    const VI dot = F::kZero == 0 ? d.lo : sub_i(d.lo, set_i(F::kZero * (meta.sum_lo + meta.sum_hi)));
+    VF acc = fma(to_float(dot), mul(s.s, set_f(meta.scale)), load_f(out));
+    if constexpr (F::kMin) acc = fnma(s.z, set_f(meta.scaled_sum), acc);
+    store_f(out, acc);
   }
 }
+
+inline GroupMeta load_meta(const void* row, int64_t cols, int64_t group) {
+  GroupMeta meta;
+  std::memcpy(&meta, static_cast<const int8_t*>(row) + cols + group * sizeof meta, sizeof meta);
+  return meta;
+}
+
+// One token, one group: adds to the 32 accumulators at `out`.
+template <class F>
+inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const void* row, int64_t cols,
+                        int64_t group, float* out) {
+  const int8_t* x = static_cast<const int8_t*>(row) + 32 * group;
+  Dots<F> d[2] = {{set_i(0), set_i(0)}, {set_i(0), set_i(0)}};
+  for (int i = 0; i < 4; ++i) {
+    const VI a = broadcast_quad(x + 4 * i), b = broadcast_quad(x + 16 + 4 * i);
+    for (Dots<F>* half = d; half < d + 2; ++half) {
+      const VB(&weights)[8] = w[half - d];
+      half->lo = dot<F>(half->lo, weights[i], a);
+      VI& second = F::kSplit ? half->hi : half->lo;
+      second = dot<F>(second, weights[i + 4], b);
+    }
+  }
+  const GroupMeta meta = load_meta(row, cols, group);
+  accumulate<F>(d[0], s[0], meta, out);
+  accumulate<F>(d[1], s[1], meta, out + 16);
+}
+
+#if defined(MOESERVE_AMX)
+#include "amx.inl"
+#else
+template <class F>
+struct Tiles {
+  explicit Tiles(int) {}
+};
+// Tokens that the tile unit has dealt with.
+template <class F>
+inline int tile_tokens(const VB (&)[2][8], const Scales (&)[2], const void* const*, int, int64_t, int64_t,
+                       float*) {
+  return 0;
+}
+#endif
 
 // One block column for all tokens. `first_group` counts groups of 32 columns from the start of the row; `ahead` is
 // fetched meanwhile, a group's worth at a time so that the line fill buffers are never full.
@@ -335,12 +364,8 @@ inline void block_gemm(const uint8_t* block, const uint8_t* ahead, int64_t first
     F::codes(codes + layout.half_bytes(), w[1]);
     const Scales s[2] = {F::scales(block, g, 0), F::scales(block, g, 1)};
     const int64_t group = first_group + g;
-    for (int t = 0; t < n; ++t) {
-      const auto* x = static_cast<const int8_t*>(rows[t]);
-      GroupMeta meta;
-      std::memcpy(&meta, x + cols + group * sizeof(GroupMeta), sizeof meta);
-      token_group<F>(w, s, x + 32 * group, meta, out + kPanelRows * t);
-    }
+    int t = tile_tokens<F>(w, s, rows, n, cols, group, out);
+    for (; t < n; ++t) token_group<F>(w, s, rows[t], cols, group, out + kPanelRows * t);
   }
 }
 
@@ -350,6 +375,7 @@ void gemm_integer(const Panel& panel, const uint8_t* next, int64_t cols, const v
   constexpr PanelLayout layout = kLayout<T>;
   constexpr int groups = layout.cols / 32;
   std::memset(out, 0, sizeof(float) * kPanelRows * n);
+  [[maybe_unused]] const Tiles<Format<T>> tiles(n);
   if (panel.stride == 0) {
     const uint8_t* end = panel.data + cols / layout.cols * layout.block_bytes;
     for (int64_t b = 0; b < cols / layout.cols; ++b) {
