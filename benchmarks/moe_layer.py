@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingRoom
+from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, Place, RoutingRoom
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 128, 8, 2048, 768
 Q4_K, Q6_K = 12, 14
@@ -40,7 +40,7 @@ def random_blocks(rng: np.random.Generator, ggml_type: int, rows: int, cols: int
 
 class Ours:
     def __init__(self, weights: list[np.ndarray], threads: int, isa: str, tokens: int) -> None:
-        self.stream = CpuStream(threads, isa)
+        self.stream = CpuStream([Place(cpus=(cpu,)) for cpu in sorted(os.sched_getaffinity(0))[:threads]], isa)
         self.gate, self.up = (self._pack(w, Q4_K, WIDTH, HIDDEN) for w in weights[:2])
         self.down = self._pack(weights[2], Q6_K, HIDDEN, WIDTH)
         self.y = Activations(tokens, HIDDEN)

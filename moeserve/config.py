@@ -114,7 +114,7 @@ class ServerConfig:
         "auto",
         "CPU engine",
         "cores: each compute thread on a core of its own; nodes: on its memory node's cores; none: wherever the "
-        "kernel puts it; auto: nodes where there are several, else none",
+        "kernel puts it; auto: cores where there are enough of them, else nodes",
         choices=("auto", "cores", "nodes", "none"),
     )
     seed: int | None = _option(

@@ -18,9 +18,10 @@ def plan_places(threads: int, num_nodes: int | None, binding: str, sysfs: Path =
     """One place a thread, node by node. Only CPUs of our affinity (a container's cpuset) are used.
 
     Threads and weights are divided evenly among `num_nodes` memory nodes; None takes the machine's. Asking for more
-    than the machine has makes logical nodes out of its cores. Binding "none" leaves threads to the kernel, which
-    moves them away from a core that another process of ours wants; "nodes" keeps them where their memory is;
-    "cores" gives each a core of its own; "auto" is "nodes" where there are several, else "none".
+    than the machine has makes logical nodes out of its cores. Binding "cores" gives each thread a core of its own;
+    "nodes" keeps them where their memory is; "none" leaves them to the kernel. "auto" is "cores" where there are
+    enough, else "nodes": unbound, threads that wake together are now and then put on one core until the next tick,
+    which made one MoE layer in two take 5.8 ms instead of 2.3 (16 cores, 64 tokens).
     Raises ConfigError for fewer threads than nodes, and for binding more threads than there are cores.
     """
     machine = memory_nodes(sysfs)
@@ -32,7 +33,7 @@ def plan_places(threads: int, num_nodes: int | None, binding: str, sysfs: Path =
     if len(machine) != num_nodes:
         machine = _divide([cpu for node in machine for cpu in node], num_nodes)
     if binding == "auto":
-        binding = "nodes" if num_nodes > 1 else "none"
+        binding = "cores" if _enough_cores(machine, threads, sysfs) else "nodes"
     return [
         Place(node, cpus)
         for node, own in enumerate(_divide(list(range(threads)), num_nodes))
@@ -64,6 +65,11 @@ def _bound(cpus: Sequence[int], threads: int, binding: str, sysfs: Path) -> list
             "lower --threads, or choose another binding"
         )
     return [tuple(core) for core in own[:threads]]
+
+
+def _enough_cores(nodes: list[list[int]], threads: int, sysfs: Path) -> bool:
+    most = -(-threads // len(nodes))
+    return all(len(cores(set(node), sysfs)) >= most for node in nodes)
 
 
 def _divide(items: list[int], parts: int) -> list[list[int]]:

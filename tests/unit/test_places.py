@@ -35,7 +35,7 @@ def test_nodes_hold_only_the_cpus_of_our_cpuset(machine: Path) -> None:
 
 
 def test_threads_are_divided_among_the_nodes_and_bound_to_them(machine: Path) -> None:
-    assert plan_places(3, None, "auto", machine) == [
+    assert plan_places(3, None, "nodes", machine) == [
         Place(0, (0, 1, 2)),
         Place(1, (8, 9, 10, 11)),
         Place(1, (8, 9, 10, 11)),
@@ -51,18 +51,19 @@ def test_a_core_each_is_both_of_its_hyper_threads(machine: Path) -> None:
     ]
 
 
+def test_auto_gives_cores_while_there_are_enough(machine: Path) -> None:
+    assert plan_places(4, None, "auto", machine) == plan_places(4, None, "cores", machine)
+    assert plan_places(6, None, "auto", machine) == plan_places(6, None, "nodes", machine)
+
+
 def test_one_thread_needs_one_node(machine: Path) -> None:
-    assert plan_places(1, None, "auto", machine) == [Place(0, ())]
+    assert plan_places(1, None, "none", machine) == [Place(0, ())]
 
 
 def test_logical_nodes_divide_the_cpus(machine: Path) -> None:
     places = plan_places(3, 3, "nodes", machine)
     assert [place.node for place in places] == [0, 1, 2]
     assert sorted(cpu for place in places for cpu in place.cpus) == [0, 1, 2, 8, 9, 10, 11]
-
-
-def test_unbound_on_one_node_by_default() -> None:
-    assert plan_places(2, 1, "auto") == [Place(), Place()]
 
 
 def test_more_threads_than_cores_cannot_be_bound(machine: Path) -> None:

@@ -13,7 +13,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// Configures this thread's tiles for a format while it lives, if there are tokens enough; the unit is handed back
+// Configures this thread's tiles for a format while it lives, where there are tokens enough; the unit is handed back
 // afterwards, so that a context switch need not save 8 KB.
 template <class F>
 class Tiles {
@@ -37,54 +37,65 @@ class Tiles {
   bool used_;
 };
 
-// Tokens that the tile unit has dealt with: n rounded down to 16. A Tiles<F> must live.
+// The sums of 16 tokens: those of half h at sums[h], and at sums[2 + h] of the second 16 columns (kSplit).
+using TileSums = int32_t[4][16][16];
+
+template <class F>
+inline void tile_sums(const uint8_t (&weights)[2][8][64], const int8_t (&x)[16][32], TileSums& sums) {
+  _tile_loadd(4, x, 32);
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (F::kSplit) {
+    _tile_loadd(5, x[0] + 16, 32);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(6, weights[0][0], 64);
+    _tile_loadd(7, weights[1][0], 64);
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+    _tile_loadd(6, weights[0][4], 64);
+    _tile_loadd(7, weights[1][4], 64);
+    _tile_dpbsud(2, 5, 6);
+    _tile_dpbsud(3, 5, 7);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+  } else {
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+  }
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+}
+
+// Tokens that the tile unit has dealt with: n rounded down to 16. A Tiles<F> must live, n <= kMostTokens.
+// All tiles' work is issued before any of the scaling, so that the two overlap: a tile's result is far away (52 cycles
+// and a round through L1).
 template <class F>
 inline int tile_tokens(const VB (&w)[2][8], const Scales (&s)[2], const void* const* rows, int n,
                        int64_t cols, int64_t group, float* out) {
   if (n < 16) return 0;
   alignas(64) uint8_t weights[2][8][64];
-  alignas(64) int8_t x[16][32];
-  alignas(64) int32_t sums[4][16][16];
+  alignas(64) int8_t x[kMostTokens / 16][16][32];
+  alignas(64) TileSums sums[kMostTokens / 16];
+  const int tiles = n / 16;
   for (int half = 0; half < 2; ++half) {
     for (int i = 0; i < 8; ++i) store_b(weights[half][i], w[half][i]);
+  }
+  for (int t = 0; t < 16 * tiles; ++t) {
+    std::memcpy(x[t / 16][t % 16], static_cast<const int8_t*>(rows[t]) + 32 * group, 32);
   }
   if constexpr (!F::kSplit) {
     _tile_loadd(6, weights[0], 64);
     _tile_loadd(7, weights[1], 64);
   }
-  int t = 0;
-  for (; t + 16 <= n; t += 16) {
-    for (int i = 0; i < 16; ++i) std::memcpy(x[i], static_cast<const int8_t*>(rows[t + i]) + 32 * group, 32);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_loadd(4, x, 32);
-    if constexpr (F::kSplit) {
-      _tile_zero(2);
-      _tile_zero(3);
-      _tile_loadd(5, x[0] + 16, 32);
-      _tile_loadd(6, weights[0][0], 64);
-      _tile_loadd(7, weights[1][0], 64);
-      _tile_dpbsud(0, 4, 6);
-      _tile_dpbsud(1, 4, 7);
-      _tile_loadd(6, weights[0][4], 64);
-      _tile_loadd(7, weights[1][4], 64);
-      _tile_dpbsud(2, 5, 6);
-      _tile_dpbsud(3, 5, 7);
-      _tile_stored(2, sums[2], 64);
-      _tile_stored(3, sums[3], 64);
-    } else {
-      _tile_dpbsud(0, 4, 6);
-      _tile_dpbsud(1, 4, 7);
-    }
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
-    for (int i = 0; i < 16; ++i) {
-      const GroupMeta meta = load_meta(rows[t + i], cols, group);
-      for (int half = 0; half < 2; ++half) {
-        const Dots<F> d = {load_i(sums[half][i]), load_i(sums[2 + half][i])};
-        accumulate<F>(d, s[half], meta, out + kPanelRows * (t + i) + 16 * half);
-      }
+  for (int tile = 0; tile < tiles; ++tile) tile_sums<F>(weights, x[tile], sums[tile]);
+  for (int t = 0; t < 16 * tiles; ++t) {
+    const TileSums& sum = sums[t / 16];
+    const GroupMeta meta = load_meta(rows[t], cols, group);
+    for (int half = 0; half < 2; ++half) {
+      const Dots<F> d = {load_i(sum[half][t % 16]), load_i(sum[2 + half][t % 16])};
+      accumulate<F>(d, s[half], meta, out + kPanelRows * t + 16 * half);
     }
   }
-  return t;
+  return 16 * tiles;
 }

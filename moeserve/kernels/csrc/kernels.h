@@ -18,6 +18,10 @@ struct GroupMeta {
 };
 constexpr size_t quantized_row_bytes(int64_t cols) { return cols + cols / 32 * sizeof(GroupMeta); }
 
+// Tokens of one call of a panel kernel: its accumulators (64 x 32 floats, 8 KB) stay in L1, and a weight vector is
+// unpacked once for all of them.
+constexpr int kMostTokens = 64;
+
 // 32 rows of a weight matrix: a packed panel, or (in-place mode) the GGUF rows as they lie in the file.
 struct Panel {
   const uint8_t* data;
@@ -27,7 +31,7 @@ struct Panel {
 
 // out[t][0..31] = panel (32 rows x cols) times activation row t; the same bits from either form of panel. For integer
 // formats `rows` are quantised rows, for F16, BF16 and F32 they are float32 rows.
-// `next` is what will be read after this panel, for the prefetcher (nullptr: what follows it in memory).
+// n <= kMostTokens. `next` is what will be read after this panel, for the prefetcher (nullptr: what follows it in memory).
 using PanelGemm = void (*)(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows,
                            int n, float* out);
 

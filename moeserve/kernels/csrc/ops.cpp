@@ -9,10 +9,6 @@
 namespace moeserve {
 namespace {
 
-// Tokens of one call of a panel kernel: its accumulators (64 x 32 floats, 8 KB) stay in L1 and a weight vector
-// is unpacked once for all of them.
-constexpr int kTile = 64;
-
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
@@ -68,10 +64,10 @@ namespace {
 // The 32 outputs of one panel for all tokens.
 void linear_panel(const LinearOp& op, const Matrix& m, int64_t panel, float* out) {
   const int valid = m.valid_rows(panel);
-  alignas(64) float tile[kTile * kPanelRows];
-  const void* rows[kTile];
-  for (int t0 = 0; t0 < op.n; t0 += kTile) {
-    const int tokens = std::min(kTile, op.n - t0);
+  alignas(64) float tile[kMostTokens * kPanelRows];
+  const void* rows[kMostTokens];
+  for (int t0 = 0; t0 < op.n; t0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, op.n - t0);
     for (int t = 0; t < tokens; ++t) rows[t] = op.x.row(m.integer(), t0 + t);
     op.k->gemm[m.type](m.panel(0, panel), nullptr, m.cols, rows, tokens, tile);
     for (int t = 0; t < tokens; ++t) {
@@ -173,11 +169,11 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
   const bool last = panel + 1 == gate->panels;
   const uint8_t* next = last && rank + 1 < active[0] ? gate->panel(active[2 + rank], 0).data
                                                      : gate_panel.data + gate->panel_bytes;
-  alignas(64) float g[kTile * kPanelRows], u[kTile * kPanelRows];
-  const void* gate_rows[kTile];
-  const void* up_rows[kTile];
-  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kTile) {
-    const int tokens = std::min(kTile, starts[expert + 1] - i0);
+  alignas(64) float g[kMostTokens * kPanelRows], u[kMostTokens * kPanelRows];
+  const void* gate_rows[kMostTokens];
+  const void* up_rows[kMostTokens];
+  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
     for (int i = 0; i < tokens; ++i) {
       const int token = routes[i0 + i] / top_k;
       gate_rows[i] = y.row(gate->integer(), token);
@@ -203,13 +199,13 @@ void ExpertsOp::down_panel(Team& team, int64_t panel) const {
   const int64_t hidden = down->rows, row0 = panel * kPanelRows;
   auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
   std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
-  alignas(64) float tile[kTile * kPanelRows];
-  const void* rows[kTile];
+  alignas(64) float tile[kMostTokens * kPanelRows];
+  const void* rows[kMostTokens];
   for (int a = 1; a <= active[0]; ++a) {
     const int expert = active[a];
     const uint8_t* next = a < active[0] ? down->panel(active[a + 1], panel).data : nullptr;
-    for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kTile) {
-      const int tokens = std::min(kTile, starts[expert + 1] - i0);
+    for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
+      const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
       for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
       k->gemm[down->type](down->panel(expert, panel), next, down->cols, rows, tokens, tile);
       for (int i = 0; i < tokens; ++i) {
