@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--isa", default="")
     parser.add_argument("--kt", action="store_true", help="compare with kt-kernel, which must be installed")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # OpenMP's threads would spin on for milliseconds beside the engines' own
     tokens = [int(n) for n in args.tokens.split(",")]
     rng = np.random.default_rng(0)
     shapes = ((Q4_K, WIDTH, HIDDEN), (Q4_K, WIDTH, HIDDEN), (Q6_K, HIDDEN, WIDTH))

@@ -93,7 +93,7 @@ class ServerConfig:
         "auto",
         "CPU engine",
         "instruction set of the kernels; auto takes the best this CPU has, the others are for comparing",
-        choices=("auto", "plain", "avx2", "avx512_vnni", "amx"),
+        choices=("auto", "plain", "avx2", "avx512_vnni"),
     )
     weight_layout: str = _option(
         "panels",

@@ -72,7 +72,7 @@ class RoutingRoom:
 class CpuStream:
     def __init__(self, threads: int | Sequence[Place], isa: str = "") -> None:
         """`threads`: how many, unbound and on one memory node, or the place of each.
-        `isa`: "plain", "avx2", "avx512_vnni" or "amx"; empty takes the best this CPU runs.
+        `isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
 
         Raises ValueError for an ISA that this CPU or build lacks.
         """

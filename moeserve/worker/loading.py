@@ -22,7 +22,7 @@ from moeserve.worker.places import plan_places
 from moeserve.worker.runner import Runner
 
 # The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
-SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512", "amx": "avx512"}
+SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
 
 
 def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:

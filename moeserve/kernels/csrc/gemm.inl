@@ -334,21 +334,6 @@ inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const void* r
   accumulate<F>(d[1], s[1], meta, out + 16);
 }
 
-#if defined(MOESERVE_AMX)
-#include "amx.inl"
-#else
-template <class F>
-struct Tiles {
-  explicit Tiles(int) {}
-};
-// Tokens that the tile unit has dealt with.
-template <class F>
-inline int tile_tokens(const VB (&)[2][8], const Scales (&)[2], const void* const*, int, int64_t, int64_t,
-                       float*) {
-  return 0;
-}
-#endif
-
 // One block column for all tokens. `first_group` counts groups of 32 columns from the start of the row; `ahead` is
 // fetched meanwhile, a group's worth at a time so that the line fill buffers are never full.
 template <class F>
@@ -364,8 +349,7 @@ inline void block_gemm(const uint8_t* block, const uint8_t* ahead, int64_t first
     F::codes(codes + layout.half_bytes(), w[1]);
     const Scales s[2] = {F::scales(block, g, 0), F::scales(block, g, 1)};
     const int64_t group = first_group + g;
-    int t = tile_tokens<F>(w, s, rows, n, cols, group, out);
-    for (; t < n; ++t) token_group<F>(w, s, rows[t], cols, group, out + kPanelRows * t);
+    for (int t = 0; t < n; ++t) token_group<F>(w, s, rows[t], cols, group, out + kPanelRows * t);
   }
 }
 
@@ -375,7 +359,6 @@ void gemm_integer(const Panel& panel, const uint8_t* next, int64_t cols, const v
   constexpr PanelLayout layout = kLayout<T>;
   constexpr int groups = layout.cols / 32;
   std::memset(out, 0, sizeof(float) * kPanelRows * n);
-  [[maybe_unused]] const Tiles<Format<T>> tiles(n);
   if (panel.stride == 0) {
     const uint8_t* end = panel.data + cols / layout.cols * layout.block_bytes;
     for (int64_t b = 0; b < cols / layout.cols; ++b) {

@@ -80,9 +80,8 @@ void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b
 const Kernels* plain_kernels();
 const Kernels* avx2_kernels();    // nullptr if not built
 const Kernels* avx512_kernels();  // nullptr if not built
-const Kernels* amx_kernels();     // nullptr if not built
 
-// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni", "amx").
+// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni").
 // nullptr if the name is unknown or the CPU cannot run it.
 const Kernels* select_kernels(const char* name_or_null);
 

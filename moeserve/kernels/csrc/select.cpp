@@ -1,12 +1,6 @@
 #include <cmath>
 #include <cstring>
 
-#if defined(MOESERVE_X86)
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include "kernels.h"
 
 namespace moeserve {
@@ -14,27 +8,14 @@ namespace moeserve {
 #if !defined(MOESERVE_X86)
 const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
-const Kernels* amx_kernels() { return nullptr; }
 #endif
 
 namespace {
 
-#if defined(MOESERVE_X86)
-// AMX needs the CPU (leaf 7: tile unit, int8) and the kernel's leave to use the 8 KB of tile state, given per process.
-bool can_use_amx() {
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr unsigned kTileAndInt8 = 3u << 24;
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return (d & kTileAndInt8) == kTileAndInt8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-}
-#endif
-
 bool can_run(const Kernels* k) {
   if (k == nullptr) return false;
 #if defined(MOESERVE_X86)
-  if (k == amx_kernels() && !can_use_amx()) return false;
-  if (k == avx512_kernels() || k == amx_kernels()) {
+  if (k == avx512_kernels()) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
@@ -49,7 +30,7 @@ bool can_run(const Kernels* k) {
 }  // namespace
 
 const Kernels* select_kernels(const char* name) {
-  const Kernels* best_first[] = {amx_kernels(), avx512_kernels(), avx2_kernels(), plain_kernels()};
+  const Kernels* best_first[] = {avx512_kernels(), avx2_kernels(), plain_kernels()};
   for (const Kernels* k : best_first) {
     if (can_run(k) && (name == nullptr || std::strcmp(name, k->name) == 0)) return k;
   }
