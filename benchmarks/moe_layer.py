@@ -40,7 +40,9 @@ def random_blocks(rng: np.random.Generator, ggml_type: int, rows: int, cols: int
 
 class Ours:
     def __init__(self, weights: list[np.ndarray], threads: int, isa: str, tokens: int) -> None:
-        self.stream = CpuStream([Place(cpus=(cpu,)) for cpu in sorted(os.sched_getaffinity(0))[:threads]], isa)
+        self.stream = CpuStream(
+            [Place(cpus=(cpu,)) for cpu in sorted(os.sched_getaffinity(0))[:threads]], isa
+        )
         self.gate, self.up = (self._pack(w, Q4_K, WIDTH, HIDDEN) for w in weights[:2])
         self.down = self._pack(weights[2], Q6_K, HIDDEN, WIDTH)
         self.y = Activations(tokens, HIDDEN)
@@ -101,13 +103,23 @@ class KtKernel:
 
     def call(self, ids: torch.Tensor, weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
         n = len(ids)
-        size, ids64, x16 = torch.tensor([n], dtype=torch.int32), ids.long().contiguous(), x.bfloat16().contiguous()
+        size, ids64, x16 = (
+            torch.tensor([n], dtype=torch.int32),
+            ids.long().contiguous(),
+            x.bfloat16().contiguous(),
+        )
         out, w = torch.empty(n, HIDDEN, dtype=torch.bfloat16), weights.contiguous()
 
         def run() -> None:
             self._do(
                 self.moe.forward_task(
-                    size.data_ptr(), TOP_K, ids64.data_ptr(), w.data_ptr(), x16.data_ptr(), out.data_ptr(), False
+                    size.data_ptr(),
+                    TOP_K,
+                    ids64.data_ptr(),
+                    w.data_ptr(),
+                    x16.data_ptr(),
+                    out.data_ptr(),
+                    False,
                 )
             )
 
@@ -143,7 +155,9 @@ def row(name: str, n: int, seconds: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tokens", default="1,2,4,8,16,64,512")
     parser.add_argument("--repeats", type=int, default=30)
