@@ -5,13 +5,17 @@
 constexpr int kBlockKeys = 32;
 
 void gather_keys(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out) {
-  if (count < kBlockKeys) std::memset(out, 0, sizeof(float) * dim * kBlockKeys);
-  alignas(64) float row[16];
-  for (int key = 0; key < count; ++key) {
-    const uint16_t* k = base + slots[key] * stride;
+  alignas(64) float block[16][16];
+  for (int key0 = 0; key0 < kBlockKeys; key0 += 16) {
     for (int d = 0; d < dim; d += 16) {
-      store_f(row, load_half(k + d));
-      for (int i = 0; i < 16; ++i) out[(d + i) * kBlockKeys + key] = row[i];
+      for (int key = 0; key < 16; ++key) {
+        const bool exists = key0 + key < count;
+        store_f(block[key], exists ? load_half(base + slots[key0 + key] * stride + d) : zero_f());
+      }
+      VB columns[16];
+      transpose_words(reinterpret_cast<const uint8_t*>(block), sizeof block[0], columns);
+      for (int i = 0; i < 16; ++i)
+        store_b(reinterpret_cast<uint8_t*>(out + (d + i) * kBlockKeys + key0), columns[i]);
     }
   }
 }
