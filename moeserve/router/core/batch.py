@@ -189,10 +189,11 @@ class Batch:
         req_slots = self._free_req_slots + [request.req_slot for request in running]
         facts = {
             "request slots are free or bound": sorted(req_slots) == list(range(self._limits.max_running)),
-            "what is promised is the running's most": self.admission.promised == sum(r.max_kv for r in running),
+            "what is promised is the running's most": self.admission.promised
+            == sum(r.max_kv for r in running),
             "PREFILL matches its list": states[State.PREFILL] == len(self.prefilling),
             "DECODE matches its dict": states[State.DECODE] == len(self.decoding),
-            "nobody holds more than it ever needs": all(0 <= r.need for r in running),
+            "nobody holds more than it ever needs": all(r.need >= 0 for r in running),
         }
         broken = [name for name, holds in facts.items() if not holds]
         if broken:

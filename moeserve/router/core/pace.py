@@ -21,7 +21,7 @@ from moeserve.router.core.step_cost import StepCost
 WORTH = 4.0  # a stall among answers, in multiples of what the chunk pays once: 1 / (1 + 4) of it is overhead
 WORTH_ALONE = 9.0  # a chunk with no answers to wait for it: a tenth. Newcomers wait for it, so it has an end
 ALONE_MS = 50.0  # but that much is always fine
-LEAST_CHUNK = 16  # tokens; a limit that leaves no room for prompts is broken by so many, in their share of time
+LEAST_CHUNK = 16  # tokens; a limit that not one can keep is broken by so many, in their share of the time
 UNLIMITED_MS = 1e9
 
 

@@ -131,11 +131,9 @@ class Planner:
     def _chunk(self, flight: Flight, request: Request, allowance_ms: float) -> int:
         """Tokens of it that the step has room for."""
         planned = flight.num_decode + flight.prompt_tokens
-        most = min(
-            request.prompt_left, self._limits.max_num_batched_tokens - planned, self._memory.available
-        )
+        most = min(request.prompt_left, self._limits.max_num_batched_tokens - planned, self._memory.available)
         fits = most
         if flight.num_decode:
             fits = max(min(fits, self._cost.largest_trial - flight.prompt_tokens), 0)
         fits = self._cost.largest_chunk(planned, len(request.slots), fits, allowance_ms)
-        return fits if flight.prompt_tokens else max(fits, min(most, LEAST_CHUNK))
+        return fits if fits or flight.prompt_tokens else min(most, LEAST_CHUNK)

@@ -68,9 +68,7 @@ class Scheduler:
         self._history = self._batch.admission.history
         self._shares = FairShare()
         self._cost = StepCost(limits.num_experts, limits.experts_per_token)
-        self._planner = Planner(
-            limits, self._memory, self._waiting, self._batch, self._shares, self._cost
-        )
+        self._planner = Planner(limits, self._memory, self._waiting, self._batch, self._shares, self._cost)
         self._pressure = BackPressure(limits, self._waiting, self._cost, self._history)
         self._step = 0  # number of the last plan
         self._in_flight: deque[Flight] = deque()

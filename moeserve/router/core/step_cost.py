@@ -80,11 +80,16 @@ class StepCost:
         """The best costs, with those that came out negative set to 0 one after another."""
         self._unsolved = 0
         decode, mixed = self._kinds
-        matrix = [[a + b for a, b in zip(r, s, strict=True)] for r, s in zip(decode.matrix, mixed.matrix, strict=True)]
+        matrix = [
+            [a + b for a, b in zip(r, s, strict=True)]
+            for r, s in zip(decode.matrix, mixed.matrix, strict=True)
+        ]
         right = [a + b for a, b in zip(decode.right, mixed.right, strict=True)]
         active = [i for i in range(NUM_FEATURES) if matrix[i][i] > 0.0]
         while active:
-            solution = _solve_damped([[matrix[i][j] for j in active] for i in active], [right[i] for i in active])
+            solution = _solve_damped(
+                [[matrix[i][j] for j in active] for i in active], [right[i] for i in active]
+            )
             # As parts of a typical step, so that costs in unlike units compare.
             parts = [cost * matrix[i][i] ** 0.5 for i, cost in zip(active, solution, strict=True)]
             if min(parts) >= 0.0:
@@ -175,7 +180,9 @@ class _Kind:
         keep = 1.0 - 1.0 / MEMORY
         for i, feature in enumerate(features):
             scaled = weight * feature
-            self.matrix[i] = [keep * old + scaled * other for old, other in zip(self.matrix[i], features, strict=True)]
+            self.matrix[i] = [
+                keep * old + scaled * other for old, other in zip(self.matrix[i], features, strict=True)
+            ]
             self.right[i] = keep * self.right[i] + scaled
 
 
