@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from moeserve.router.core.radix_cache import Node, RadixCache
 
 SHARED = ("", "")
-TOKENS = st.lists(st.integers(0, 2), min_size=0, max_size=8)  # few values: much in common
-NAMESPACES = st.sampled_from([SHARED, ("key", ""), ("", "salt")])
+TOKENS = st.lists(st.sampled_from([0, 0, 1]), max_size=6)  # few values: much in common
+NAMESPACES = st.sampled_from([SHARED, SHARED, SHARED, ("key", ""), ("", "salt")])
 
 
 def packed(tokens: list[int]) -> bytes:

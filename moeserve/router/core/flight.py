@@ -21,6 +21,7 @@ class Flight:
         "_prompt_context",
         "expected_ms",
         "fresh_tokens",
+        "guarded",
         "new_seqs",
         "num_decode",
         "owners",
@@ -44,6 +45,7 @@ class Flight:
         self.fresh_tokens = 0  # of these, a prompt's, for the first time
         self.repeated_tokens = 0  # of these, computed before and lost in a pause
         self.expected_ms = 0.0
+        self.guarded = 0.0  # share of the decode rows whose pace was heeded
         self._decode_context = 0
         self._prompt_context = 0
 

@@ -21,8 +21,10 @@ NUM_FEATURES = 6
 ROWS, EXPERTS, DECODE_CONTEXT, PROMPT, PROMPT_CONTEXT = range(1, NUM_FEATURES)
 Vector = list[float]
 
-MEMORY = 64.0  # steps of a kind that count: the weight of a step fades by 1 - 1/MEMORY with each later one
-DAMPING = 1e-3  # of each diagonal: what the data cannot tell apart shares the cost (Marquardt's scaling)
+MEMORY = 32.0  # steps of a kind that count: the weight of a step fades by 1 - 1/MEMORY with each later one
+# Of each diagonal (Marquardt's scaling): what the data cannot tell apart shares the cost, in inverse proportion. In
+# doubt it is the prompt's tokens: then smaller chunks are tried, and it shows; of large ones alone it never would.
+DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4)
 OUTLIER = 1.0  # a relative error beyond which a step weighs less: someone else used the machine
 SOLVE_EVERY = 8  # steps between solutions while nothing of another kind comes
 FIRST_CHUNK = 64  # prompt tokens tried beside decode rows before anything is known
@@ -87,9 +89,8 @@ class StepCost:
         right = [a + b for a, b in zip(decode.right, mixed.right, strict=True)]
         active = [i for i in range(NUM_FEATURES) if matrix[i][i] > 0.0]
         while active:
-            solution = _solve_damped(
-                [[matrix[i][j] for j in active] for i in active], [right[i] for i in active]
-            )
+            chosen = [[matrix[i][j] * (1.0 + DAMPING[i] * (i == j)) for j in active] for i in active]
+            solution = _solve(chosen, [right[i] for i in active])
             # As parts of a typical step, so that costs in unlike units compare.
             parts = [cost * matrix[i][i] ** 0.5 for i, cost in zip(active, solution, strict=True)]
             if min(parts) >= 0.0:
@@ -186,11 +187,9 @@ class _Kind:
             self.right[i] = keep * self.right[i] + scaled
 
 
-def _solve_damped(matrix: list[Vector], right: Vector) -> Vector:
+def _solve(matrix: list[Vector], right: Vector) -> Vector:
     """Gaussian elimination without pivoting: the damped matrix is positive definite. Overwrites both."""
     size = len(right)
-    for i in range(size):
-        matrix[i][i] *= 1.0 + DAMPING
     for i in range(size):
         for j in range(i + 1, size):
             factor = matrix[j][i] / matrix[i][i]
