@@ -200,7 +200,7 @@ def test_a_long_match_costs_microseconds(prefix: int) -> None:
     rng = random.Random(0)
     tokens = [rng.randrange(150_000) for _ in range(16_000)]
     tree = cache_of(tokens)
-    query = packed(tokens[:prefix] + [-1] + tokens[prefix + 1 :])
+    query = packed([*tokens[:prefix], -1, *tokens[prefix + 1 :]])
     times = []
     for _ in range(20):
         start = time.perf_counter()

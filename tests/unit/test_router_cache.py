@@ -142,7 +142,7 @@ def test_a_full_pool_forgets_what_was_used_longest_ago() -> None:
 def test_a_shared_system_prompt_survives_a_pool_too_small_for_all() -> None:
     world = make(num_kv_slots=150, max_model_len=100)
     system = list(range(5000, 5040))
-    world.add(request(0, system + [1], 1))
+    world.add(request(0, [*system, 1], 1))
     world.run()
     for id in range(1, 30):
         assert ask(world, id, system + [100 * id + n for n in range(20)], max_tokens=10) >= 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from collections import deque
@@ -38,7 +39,7 @@ class Stream:
     def gaps(self, start: float, end: float) -> list[float]:
         """Between tokens, of those within the stretch, in order of size."""
         times = [t for t in self.tokens if start <= t <= end]
-        return sorted(b - a for a, b in zip(times, times[1:], strict=False))
+        return sorted(b - a for a, b in itertools.pairwise(times))
 
 
 class VirtualEngine:

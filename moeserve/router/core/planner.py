@@ -71,11 +71,9 @@ class Planner:
 
     def _plan_decode_rows(self, flight: Flight) -> None:
         rows = list(self._batch.decoding.values())[: self._memory.available]
-        flight.add_decode_rows(rows, self._memory)
+        for request in flight.add_decode_rows(rows, self._memory):
+            self._batch.planned(request)
         self._shares.charge_rows(rows)
-        for request in rows:
-            if len(request.slots) == request.max_kv:
-                self._batch.planned(request)
 
     def _plan_prompts(self, flight: Flight, now: float) -> None:
         """Chunks, each as large as what is left of the step allows."""

@@ -26,7 +26,8 @@ MEMORY = 32.0  # steps of a kind that count: the weight of a step fades by 1 - 1
 # doubt it is the prompt's tokens: then smaller chunks are tried, and it shows; of large ones alone it never would.
 DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4)
 OUTLIER = 1.0  # a relative error beyond which a step weighs less: someone else used the machine
-SOLVE_EVERY = 8  # steps between solutions while nothing of another kind comes
+SOLVE_EVERY = 8  # steps between two solutions (30 us each), once so many steps with prompts were seen:
+LEARNING = 32
 FIRST_CHUNK = 64  # prompt tokens tried beside decode rows before anything is known
 GROWTH = 2  # the largest chunk tried is so many times the largest measured
 QUANTILE = 0.95  # of actual / predicted, for steps that must keep a limit
@@ -51,6 +52,7 @@ class StepCost:
         self._costs: Vector = [0.0] * NUM_FEATURES
         self._kinds = (_Kind(), _Kind())  # steps without and with prompt tokens
         self._unsolved = 0
+        self._num_prompt_steps = 0
         self._largest_prompt = 0
         self._spread = FIRST_SPREAD  # QUANTILE of actual / predicted
 
@@ -75,7 +77,9 @@ class StepCost:
                 self._spread *= 1.0 + QUANTILE_STEP * (QUANTILE if over else QUANTILE - 1.0)
                 self._spread = min(max(self._spread, 1.0), 2.0)
         self._unsolved += 1
-        if self._unsolved == SOLVE_EVERY or shape.prompt or not self.is_fitted:
+        self._num_prompt_steps += shape.prompt > 0
+        learning = shape.prompt > 0 and self._num_prompt_steps <= LEARNING
+        if learning or self._unsolved == SOLVE_EVERY or not self.is_fitted:
             self._solve()
 
     def _solve(self) -> None:
