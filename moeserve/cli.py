@@ -60,18 +60,22 @@ def serve(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """`bench engine …`. Exit code 2 for anything else."""
-    if arguments[:1] != ["engine"]:
-        print("usage: moeserve bench engine [options]   (--help explains)", file=sys.stderr)
-        return 2
-    from moeserve.bench.engine import main as bench_engine
+    """`bench engine|serve|steps …`. Exit code 2 for anything else."""
+    from moeserve.bench.commands import main as run_bench
 
-    return bench_engine(arguments[1:])
+    return run_bench(arguments)
+
+
+def simulate(arguments: list[str]) -> int:
+    from moeserve.simulate.command import main as run_simulate
+
+    return run_simulate(arguments)
 
 
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
-    "bench": Command(bench, "bench engine: measure prefill and decode without the server"),
+    "bench": Command(bench, "measure the engine, its steps, or a running server"),
+    "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
 }
 
 
