@@ -28,7 +28,14 @@ def _option(
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
 ) -> Any:
-    metadata = {"group": group, "help": help, "low": low, "high": high, "choices": choices, "metavar": metavar}
+    metadata = {
+        "group": group,
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "metavar": metavar,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -55,7 +62,9 @@ class ServerConfig:
         high=1 << 24,
     )
     host: str = _option("127.0.0.1", "Network", "address to listen on; 0.0.0.0 admits other machines")
-    port: int = _option(8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535)
+    port: int = _option(
+        8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535
+    )
     api_key: str | None = _option(
         None, "Network", "require this bearer token on every request but /health and /metrics", metavar="KEY"
     )
@@ -74,12 +83,46 @@ class ServerConfig:
         2048, "Capacity", "waiting requests beyond which new ones get a 503", low=1, high=1 << 20
     )
     threads: int | None = _option(
-        None, "CPU engine", "compute threads of the expert pool (default: the physical cores we may use)", low=1, high=1024
+        None,
+        "CPU engine",
+        "compute threads of the expert pool (default: the physical cores we may use)",
+        low=1,
+        high=1024,
+    )
+    isa: str = _option(
+        "auto",
+        "CPU engine",
+        "instruction set of the kernels; auto takes the best this CPU has, the others are for comparing",
+        choices=("auto", "plain", "avx2", "avx512_vnni"),
+    )
+    weight_layout: str = _option(
+        "panels",
+        "CPU engine",
+        "panels: weights are repacked while loading, the faster layout; file: computed from the mapped file as they "
+        "lie there, for an instant start and tight memory (do not change the file while it is served)",
+        choices=("panels", "file"),
+    )
+    numa_nodes: int | None = _option(
+        None,
+        "CPU engine",
+        "memory nodes the weights and threads are divided among (default: the machine's; more than it has are "
+        "logical nodes, for trying)",
+        low=1,
+        high=64,
+    )
+    cpu_binding: str = _option(
+        "auto",
+        "CPU engine",
+        "cores: each compute thread on a core of its own; nodes: on its memory node's cores; none: wherever the "
+        "kernel puts it; auto: cores where there are enough of them, else nodes",
+        choices=("auto", "cores", "nodes", "none"),
     )
     seed: int | None = _option(
         None, "Server", "makes the seeds of requests that set none reproducible", low=0, high=(1 << 63) - 1
     )
-    log_level: str = _option("info", "Server", "how much to log", choices=("debug", "info", "warning", "error"))
+    log_level: str = _option(
+        "info", "Server", "how much to log", choices=("debug", "info", "warning", "error")
+    )
     shutdown_timeout: float = _option(
         30.0, "Server", "seconds that running requests are given to finish after SIGTERM", low=0, high=86400
     )

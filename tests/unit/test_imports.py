@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.gguf": {"moeserve.errors"},
     "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
     "moeserve.kernels": {"moeserve.errors"},
-    "moeserve.worker": FRAME | {"moeserve.models", "moeserve.kernels", "moeserve.placement"},
+    "moeserve.cpus": set(),
+    "moeserve.worker": FRAME | {"moeserve.cpus", "moeserve.models", "moeserve.kernels", "moeserve.placement"},
     "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }

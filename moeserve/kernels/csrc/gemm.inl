@@ -2,7 +2,7 @@
 //
 // Integer formats: a weight is  s * code - z  with an unsigned 8-bit code, a scale s per 32 columns (Q2_K, Q3_K and
 // Q6_K: per 16) and either a min z per group or an integer zero point. Per group of 32 columns and token, exactly:
-//   dot = sum(code * x) - zero * sum(x)          int32, exact
+//   dot = sum(code * x) - zero * sum(x)          int32, exact: in whatever order and unit it is summed
 //   acc = fma(dot, s * xs, acc)                  float32, xs the activation's scale
 //   acc = fnma(z, xs * sum(x), acc)              formats with a min
 // so the float32 accumulator of an output sees one fixed order of operations, whatever the number of tokens.
@@ -11,11 +11,14 @@
 // How far ahead of the unpacking the panel is fetched. Without it a Zen 5 core read 22 GB/s, with it 35 to 40.
 constexpr int kPrefetchBytes = 4096;
 
-// Fetches the lines that lie kPrefetchBytes after [p, p + bytes), going on at `next` where the panel ends.
-inline void prefetch_ahead(const uint8_t* p, int bytes, const uint8_t* end, const uint8_t* next) {
+// Where reading stands kPrefetchBytes after `p`: further on in the panel or, past its end, in the next one.
+inline const uint8_t* reading_ahead(const uint8_t* p, const uint8_t* end, const uint8_t* next) {
   const uint8_t* ahead = p + kPrefetchBytes;
-  if (ahead >= end && next != nullptr) ahead = next + (ahead - end);
-  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
+  return ahead >= end && next != nullptr ? next + (ahead - end) : ahead;
+}
+
+inline void prefetch(const uint8_t* p, int bytes) {
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
 }
 
 template <Type T>
@@ -279,95 +282,133 @@ inline VI dot(VI acc, VB w, VI x) {
   }
 }
 
-// One token, one group: adds to the 32 accumulators at `out`.
+// The exact integer sums of one token, one group and one half, zero point not yet subtracted.
 template <class F>
-inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const int8_t* x, const GroupMeta& meta,
-                        float* out) {
-  const VF xs = set_f(meta.scale);
+struct Dots {
+  VI lo;  // of the group's columns 0..15 where F::kSplit, else of all 32
+  VI hi;  // of its columns 16..31 (kSplit)
+};
+
+// Scales the sums and adds them to the 16 accumulators at `out`.
+template <class F>
+inline void accumulate(const Dots<F>& d, const Scales& s, const GroupMeta& meta, float* out) {
   if constexpr (F::kSplit) {
-    VI lo[2] = {set_i(-F::kZero * meta.sum_lo), set_i(-F::kZero * meta.sum_lo)};
-    VI hi[2] = {set_i(-F::kZero * meta.sum_hi), set_i(-F::kZero * meta.sum_hi)};
-    for (int i = 0; i < 4; ++i) {
-      const VI a = broadcast_quad(x + 4 * i), b = broadcast_quad(x + 16 + 4 * i);
-      for (int h = 0; h < 2; ++h) {
-        lo[h] = dot<F>(lo[h], w[h][i], a);
-        hi[h] = dot<F>(hi[h], w[h][i + 4], b);
-      }
+    const VI lo = sub_i(d.lo, set_i(F::kZero * meta.sum_lo)), hi = sub_i(d.hi, set_i(F::kZero * meta.sum_hi));
+    VF sum = fma(to_float(hi), s.s_hi, mul(to_float(lo), s.s));
+    if constexpr (F::kMin) {
+      sum = fnma(s.z, set_f(static_cast<float>(meta.sum_lo)), sum);
+      sum = fnma(s.z_hi, set_f(static_cast<float>(meta.sum_hi)), sum);
     }
-    for (int h = 0; h < 2; ++h) {
-      VF sum = fma(to_float(hi[h]), s[h].s_hi, mul(to_float(lo[h]), s[h].s));
-      if constexpr (F::kMin) {
-        sum = fnma(s[h].z, set_f(static_cast<float>(meta.sum_lo)), sum);
-        sum = fnma(s[h].z_hi, set_f(static_cast<float>(meta.sum_hi)), sum);
-      }
-      store_f(out + 16 * h, fma(sum, xs, load_f(out + 16 * h)));
-    }
+    store_f(out, fma(sum, set_f(meta.scale), load_f(out)));
   } else {
-    const VI start = set_i(-F::kZero * (meta.sum_lo + meta.sum_hi));
-    VI d[2] = {start, start};
-    for (int i = 0; i < 8; ++i) {
-      const VI a = broadcast_quad(x + 4 * i);
-      for (int h = 0; h < 2; ++h) d[h] = dot<F>(d[h], w[h][i], a);
-    }
-    for (int h = 0; h < 2; ++h) {
-      VF acc = fma(to_float(d[h]), mul(s[h].s, xs), load_f(out + 16 * h));
-      if constexpr (F::kMin) acc = fnma(s[h].z, set_f(meta.scaled_sum), acc);
-      store_f(out + 16 * h, acc);
-    }
+    const VI dot = F::kZero == 0 ? d.lo : sub_i(d.lo, set_i(F::kZero * (meta.sum_lo + meta.sum_hi)));
+    VF acc = fma(to_float(dot), mul(s.s, set_f(meta.scale)), load_f(out));
+    if constexpr (F::kMin) acc = fnma(s.z, set_f(meta.scaled_sum), acc);
+    store_f(out, acc);
   }
 }
 
+inline GroupMeta load_meta(const void* row, int64_t cols, int64_t group) {
+  GroupMeta meta;
+  std::memcpy(&meta, static_cast<const int8_t*>(row) + cols + group * sizeof meta, sizeof meta);
+  return meta;
+}
+
+// One token, one group: adds to the 32 accumulators at `out`.
 template <class F>
-void gemm_integer(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
-                  float* out) {
+inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const void* row, int64_t cols,
+                        int64_t group, float* out) {
+  const int8_t* x = static_cast<const int8_t*>(row) + 32 * group;
+  Dots<F> d[2] = {{set_i(0), set_i(0)}, {set_i(0), set_i(0)}};
+  for (int i = 0; i < 4; ++i) {
+    const VI a = broadcast_quad(x + 4 * i), b = broadcast_quad(x + 16 + 4 * i);
+    for (Dots<F>* half = d; half < d + 2; ++half) {
+      const VB(&weights)[8] = w[half - d];
+      half->lo = dot<F>(half->lo, weights[i], a);
+      VI& second = F::kSplit ? half->hi : half->lo;
+      second = dot<F>(second, weights[i + 4], b);
+    }
+  }
+  const GroupMeta meta = load_meta(row, cols, group);
+  accumulate<F>(d[0], s[0], meta, out);
+  accumulate<F>(d[1], s[1], meta, out + 16);
+}
+
+// One block column for all tokens. `first_group` counts groups of 32 columns from the start of the row; `ahead` is
+// fetched meanwhile, a group's worth at a time so that the line fill buffers are never full.
+template <class F>
+inline void block_gemm(const uint8_t* block, const uint8_t* ahead, int64_t first_group, int64_t cols,
+                       const void* const* rows, int n, float* out) {
   constexpr PanelLayout layout = F::layout;
   constexpr int groups = layout.cols / 32;
-  const uint8_t* end = panel + cols / layout.cols * layout.block_bytes;
+  for (int g = 0; g < groups; ++g) {
+    prefetch(ahead + g * (layout.block_bytes / groups), layout.block_bytes / groups);
+    const uint8_t* codes = block + layout.header_bytes + g * layout.group_bytes();
+    VB w[2][8];
+    F::codes(codes, w[0]);
+    F::codes(codes + layout.half_bytes(), w[1]);
+    const Scales s[2] = {F::scales(block, g, 0), F::scales(block, g, 1)};
+    const int64_t group = first_group + g;
+    for (int t = 0; t < n; ++t) token_group<F>(w, s, rows[t], cols, group, out + kPanelRows * t);
+  }
+}
+
+template <Type T>
+void gemm_integer(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
+                  float* out) {
+  constexpr PanelLayout layout = kLayout<T>;
+  constexpr int groups = layout.cols / 32;
   std::memset(out, 0, sizeof(float) * kPanelRows * n);
-  for (int64_t block = 0; block < cols / layout.cols; ++block, panel += layout.block_bytes) {
-    for (int g = 0; g < groups; ++g) {
-      const uint8_t* codes = panel + layout.header_bytes + g * layout.group_bytes();
-      prefetch_ahead(panel + g * (layout.block_bytes / groups), layout.block_bytes / groups, end, next);
-      VB w[2][8];
-      F::codes(codes, w[0]);
-      F::codes(codes + layout.half_bytes(), w[1]);
-      const Scales s[2] = {F::scales(panel, g, 0), F::scales(panel, g, 1)};
-      const int64_t group = block * groups + g;
-      for (int t = 0; t < n; ++t) {
-        const auto* x = static_cast<const int8_t*>(rows[t]);
-        GroupMeta meta;
-        std::memcpy(&meta, x + cols + group * sizeof(GroupMeta), sizeof meta);
-        token_group<F>(w, s, x + 32 * group, meta, out + kPanelRows * t);
-      }
+  if (panel.stride == 0) {
+    const uint8_t* end = panel.data + cols / layout.cols * layout.block_bytes;
+    for (int64_t b = 0; b < cols / layout.cols; ++b) {
+      const uint8_t* block = panel.data + b * layout.block_bytes;
+      block_gemm<Format<T>>(block, reading_ahead(block, end, next), b * groups, cols, rows, n, out);
+    }
+  } else {
+    constexpr int source_block = layout.block_bytes / kPanelRows;
+    alignas(64) uint8_t block[layout.block_bytes];
+    for (int64_t b = 0; b < cols / layout.cols; ++b) {
+      const uint8_t* source = panel.data + b * source_block;
+      for (int r = 0; r < panel.valid_rows; ++r)
+        prefetch(source + r * panel.stride + source_block, source_block);
+      pack_block<T>(source, panel.stride, panel.valid_rows, block);
+      block_gemm<Format<T>>(block, block, b * groups, cols, rows, n, out);
     }
   }
 }
 
 // Float formats: acc = fma(w, x, acc) over the columns in order, accumulators in registers.
 struct HalfElement {
+  using Stored = uint16_t;
   static constexpr int kBytes = 2;
   static VF load(const uint8_t* p) { return load_half(reinterpret_cast<const uint16_t*>(p)); }
 };
 struct BfloatElement {
+  using Stored = uint16_t;
   static constexpr int kBytes = 2;
   static VF load(const uint8_t* p) { return load_bfloat(reinterpret_cast<const uint16_t*>(p)); }
 };
 struct FloatElement {
+  using Stored = uint32_t;
   static constexpr int kBytes = 4;
   static VF load(const uint8_t* p) { return load_f(reinterpret_cast<const float*>(p)); }
 };
 
+// `cols` columns of packed elements, added to the accumulators at `out`.
 template <class E, int N>
-void float_tile(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows,
-                float* out) {
-  const uint8_t* end = panel + cols * kPanelRows * E::kBytes;
+inline void float_tile(const uint8_t* panel, const uint8_t* ahead, int64_t first_col, int64_t cols,
+                       const void* const* rows, float* out) {
   VF acc[N][2];
-  for (auto& a : acc) a[0] = a[1] = zero_f();
+  for (int t = 0; t < N; ++t) {
+    acc[t][0] = load_f(out + kPanelRows * t);
+    acc[t][1] = load_f(out + kPanelRows * t + 16);
+  }
   for (int64_t c = 0; c < cols; ++c, panel += kPanelRows * E::kBytes) {
-    prefetch_ahead(panel, kPanelRows * E::kBytes, end, next);
+    prefetch(ahead + c * kPanelRows * E::kBytes, kPanelRows * E::kBytes);
     const VF w[2] = {E::load(panel), E::load(panel + 16 * E::kBytes)};
     for (int t = 0; t < N; ++t) {
-      const VF x = set_f(static_cast<const float*>(rows[t])[c]);
+      const VF x = set_f(static_cast<const float*>(rows[t])[first_col + c]);
       acc[t][0] = fma(w[0], x, acc[t][0]);
       acc[t][1] = fma(w[1], x, acc[t][1]);
     }
@@ -378,11 +419,26 @@ void float_tile(const uint8_t* panel, const uint8_t* next, int64_t cols, const v
   }
 }
 
+// 64 columns at a time: 4 or 8 KB, which stay in L1 for all tokens.
 template <class E>
-void gemm_float(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
+void gemm_float(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
                 float* out) {
-  int t = 0;
-  for (; t + 8 <= n; t += 8) float_tile<E, 8>(panel, next, cols, rows + t, out + kPanelRows * t);
-  for (; t + 4 <= n; t += 4) float_tile<E, 4>(panel, next, cols, rows + t, out + kPanelRows * t);
-  for (; t < n; ++t) float_tile<E, 1>(panel, next, cols, rows + t, out + kPanelRows * t);
+  constexpr int64_t kChunk = 64;
+  alignas(64) uint8_t packed[kChunk * kPanelRows * E::kBytes];
+  std::memset(out, 0, sizeof(float) * kPanelRows * n);
+  const uint8_t* end = panel.data + cols * kPanelRows * E::kBytes;
+  for (int64_t c = 0; c < cols; c += kChunk) {
+    const int64_t count = std::min(kChunk, cols - c);
+    const uint8_t* chunk = panel.data + c * kPanelRows * E::kBytes;
+    const uint8_t* ahead = reading_ahead(chunk, end, next);
+    if (panel.stride != 0) {
+      pack_float<typename E::Stored>(panel.data + c * E::kBytes, panel.stride, panel.valid_rows, count,
+                                     packed);
+      chunk = ahead = packed;
+    }
+    int t = 0;
+    for (; t + 8 <= n; t += 8) float_tile<E, 8>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
+    for (; t + 4 <= n; t += 4) float_tile<E, 4>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
+    for (; t < n; ++t) float_tile<E, 1>(chunk, ahead, c, count, rows + t, out + kPanelRows * t);
+  }
 }

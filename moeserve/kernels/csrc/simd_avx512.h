@@ -22,7 +22,7 @@ inline VF div(VF a, VF b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline VF max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline VF min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline VF abs(VF a) { return {_mm512_abs_ps(a.v)}; }
-inline VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a*b + c
+inline VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    // a*b + c
 inline VF fnma(VF a, VF b, VF c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a*b
 inline VF load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -46,6 +46,7 @@ inline VF blend_less(VF a, VF b, VF yes, VF no) {  // a < b ? yes : no
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
 
+inline VI load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline VI set_i(int x) { return {_mm512_set1_epi32(x)}; }
 inline VI broadcast_quad(const int8_t* p) {  // 4 activations in every lane
   int32_t x;

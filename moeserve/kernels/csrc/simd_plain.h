@@ -34,7 +34,7 @@ inline VF mul(VF a, VF b) { return {a.v * b.v}; }
 inline VF div(VF a, VF b) { return {a.v / b.v}; }
 inline VF max(VF a, VF b) { return {a.v > b.v ? a.v : b.v}; }
 inline VF min(VF a, VF b) { return {a.v < b.v ? a.v : b.v}; }
-inline VF abs(VF a) { return {a.v < 0 ? -a.v : a.v}; }
+inline VF abs(VF a) { return {a.v <= 0 ? 0.0f - a.v : a.v}; }  // of -0, 0
 inline VF fma(VF a, VF b, VF c) { return {a.v * b.v + c.v}; }
 inline VF fnma(VF a, VF b, VF c) { return {c.v - a.v * b.v}; }
 inline VF load_half(const uint16_t* p) {

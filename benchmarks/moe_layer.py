@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""One MoE layer of the Qwen3-30B-A3B shape, ours beside kt-kernel's GGUF path where that is installed.
+
+    python benchmarks/moe_layer.py [--threads 1,2] [--tokens 1,2,4,8,16,64,512] [--isa …]
+
+128 experts, top 8, hidden 2048, width 768, Q4_K gate and up, Q6_K down, from the same bytes. The ids rotate so that
+a call's experts are not in cache; the two are run in turn, and the figure is the median of the ratios of neighbours.
+GB/s counts the bytes of the distinct experts of a call; GOPS counts 6 * hidden * width a token and expert.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, Place, RoutingRoom
+
+EXPERTS, TOP_K, HIDDEN, WIDTH = 128, 8, 2048, 768
+Q4_K, Q6_K = 12, 14
+OPS = 6 * HIDDEN * WIDTH * TOP_K  # a token
+BYTES = {Q4_K: 144 / 256, Q6_K: 210 / 256}  # a weight
+EXPERT_BYTES = int(HIDDEN * WIDTH * (2 * BYTES[Q4_K] + BYTES[Q6_K]))
+
+
+def random_blocks(rng: np.random.Generator, ggml_type: int, rows: int, cols: int) -> np.ndarray:
+    """Random codes with small finite scales: uint8 [EXPERTS * rows, row bytes]."""
+    size, scales = (144, (0, 2)) if ggml_type == Q4_K else (210, (208,))
+    blocks = rng.integers(0, 256, (EXPERTS * rows * cols // 256, size), dtype=np.uint8)
+    for at in scales:
+        values = rng.uniform(1e-4, 2e-4, len(blocks)).astype(np.float16)
+        blocks[:, at : at + 2] = values[:, None].view(np.uint8)
+    return blocks.reshape(EXPERTS * rows, -1)
+
+
+class Ours:
+    def __init__(self, weights: list[np.ndarray], threads: int, isa: str, tokens: int) -> None:
+        self.stream = CpuStream([Place(cpus=(cpu,)) for cpu in sorted(os.sched_getaffinity(0))[:threads]], isa)
+        self.gate, self.up = (self._pack(w, Q4_K, WIDTH, HIDDEN) for w in weights[:2])
+        self.down = self._pack(weights[2], Q6_K, HIDDEN, WIDTH)
+        self.y = Activations(tokens, HIDDEN)
+        self.h = Activations(tokens * TOP_K, WIDTH, f32=False)
+        self.room = RoutingRoom(tokens, EXPERTS, TOP_K)
+        self.ones = torch.ones(HIDDEN)
+        self.heat = torch.zeros(2, EXPERTS, dtype=torch.int64)
+        self.name = f"moeserve ({self.stream.isa})"
+
+    def _pack(self, data: np.ndarray, ggml_type: int, rows: int, cols: int) -> Matrix:
+        return self.stream.pack(data, ggml_type, (EXPERTS, rows, cols))
+
+    def call(self, ids: torch.Tensor, weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
+        """Quantising the input is part of the call, as it is of the rival's."""
+        n = len(ids)
+        out = torch.zeros(n, HIDDEN)
+        self.room.ids[:n], self.room.weights[:n] = ids, weights
+
+        def run() -> None:
+            self.stream.norm(x, self.ones, 1e-6, n, self.y)
+            self.stream.experts(self.gate, self.up, self.down, self.y, n, self.room, self.h, self.heat, out)
+            self.stream.wait()
+
+        return run
+
+    def read_gb_s(self) -> float:
+        start = time.perf_counter()
+        for matrix in (self.gate, self.up, self.down):
+            self.stream.read(matrix)
+        self.stream.wait()
+        return EXPERTS * EXPERT_BYTES / (time.perf_counter() - start) / 1e9
+
+
+class KtKernel:
+    """kt-kernel's llama.cpp-based MoE over GGUF bytes."""
+
+    def __init__(self, weights: list[np.ndarray], threads: int, tokens: int) -> None:
+        os.environ["KT_FORCE_SYNC_SUBMIT"] = "1"
+        from kt_kernel import kt_kernel_ext as ext
+
+        pool = ext.WorkerPoolConfig()
+        pool.subpool_count, pool.subpool_numa_map, pool.subpool_thread_count = 1, [0], [threads]
+        self.cpu = ext.CPUInfer(pool)
+        config = ext.moe.MOEConfig(EXPERTS, TOP_K, HIDDEN, WIDTH, 0)
+        config.pool, config.layer_idx, config.hidden_type = self.cpu.backend_, 0, 30
+        config.m_block, config.group_min_len, config.max_len = 32, 10, max(tokens, 512)
+        config.group_max_len = max(tokens, 512)
+        config.gate_proj, config.up_proj, config.down_proj = (w.ctypes.data for w in weights)
+        config.gate_type, config.up_type, config.down_type = Q4_K, Q4_K, Q6_K
+        self.weights = weights
+        self.moe = ext.moe.MOE(config)
+        self._do(self.moe.load_weights_task())
+        self.name = "kt-kernel"
+
+    def _do(self, task: object) -> None:
+        self.cpu.submit(task)
+        self.cpu.sync()
+
+    def call(self, ids: torch.Tensor, weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
+        n = len(ids)
+        size, ids64, x16 = torch.tensor([n], dtype=torch.int32), ids.long().contiguous(), x.bfloat16().contiguous()
+        out, w = torch.empty(n, HIDDEN, dtype=torch.bfloat16), weights.contiguous()
+
+        def run() -> None:
+            self._do(
+                self.moe.forward_task(
+                    size.data_ptr(), TOP_K, ids64.data_ptr(), w.data_ptr(), x16.data_ptr(), out.data_ptr(), False
+                )
+            )
+
+        return run
+
+
+def rotating_ids(n: int, turn: int) -> torch.Tensor:
+    """Each token's experts follow the last token's; the next call goes on where this one ended."""
+    first = torch.arange(n)[:, None] * TOP_K + turn * n * TOP_K
+    return ((first + torch.arange(TOP_K)) * 37 % EXPERTS).int()  # 37 is odd: all 128 come in turn
+
+
+def measure(engines: list[Ours | KtKernel], n: int, repeats: int) -> list[list[float]]:
+    """Seconds of each call of each engine, engines in turn."""
+    x, weights = torch.randn(n, HIDDEN), torch.full((n, TOP_K), 1 / TOP_K)
+    times: list[list[float]] = [[] for _ in engines]
+    for turn in range(repeats + 2):
+        for engine, seconds in zip(engines, times, strict=True):
+            run = engine.call(rotating_ids(n, turn), weights, x)
+            start = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - start)
+    return [seconds[2:] for seconds in times]
+
+
+def row(name: str, n: int, seconds: list[float]) -> str:
+    distinct = min(EXPERTS, n * TOP_K)
+    median = statistics.median(seconds)
+    return (
+        f"  {name:<24}{n:>6} tokens {median * 1e3:>9.3f} ms {distinct * EXPERT_BYTES / median / 1e9:>8.1f} GB/s"
+        f"{n * OPS / median / 1e9:>9.0f} GOPS"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--tokens", default="1,2,4,8,16,64,512")
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--isa", default="")
+    parser.add_argument("--kt", action="store_true", help="compare with kt-kernel, which must be installed")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # OpenMP's threads would spin on for milliseconds beside the engines' own
+    tokens = [int(n) for n in args.tokens.split(",")]
+    rng = np.random.default_rng(0)
+    shapes = ((Q4_K, WIDTH, HIDDEN), (Q4_K, WIDTH, HIDDEN), (Q6_K, HIDDEN, WIDTH))
+    weights = [random_blocks(rng, *shape) for shape in shapes]
+    for threads in map(int, args.threads.split(",")):
+        engines: list[Ours | KtKernel] = [Ours(weights, threads, args.isa, max(tokens))]
+        if args.kt:
+            engines.append(KtKernel(weights, threads, max(tokens)))
+        for n in tokens:
+            read = engines[0].read_gb_s() if isinstance(engines[0], Ours) else 0.0
+            times = measure(engines, n, args.repeats)
+            print(f"{threads} threads, {read:.1f} GB/s read")
+            for engine, seconds in zip(engines, times, strict=True):
+                print(row(engine.name, n, seconds), flush=True)
+            if len(times) == 2:
+                ratios = [theirs / ours for ours, theirs in zip(*times, strict=True)]
+                print(f"  {'speed-up':<24}{statistics.median(ratios):>6.2f} (least {min(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()
