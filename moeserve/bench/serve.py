@@ -112,7 +112,7 @@ async def _measure(args: argparse.Namespace, workload: Workload) -> tuple[dict[s
         client = Client(session, base + PATHS[args.backend], common)
         chat = args.backend == "openai-chat"
         writer, form = await choose_writer(client, workload, chat=chat, text=args.text_prompts)
-        with tqdm(total=workload.num_requests, unit="req", disable=args.disable_tqdm, file=sys.stderr) as bar:
+        with tqdm(total=workload.num_requests, unit="req", disable=args.disable_tqdm or None) as bar:
             run = await Load(client, workload, writer, args.max_concurrency, bar.update).run()
     rate = math.inf if args.request_rate is None else args.request_rate
     asked: dict[str, Any] = {

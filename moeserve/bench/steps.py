@@ -16,18 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.bench.engine import LoadingBar
+from moeserve.bench import engine
 from moeserve.cli import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.simulate.fit import Sample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
-from moeserve.worker.runner import Runner, load_runner
+from moeserve.worker.loading import load_runner
+from moeserve.worker.runner import Runner
 from moeserve.workload.options import whole
 
 # Options of the server that mean the same here.
-SHARED = ("model", "threads", "max_num_seqs", "max_num_batched_tokens")
+SHARED = (*engine.SHARED, "max_num_seqs")
 SHORT_PROMPT = 16
 REPEATS = 5  # of a decode step; its median counts
 BESIDE = 8  # decoding rows in a mixed step
@@ -147,7 +148,7 @@ def main(arguments: list[str]) -> int:
 
 def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], object]) -> StepTime:
     """Loads the model, which may take a while, measures and fits. Raises UserError."""
-    runner = load_runner(config, LoadingBar())
+    runner = load_runner(config, engine.LoadingBar())
     num_seqs = config.max_num_seqs
     room = runner.ready().max_model_len - REPEATS * num_seqs.bit_length() - 1  # for what it decodes after
     bench = StepBench(runner, num_seqs, config.max_num_batched_tokens, min(long_prompt, room))

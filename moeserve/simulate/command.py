@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import importlib.resources
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ def main(arguments: list[str]) -> int:
         objectives = objectives_from(args)
         began = time.perf_counter()
         with tqdm(
-            total=simulation.workload.num_requests, unit="req", disable=args.disable_tqdm, file=sys.stderr
+            total=simulation.workload.num_requests, unit="req", disable=args.disable_tqdm or None
         ) as bar:
             result = dataclasses.replace(simulation, on_end=bar.update).run()
         wall = time.perf_counter() - began
@@ -108,7 +107,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-DEFAULT_TIMING = Timing(frontend=0.002, reply=0.001, hop=0.0005, gap=0.0002)
+DEFAULT_TIMING = Timing(frontend=0.0015, reply=0.001, hop=0.0003, gap=0.00015)
 _TIMES = {
     "frontend": "httpserver's time for each request, one after the other",
     "reply": "from the router to the client, for each token",
