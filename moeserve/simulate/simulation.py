@@ -23,6 +23,7 @@ from moeserve.workload.trace import Workload
 
 Action = Callable[[float], None]
 
+SHORTEST_S = 1e-6  # of a run: rates are per second of it
 _NEWS, _RESULT = 0, 1  # of one moment, the inbox is read before the worker is asked
 
 
@@ -91,10 +92,12 @@ class Simulation:
         if self._clients.num_open or not self._scheduler.is_idle:
             raise RuntimeError(f"the scheduler stands still with {self._clients.num_open} requests open")
         self._scheduler.check()
-        ends = [outcome.end for outcome in self._clients.outcomes]
+        ends = [
+            outcome.end for outcome in self._clients.outcomes
+        ]  # all 0 where each request was refused at once
         return Result(
             outcomes=self._clients.outcomes,
-            duration=max(ends, default=0.0),
+            duration=max(*ends, SHORTEST_S),
             report=self._scheduler.load_report(),
             running=self._running,
             waiting=self._waiting,

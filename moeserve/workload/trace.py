@@ -110,7 +110,7 @@ def read_trace(path: Path, seed: int) -> Workload:
             chain.append(line)
     if not chains:
         raise TraceError(f"{path}: no request in it")
-    groups: dict[str | None, int] = {None: 0}
+    groups: dict[str, int] = {}  # numbered as they first appear
     sessions = [_session(chain, groups) for chain in chains.values()]
     return Workload(tuple(sorted(sessions, key=lambda session: session.arrival)), seed)
 
@@ -136,7 +136,7 @@ def _check(line: TraceLine, before: list[TraceLine]) -> None:
         raise ValueError("`think` is for the later turns of a conversation")
 
 
-def _session(chain: list[TraceLine], groups: dict[str | None, int]) -> Session:
+def _session(chain: list[TraceLine], groups: dict[str, int]) -> Session:
     history = chain[0].prefix_len
     turns: list[Turn] = []
     for line in chain:
@@ -145,7 +145,8 @@ def _session(chain: list[TraceLine], groups: dict[str | None, int]) -> Session:
             Turn(max(line.whole_len - history, 0), line.output_len, line.arrival, line.think, prompt)
         )
         history = line.whole_len + line.output_len
-    group = groups.setdefault(chain[0].prefix, len(groups))
+    prefix = chain[0].prefix
+    group = 0 if prefix is None else groups.setdefault(prefix, len(groups))
     return Session(tuple(turns), group, chain[0].prefix_len)
 
 
