@@ -104,7 +104,7 @@ async def _measure(args: argparse.Namespace, workload: Workload) -> tuple[dict[s
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),  # how many at once is for --max-concurrency to say
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        headers=_headers(),
+        headers=request_headers(),
         auto_decompress=False,
     ) as session:
         model = args.model or await _first_model(session, base)
@@ -128,7 +128,7 @@ async def _measure(args: argparse.Namespace, workload: Workload) -> tuple[dict[s
     return asked, run
 
 
-def _headers() -> dict[str, str]:
+def request_headers() -> dict[str, str]:
     headers = {"content-type": "application/json", "accept-encoding": "identity"}
     key = os.environ.get("OPENAI_API_KEY")
     return headers | {"authorization": f"Bearer {key}"} if key else headers

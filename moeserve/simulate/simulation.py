@@ -97,7 +97,7 @@ class Simulation:
         ]  # all 0 where each request was refused at once
         return Result(
             outcomes=self._clients.outcomes,
-            duration=max(*ends, SHORTEST_S),
+            duration=max(max(ends, default=0.0), SHORTEST_S),
             report=self._scheduler.load_report(),
             running=self._running,
             waiting=self._waiting,
