@@ -19,8 +19,9 @@ from moeserve.workload.metrics import Outcome, concurrency, populations, tokens_
 Numbers = npt.NDArray[np.float64]
 
 PANEL_W, PANEL_H = 470, 250
-LEFT, RIGHT, TOP, BOTTOM = 62, 16, 34, 42  # margins inside a panel
+LEFT, RIGHT, TOP, BOTTOM = 62, 24, 34, 42  # margins inside a panel
 MAX_POINTS = 1500  # of a line: more than the panel has pixels
+MAX_BINS = 240  # of a rate over time
 COLOURS = ("#1f6fb2", "#d1602b", "#3d9140")
 
 
@@ -69,21 +70,30 @@ def _panels(done: Sequence[Outcome]) -> list[Panel]:
     ):
         lines = tuple(_distribution(name.upper(), by_name[name]) for name in names if name in by_name)
         panels.append(Panel(f"{title}: share of requests or gaps", "ms", lines, log_x=True))
-    rate = tokens_per_second(done).astype(np.float64)
+    panels.append(Panel("Output tokens per second", "s", (_rate(tokens_per_second(done)),)))
     times, counts = concurrency(done)
-    panels.append(
-        Panel("Output tokens per second", "s", (Line("", np.arange(len(rate), dtype=np.float64), rate),))
-    )
     steps = Line("", np.repeat(times, 2)[1:], np.repeat(counts.astype(np.float64), 2)[:-1])
     panels.append(Panel("Requests in progress", "s", (steps,)))
     return panels
+
+
+def _rate(per_second: npt.NDArray[np.int64]) -> Line:
+    """Means over stretches of a whole number of seconds."""
+    width = -(-len(per_second) // MAX_BINS) or 1
+    starts = np.arange(0, len(per_second), width)
+    sums = np.add.reduceat(per_second, starts) if len(starts) else starts
+    return Line("", starts.astype(np.float64), sums / np.minimum(width, len(per_second) - starts))
 
 
 def _distribution(name: str, ms: Numbers) -> Line:
     """The share of values that are at most x; `ms` is sorted."""
     share = np.arange(1, len(ms) + 1) / len(ms)
     median, p99 = np.percentile(ms, [50, 99])
-    return Line(f"{name}: median {median:.4g}, P99 {p99:.4g} ms", np.maximum(ms, 1e-3), share)
+    return Line(f"{name}: median {_duration(median)}, P99 {_duration(p99)}", np.maximum(ms, 1e-3), share)
+
+
+def _duration(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1e3:,.1f} s"
 
 
 def _draw_panel(panel: Panel) -> list[str]:
