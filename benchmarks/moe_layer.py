@@ -1,25 +1,31 @@
 #!/usr/bin/env python3
 """One MoE layer of the Qwen3-30B-A3B shape, ours beside kt-kernel's GGUF path where that is installed.
 
-    python benchmarks/moe_layer.py [--threads 1,2] [--tokens 1,2,4,8,16,64,512] [--isa …]
+    python benchmarks/moe_layer.py [--threads 1,2] [--tokens 1,2,4,8,16,64,512] [--isa …] [--kt]
 
 128 experts, top 8, hidden 2048, width 768, Q4_K gate and up, Q6_K down, from the same bytes. The ids rotate so that
-a call's experts are not in cache; the two are run in turn, and the figure is the median of the ratios of neighbours.
-GB/s counts the bytes of the distinct experts of a call; GOPS counts 6 * hidden * width a token and expert.
+a call's experts are not in cache. Each engine is a process of its own, stopped while the other runs (kt-kernel's
+queue thread spins for ever, which would take a core from ours); they take turns call by call, and the speed-up is the
+median of the ratios of neighbours. GB/s counts the bytes of the distinct experts of a call; GOPS counts
+6 * hidden * width a token and expert.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, Place, RoutingRoom
+from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingRoom
+from moeserve.worker.places import plan_places
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 128, 8, 2048, 768
 Q4_K, Q6_K = 12, 14
@@ -40,7 +46,7 @@ def random_blocks(rng: np.random.Generator, ggml_type: int, rows: int, cols: int
 
 class Ours:
     def __init__(self, weights: list[np.ndarray], threads: int, isa: str, tokens: int) -> None:
-        self.stream = CpuStream([Place(cpus=(cpu,)) for cpu in sorted(os.sched_getaffinity(0))[:threads]], isa)
+        self.stream = CpuStream(plan_places(threads, None, "auto"), isa)
         self.gate, self.up = (self._pack(w, Q4_K, WIDTH, HIDDEN) for w in weights[:2])
         self.down = self._pack(weights[2], Q6_K, HIDDEN, WIDTH)
         self.y = Activations(tokens, HIDDEN)
@@ -93,7 +99,7 @@ class KtKernel:
         self.weights = weights
         self.moe = ext.moe.MOE(config)
         self._do(self.moe.load_weights_task())
-        self.name = "kt-kernel"
+        self.name = "kt-kernel: GGUF path"
 
     def _do(self, task: object) -> None:
         self.cpu.submit(task)
@@ -101,13 +107,23 @@ class KtKernel:
 
     def call(self, ids: torch.Tensor, weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
         n = len(ids)
-        size, ids64, x16 = torch.tensor([n], dtype=torch.int32), ids.long().contiguous(), x.bfloat16().contiguous()
+        size, ids64, x16 = (
+            torch.tensor([n], dtype=torch.int32),
+            ids.long().contiguous(),
+            x.bfloat16().contiguous(),
+        )
         out, w = torch.empty(n, HIDDEN, dtype=torch.bfloat16), weights.contiguous()
 
         def run() -> None:
             self._do(
                 self.moe.forward_task(
-                    size.data_ptr(), TOP_K, ids64.data_ptr(), w.data_ptr(), x16.data_ptr(), out.data_ptr(), False
+                    size.data_ptr(),
+                    TOP_K,
+                    ids64.data_ptr(),
+                    w.data_ptr(),
+                    x16.data_ptr(),
+                    out.data_ptr(),
+                    False,
                 )
             )
 
@@ -120,17 +136,50 @@ def rotating_ids(n: int, turn: int) -> torch.Tensor:
     return ((first + torch.arange(TOP_K)) * 37 % EXPERTS).int()  # 37 is odd: all 128 come in turn
 
 
-def measure(engines: list[Ours | KtKernel], n: int, repeats: int) -> list[list[float]]:
-    """Seconds of each call of each engine, engines in turn."""
-    x, weights = torch.randn(n, HIDDEN), torch.full((n, TOP_K), 1 / TOP_K)
-    times: list[list[float]] = [[] for _ in engines]
-    for turn in range(repeats + 2):
-        for engine, seconds in zip(engines, times, strict=True):
-            run = engine.call(rotating_ids(n, turn), weights, x)
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-    return [seconds[2:] for seconds in times]
+def serve(engine: Ours | KtKernel) -> None:
+    """The child: a line `tokens turn` in, seconds out; `read` measures the read bandwidth."""
+    print(engine.name, flush=True)
+    for line in sys.stdin:
+        if line.strip() == "read":
+            print(engine.read_gb_s() if isinstance(engine, Ours) else 0.0, flush=True)
+            continue
+        n, turn = map(int, line.split())
+        run = engine.call(rotating_ids(n, turn), torch.full((n, TOP_K), 1 / TOP_K), torch.randn(n, HIDDEN))
+        start = time.perf_counter()
+        run()
+        print(time.perf_counter() - start, flush=True)
+
+
+class Child:
+    """An engine in a process of its own, stopped between two questions."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, __file__, *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.name = self._line()
+        while not self.name.startswith(("moeserve", "kt-kernel: ")):  # kt-kernel talks while it loads
+            self.name = self._line()
+        self.process.send_signal(signal.SIGSTOP)
+
+    def ask(self, question: str) -> float:
+        assert self.process.stdin
+        self.process.send_signal(signal.SIGCONT)
+        self.process.stdin.write(question + "\n")
+        answer = float(self._line())
+        self.process.send_signal(signal.SIGSTOP)
+        return answer
+
+    def _line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+
+def measure(children: list[Child], n: int, repeats: int) -> list[list[float]]:
+    """Seconds of each call of each engine; the first two calls of each warm up."""
+    times = [[child.ask(f"{n} {turn}") for child in children] for turn in range(repeats + 2)]
+    return [list(seconds) for seconds in zip(*times[2:], strict=True)]
 
 
 def row(name: str, n: int, seconds: list[float]) -> str:
@@ -143,31 +192,42 @@ def row(name: str, n: int, seconds: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tokens", default="1,2,4,8,16,64,512")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--isa", default="")
     parser.add_argument("--kt", action="store_true", help="compare with kt-kernel, which must be installed")
+    parser.add_argument("--child", choices=("ours", "kt"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # OpenMP's threads would spin on for milliseconds beside the engines' own
     tokens = [int(n) for n in args.tokens.split(",")]
-    rng = np.random.default_rng(0)
-    shapes = ((Q4_K, WIDTH, HIDDEN), (Q4_K, WIDTH, HIDDEN), (Q6_K, HIDDEN, WIDTH))
-    weights = [random_blocks(rng, *shape) for shape in shapes]
-    for threads in map(int, args.threads.split(",")):
-        engines: list[Ours | KtKernel] = [Ours(weights, threads, args.isa, max(tokens))]
-        if args.kt:
-            engines.append(KtKernel(weights, threads, max(tokens)))
+    if args.child:
+        serve(engine(args.child, int(args.threads), args.isa, max(tokens)))
+        return
+    for threads in args.threads.split(","):
+        options = ("--threads", threads, "--tokens", args.tokens, "--isa", args.isa)
+        children = [Child("--child", name, *options) for name in (("ours", "kt") if args.kt else ("ours",))]
         for n in tokens:
-            read = engines[0].read_gb_s() if isinstance(engines[0], Ours) else 0.0
-            times = measure(engines, n, args.repeats)
+            read = children[0].ask("read")
+            times = measure(children, n, args.repeats)
             print(f"{threads} threads, {read:.1f} GB/s read")
-            for engine, seconds in zip(engines, times, strict=True):
-                print(row(engine.name, n, seconds), flush=True)
+            for child, seconds in zip(children, times, strict=True):
+                print(row(child.name, n, seconds), flush=True)
             if len(times) == 2:
                 ratios = [theirs / ours for ours, theirs in zip(*times, strict=True)]
                 print(f"  {'speed-up':<24}{statistics.median(ratios):>6.2f} (least {min(ratios):.2f})")
+        for child in children:
+            child.process.kill()
+
+
+def engine(name: str, threads: int, isa: str, tokens: int) -> Ours | KtKernel:
+    torch.set_num_threads(1)  # OpenMP's threads would spin on for milliseconds beside the engine's own
+    rng = np.random.default_rng(0)
+    shapes = ((Q4_K, WIDTH, HIDDEN), (Q4_K, WIDTH, HIDDEN), (Q6_K, HIDDEN, WIDTH))
+    weights = [random_blocks(rng, *shape) for shape in shapes]
+    return Ours(weights, threads, isa, tokens) if name == "ours" else KtKernel(weights, threads, tokens)
 
 
 if __name__ == "__main__":

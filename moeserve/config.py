@@ -108,7 +108,7 @@ class ServerConfig:
         "memory nodes the weights and threads are divided among (default: the machine's; more than it has are "
         "logical nodes, for trying)",
         low=1,
-        high=64,
+        high=1024,
     )
     cpu_binding: str = _option(
         "auto",

@@ -15,7 +15,7 @@ from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, KvLayer, build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, KvLayer, Place, build_attention_plan
 from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
@@ -31,11 +31,11 @@ MAX_TOKENS = 512
 class Engine:
     """A model on a stream, driven by hand: one sequence at a time, its KV in the slots after the last one's."""
 
-    def __init__(self, stream: CpuStream, path: Path) -> None:
-        file = open_gguf(path)
-        self.config = c = Qwen3MoeConfig.from_gguf(file)
+    def __init__(self, stream: CpuStream, path: Path, *, in_place: bool = False) -> None:
+        self.file = open_gguf(path)  # in place, the weights are in it
+        self.config = c = Qwen3MoeConfig.from_gguf(self.file)
         self.stream = stream
-        weights = WeightLoader(stream, file, c, lambda *_: None).load()
+        weights = WeightLoader(stream, self.file, c, lambda *_: None, in_place).load()
         kv = [
             KvLayer(*(torch.empty(MAX_TOKENS, c.num_kv_heads, c.head_dim, dtype=torch.float16) for _ in "kv"))
             for _ in range(c.num_layers)
@@ -136,6 +136,17 @@ def test_chunks_and_threads_do_not_change_a_bit(isa: str) -> None:
     other = Engine(stream_of(isa, 3), TINY_MODEL)
     for chunk in (1, 7, 32):
         assert torch.equal(other.logits(tokens, chunk), whole)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_where_the_weights_lie_does_not_change_a_bit(isa: str) -> None:
+    """Packed, in the mapped file, divided among two memory nodes."""
+    tokens = own_fixture().tokens[2]
+    two_nodes = CpuStream([Place(0), Place(1)], isa)
+    packed = Engine(stream_of(isa), TINY_MODEL).logits(tokens)
+    assert torch.equal(Engine(stream_of(isa), TINY_MODEL, in_place=True).logits(tokens), packed)
+    assert torch.equal(Engine(two_nodes, TINY_MODEL).logits(tokens), packed)
+    assert torch.equal(Engine(two_nodes, TINY_MODEL, in_place=True).logits(tokens), packed)
 
 
 @pytest.mark.skipif(not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both")

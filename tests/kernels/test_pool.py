@@ -52,11 +52,9 @@ def test_thousands_of_operations_queue_and_run_in_order(threads: int) -> None:
     x, out = load(activations("gaussian", 64, 1024)), torch.empty(64, 2048)
     matrix, group = slow_operation(stream)
     stream.wait()
-    started = time.perf_counter()
     stream.linear(x, 64, group, [out])
     adder.queue(4000)
     stream.wait()
-    assert time.perf_counter() - started < 30
     assert torch.equal(adder.out, adder.expected(4000))
     assert torch.equal(out, run_linear(stream, x, [matrix])[0])
 

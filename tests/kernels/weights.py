@@ -64,6 +64,11 @@ class Weights:
     def pack(self, stream: CpuStream) -> Matrix:
         return stream.pack(np.ascontiguousarray(self.rows), int(self.type), self.shape)
 
+    def view(self, stream: CpuStream) -> Matrix:
+        """In place: computed from `rows`, which must outlive it."""
+        assert self.rows.flags.c_contiguous
+        return stream.view(self.rows, int(self.type), self.shape)
+
 
 def dequantize(kind: Type, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     stored = rows.view({Type.F32: np.float32, Type.F16: np.float16}.get(kind, np.uint8))
