@@ -109,7 +109,7 @@ def test_waiting_leaves_python_free() -> None:
     during = ticks - before
     stop.set()
     thread.join()
-    assert during > 0
+    assert during > 5
 
 
 def test_a_pool_that_is_dropped_finishes_first_and_ends_its_threads() -> None:
