@@ -30,12 +30,11 @@ from moeserve.workload.options import (
     workload_from,
 )
 from moeserve.workload.plot import write_plot
-from moeserve.workload.report import Row, details, save, table
+from moeserve.workload.report import Row, details, failures, save, table
 from moeserve.workload.trace import Workload
 
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 CONNECT_TIMEOUT_S = 30.0
-SHOWN_ERRORS = 5
 
 
 def main(arguments: list[str]) -> int:
@@ -155,9 +154,7 @@ def _report(args: argparse.Namespace, result: dict[str, Any], run: Run) -> None:
         ("Share of one core:", result["client_cpu_usage"]),
     ]
     print(table(result, "Serving Benchmark Result", args.metric_percentiles, {"This Client": rows}))
-    errors = [outcome.error for outcome in run.outcomes if outcome.error]
-    for error in list(dict.fromkeys(errors))[:SHOWN_ERRORS]:
-        print(f"{errors.count(error)} x {error}", file=sys.stderr)
+    print(failures(run.outcomes), file=sys.stderr, end="")
     if args.save_result is not None:
         save(args.save_result, result | (details(run.outcomes) if args.save_detailed else {}))
     if args.plot is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from moeserve.bench import engine
@@ -153,7 +154,12 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
     room = runner.ready().max_model_len - REPEATS * num_seqs.bit_length() - 1  # for what it decodes after
     bench = StepBench(runner, num_seqs, config.max_num_batched_tokens, min(long_prompt, room))
     bench.measure()
-    model = fit(bench.samples, f"{config.served_model_name}, {runner.ready().device}")
+    ready = runner.ready()
+    model = msgspec.structs.replace(
+        fit(bench.samples, f"{config.served_model_name}, {ready.device}"),
+        num_experts=ready.num_experts,
+        experts_per_token=ready.experts_per_token,
+    )
     report_to(report(model, bench.samples))
     return model
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.resources
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from moeserve.workload.options import (
     workload_from,
 )
 from moeserve.workload.plot import write_plot
-from moeserve.workload.report import Row, details, save, table
+from moeserve.workload.report import Row, details, failures, save, table
 
 # Options of the server that mean the same here.
 SHARED = tuple(
@@ -69,9 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     server = parser.add_argument_group("server (see `moeserve --help`)")
     options = {option.name: option for option in dataclasses.fields(ServerConfig)}
     for name in SHARED:
-        option = options[name]
+        option, meta = options[name], options[name].metadata
+        metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else meta["metavar"] or "N"
         default = "" if option.default is None else f" (default: {option.default})"
-        server.add_argument(flag_name(name), metavar="N", help=option.metadata["help"] + default)
+        server.add_argument(flag_name(name), metavar=metavar, help=meta["help"] + default)
     _add_engine_options(parser)
     add_workload_options(parser)
     add_judgement_options(parser)
@@ -123,6 +125,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         raise ConfigError(
             "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
         )
+    step_time = _step_time(args)
     ready = WorkerReady(
         num_kv_slots=config.max_total_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -132,11 +135,13 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         kv_bytes=0,
         rss_bytes=0,
         device="virtual",
+        num_experts=step_time.num_experts,
+        experts_per_token=step_time.experts_per_token,
     )
     return Simulation(
         workload=workload_from(args),
         limits=limits(config, ready),
-        step_time=_step_time(args),
+        step_time=step_time,
         timing=Timing(**{name: getattr(args, f"{name}_ms") / 1e3 for name in _TIMES}),
         max_concurrency=args.max_concurrency,
         max_tokens=args.max_tokens,
@@ -163,6 +168,7 @@ def _report(
     more = _scheduling(simulation, result) | {"wall_seconds": wall}
     rows: list[Row] = [(f"{_LABELS[name]}:", value) for name, value in more.items()]
     print(table(summary, "Simulation Result", args.metric_percentiles, {"Scheduling": rows}))
+    print(failures(result.outcomes), file=sys.stderr, end="")
     if args.save_result is not None:
         saved = {"step_time": simulation.step_time.source, **summary, **more}
         save(args.save_result, saved | (details(result.outcomes) if args.save_detailed else {}))

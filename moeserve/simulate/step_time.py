@@ -59,6 +59,8 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_context: NotNegative = 0.0
     prefill_pairs: NotNegative = 0.0
     sampled_row: NotNegative = 0.0
+    num_experts: int = 0  # of a layer; the scheduler is told, as the worker would tell it
+    experts_per_token: int = 0
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.seconds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import orjson
 from moeserve.workload.metrics import METRICS, Outcome
 
 WIDTH = 50
+SHOWN_REASONS = 5
 Row = tuple[str, float | int | str]
 
 _TOTALS = {
@@ -52,6 +54,16 @@ def table(
 def _line(label: str, value: float | int | str) -> str:
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label:<40} {shown:<10}".rstrip()
+
+
+def failures(outcomes: Sequence[Outcome]) -> str:
+    """The reasons for which requests failed, most frequent first, a line each; numbers in them may vary."""
+    alike: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.error:
+            alike.setdefault(re.sub(r"\d+", "0", outcome.error), []).append(outcome.error)
+    most = sorted(alike.values(), key=len, reverse=True)[:SHOWN_REASONS]
+    return "".join(f"{len(errors)} x {errors[0]}\n" for errors in most)
 
 
 def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:

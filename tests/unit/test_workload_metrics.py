@@ -18,7 +18,7 @@ from moeserve.workload.metrics import (
     tokens_per_second,
 )
 from moeserve.workload.plot import draw
-from moeserve.workload.report import details, table
+from moeserve.workload.report import details, failures, table
 
 # 3 tokens: at 1.2, 1.3 and 1.6 s. 1 token: at 1.5 s. A failure.
 LONG = Outcome(
@@ -145,3 +145,8 @@ def test_plot_is_a_picture_of_lines_within_it(scale: float, count: int) -> None:
 
 def test_plot_of_nothing_says_so() -> None:
     assert "nothing was measured" in draw("failed", [FAILED])
+
+
+def test_failures_are_counted_by_reason() -> None:
+    errors = ["busy: 5 wait", "busy: 17 wait", "HTTP 400", ""]
+    assert failures([Outcome(0, 1, error=error) for error in errors]) == "2 x busy: 5 wait\n1 x HTTP 400\n"
