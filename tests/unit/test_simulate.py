@@ -158,6 +158,24 @@ def test_every_request_ends_with_its_answer(name: str, max_tokens: int | None) -
     assert 0 < result.worker_busy < result.duration
 
 
+def test_pauses_and_cached_prefixes_are_the_schedulers_own() -> None:
+    """Answers of very different lengths in a pool for a dozen of them; then a long system prompt for everyone."""
+    uneven = generate(Shape(input_len=150, output_len=300, range_ratio=0.95), 100, 4.0, 1.0, 1)
+    tight = simulate(uneven, GROWING, USUAL, num_kv_slots=4000, max_model_len=4000, max_tokens=600)
+    assert tight.report.preemptions > 10
+    assert not any(outcome.error for outcome in tight.outcomes)
+    wide = simulate(uneven, GROWING, USUAL, max_tokens=600)
+    assert wide.report.preemptions == 0
+    assert wide.duration < tight.duration
+    assert [o.output_len for o in wide.outcomes] == [o.output_len for o in tight.outcomes]
+    shared = generate(Shape(input_len=50, output_len=50, prefix_len=2000, num_turns=10), 80, 2.0, 1.0, 1)
+    outcomes = simulate(shared, GROWING, USUAL, num_kv_slots=50_000).outcomes
+    cached = sum(outcome.cached_tokens for outcome in outcomes) / sum(
+        outcome.prompt_len for outcome in outcomes
+    )
+    assert 0.9 < cached < 0.99
+
+
 def test_the_same_arguments_give_the_same_result() -> None:
     assert simulate(crowd("multi-turn"), GROWING, USUAL) == simulate(crowd("multi-turn"), GROWING, USUAL)
     assert simulate(crowd("random", 40), GROWING, USUAL) != simulate(crowd("random", 40), TEN_MS, USUAL)
