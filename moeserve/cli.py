@@ -32,10 +32,14 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code."""
+    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code, which is
+    130 where Ctrl-C ended a command that does not mind it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "serve"
-    return COMMANDS[name].run(arguments)
+    try:
+        return COMMANDS[name].run(arguments)
+    except KeyboardInterrupt:
+        return 130
 
 
 class Command(NamedTuple):
