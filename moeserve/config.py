@@ -65,8 +65,15 @@ class ServerConfig:
     port: int = _option(
         8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535
     )
-    api_key: str | None = _option(
-        None, "Network", "require this bearer token on every request but /health and /metrics", metavar="KEY"
+    api_key: tuple[str, ...] = _option(
+        (),
+        "Network",
+        "require this bearer token on every request but /health and /metrics; give the flag again (in the "
+        "variable: after a comma) for more keys, which get equal shares of a busy server",
+        metavar="KEY",
+    )
+    api_key_file: str | None = _option(
+        None, "Network", "file of more API keys: on each line a name and a key", metavar="PATH"
     )
     max_num_seqs: int = _option(64, "Capacity", "most requests in one step", low=1, high=4096)
     max_total_tokens: int | None = _option(
@@ -81,6 +88,34 @@ class ServerConfig:
     )
     max_num_queued_reqs: int = _option(
         2048, "Capacity", "waiting requests beyond which new ones get a 503", low=1, high=1 << 20
+    )
+    max_num_queued_tokens: int = _option(
+        1 << 20, "Capacity", "tokens of waiting prompts beyond which new ones get a 503", low=1, high=1 << 30
+    )
+    max_itl_ms: float | None = _option(
+        None,
+        "Capacity",
+        "longest step while answers are under way, in milliseconds, which bounds their inter-token latency (default: "
+        "as long as prompts need to be read efficiently)",
+        low=1,
+        high=3.6e6,
+        metavar="MS",
+    )
+    prefill_share: float = _option(
+        0.4,
+        "Capacity",
+        "share of the time that prompts get while answers are under way, which keep the rest of their speed; "
+        "more where prompts outnumber answers",
+        low=0.01,
+        high=0.99,
+        metavar="SHARE",
+    )
+    prefix_cache: str = _option(
+        "shared",
+        "Capacity",
+        "whose computed prompts and answers are used again: shared: everyone's; per-key: those of the same API key; "
+        "off: nobody's",
+        choices=("shared", "per-key", "off"),
     )
     threads: int | None = _option(
         None,

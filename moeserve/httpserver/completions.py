@@ -147,6 +147,7 @@ class CompletionWork:
             seed=body.seed,
             ignore_eos=body.ignore_eos,
             priority=body.priority,
+            cache_salt=body.cache_salt,
         )
         requests = self.service.admission.requests(text, prompts, wish)
         echoes = [

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import uuid
 from typing import Final
 
@@ -16,6 +15,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moeserve.httpserver.api_keys import ApiKeys, key_name
 from moeserve.httpserver.errors import ApiError
 
 MAX_BODY_BYTES: Final = 32 << 20
@@ -53,25 +53,29 @@ class RequestId:
 
 
 class ApiKey:
-    """401 for a request without the bearer token, before its body is read."""
+    """401 for a request without a bearer token that is one of the keys, before its body is read."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self.app = app
-        self._expected = key.encode()
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self.app(scope, receive, send)
+            return
+        name = self._name(scope)
+        if name is not None:
+            key_name.set(name)  # of this request's task and those that it starts
             await self.app(scope, receive, send)
             return
         message = "a valid API key is required: send it as Authorization: Bearer <key>"
         await _refuse(send, ApiError(401, message, code="invalid_api_key"))
 
-    def _admits(self, scope: Scope) -> bool:
+    def _name(self, scope: Scope) -> str | None:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        # Headers are latin-1 text; the comparison takes the same time wherever the keys differ.
-        return scheme.lower() == "bearer" and secrets.compare_digest(
-            key.strip().encode("latin-1"), self._expected
-        )
+        if scheme.lower() != "bearer":
+            return None
+        return self._keys.name_of(key.strip().encode("latin-1"))  # what headers are decoded from
 
 
 class BodyLimit:

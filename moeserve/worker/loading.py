@@ -81,6 +81,8 @@ def _ready(
         kv_bytes=capacity.num_slots * bytes_per_token(model),
         rss_bytes=psutil.Process().memory_info().rss,
         device=_device(stream),
+        num_experts=model.num_experts,
+        experts_per_token=model.top_k,
     )
 
 

@@ -20,9 +20,7 @@ LEAST_WAIT_S, MOST_WAIT_S = 1, 600
 
 
 class BackPressure:
-    def __init__(
-        self, limits: Limits, waiting: WaitingRoom, cost: StepCost, history: OutputHistory
-    ) -> None:
+    def __init__(self, limits: Limits, waiting: WaitingRoom, cost: StepCost, history: OutputHistory) -> None:
         self._limits = limits
         self._waiting = waiting
         self._cost = cost

@@ -35,6 +35,7 @@ class Batch:
         self.running: dict[int, Request] = {}  # PREFILL, DECODE or ENDING, by id
         self.prefilling: list[Request] = []  # the PREFILL ones
         self.decoding: dict[int, Request] = {}  # the DECODE ones
+        self.last_planned = self.last_finished = 0  # steps; written by Scheduler
         self.num_pauses = 0
         self.num_cached_tokens = 0  # of prompts, found in the cache
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
@@ -52,14 +53,18 @@ class Batch:
         return len(self._free_req_slots)
 
     def may_bind(self, request: Request) -> bool:
-        # The estimate changes for the better only when somebody leaves: a refusal holds until then. A paused
-        # request comes back when its rows have: the last of them brought a token that the worker must be told.
-        if not self._free_req_slots or request is self._refused or request.rows_in_flight:
+        # The estimate changes for the better only when somebody leaves: a refusal holds until then.
+        if not self._free_req_slots or request is self._refused or self._is_in_flight(request):
             return False
         if not self.admission.admits(self.running.values(), request):
             self._refused = request
             return False
         return True
+
+    def _is_in_flight(self, request: Request) -> bool:
+        """Paused so lately that a row of it may not be done: the token that it brings belongs to what the worker
+        is told when the request is bound again."""
+        return request.resume_after > self.last_finished
 
     def bind(self, request: Request) -> None:
         """A waiting request gets a place, and what the cache has of its tokens."""
@@ -102,6 +107,7 @@ class Batch:
     def pause(self, request: Request) -> None:
         """Back to the queue, with its slots up for eviction."""
         request.num_lost = len(request.slots)
+        request.resume_after = self.last_planned
         self._unbind(request, forget=False)
         request.state = State.WAITING
         self.enqueue(request)
@@ -151,7 +157,7 @@ class Batch:
         """Lets a waiting request in at the cost of tenants that run more than its own would then. Before any
         row of the plan."""
         while not self.may_bind(request):
-            victim = None if request.rows_in_flight else self._victim_for(request)
+            victim = None if self._is_in_flight(request) else self._victim_for(request)
             if victim is None:
                 return
             self.pause(victim)
@@ -189,10 +195,11 @@ class Batch:
         req_slots = self._free_req_slots + [request.req_slot for request in running]
         facts = {
             "request slots are free or bound": sorted(req_slots) == list(range(self._limits.max_running)),
-            "what is promised is the running's most": self.admission.promised == sum(r.max_kv for r in running),
+            "what is promised is the running's most": self.admission.promised
+            == sum(r.max_kv for r in running),
             "PREFILL matches its list": states[State.PREFILL] == len(self.prefilling),
             "DECODE matches its dict": states[State.DECODE] == len(self.decoding),
-            "nobody holds more than it ever needs": all(0 <= r.need for r in running),
+            "nobody holds more than it ever needs": all(r.need >= 0 for r in running),
         }
         broken = [name for name, holds in facts.items() if not holds]
         if broken:

@@ -10,7 +10,7 @@ ask for much, so that its next prompt is served at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from moeserve.router.core.request import Request
 
@@ -60,14 +60,8 @@ class FairShare:
     def least_served(self, tenants: Iterable[str]) -> str:
         return min(tenants, key=lambda tenant: (self._served[tenant], tenant))
 
-    def guarded(self, requests: Iterable[Request], tenant: str) -> float:
+    def guarded(self, requests: Collection[Request], tenant: str) -> float:
         """The share of `requests` that a prompt of `tenant` must not slow down beyond their pace: those of keys
-        that have not been served more. 1 where there are none."""
-        if len(self._open) == 1:
-            return 1.0
+        that have not been served more."""
         level = self._served[tenant] + SLACK
-        guarded = total = 0
-        for request in requests:
-            total += 1
-            guarded += self._served[request.tenant] <= level
-        return guarded / total if total else 1.0
+        return sum(self._served[request.tenant] <= level for request in requests) / len(requests)

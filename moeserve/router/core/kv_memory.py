@@ -79,9 +79,7 @@ class KvMemory:
         begin = request.num_shared
         if request.node is None or begin == end:
             return
-        node = self._tree.extend(
-            request.node, request.tokens[begin:end].tobytes(), request.slots[begin:end]
-        )
+        node = self._tree.extend(request.node, request.tokens[begin:end].tobytes(), request.slots[begin:end])
         if node is not None:
             request.node, request.num_shared = node, end
 

@@ -51,7 +51,7 @@ class Planner:
     def finished(self, flight: Flight, ms: float) -> None:
         """The step took so long on the worker; 0 if nobody measured it."""
         if flight.prompt_tokens and flight.num_decode and ms > 0.0:
-            self._pace.corrected(flight.expected_ms, ms)
+            self._pace.corrected(flight.expected_ms, ms, flight.guarded)
         self._cost.observe(flight.shape, ms)
 
     def _plan_rows(self, step: int, now: float) -> Flight:
@@ -71,11 +71,9 @@ class Planner:
 
     def _plan_decode_rows(self, flight: Flight) -> None:
         rows = list(self._batch.decoding.values())[: self._memory.available]
-        flight.add_decode_rows(rows, self._memory)
+        for request in flight.add_decode_rows(rows, self._memory):
+            self._batch.planned(request)
         self._shares.charge_rows(rows)
-        for request in rows:
-            if len(request.slots) == request.max_kv:
-                self._batch.planned(request)
 
     def _plan_prompts(self, flight: Flight, now: float) -> None:
         """Chunks, each as large as what is left of the step allows."""
@@ -85,9 +83,9 @@ class Planner:
         batch = self._batch
         prompts = len(batch.prefilling) + min(len(self._waiting), batch.num_free_places)
         if not prompts:
-            self._pace.planned(rows, alone_ms, 0.0, 1.0, 0)
+            self._pace.planned(rows, alone_ms, 0.0, 0.0, 0)
             return
-        guarded = self._guarded(flight)
+        guarded = flight.guarded = self._guarded(flight)
         allowance = self._pace.allowance_ms(rows, alone_ms, guarded)
         while self._has_room(flight, allowance) and (request := self._next_prompt()) is not None:
             count = self._chunk(flight, request, allowance)
@@ -97,8 +95,11 @@ class Planner:
             flight.add_chunk(request, count, self._memory, now)
             self._memory.publish(request)
             batch.planned(request)
-            allowance -= self._cost.predict(flight.shape) - flight.expected_ms
-            flight.expected_ms = self._cost.predict(flight.shape)
+            before, flight.expected_ms = flight.expected_ms, self._cost.predict(flight.shape)
+            allowance -= flight.expected_ms - before
+            if request.state is not State.PREFILL:  # its first token should not wait for others' long prompts
+                spent = flight.expected_ms - alone_ms
+                allowance = min(allowance, self._pace.stall_ms(rows, alone_ms, 1.0) - spent)
         self._pace.planned(rows, alone_ms, flight.expected_ms - alone_ms, guarded, prompts)
 
     def _has_room(self, flight: Flight, allowance_ms: float) -> bool:
@@ -111,6 +112,9 @@ class Planner:
         return self._cost.chunk_ms(planned, 0, 1) <= allowance_ms
 
     def _guarded(self, flight: Flight) -> float:
+        """The share of the decode rows whose pace the next prompt must heed."""
+        if not flight.num_decode:
+            return 0.0
         if self._shares.num_tenants == 1:
             return 1.0
         first = self._order.next(self._batch.prefilling, with_waiting=self._batch.num_free_places > 0)
@@ -131,11 +135,9 @@ class Planner:
     def _chunk(self, flight: Flight, request: Request, allowance_ms: float) -> int:
         """Tokens of it that the step has room for."""
         planned = flight.num_decode + flight.prompt_tokens
-        most = min(
-            request.prompt_left, self._limits.max_num_batched_tokens - planned, self._memory.available
-        )
+        most = min(request.prompt_left, self._limits.max_num_batched_tokens - planned, self._memory.available)
         fits = most
         if flight.num_decode:
             fits = max(min(fits, self._cost.largest_trial - flight.prompt_tokens), 0)
         fits = self._cost.largest_chunk(planned, len(request.slots), fits, allowance_ms)
-        return fits if flight.prompt_tokens else max(fits, min(most, LEAST_CHUNK))
+        return fits if fits or flight.prompt_tokens else min(most, LEAST_CHUNK)

@@ -42,9 +42,7 @@ class PromptOrder:
     def served(self, request: Request, tokens: int, under_way: Collection[Request]) -> None:
         """`request`, which `next` chose among `under_way` and those waiting, is given so many tokens."""
         self._shares.charge(request.tenant, tokens)
-        shortest, oldest = self._heads(request.tenant, under_way, with_waiting=True)
-        if shortest is oldest:
-            return
+        _, oldest = self._heads(request.tenant, under_way, with_waiting=True)
         owed = self._owed.get(request.tenant, 0.0)
         if request is oldest:
             self._owed[request.tenant] = max(owed - tokens, 0.0)

@@ -49,6 +49,7 @@ class Request:
         "id",
         "last_token_at",
         "max_kv",
+        "max_tokens",
         "node",
         "num_lost",
         "num_output",
@@ -59,7 +60,7 @@ class Request:
         "priority",
         "quantile",
         "req_slot",
-        "rows_in_flight",
+        "resume_after",
         "sampling",
         "size",
         "slots",
@@ -75,6 +76,7 @@ class Request:
         self.id: int = message.id
         self.num_prompt: int = len(message.token_ids) // INT32_BYTES
         self.sampling: SamplingParams = message.sampling
+        self.max_tokens: int = message.sampling.max_tokens
         self.stop_ids: frozenset[int] = frozenset(message.sampling.stop_token_ids)
         self.arrival: float = message.arrival
         self.priority: int = message.priority
@@ -101,6 +103,7 @@ class Request:
         self.target: int = 0  # tokens known when it was bound: those that prefill must compute
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was bound first
         self.num_lost: int = 0  # positions that were computed before the last pause
+        self.resume_after: int = 0  # the last step that may have had a row of it when it was paused
 
         # Written by KvMemory. KV slots by position: positions 0 .. len(slots)-1 are in plans already sent, or
         # were found in the cache. The first num_shared of them belong to the tree, down to `node`.
@@ -109,10 +112,9 @@ class Request:
         self.node: Node | None = None
         self.borrowed: int = 0  # of those found in the cache, the ones that others held at the time
 
-        # Written by Flight as rows are planned, and by Scheduler as results come.
+        # Written by Flight as rows are planned.
         self.announced: bool = False  # its NewSeq is in a plan already sent
         self.first_planned_at: float | None = None  # seconds, when the first chunk was planned
-        self.rows_in_flight: int = 0  # rows whose result has not come
 
         # Written by Admission; see OutputHistory.predict.
         self.quantile: float = 0.0

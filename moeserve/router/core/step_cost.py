@@ -21,10 +21,13 @@ NUM_FEATURES = 6
 ROWS, EXPERTS, DECODE_CONTEXT, PROMPT, PROMPT_CONTEXT = range(1, NUM_FEATURES)
 Vector = list[float]
 
-MEMORY = 64.0  # steps of a kind that count: the weight of a step fades by 1 - 1/MEMORY with each later one
-DAMPING = 1e-3  # of each diagonal: what the data cannot tell apart shares the cost (Marquardt's scaling)
+MEMORY = 32.0  # steps of a kind that count: the weight of a step fades by 1 - 1/MEMORY with each later one
+# Of each diagonal (Marquardt's scaling): what the data cannot tell apart shares the cost, in inverse proportion. In
+# doubt it is the prompt's tokens: then smaller chunks are tried, and it shows; of large ones alone it never would.
+DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4)
 OUTLIER = 1.0  # a relative error beyond which a step weighs less: someone else used the machine
-SOLVE_EVERY = 8  # steps between solutions while nothing of another kind comes
+SOLVE_EVERY = 8  # steps between two solutions (30 us each), once so many steps with prompts were seen:
+LEARNING = 32
 FIRST_CHUNK = 64  # prompt tokens tried beside decode rows before anything is known
 GROWTH = 2  # the largest chunk tried is so many times the largest measured
 QUANTILE = 0.95  # of actual / predicted, for steps that must keep a limit
@@ -49,6 +52,7 @@ class StepCost:
         self._costs: Vector = [0.0] * NUM_FEATURES
         self._kinds = (_Kind(), _Kind())  # steps without and with prompt tokens
         self._unsolved = 0
+        self._num_prompt_steps = 0
         self._largest_prompt = 0
         self._spread = FIRST_SPREAD  # QUANTILE of actual / predicted
 
@@ -73,18 +77,24 @@ class StepCost:
                 self._spread *= 1.0 + QUANTILE_STEP * (QUANTILE if over else QUANTILE - 1.0)
                 self._spread = min(max(self._spread, 1.0), 2.0)
         self._unsolved += 1
-        if self._unsolved == SOLVE_EVERY or shape.prompt or not self.is_fitted:
+        self._num_prompt_steps += shape.prompt > 0
+        learning = shape.prompt > 0 and self._num_prompt_steps <= LEARNING
+        if learning or self._unsolved == SOLVE_EVERY or not self.is_fitted:
             self._solve()
 
     def _solve(self) -> None:
         """The best costs, with those that came out negative set to 0 one after another."""
         self._unsolved = 0
         decode, mixed = self._kinds
-        matrix = [[a + b for a, b in zip(r, s, strict=True)] for r, s in zip(decode.matrix, mixed.matrix, strict=True)]
+        matrix = [
+            [a + b for a, b in zip(r, s, strict=True)]
+            for r, s in zip(decode.matrix, mixed.matrix, strict=True)
+        ]
         right = [a + b for a, b in zip(decode.right, mixed.right, strict=True)]
         active = [i for i in range(NUM_FEATURES) if matrix[i][i] > 0.0]
         while active:
-            solution = _solve_damped([[matrix[i][j] for j in active] for i in active], [right[i] for i in active])
+            chosen = [[matrix[i][j] * (1.0 + DAMPING[i] * (i == j)) for j in active] for i in active]
+            solution = _solve(chosen, [right[i] for i in active])
             # As parts of a typical step, so that costs in unlike units compare.
             parts = [cost * matrix[i][i] ** 0.5 for i, cost in zip(active, solution, strict=True)]
             if min(parts) >= 0.0:
@@ -175,15 +185,15 @@ class _Kind:
         keep = 1.0 - 1.0 / MEMORY
         for i, feature in enumerate(features):
             scaled = weight * feature
-            self.matrix[i] = [keep * old + scaled * other for old, other in zip(self.matrix[i], features, strict=True)]
+            self.matrix[i] = [
+                keep * old + scaled * other for old, other in zip(self.matrix[i], features, strict=True)
+            ]
             self.right[i] = keep * self.right[i] + scaled
 
 
-def _solve_damped(matrix: list[Vector], right: Vector) -> Vector:
+def _solve(matrix: list[Vector], right: Vector) -> Vector:
     """Gaussian elimination without pivoting: the damped matrix is positive definite. Overwrites both."""
     size = len(right)
-    for i in range(size):
-        matrix[i][i] *= 1.0 + DAMPING
     for i in range(size):
         for j in range(i + 1, size):
             factor = matrix[j][i] / matrix[i][i]
