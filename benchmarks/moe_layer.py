@@ -4,10 +4,12 @@
     python benchmarks/moe_layer.py [--threads 1,2] [--tokens 1,2,4,8,16,64,512] [--isa …] [--kt]
 
 128 experts, top 8, hidden 2048, width 768, Q4_K gate and up, Q6_K down, from the same bytes. The ids rotate so that
-a call's experts are not in cache. Each engine is a process of its own, stopped while the other runs (kt-kernel's
-queue thread spins for ever, which would take a core from ours); they take turns call by call, and the speed-up is the
-median of the ratios of neighbours. GB/s counts the bytes of the distinct experts of a call; GOPS counts
-6 * hidden * width a token and expert.
+a call's experts are not in cache; eight calls follow one another as the layers of a step do. The tokens of a call ask
+for different experts while there are any left, or, with --shared, all for the same eight.
+
+Each engine is a process of its own, stopped while the other runs (kt-kernel's queue thread spins for ever, which would
+take a core from ours); they take turns, and the speed-up is the median of the ratios of neighbours. GB/s counts the
+bytes of the distinct experts of a call; GOPS counts 6 * hidden * width a token and expert.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from moeserve.worker.places import plan_places
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 128, 8, 2048, 768
 Q4_K, Q6_K = 12, 14
+CALLS = 8  # in one measurement
 OPS = 6 * HIDDEN * WIDTH * TOP_K  # a token
 BYTES = {Q4_K: 144 / 256, Q6_K: 210 / 256}  # a weight
 EXPERT_BYTES = int(HIDDEN * WIDTH * (2 * BYTES[Q4_K] + BYTES[Q6_K]))
@@ -51,7 +54,7 @@ class Ours:
         self.down = self._pack(weights[2], Q6_K, HIDDEN, WIDTH)
         self.y = Activations(tokens, HIDDEN)
         self.h = Activations(tokens * TOP_K, WIDTH, f32=False)
-        self.room = RoutingRoom(tokens, EXPERTS, TOP_K)
+        self.rooms = [RoutingRoom(tokens, EXPERTS, TOP_K) for _ in range(CALLS)]
         self.ones = torch.ones(HIDDEN)
         self.heat = torch.zeros(2, EXPERTS, dtype=torch.int64)
         self.name = f"moeserve ({self.stream.isa})"
@@ -59,15 +62,17 @@ class Ours:
     def _pack(self, data: np.ndarray, ggml_type: int, rows: int, cols: int) -> Matrix:
         return self.stream.pack(data, ggml_type, (EXPERTS, rows, cols))
 
-    def call(self, ids: torch.Tensor, weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
-        """Quantising the input is part of the call, as it is of the rival's."""
-        n = len(ids)
+    def call(self, calls: list[torch.Tensor], weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
+        """Quantising the input is part of a call, as it is of the rival's."""
+        n = len(x)
         out = torch.zeros(n, HIDDEN)
-        self.room.ids[:n], self.room.weights[:n] = ids, weights
+        for room, ids in zip(self.rooms, calls, strict=True):
+            room.ids[:n], room.weights[:n] = ids, weights
 
         def run() -> None:
-            self.stream.norm(x, self.ones, 1e-6, n, self.y)
-            self.stream.experts(self.gate, self.up, self.down, self.y, n, self.room, self.h, self.heat, out)
+            for room in self.rooms:
+                self.stream.norm(x, self.ones, 1e-6, n, self.y)
+                self.stream.experts(self.gate, self.up, self.down, self.y, n, room, self.h, self.heat, out)
             self.stream.wait()
 
         return run
@@ -105,38 +110,30 @@ class KtKernel:
         self.cpu.submit(task)
         self.cpu.sync()
 
-    def call(self, ids: torch.Tensor, weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
-        n = len(ids)
-        size, ids64, x16 = (
-            torch.tensor([n], dtype=torch.int32),
-            ids.long().contiguous(),
-            x.bfloat16().contiguous(),
-        )
-        out, w = torch.empty(n, HIDDEN, dtype=torch.bfloat16), weights.contiguous()
+    def call(self, calls: list[torch.Tensor], weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
+        n = len(x)
+        size, x16 = torch.tensor([n], dtype=torch.int32), x.bfloat16().contiguous()
+        ids64, w = [ids.long().contiguous() for ids in calls], weights.contiguous()
+        out = torch.empty(n, HIDDEN, dtype=torch.bfloat16)
 
         def run() -> None:
-            self._do(
-                self.moe.forward_task(
-                    size.data_ptr(),
-                    TOP_K,
-                    ids64.data_ptr(),
-                    w.data_ptr(),
-                    x16.data_ptr(),
-                    out.data_ptr(),
-                    False,
-                )
-            )
+            for ids in ids64:
+                pointers = (size, ids, w, x16, out)
+                at = [tensor.data_ptr() for tensor in pointers]
+                self._do(self.moe.forward_task(at[0], TOP_K, at[1], at[2], at[3], at[4], False))
 
         return run
 
 
-def rotating_ids(n: int, turn: int) -> torch.Tensor:
-    """Each token's experts follow the last token's; the next call goes on where this one ended."""
-    first = torch.arange(n)[:, None] * TOP_K + turn * n * TOP_K
-    return ((first + torch.arange(TOP_K)) * 37 % EXPERTS).int()  # 37 is odd: all 128 come in turn
+def rotating_ids(n: int, turn: int, shared: bool) -> torch.Tensor:
+    """int32 [n, TOP_K]. The next call goes on where this one ended; 37 is odd, so that all experts come in turn."""
+    first = (
+        torch.zeros(n, 1) + turn * TOP_K if shared else torch.arange(n)[:, None] * TOP_K + turn * n * TOP_K
+    )
+    return ((first + torch.arange(TOP_K)) * 37 % EXPERTS).int()
 
 
-def serve(engine: Ours | KtKernel) -> None:
+def serve(engine: Ours | KtKernel, shared: bool) -> None:
     """The child: a line `tokens turn` in, seconds out; `read` measures the read bandwidth."""
     print(engine.name, flush=True)
     for line in sys.stdin:
@@ -144,10 +141,11 @@ def serve(engine: Ours | KtKernel) -> None:
             print(engine.read_gb_s() if isinstance(engine, Ours) else 0.0, flush=True)
             continue
         n, turn = map(int, line.split())
-        run = engine.call(rotating_ids(n, turn), torch.full((n, TOP_K), 1 / TOP_K), torch.randn(n, HIDDEN))
+        calls = [rotating_ids(n, CALLS * turn + i, shared) for i in range(CALLS)]
+        run = engine.call(calls, torch.full((n, TOP_K), 1 / TOP_K), torch.randn(n, HIDDEN))
         start = time.perf_counter()
         run()
-        print(time.perf_counter() - start, flush=True)
+        print((time.perf_counter() - start) / CALLS, flush=True)
 
 
 class Child:
@@ -182,8 +180,8 @@ def measure(children: list[Child], n: int, repeats: int) -> list[list[float]]:
     return [list(seconds) for seconds in zip(*times[2:], strict=True)]
 
 
-def row(name: str, n: int, seconds: list[float]) -> str:
-    distinct = min(EXPERTS, n * TOP_K)
+def row(name: str, n: int, seconds: list[float], shared: bool) -> str:
+    distinct = TOP_K if shared else min(EXPERTS, n * TOP_K)
     median = statistics.median(seconds)
     return (
         f"  {name:<24}{n:>6} tokens {median * 1e3:>9.3f} ms {distinct * EXPERT_BYTES / median / 1e9:>8.1f} GB/s"
@@ -200,21 +198,30 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--isa", default="")
     parser.add_argument("--kt", action="store_true", help="compare with kt-kernel, which must be installed")
+    parser.add_argument("--shared", action="store_true", help="all tokens of a call ask for the same experts")
     parser.add_argument("--child", choices=("ours", "kt"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     tokens = [int(n) for n in args.tokens.split(",")]
     if args.child:
-        serve(engine(args.child, int(args.threads), args.isa, max(tokens)))
+        serve(engine(args.child, int(args.threads), args.isa, max(tokens)), args.shared)
         return
     for threads in args.threads.split(","):
-        options = ("--threads", threads, "--tokens", args.tokens, "--isa", args.isa)
+        options = [
+            "--threads",
+            threads,
+            "--tokens",
+            args.tokens,
+            "--isa",
+            args.isa,
+            *["--shared"] * args.shared,
+        ]
         children = [Child("--child", name, *options) for name in (("ours", "kt") if args.kt else ("ours",))]
         for n in tokens:
             read = children[0].ask("read")
             times = measure(children, n, args.repeats)
             print(f"{threads} threads, {read:.1f} GB/s read")
             for child, seconds in zip(children, times, strict=True):
-                print(row(child.name, n, seconds), flush=True)
+                print(row(child.name, n, seconds, args.shared), flush=True)
             if len(times) == 2:
                 ratios = [theirs / ours for ours, theirs in zip(*times, strict=True)]
                 print(f"  {'speed-up':<24}{statistics.median(ratios):>6.2f} (least {min(ratios):.2f})")

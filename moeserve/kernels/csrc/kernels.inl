@@ -15,6 +15,7 @@ namespace {
 
 #include "simd.h"
 #include "pack.inl"
+#include "format_traits.inl"
 #include "gemm.inl"
 #include "rowwise.inl"
 #include "attention.inl"

@@ -140,8 +140,9 @@ class AttentionPlan {
     int32_t position;      // of the first token
     const int32_t* slots;  // KV slot of each position of the sequence
   };
-  struct Part {  // a tile's work on one segment, by one unit
+  struct Part {  // a tile's work on one segment
     int32_t tile, segment;
+    size_t offset;  // of its results in `partial`: [kv_heads, queries, dim + 2]
   };
 
   // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [.., table_stride].
@@ -153,7 +154,7 @@ class AttentionPlan {
   bool split;               // few tiles, long contexts: the segments of a tile go to different threads
   std::vector<Part> parts;  // split only, by tile, then segment
   std::vector<int32_t> first_part;  // [tiles + 1]
-  std::vector<float> partial;       // split only: [parts, kv_heads, kTileTokens * group, dim + 2]
+  std::vector<float> partial;       // split only
 };
 
 struct AttentionOp {

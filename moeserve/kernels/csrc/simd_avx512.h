@@ -121,3 +121,10 @@ inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
     out[i + 12].v = _mm512_shuffle_i32x4(hi01, hi23, 0xdd);
   }
 }
+
+// See simd.h for the order.
+inline __m256 upper_half(VF a) { return _mm512_extractf32x8_ps(a.v, 1); }
+inline float reduce_add(VF a) { return reduce_8(_mm256_add_ps(_mm512_castps512_ps256(a.v), upper_half(a))); }
+inline float reduce_max(VF a) {
+  return reduce_max_8(_mm256_max_ps(_mm512_castps512_ps256(a.v), upper_half(a)));
+}

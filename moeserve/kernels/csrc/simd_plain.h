@@ -145,3 +145,17 @@ inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
       __builtin_memcpy(reinterpret_cast<uint8_t*>(&out[v]) + 4 * r, rows + r * stride + 4 * v, 4);
   }
 }
+
+// Across lanes in one fixed order, the same on every ISA: halves, quarters, pairs, neighbours.
+inline float reduce_add(VF a) {
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
+  }
+  return a.v[0];
+}
+inline float reduce_max(VF a) {
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) a.v[i] = a.v[i] > a.v[i + width] ? a.v[i] : a.v[i + width];
+  }
+  return a.v[0];
+}

@@ -15,9 +15,11 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
-from moeserve.models.gguf import GGUFFile
+from moeserve.models.gguf import GGUFError, GGUFFile
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+
+LANES = 32
 
 Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
@@ -94,6 +96,7 @@ class WeightLoader:
     def load(self) -> Weights:
         """Raises GGUFError for a tensor that is missing or has another shape, MemoryError without room."""
         self._config.check_tensors(self._gguf)
+        self._check_lanes()
         embedding = self._embedding()
         output_norm = self._vector(n.OUTPUT_NORM)
         output = self._group(n.TOKEN_EMBD if self._config.tied_embeddings else n.OUTPUT)
@@ -111,6 +114,19 @@ class WeightLoader:
             matrices=self._matrices,
             source=self._gguf if self._in_place else None,
         )
+
+    def _check_lanes(self) -> None:
+        """The kernels take rows 32 columns at a time and check nothing themselves."""
+        c = self._config
+        for name, size in (
+            ("attention.key_length", c.head_dim),
+            ("embedding_length", c.hidden_size),
+            ("expert_feed_forward_length", c.expert_ff),
+        ):
+            if size % LANES:
+                raise GGUFError(
+                    self._gguf.path, f"{name} is {size}; the CPU engine needs a multiple of {LANES}"
+                )
 
     def _layer(self, index: int) -> LayerWeights:
         def name(part: str) -> str:
