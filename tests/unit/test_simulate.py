@@ -15,7 +15,7 @@ from moeserve.router.core.limits import Limits
 from moeserve.simulate.simulation import Gauge, Result, Simulation
 from moeserve.simulate.step_time import StepTime
 from moeserve.simulate.worker import Timing
-from moeserve.workload.metrics import Outcome, summarize
+from moeserve.workload.metrics import Outcome, concurrency, summarize
 from moeserve.workload.shapes import PRESETS, Shape, generate
 from moeserve.workload.trace import Session, Turn, Workload
 
@@ -103,16 +103,19 @@ def test_prompts_are_computed_in_chunks() -> None:
 
 
 def test_httpserver_takes_requests_one_after_the_other() -> None:
-    """Four at once, 3 ms each: the first is step 1 (3 to 13), the second, at 6, step 2 (13 to 23); the others come
-    while these are in flight and share step 3."""
-    outcomes = simulate(single(*[(0, 5, 1)] * 4), timing=Timing(0.003, 0, 0, 0)).outcomes
-    assert [ms(outcome.ttft) for outcome in outcomes] == [13, 23, 33, 33]
+    """Four at once, 3 ms each, before steps of next to no time."""
+    instant = StepTime("a microsecond", [0, 1], [1e-6, 1e-6])
+    outcomes = simulate(single(*[(0, 5, 1)] * 4), instant, Timing(0.003, 0, 0, 0)).outcomes
+    assert [outcome.ttft for outcome in outcomes] == pytest.approx([0.003, 0.006, 0.009, 0.012], abs=1e-5)
 
 
 def test_no_more_at_once_than_allowed_and_in_order() -> None:
-    outcomes = simulate(single(*[(0, 5, 1)] * 5), max_concurrency=2).outcomes
-    assert [ms(outcome.sent) for outcome in outcomes] == [0, 0, 10, 10, 20]
-    assert [ms(outcome.ttft) for outcome in outcomes] == [10] * 5
+    """However the scheduler orders them: the next is sent the moment that one has ended."""
+    outcomes = simulate(single(*[(0, 5, 3)] * 9), max_concurrency=2).outcomes
+    assert concurrency(outcomes)[1].max() == 2
+    assert sorted(outcome.sent for outcome in outcomes) == [outcome.sent for outcome in outcomes]
+    ends = sorted(outcome.end for outcome in outcomes)
+    assert [outcome.sent for outcome in outcomes[2:]] == pytest.approx(ends[:-2])
 
 
 def test_turns_follow_the_answer_and_the_thought() -> None:
