@@ -32,10 +32,14 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code."""
+    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code, which is
+    130 where Ctrl-C ended a command that does not mind it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "serve"
-    return COMMANDS[name].run(arguments)
+    try:
+        return COMMANDS[name].run(arguments)
+    except KeyboardInterrupt:
+        return 130
 
 
 class Command(NamedTuple):
@@ -60,18 +64,22 @@ def serve(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """`bench engine …`. Exit code 2 for anything else."""
-    if arguments[:1] != ["engine"]:
-        print("usage: moeserve bench engine [options]   (--help explains)", file=sys.stderr)
-        return 2
-    from moeserve.bench.engine import main as bench_engine
+    """`bench engine|serve|steps …`. Exit code 2 for anything else."""
+    from moeserve.bench.commands import main as run_bench
 
-    return bench_engine(arguments[1:])
+    return run_bench(arguments)
+
+
+def simulate(arguments: list[str]) -> int:
+    from moeserve.simulate.command import main as run_simulate
+
+    return run_simulate(arguments)
 
 
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
-    "bench": Command(bench, "bench engine: measure prefill and decode without the server"),
+    "bench": Command(bench, "measure the engine, its steps, or a running server"),
+    "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
 }
 
 

@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> int:
     batches, prompt, gen = args.batch, args.prompt, args.gen
     try:
         config = _config(args)
-        runner = load_runner(config, _LoadingBar())
+        runner = load_runner(config, LoadingBar())
     except UserError as error:
         parser.error(str(error))
     bench = EngineBench(runner, config.max_num_batched_tokens)
@@ -201,7 +201,7 @@ def _row(f: Figure) -> str:
     )
 
 
-class _LoadingBar:
+class LoadingBar:
     def __init__(self) -> None:
         self._bar: tqdm[None] | None = None
 

@@ -31,6 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME | {"moeserve.cpus", "moeserve.models", "moeserve.kernels", "moeserve.placement"},
     "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
+    "moeserve.workload": {"moeserve.errors"},
+    "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.cli"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }
 TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
