@@ -296,7 +296,8 @@ class Scheduler:
 
     def _accept_last(self, request: Request, entry: Sampled, now: float) -> None:
         if entry.token_id < 0:
-            self._fail(request, 500, "the model produced non-finite logits for this request")
+            cause = entry.error or "the model produced non-finite logits for this request"
+            self._fail(request, 500, cause)
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
         self._total_generation_tokens += 1
