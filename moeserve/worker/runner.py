@@ -13,6 +13,7 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
 from moeserve.messages.schema import (
     NewSeq,
@@ -27,6 +28,8 @@ from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.constraints import Constraints
 from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.sampler import SamplerState
@@ -77,14 +80,17 @@ class Layout:
 
 
 class Runner:
-    """Owns the model, the KV pool and the sampler. Steps run one at a time, in the order of the calls."""
+    """Owns the model, the KV pool, the sampler and the grammars. Steps run one at a time, in the order of the calls."""
 
-    def __init__(self, stream: CpuStream, model: Qwen3Moe, ready: WorkerReady) -> None:
+    def __init__(
+        self, stream: CpuStream, model: Qwen3Moe, ready: WorkerReady, constraints: Constraints
+    ) -> None:
         self._stream = stream
         self._model = model
         self._ready = ready
         self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
         self._sampler = SamplerState(ready.max_num_seqs, ready.vocab_size, stream.pool)
+        self._constraints = constraints
         self._plan = AttentionPlan()
         self._step_ended = time.perf_counter()
 
@@ -119,7 +125,9 @@ class Runner:
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
-        self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], tokens[seq.num_prompt :])
+        output = tokens[seq.num_prompt :]
+        self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
+        self._constraints.bind(seq.req_slot, seq.sampling, output)
 
     def _batch(self, layout: Layout) -> Batch:
         sequences = self._sequences
@@ -152,12 +160,16 @@ class Runner:
         for first in range(0, len(layout.sampled_rows), Qwen3Moe.LOGIT_ROWS):
             part = slice(first, first + Qwen3Moe.LOGIT_ROWS)
             slots, positions = layout.sampled_slots[part], layout.sampled_positions[part]
-            tokens, logprobs = self._sampler.sample(self._logits(layout.sampled_rows[part]), slots)
+            logits = self._logits(layout.sampled_rows[part])
+            tokens, logprobs = self._sampler.sample(logits, slots, self._constraints.masks_for(slots))
+            failed = self._constraints.accept(slots, tokens)
             inside = (
                 positions < self._ready.max_model_len
             )  # the last token of a full context is never an input
             self._sequences.tokens[slots[inside], positions[inside]] = tokens[inside]
-            sampled += map(Sampled, tokens.tolist(), logprobs)
+            for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True)):
+                cause = failed.get(row)
+                sampled.append(Sampled(token_id, logprob) if cause is None else Sampled(-1, error=cause))
         return sampled
 
     def _prompt_logprobs(self, rows: list[Row], layout: Layout) -> dict[int, list[TokenLogprob]]:
@@ -184,7 +196,9 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
     """
     torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
     torch.set_grad_enabled(False)
-    gguf = open_gguf(Path(config.model))
+    path = Path(config.model)
+    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
+    gguf = open_gguf(path)
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     _check_memory(gguf.file_bytes)
     stream = CpuStream(config.threads or 1)
@@ -198,7 +212,7 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
         max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
         max_model_len=capacity.max_model_len,
     )
-    return Runner(stream, model, _ready(config, model_config, capacity, stream, weights.bytes))
+    return Runner(stream, model, _ready(config, model_config, capacity, stream, weights.bytes), constraints)
 
 
 def _check_memory(file_bytes: int) -> None:

@@ -23,12 +23,23 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
-    "moeserve.httpserver": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
-    "moeserve.tokenizer": {"moeserve.models.gguf", "moeserve.errors"},
+    "moeserve.httpserver": FRAME
+    | {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.grammar", "moeserve.chatformat"},
+    "moeserve.tokenizer": {"moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
+    "moeserve.grammar": {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
+    "moeserve.chatformat": set(),
+    "moeserve.sandbox": set(),
     "moeserve.models.gguf": {"moeserve.errors"},
     "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
     "moeserve.kernels": {"moeserve.errors"},
-    "moeserve.worker": FRAME | {"moeserve.models", "moeserve.kernels", "moeserve.placement"},
+    "moeserve.worker": FRAME
+    | {
+        "moeserve.models",
+        "moeserve.kernels",
+        "moeserve.placement",
+        "moeserve.tokenizer",
+        "moeserve.grammar",
+    },
     "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }
