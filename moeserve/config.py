@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ENV_PREFIX = "MOESERVE_"
-GROUPS = ("Model", "Network", "Capacity", "CPU engine", "Server")
+GROUPS = ("Model", "Network", "Chat", "Capacity", "CPU engine", "Server")
 
 
 def _option(
@@ -58,6 +58,21 @@ class ServerConfig:
     port: int = _option(8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535)
     api_key: str | None = _option(
         None, "Network", "require this bearer token on every request but /health and /metrics", metavar="KEY"
+    )
+    tool_call_parser: str = _option(
+        "auto",
+        "Chat",
+        "how the model writes tool calls; auto: as its chat template shows",
+        choices=("auto", "hermes", "qwen3_coder", "none"),
+    )
+    reasoning_parser: str = _option(
+        "auto",
+        "Chat",
+        "how the model marks its thoughts (qwen3: <think> and </think>); auto: as its chat template shows",
+        choices=("auto", "qwen3", "none"),
+    )
+    data_dir: str | None = _option(
+        None, "Chat", "folder that keeps stored responses over a restart (default: in memory)", metavar="PATH"
     )
     max_num_seqs: int = _option(64, "Capacity", "most requests in one step", low=1, high=4096)
     max_total_tokens: int | None = _option(

@@ -22,6 +22,7 @@ TOOL_CLOSE: Final = "</tool_call>"
 # answer with blanks. None before or after the text.
 _WHITESPACE: Final = r"[ \t\r\n]{1,40}"
 _ANYTHING: Final = "/(?s:.*)/"
+_CALL: Final = f'call: "{TOOL_OPEN}" body\n'
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +64,15 @@ class TextWithToolCalls(msgspec.Struct, frozen=True, tag=True):
     parallel: bool
 
 
-Wish = JsonSchema | Regex | Ebnf | Choice | ToolCalls | TextWithToolCalls
+class JsonOrToolCalls(msgspec.Struct, frozen=True, tag=True):
+    """A JSON text that validates, or calls of these tools."""
+
+    schema: str
+    tools: list[Tool]
+    parallel: bool
+
+
+Wish = JsonSchema | Regex | Ebnf | Choice | ToolCalls | TextWithToolCalls | JsonOrToolCalls
 ANY_OBJECT: Final = JsonSchema('{"type": "object"}')
 
 
@@ -80,12 +89,18 @@ def to_grammar(wish: Wish) -> str:
         case Choice(options=options):
             return "start: " + " | ".join(map(_literal, options))
         case ToolCalls(tools=tools, parallel=parallel):
-            more = ' ("\\n" call)*' if parallel else ""
-            return f"start: call{more}\ncall: {_literal(TOOL_OPEN)} body\n" + _bodies(tools)
+            return f"start: {_calls(parallel)}\n" + _CALL + _bodies(tools)
         case TextWithToolCalls(tools=tools, parallel=parallel):
             start = "start: call* TEXT\n" if parallel else "start: TEXT | call\n"
             opening = f"opening[lazy]: /(?s:.*){TOOL_OPEN}/\n"
             return f"{start}call: opening body\n{opening}TEXT: {_ANYTHING}\n" + _bodies(tools)
+        case JsonOrToolCalls(schema=schema, tools=tools, parallel=parallel):
+            answer = f"answer: %json {json.dumps(_schema(schema))}\n"
+            return f"start: answer | {_calls(parallel)}\n{answer}" + _CALL + _bodies(tools)
+
+
+def _calls(parallel: bool) -> str:
+    return 'call ("\\n" call)*' if parallel else "call"
 
 
 def _lark(text: str) -> str:

@@ -85,7 +85,7 @@ def _explain(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         case "too_long" | "too_short" | "string_too_long" | "string_too_short":
             text = error["msg"].replace("should have", "must have").replace(" after validation", "")
             return "invalid_value", text
-        case "string_pattern_mismatch":  # of TokenKey, the only pattern there is
+        case "string_pattern_mismatch" if "[key]" in error["loc"]:  # of TokenKey
             return "invalid_value", "the keys must be token ids, in decimal digits" + given
         case _:
             text = error["msg"].replace("Input should be", "must be")

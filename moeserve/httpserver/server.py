@@ -21,6 +21,7 @@ from moeserve.errors import ConfigError
 from moeserve.httpserver.app import build_app
 from moeserve.httpserver.connection import BoundedHttpProtocol
 from moeserve.httpserver.engine import EngineClient
+from moeserve.httpserver.formats import formats_of
 from moeserve.httpserver.metrics import Metrics
 from moeserve.httpserver.model_text import ModelText
 from moeserve.httpserver.service import Service
@@ -108,6 +109,7 @@ class Server(uvicorn.Server):
             await asyncio.wait(self._tasks)
             if self.service.text is not None:
                 await asyncio.to_thread(self.service.text.renderer.close)
+            await asyncio.to_thread(self.service.grammars.close)
         if self._failure is not None:
             raise self._failure
 
@@ -151,10 +153,15 @@ class Server(uvicorn.Server):
 
 
 def load_text(config: ServerConfig) -> ModelText:
-    """Raises GGUFError, TemplateError."""
+    """Raises GGUFError, TemplateError, ConfigError."""
     gguf = open_gguf(Path(config.model))
     tokenizer = TextTokenizer.from_gguf(gguf)
-    return ModelText.of(tokenizer, ChatRenderer.from_gguf(gguf, tokenizer.vocabulary))
+    renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary)
+    try:
+        return ModelText.of(tokenizer, renderer, formats_of(config, tokenizer, renderer.source))
+    except ConfigError:
+        renderer.close()
+        raise
 
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:

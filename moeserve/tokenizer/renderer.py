@@ -79,8 +79,9 @@ class ChatRenderer:
             raise GGUFError(gguf.path, str(error)) from error
 
     @property
-    def has_template(self) -> bool:
-        return self._source is not None
+    def source(self) -> str | None:
+        """The template, where there is one."""
+        return self._source
 
     async def render(
         self,

@@ -425,7 +425,7 @@ def test_time_is_linear_in_the_text(make: Make, unit: str) -> None:
         '<tool_call>{"name": "f", "arguments": {"a": "',
         "<function=search><parameter=tags>",
     ):
-        assert seconds(beginning, 30_000) < 0.6  # 30 s where it is quadratic
+        assert seconds(beginning, 30_000) < 0.6
 
 
 def test_formats_are_read_from_the_template(tiny_model: Path) -> None:

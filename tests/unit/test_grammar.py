@@ -20,6 +20,7 @@ from moeserve.grammar.wish import (
     ANY_OBJECT,
     Choice,
     Ebnf,
+    JsonOrToolCalls,
     JsonSchema,
     Regex,
     TextWithToolCalls,
@@ -97,6 +98,11 @@ def matches(engine: Engine, tokenizer: TextTokenizer, wish: Wish, text: str) -> 
             TextWithToolCalls([SUM, NOW], parallel=True),
             ["hello", f"Let me see.\n{CALL_SUM}", f"{CALL_SUM}\n{CALL_NOW}\nand so on", "a < b"],
             ["<tool_call>", CALL_NOW.replace("now", "never"), f"x {CALL_SUM.replace('-20', '2.5')}"],
+        ),
+        (
+            JsonOrToolCalls('{"type": "boolean"}', [NOW], parallel=True),
+            ["true", f"{CALL_NOW}\n{CALL_NOW}"],
+            [f"true{CALL_NOW}", "hello"],
         ),
         (
             TextWithToolCalls([NOW], parallel=False),
