@@ -1,4 +1,5 @@
-"""Errors as the OpenAI API shapes them: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors as the OpenAI API shapes them: `{"error": {"message", "type", "param", "code"}}`; for Anthropic's paths
+as Anthropic's does: `{"type": "error", "error": {"type", "message"}}`.
 
 Every refusal of this process is an `ApiError`; the exception handlers in `app.py` write it. A message names
 the field, the value that was given and what is allowed.
@@ -14,7 +15,16 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
+from moeserve.httpserver.protocol.messages_responses import MessagesError
+
 _TYPES: Final = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable"}
+_MESSAGES_TYPES: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+MESSAGES_PATH: Final = "/v1/messages"
 MAX_SHOWN_CHARS: Final = 80  # of a value in a message
 RETRY_AFTER_S: Final = "5"
 
@@ -55,6 +65,20 @@ class ApiError(Exception):
             case 413:
                 return {"connection": "close"}  # the rest of the body is not read
         return {}
+
+
+def error_body(path: str, error: ApiError, request_id: str | None) -> ErrorBody | MessagesError:
+    """In the shape that the clients of this path expect."""
+    return messages_error(error, request_id) if path.startswith(MESSAGES_PATH) else error.body()
+
+
+def messages_error(error: ApiError, request_id: str | None) -> MessagesError:
+    kind = _MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": request_id,
+    }
 
 
 def invalid(param: str, message: str) -> ApiError:
