@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from moeserve.httpserver import chat, completions, generate, messages, status, tokenize
+from moeserve.httpserver import chat, completions, generate, messages, openai_responses, status, tokenize
 from moeserve.httpserver.body import add_schemas
 from moeserve.httpserver.errors import ApiError, error_body
 from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId, request_id_of
@@ -17,6 +17,7 @@ from moeserve.httpserver.protocol.chat import ChatCompletionRequest
 from moeserve.httpserver.protocol.completions import CompletionRequest
 from moeserve.httpserver.protocol.generate import GenerateRequestBody
 from moeserve.httpserver.protocol.messages import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.protocol.openai_responses import InputTokensRequest, ResponsesRequest
 from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from moeserve.httpserver.service import Service
 from moeserve.httpserver.sse import JsonResponse
@@ -25,6 +26,8 @@ _BODIES = (
     CompletionRequest,
     ChatCompletionRequest,
     GenerateRequestBody,
+    ResponsesRequest,
+    InputTokensRequest,
     MessagesRequest,
     CountTokensRequest,
     TokenizeRequest,
@@ -46,7 +49,7 @@ def build_app(service: Service) -> FastAPI:
     """No documentation pages: theirs load scripts from another site. /openapi.json has it all."""
     app = Application(title="moeserve", docs_url=None, redoc_url=None)
     app.state.service = service
-    for module in (completions, chat, messages, generate, tokenize, status):
+    for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -15,6 +15,7 @@ from moeserve.httpserver.engine import EngineClient
 from moeserve.httpserver.errors import ApiError
 from moeserve.httpserver.metrics import Metrics
 from moeserve.httpserver.model_text import ModelText
+from moeserve.httpserver.responses_store import ResponseStore
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Service:
     model_name: str
     engine: EngineClient
     metrics: Metrics
+    responses: ResponseStore
     text: ModelText | None = None  # built by `server.py` while /health already answers
     created: int = field(default_factory=lambda: int(time.time()))
 
