@@ -103,7 +103,6 @@ RESPONSES: dict[str, list[Any]] = {
             [{"role": "user"}],
             [{"role": "x", "content": "hi"}],
             None,
-            "",
             "long " * CONTEXT,
         ],
         *[[{"type": "item_reference", "id": "x"}], [{"type": "web_search_call", "id": "x"}]],
