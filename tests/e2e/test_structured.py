@@ -69,7 +69,12 @@ def test_json_objects_regexes_choices_and_grammars(server: Server) -> None:
 
 
 def test_streams_and_choices_are_constrained_as_well(server: Server) -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     body = {
         "prompt": "Answer:",
         "guided_json": schema,

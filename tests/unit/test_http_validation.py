@@ -131,7 +131,7 @@ CHAT = OPENAI | {
     ],
     "tool_choice": ["required", "any", {"type": "function"}, {"type": "function", "function": {"name": "f"}}],
     "parallel_tool_calls": NOT_BOOLEANS,
-    "thinking_token_budget": [*NOT_INTEGERS, -1],
+    "thinking_token_budget": [*NOT_INTEGERS, -2],
     "include_reasoning": NOT_BOOLEANS,
     "functions": [[{"name": "f"}]],
     "function_call": [{"name": "f"}],

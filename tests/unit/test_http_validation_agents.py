@@ -40,7 +40,7 @@ MESSAGES: dict[str, list[Any]] = {
     "messages": [
         *[5, "hi", {}, [], [5], [{}], [{"role": "user"}], [{"content": "hi"}], None],
         *[
-            [{"role": "system", "content": "hi"}],
+            [{"role": "tool", "content": "hi"}],
             [user()],
             [user(IMAGE)],
             [user({"type": "text"})],

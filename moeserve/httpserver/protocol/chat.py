@@ -122,7 +122,8 @@ class ChatCompletionRequest(OpenAIRequest):
         Effort | None, Field(description=f"Tokens of thought: {BUDGETS}; above, as many as it takes.")
     ] = None
     thinking_token_budget: Annotated[
-        int | None, Field(ge=0, le=INT32_MAX, description="Tokens of thought; 0 switches thinking off.")
+        int | None,
+        Field(ge=-1, le=INT32_MAX, description="Tokens of thought; 0 switches thinking off, -1 sets no bound."),
     ] = None
     include_reasoning: Annotated[bool, Field(description="False leaves the thought out of the answer.")] = (
         True
@@ -160,7 +161,8 @@ class ChatCompletionRequest(OpenAIRequest):
         return tool_use(tools, self.tool_choice, self.parallel_tool_calls)
 
     def thought(self) -> Thought:
-        return thought_of(self.reasoning_effort, self.thinking_token_budget, self.chat_template_kwargs)
+        budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        return thought_of(self.reasoning_effort, budget, self.chat_template_kwargs)
 
     def asked_tokens(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens

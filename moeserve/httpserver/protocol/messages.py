@@ -111,6 +111,16 @@ class UserMessage(RequestModel):
         return messages
 
 
+class SystemMessage(RequestModel):
+    """Instructions in the course of a conversation; agents send them."""
+
+    role: Literal["system"]
+    content: Texts
+
+    def for_template(self) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": _text_of(self.content)}]
+
+
 class AssistantMessage(RequestModel):
     role: Literal["assistant"]
     content: Annotated[
@@ -196,7 +206,7 @@ class CountTokensRequest(RequestModel):
 
     model: ModelName
     messages: Annotated[
-        list[Annotated[UserMessage | AssistantMessage, Field(discriminator="role")]],
+        list[Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]],
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     system: Annotated[Texts, Field(default_factory=list)]
