@@ -196,8 +196,8 @@ def _version() -> str:
 
 
 def resolve(config: ServerConfig) -> ServerConfig:
-    """Fills in what depends on the file system and the CPU: an absolute model path, the model's name in the
-    API, the number of threads. Raises ConfigError when there is no such model file."""
+    """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
+    number of threads. Raises ConfigError when there is no such model file."""
     model = _existing(Path(config.model).expanduser()) if config.model else demonstration_model()
     return dataclasses.replace(
         config,
@@ -205,6 +205,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
         served_model_name=config.served_model_name or _api_name(model),
         api_key_file=config.api_key_file and os.path.abspath(Path(config.api_key_file).expanduser()),
         threads=config.threads or usable_cores(),
+        data_dir=config.data_dir and os.path.abspath(Path(config.data_dir).expanduser()),
     )
 
 

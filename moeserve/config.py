@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ENV_PREFIX = "MOESERVE_"
-GROUPS = ("Model", "Network", "Capacity", "CPU engine", "Server")
+GROUPS = ("Model", "Network", "Chat", "Capacity", "CPU engine", "Server")
 
 
 def _option(
@@ -74,6 +74,21 @@ class ServerConfig:
     )
     api_key_file: str | None = _option(
         None, "Network", "file of more API keys: on each line a name and a key", metavar="PATH"
+    )
+    tool_call_parser: str = _option(
+        "auto",
+        "Chat",
+        "how the model writes tool calls; auto: as its chat template shows",
+        choices=("auto", "hermes", "qwen3_coder", "none"),
+    )
+    reasoning_parser: str = _option(
+        "auto",
+        "Chat",
+        "how the model marks its thoughts (qwen3: <think> and </think>); auto: as its chat template shows",
+        choices=("auto", "qwen3", "none"),
+    )
+    data_dir: str | None = _option(
+        None, "Chat", "folder that keeps stored responses over a restart (default: in memory)", metavar="PATH"
     )
     max_num_seqs: int = _option(64, "Capacity", "most requests in one step", low=1, high=4096)
     max_total_tokens: int | None = _option(

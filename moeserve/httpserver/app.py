@@ -9,14 +9,16 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from moeserve.httpserver import chat, completions, generate, status, tokenize
+from moeserve.httpserver import chat, completions, generate, messages, openai_responses, status, tokenize
 from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
-from moeserve.httpserver.errors import ApiError
-from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId
+from moeserve.httpserver.errors import ApiError, error_body
+from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId, request_id_of
 from moeserve.httpserver.protocol.chat import ChatCompletionRequest
 from moeserve.httpserver.protocol.completions import CompletionRequest
 from moeserve.httpserver.protocol.generate import GenerateRequestBody
+from moeserve.httpserver.protocol.messages import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.protocol.openai_responses import InputTokensRequest, ResponsesRequest
 from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from moeserve.httpserver.service import Service
 from moeserve.httpserver.sse import JsonResponse
@@ -25,6 +27,10 @@ _BODIES = (
     CompletionRequest,
     ChatCompletionRequest,
     GenerateRequestBody,
+    ResponsesRequest,
+    InputTokensRequest,
+    MessagesRequest,
+    CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -45,7 +51,7 @@ def build_app(service: Service) -> FastAPI:
     ConfigError for a bad file of API keys."""
     app = Application(title="moeserve", docs_url=None, redoc_url=None)
     app.state.service = service
-    for module in (completions, chat, generate, tokenize, status):
+    for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -60,13 +66,14 @@ def build_app(service: Service) -> FastAPI:
     return app
 
 
-def _respond(error: ApiError) -> Response:
-    return JsonResponse(error.body(), status_code=error.status, headers=error.headers())
+def _respond(request: Request, error: ApiError) -> Response:
+    body = error_body(request.url.path, error, request_id_of(request))
+    return JsonResponse(body, status_code=error.status, headers=error.headers())
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _respond(error)
+    return _respond(request, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -74,7 +81,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase.lower()
     message = f"{request.method} {request.url.path[:200]}: {phrase}"
-    response = _respond(ApiError(error.status_code, message, code=phrase.replace(" ", "_")))
+    response = _respond(request, ApiError(error.status_code, message, code=phrase.replace(" ", "_")))
     response.headers.update(error.headers or {})
     return response
 
@@ -85,4 +92,5 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     """uvicorn logs the traceback; the client gets none of it."""
-    return _respond(ApiError(500, "internal error; the server's log has the cause", code="internal_error"))
+    cause = "internal error; the server's log has the cause"
+    return _respond(request, ApiError(500, cause, code="internal_error"))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve.chatformat.events import CallArguments, CallBroken, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.admission import Wish
+from moeserve.httpserver.answers import Answer, AnswerReader, new_call_id
 from moeserve.httpserver.body import documented, read_body
+from moeserve.httpserver.conversation import Conversation, Plan, plan
 from moeserve.httpserver.logprobs import chat_logprobs
 from moeserve.httpserver.middleware import request_id_of
 from moeserve.httpserver.model_text import ModelText
@@ -20,13 +23,16 @@ from moeserve.httpserver.protocol.responses import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinishReason,
     ChatLogprob,
     ChatLogprobs,
+    ChatMessage,
+    ToolCallDelta,
+    UsageInfo,
 )
 from moeserve.httpserver.service import Service, service_of
 from moeserve.httpserver.sse import EventStream, answer
-from moeserve.httpserver.usage import UsageTally
-from moeserve.messages.schema import GenerateRequest, TextItem
+from moeserve.messages.schema import TextItem
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -57,60 +63,46 @@ class ChatWork:
         self.created = int(time.time())
 
     async def whole(self) -> ChatCompletion:
-        text, requests, tally = await self._prepare()
-        answers = await self.service.engine.complete(requests)
-        for index, items in enumerate(answers):
-            tally.take(index, items[-1])
+        planned = await self._plan()
+        answers = await self.service.engine.complete(planned.requests)
+        choices = [self._choice(index, planned, items) for index, items in enumerate(answers)]
         return {
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
             "model": self.service.model_name,
-            "choices": [self._choice(index, text, items) for index, items in enumerate(answers)],
-            "usage": tally.usage(),
-            "timings": tally.timings(),
+            "choices": choices,
+            "usage": planned.tally.usage(),
+            "timings": planned.tally.timings(),
         }
 
     async def chunks(self) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """The role of each choice, then its text, then its finish_reason with an empty delta; at the end
-        usage, where it was asked for."""
-        text, requests, tally = await self._prepare()
+        """The role of each choice, then its deltas, then its finish_reason with an empty one; at the end usage,
+        where it was asked for."""
+        planned = await self._plan()
         options = self.body.stream_options
-        usage = options is not None and options.include_usage
+        with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
         greeted = False
-        async with self.service.engine.start(requests) as batch:
+        async with self.service.engine.start(planned.requests) as batch:
             async for index, item in batch:
-                tally.take(index, item)
-                now = tally.usage() if continuous else None
-                if not greeted:
-                    greeted = True
-                    for choice in range(len(requests)):
-                        chunk = self._chunk(choice, {"role": "assistant", "content": ""})
-                        yield chunk | {"usage": now} if usage else chunk
-                entries = self._logprobs_of(text, item)
-                if item.text or entries:
-                    chunk = self._chunk(index, {"content": item.text}, entries)
-                    yield chunk | {"usage": now} if usage else chunk
-                if item.finish_reason is not None:
-                    chunk = self._chunk(index, {}, end=item)
-                    if tally.all_finished:
-                        chunk["timings"] = tally.timings()
-                    yield chunk | {"usage": now} if usage else chunk
-        if usage:
-            yield self._envelope([]) | {"usage": tally.usage(), "timings": tally.timings()}
+                chunks = (
+                    [] if greeted else [self._greeting(choice) for choice in range(len(planned.requests))]
+                )
+                greeted = True
+                chunks += self._chunks_of(index, item, planned)
+                now = planned.tally.usage() if continuous else None
+                for chunk in chunks:
+                    yield _with_usage(chunk, now) if with_usage else chunk
+        if with_usage:
+            last = _with_usage(self._envelope([]), planned.tally.usage())
+            last["timings"] = planned.tally.timings()
+            yield last
 
-    async def _prepare(self) -> tuple[ModelText, list[GenerateRequest], UsageTally]:
-        """Everything that may refuse the request. Raises ApiError."""
+    async def _plan(self) -> Plan:
+        """Raises ApiError."""
         body = self.body
-        text, limit = self.service.ready(body.model)
-        prompt = await text.encode_chat(
-            [message.for_template() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt,
-            kwargs=body.chat_template_kwargs,
-            limit=limit,
-        )
-        completion_named = body.max_completion_tokens is not None
+        named = body.max_completion_tokens is not None
         wish = Wish(
             sampling=body.sampling(
                 logprobs=body.top_logprobs if body.logprobs else None, prompt_logprobs=None
@@ -124,10 +116,79 @@ class ChatWork:
             priority=body.priority,
             cache_salt=body.cache_salt,
             prompt_param="messages",
-            max_tokens_param="max_completion_tokens" if completion_named else "max_tokens",
+            max_tokens_param="max_completion_tokens" if named else "max_tokens",
         )
-        requests = self.service.admission.requests(text, [prompt], wish)
-        return text, requests, UsageTally([len(prompt)], body.n)
+        chat = Conversation(
+            model=body.model,
+            messages=[message.for_template() for message in body.messages],
+            wish=wish,
+            tools=body.tool_use(),
+            thought=body.thought(),
+            constraint=body.constraint(),
+            template_kwargs=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            show_reasoning=body.include_reasoning,
+        )
+        return await plan(self.service, chat)
+
+    # ---- whole answers
+
+    def _choice(self, index: int, planned: Plan, items: list[TextItem]) -> ChatChoice:
+        reader, end = planned.readers[index], items[-1]
+        found = Answer.of(event for item in items for event in reader.read(item))
+        planned.tally.take(index, end, reader.reasoning_tokens)
+        entries = [entry for item in items for entry in self._logprobs_of(planned.text, item)]
+        return {
+            "index": index,
+            "message": _message(found),
+            "logprobs": self._content(entries),
+            "finish_reason": finish_reason(end, reader),
+            "stop_reason": planned.stop_reason(end),
+        }
+
+    # ---- streams
+
+    def _chunks_of(self, index: int, item: TextItem, planned: Plan) -> Iterator[ChatCompletionChunk]:
+        reader = planned.readers[index]
+        deltas = [_delta(event) for event in reader.read(item)]
+        planned.tally.take(index, item, reader.reasoning_tokens)
+        entries = self._logprobs_of(planned.text, item)
+        if entries and not deltas:
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            yield self._chunk(index, delta, entries)
+            entries = []
+        if item.finish_reason is None:
+            return
+        last = self._chunk(index, {})
+        last["choices"][0]["finish_reason"] = finish_reason(item, reader)
+        last["choices"][0]["stop_reason"] = planned.stop_reason(item)
+        if planned.tally.all_finished:
+            last["timings"] = planned.tally.timings()
+        yield last
+
+    def _greeting(self, index: int) -> ChatCompletionChunk:
+        return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def _chunk(
+        self, index: int, delta: ChatDelta, entries: list[ChatLogprob] | None = None
+    ) -> ChatCompletionChunk:
+        choice: ChatChunkChoice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._content(entries) if entries else None,
+            "finish_reason": None,
+        }
+        return self._envelope([choice])
+
+    def _envelope(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        return {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.service.model_name,
+            "choices": choices,
+        }
 
     def _logprobs_of(self, text: ModelText, item: TextItem) -> list[ChatLogprob]:
         if not self.body.logprobs or not item.logprobs:
@@ -139,41 +200,44 @@ class ChatWork:
     def _content(self, entries: list[ChatLogprob]) -> ChatLogprobs | None:
         return {"content": entries, "refusal": None} if self.body.logprobs else None
 
-    def _choice(self, index: int, text: ModelText, items: list[TextItem]) -> ChatChoice:
-        end = items[-1]
-        content = "".join(item.text for item in items)
-        entries = [entry for item in items for entry in self._logprobs_of(text, item)]
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": content, "refusal": None},
-            "logprobs": self._content(entries),
-            "finish_reason": end.finish_reason,
-            "stop_reason": end.stop_reason,
-        }
 
-    def _chunk(
-        self,
-        index: int,
-        delta: ChatDelta,
-        entries: list[ChatLogprob] | None = None,
-        end: TextItem | None = None,
-    ) -> ChatCompletionChunk:
-        choice: ChatChunkChoice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": self._content(entries) if entries else None,
-            "finish_reason": None,
-        }
-        if end is not None:
-            choice["finish_reason"] = end.finish_reason
-            choice["stop_reason"] = end.stop_reason
-        return self._envelope([choice])
+def finish_reason(end: TextItem, reader: AnswerReader) -> ChatFinishReason | None:
+    return "tool_calls" if end.finish_reason == "stop" and reader.num_calls else end.finish_reason
 
-    def _envelope(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
-        return {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.service.model_name,
-            "choices": choices,
-        }
+
+def _with_usage(chunk: ChatCompletionChunk, usage: UsageInfo | None) -> ChatCompletionChunk:
+    return {**chunk, "usage": usage}
+
+
+def _message(found: Answer) -> ChatMessage:
+    message: ChatMessage = {"role": "assistant", "content": found.text, "refusal": None}
+    if found.reasoning:
+        message["reasoning"] = message["reasoning_content"] = found.reasoning
+    if found.calls:
+        message["content"] = found.text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in found.calls
+        ]
+    return message
+
+
+def _delta(event: Event) -> ChatDelta:
+    match event:
+        case Text(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning": text, "reasoning_content": text}
+        case CallStart(index, name):
+            start: ToolCallDelta = {
+                "index": index,
+                "id": new_call_id(),
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            }
+            return {"tool_calls": [start]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case CallBroken(_, _, rest):
+            return {"content": rest}
+    return {}

@@ -21,6 +21,7 @@ from moeserve.httpserver.protocol.responses import (
 )
 from moeserve.httpserver.service import Service, service_of
 from moeserve.httpserver.sse import EventStream, answer
+from moeserve.httpserver.structured import constrain
 from moeserve.httpserver.usage import UsageTally
 from moeserve.messages.schema import GenerateRequest, TextItem
 
@@ -149,6 +150,8 @@ class CompletionWork:
             priority=body.priority,
             cache_salt=body.cache_salt,
         )
+        if (constraint := body.constraint()) is not None:
+            wish = await constrain(self.service.grammars, wish, constraint)
         requests = self.service.admission.requests(text, prompts, wish)
         echoes = [
             Echo(ids, await _prompt_text(text, prompt, ids) if body.echo else "")

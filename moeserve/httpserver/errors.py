@@ -1,4 +1,5 @@
-"""Errors as the OpenAI API shapes them: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors as the OpenAI API shapes them: `{"error": {"message", "type", "param", "code"}}`; for Anthropic's paths
+as Anthropic's does: `{"type": "error", "error": {"type", "message"}}`.
 
 Every refusal of this process is an `ApiError`; the exception handlers in `app.py` write it. A message names
 the field, the value that was given and what is allowed.
@@ -14,7 +15,16 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
+from moeserve.httpserver.protocol.messages_responses import MessagesError
+
 _TYPES: Final = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable"}
+_MESSAGES_TYPES: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+MESSAGES_PATH: Final = "/v1/messages"
 MAX_SHOWN_CHARS: Final = 80  # of a value in a message
 RETRY_AFTER_S: Final = "5"
 
@@ -64,6 +74,20 @@ class ApiError(Exception):
         return {}
 
 
+def error_body(path: str, error: ApiError, request_id: str | None) -> ErrorBody | MessagesError:
+    """In the shape that the clients of this path expect."""
+    return messages_error(error, request_id) if path.startswith(MESSAGES_PATH) else error.body()
+
+
+def messages_error(error: ApiError, request_id: str | None) -> MessagesError:
+    kind = _MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": request_id,
+    }
+
+
 def invalid(param: str, message: str) -> ApiError:
     """A 400 for a value that only the running server can judge, such as a token id beyond the vocabulary."""
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
@@ -92,7 +116,7 @@ def _explain(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         case "too_long" | "too_short" | "string_too_long" | "string_too_short":
             text = error["msg"].replace("should have", "must have").replace(" after validation", "")
             return "invalid_value", text
-        case "string_pattern_mismatch":  # of TokenKey, the only pattern there is
+        case "string_pattern_mismatch" if "[key]" in error["loc"]:  # of TokenKey
             return "invalid_value", "the keys must be token ids, in decimal digits" + given
         case _:
             text = error["msg"].replace("Input should be", "must be")

@@ -19,6 +19,7 @@ from moeserve.httpserver.protocol.generate import GenerateRequestBody
 from moeserve.httpserver.protocol.responses import GenerateEvent, GenerateResponse, GenerateToken
 from moeserve.httpserver.service import Service, service_of
 from moeserve.httpserver.sse import EventStream, answer
+from moeserve.httpserver.structured import constrain
 from moeserve.httpserver.usage import UsageTally
 from moeserve.messages.schema import GenerateRequest, TextItem
 
@@ -117,6 +118,8 @@ class GenerateWork:
             max_tokens_param="parameters.max_new_tokens",
             stop_param="parameters.stop_sequences",
         )
+        if (constraint := parameters.constraint()) is not None:
+            wish = await constrain(self.service.grammars, wish, constraint)
         requests = self.service.admission.requests(text, [prompt], wish)
         return text, requests, UsageTally([len(prompt)], parameters.n)
 

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeserve.httpserver.api_keys import ApiKeys, key_name
-from moeserve.httpserver.errors import ApiError
+from moeserve.httpserver.errors import MESSAGES_PATH, ApiError, error_body
 
 MAX_BODY_BYTES: Final = 32 << 20
 LINGER_S: Final = 5.0  # for a refused body to arrive, unread: closing earlier could lose our answer
@@ -46,7 +46,10 @@ class RequestId:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if scope["path"].startswith(MESSAGES_PATH):
+                    headers["request-id"] = request_id  # Anthropic's name for it
             await send(message)
 
         await self.app(scope, receive, send_with_id)
@@ -68,14 +71,16 @@ class ApiKey:
             key_name.set(name)  # of this request's task and those that it starts
             await self.app(scope, receive, send)
             return
-        message = "a valid API key is required: send it as Authorization: Bearer <key>"
-        await _refuse(send, ApiError(401, message, code="invalid_api_key"))
+        message = "a valid API key is required: send it as Authorization: Bearer <key>, or as x-api-key"
+        await _refuse(scope, send, ApiError(401, message, code="invalid_api_key"))
 
     def _name(self, scope: Scope) -> str | None:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        return self._keys.name_of(key.strip().encode("latin-1"))  # what headers are decoded from
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = [key.strip()] if scheme.lower() == "bearer" else []
+        given.append(headers.get("x-api-key", ""))  # Anthropic's clients
+        names = [self._keys.name_of(one.encode("latin-1")) for one in given]  # what headers are decoded from
+        return next((name for name in names if name is not None), None)
 
 
 class BodyLimit:
@@ -91,7 +96,7 @@ class BodyLimit:
         announced = Headers(scope=scope).get("content-length", "0")
         too_large = ApiError(413, f"the body must have at most {MAX_BODY_BYTES} bytes", code="body_too_large")
         if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
-            await _refuse(send, too_large, receive)
+            await _refuse(scope, send, too_large, receive)
             return
         received = 0
 
@@ -106,17 +111,17 @@ class BodyLimit:
         try:
             await self.app(scope, receive_bounded, send)
         except _BodyTooLarge:
-            await _refuse(send, too_large, receive)
+            await _refuse(scope, send, too_large, receive)
 
 
 class _BodyTooLarge(Exception):
     """Raised while a route reads its body, so before it has answered."""
 
 
-async def _refuse(send: Send, error: ApiError, receive: Receive | None = None) -> None:
+async def _refuse(scope: Scope, send: Send, error: ApiError, receive: Receive | None = None) -> None:
     """Answers with `error`. With `receive`, the rest of the body is let in and thrown away before the
     connection closes: unread bytes would make the kernel reset it, and the client lose the answer."""
-    body = orjson.dumps(error.body())
+    body = orjson.dumps(error_body(scope["path"], error, scope["state"][_STATE_KEY]))
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moeserve.httpserver.errors import ApiError
+from moeserve.httpserver.formats import ChatFormats
 from moeserve.tokenizer.errors import TemplateError
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -23,11 +24,12 @@ class ModelText:
 
     tokenizer: TextTokenizer
     renderer: ChatRenderer
+    formats: ChatFormats
     longest_token: int  # bytes
 
     @classmethod
-    def of(cls, tokenizer: TextTokenizer, renderer: ChatRenderer) -> ModelText:
-        return cls(tokenizer, renderer, max(map(len, tokenizer.vocabulary.token_bytes)))
+    def of(cls, tokenizer: TextTokenizer, renderer: ChatRenderer, formats: ChatFormats) -> ModelText:
+        return cls(tokenizer, renderer, formats, max(map(len, tokenizer.vocabulary.token_bytes)))
 
     @property
     def vocab_size(self) -> int:
@@ -64,20 +66,22 @@ class ModelText:
         self,
         messages: list[dict[str, Any]],
         *,
+        tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool,
         kwargs: dict[str, Any],
         limit: int,
         add_special: bool = False,
+        param: str = "messages",
     ) -> list[int]:
         """The ids of a conversation through the model's chat template. Raises ApiError 400, also for a
         template that fails or takes too long on it. The template writes the control tokens itself."""
         try:
             text = await self.renderer.render(
-                messages, tools=None, add_generation_prompt=add_generation_prompt, kwargs=kwargs
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, kwargs=kwargs
             )
         except TemplateError as error:
-            raise ApiError(400, f"messages: {error}", param="messages", code="chat_template_error") from error
-        (ids,) = await self.encode([text], limit=limit, param="messages", add_special=add_special)
+            raise ApiError(400, f"{param}: {error}", param=param, code="chat_template_error") from error
+        (ids,) = await self.encode([text], limit=limit, param=param, add_special=add_special)
         return ids
 
     def token_text(self, token_id: int) -> str:

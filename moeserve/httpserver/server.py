@@ -21,8 +21,10 @@ from moeserve.errors import ConfigError
 from moeserve.httpserver.app import build_app
 from moeserve.httpserver.connection import BoundedHttpProtocol
 from moeserve.httpserver.engine import EngineClient
+from moeserve.httpserver.formats import formats_of
 from moeserve.httpserver.metrics import Metrics
 from moeserve.httpserver.model_text import ModelText
+from moeserve.httpserver.responses_store import ResponseStore
 from moeserve.httpserver.service import Service
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
@@ -44,17 +46,19 @@ async def serve(process: Process) -> None:
     GGUFError or TemplateError when the model's tokenizer or template cannot be used."""
     config = process.config
     listener = listen(config.host, config.port)
+    responses = ResponseStore(None if config.data_dir is None else Path(config.data_dir))
     _allow_open_files()
     context = zmq.asyncio.Context(process.context)
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
     metrics = Metrics(config.served_model_name or Path(config.model).stem)
     engine = EngineClient(to_router, inbox, metrics)
-    service = Service(config, metrics.model_name, engine, metrics)
+    service = Service(config, metrics.model_name, engine, metrics, responses)
     server = Server(service)
     try:
         await server.run(listener, process)
     finally:
+        responses.close()
         to_router.close()
         inbox.close()
 
@@ -108,6 +112,7 @@ class Server(uvicorn.Server):
             await asyncio.wait(self._tasks)
             if self.service.text is not None:
                 await asyncio.to_thread(self.service.text.renderer.close)
+            await asyncio.to_thread(self.service.grammars.close)
         if self._failure is not None:
             raise self._failure
 
@@ -151,10 +156,15 @@ class Server(uvicorn.Server):
 
 
 def load_text(config: ServerConfig) -> ModelText:
-    """Raises GGUFError, TemplateError."""
+    """Raises GGUFError, TemplateError, ConfigError."""
     gguf = open_gguf(Path(config.model))
     tokenizer = TextTokenizer.from_gguf(gguf)
-    return ModelText.of(tokenizer, ChatRenderer.from_gguf(gguf, tokenizer.vocabulary))
+    renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary)
+    try:
+        return ModelText.of(tokenizer, renderer, formats_of(config, tokenizer, renderer.source))
+    except ConfigError:
+        renderer.close()
+        raise
 
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:

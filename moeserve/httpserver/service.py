@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fastapi import Request
 
 from moeserve.config import ServerConfig
+from moeserve.grammar.checker import GrammarChecker
 from moeserve.httpserver.admission import Admission
 from moeserve.httpserver.engine import EngineClient
 from moeserve.httpserver.errors import ApiError
 from moeserve.httpserver.metrics import Metrics
 from moeserve.httpserver.model_text import ModelText
+from moeserve.httpserver.responses_store import ResponseStore
 
 
 @dataclass
@@ -21,12 +24,14 @@ class Service:
     model_name: str
     engine: EngineClient
     metrics: Metrics
+    responses: ResponseStore
     text: ModelText | None = None  # built by `server.py` while /health already answers
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         most = self.config.max_num_queued_reqs + self.config.max_num_seqs
         self.admission = Admission(self.engine, self.config.seed, most)
+        self.grammars = GrammarChecker(Path(self.config.model))
 
     def ready(self, model: str | None) -> tuple[ModelText, int]:
         """The tokenizer and the longest prompt plus answer. Raises ApiError: 404 for a model that is not the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
@@ -40,16 +40,26 @@ async def answer(request: Request, work: Coroutine[Any, Any, Mapping[str, Any]])
 
 
 class EventStream(Response):
-    """Sends each chunk as one event. The first is awaited before the status line, so what fails before it is
-    a plain HTTP error; what fails later is an event `{"error": ...}`. `chunks` is closed in every case."""
+    """Sends each chunk as one event, named after its type where `named`. The first is awaited before the status
+    line, so what fails before it is a plain HTTP error; what fails later is an event of `error_body`. `chunks` is
+    closed in every case."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[Mapping[str, Any], None], end: bytes = DONE) -> None:
+    def __init__(
+        self,
+        chunks: AsyncGenerator[Mapping[str, Any], None],
+        end: bytes = DONE,
+        *,
+        named: bool = False,
+        error_body: Callable[[ApiError], Mapping[str, Any]] = ApiError.body,
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._end = end
+        self._event = _named_event if named else _event
+        self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -59,19 +69,23 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:
-            event = _event(await anext(chunks))
+            event = self._event(await anext(chunks))
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _send_part(send, event)
             try:
                 async for chunk in chunks:
-                    await _send_part(send, _event(chunk))
+                    await _send_part(send, self._event(chunk))
             except ApiError as error:
-                await _send_part(send, _event(error.body()))
+                await _send_part(send, self._event(self._error_body(error)))
         await _send_part(send, self._end, more=False)
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def _named_event(chunk: Mapping[str, Any]) -> bytes:
+    return b"event: " + str(chunk["type"]).encode() + b"\n" + _event(chunk)
 
 
 async def _send_part(send: Send, part: bytes, more: bool = True) -> None:

@@ -49,6 +49,7 @@ async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int) -> Toke
     if body.messages is not None:
         ids = await text.encode_chat(
             [message.for_template() for message in body.messages],
+            tools=[definition.tool().for_template() for definition in body.tools] or None,
             add_generation_prompt=body.add_generation_prompt,
             kwargs=body.chat_template_kwargs,
             limit=limit,

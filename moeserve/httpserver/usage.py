@@ -15,11 +15,13 @@ class UsageTally:
         self._prompt_tokens = sum(prompt_lengths)
         self._n = n
         self._completion = [0] * (len(prompt_lengths) * n)
+        self._reasoning = [0] * len(self._completion)
         self._finished: dict[int, Usage] = {}
 
-    def take(self, index: int, item: TextItem) -> None:
+    def take(self, index: int, item: TextItem, reasoning_tokens: int = 0) -> None:
         """Counts an item's tokens; the last item brings the generation's own figures, which replace the
-        count."""
+        count. `reasoning_tokens` are those of the choice's thought so far."""
+        self._reasoning[index] = reasoning_tokens
         self._completion[index] += len(item.token_ids)
         if item.usage is not None:
             self._completion[index] = item.usage.completion_tokens
@@ -42,6 +44,7 @@ class UsageTally:
             "completion_tokens": completion_tokens,
             "total_tokens": self._prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": sum(self._reasoning)},
         }
 
     def timings(self) -> Timings:

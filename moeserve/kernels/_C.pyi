@@ -125,7 +125,11 @@ class SamplerState:
         output: npt.NDArray[np.int32] | None = None,
     ) -> None: ...
     def sample(
-        self, logits: torch.Tensor, slots: npt.NDArray[np.int32]
+        self,
+        logits: torch.Tensor,
+        slots: npt.NDArray[np.int32],
+        masks: npt.NDArray[np.int32] | None = None,
+        mask_of: npt.NDArray[np.int32] | None = None,
     ) -> tuple[npt.NDArray[np.int32], list[tuple[int, float, int, list[int], list[float]] | None]]: ...
     def logprobs(
         self, logits: torch.Tensor, targets: npt.NDArray[np.int32], top_n: int

@@ -15,11 +15,22 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+class Thinking(msgspec.Struct, frozen=True, array_like=True):
+    """The part of an answer that is reasoning, for what holds only within it (a budget) or after it (a
+    grammar). The model opens it with the answer's first token, or the prompt has opened it already."""
+
+    open_token: int  # <think>
+    close_token: int  # </think>
+    ending: tuple[int, ...]  # how a thought that is cut short ends; holds close_token once
+    is_open: bool  # the prompt ends within the thought
+    budget: int | None = None  # tokens of thought, after which `ending` is forced
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to choose tokens. Ranges are enforced by httpserver; the worker trusts them.
 
-    Processing order: logit_bias, penalties, min_tokens mask, temperature, top_k, min_p, top_p, draw.
-    Logprobs are of the raw logits (before any of that), as in vLLM's default.
+    Processing order: logit_bias, penalties, min_tokens mask, grammar mask, temperature, top_k, min_p, top_p,
+    draw. Logprobs are of the raw logits (before any of that), as in vLLM's default.
     """
 
     max_tokens: int  # >= 0; httpserver resolves "left out" to max_model_len - prompt length
@@ -36,6 +47,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None  # None: none; N: the sampled token's and the N most likely, N <= 20
     prompt_logprobs: int | None = None  # the same for prompt tokens 1.. (the first has none)
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless ignore_eos
+    grammar: str = ""  # what the answer after any thought must match (llguidance's notation); "": anything
+    thinking: Thinking | None = None  # set where there is a budget, or a grammar and the model may think
 
 
 class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -267,8 +280,9 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    token_id: int  # -1: the logits were not finite
+    token_id: int  # -1: none could be chosen, and the request ends with `error`
     logprob: TokenLogprob | None = None
+    error: str | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):

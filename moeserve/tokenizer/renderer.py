@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from moeserve.models.gguf import GGUFError, GGUFFile
+from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
 
 from .errors import TemplateError, TemplateMissing, TemplateTimeout
 from .render_protocol import (
@@ -24,33 +17,14 @@ from .render_protocol import (
     Request,
     decode_reply,
     encode,
-    receive_frame,
-    send_frame,
 )
 from .vocabulary import Vocabulary
 
 _TEMPLATE = "tokenizer.chat_template"
 MAX_TEMPLATE_BYTES = 1 << 20
-START_SECONDS = 60.0  # until the process runs, before it has seen the template: a cold disk, a busy machine
 # Variables of a template that come from elsewhere than chat_template_kwargs.
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
-# The process gets no more of the environment than Python needs to start: it might hold the API key.
-_PASSED_ENVIRONMENT = (
-    "PATH",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "VIRTUAL_ENV",
-    "LD_LIBRARY_PATH",
-    "LANG",
-    "LC_ALL",
-    "TZ",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    process: subprocess.Popen[bytes]
-    channel: socket.socket
+_DIED = "the chat template's process ended unexpectedly; the template may need too much memory"
 
 
 class ChatRenderer:
@@ -74,16 +48,17 @@ class ChatRenderer:
         """
         self._source = source
         self._variables = dict(variables)
-        self._timeout = timeout
         self._max_output_chars = max_output_chars
-        self._child: _Child | None = None
-        # One thread does all that blocks. It also starts the processes, which die with it.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="template")
+        self._sandbox = Sandbox(
+            "moeserve.tokenizer.render_process",
+            timeout=timeout,
+            max_reply_bytes=4 * max_output_chars + 64,  # UTF-8, and the struct around it
+        )
         if source is not None:
             try:
-                self._thread.submit(self._start).result()
+                self._sandbox.run_sync(self._start)
             except BaseException:  # not swallowed: only the thread is given back first
-                self._thread.shutdown()
+                self._sandbox.close()
                 raise
 
     @classmethod
@@ -104,8 +79,9 @@ class ChatRenderer:
             raise GGUFError(gguf.path, str(error)) from error
 
     @property
-    def has_template(self) -> bool:
-        return self._source is not None
+    def source(self) -> str | None:
+        """The template, where there is one."""
+        return self._source
 
     async def render(
         self,
@@ -120,7 +96,7 @@ class ChatRenderer:
         `kwargs` is the request's chat_template_kwargs.
         """
         frame = self._frame(messages, tools, add_generation_prompt, kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._exchange, frame)
+        return await self._sandbox.run(lambda: self._exchange(frame))
 
     def render_sync(
         self,
@@ -131,14 +107,12 @@ class ChatRenderer:
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """As `render`, blocking: not for an event loop's thread."""
-        return self._thread.submit(
-            self._exchange, self._frame(messages, tools, add_generation_prompt, kwargs)
-        ).result()
+        frame = self._frame(messages, tools, add_generation_prompt, kwargs)
+        return self._sandbox.run_sync(lambda: self._exchange(frame))
 
     def close(self) -> None:
         """Ends the process. Waits for a render that is under way."""
-        self._thread.submit(self._stop).result()
-        self._thread.shutdown()
+        self._sandbox.close()
 
     def _frame(
         self,
@@ -160,72 +134,38 @@ class ChatRenderer:
             Render([dict(m) for m in messages], plain_tools, add_generation_prompt, dict(kwargs or {}))
         )
 
-    # ---- all below runs on self._thread
+    # ---- all below runs on the sandbox's thread
 
     def _start(self) -> None:
         assert self._source is not None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "moeserve.tokenizer.render_process"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _PASSED_ENVIRONMENT if name in os.environ},
-            )
-        self._child = _Child(process, ours)
         try:
-            self._receive(time.monotonic() + START_SECONDS, "start")
+            self._sandbox.start()
+        except SandboxTimeout as error:
+            raise TemplateTimeout(f"the chat template {error}") from error
+        except SandboxDied as error:
+            raise TemplateError(_DIED) from error
+        try:
             self._request(_encode(Compile(self._source, self._variables, self._max_output_chars)), "compile")
         except TemplateError:
-            self._stop()
+            self._sandbox.stop()
             raise
 
     def _exchange(self, frame: bytes) -> str:
-        if self._child is None:
+        if not self._sandbox.is_running:
             self._start()
         return self._request(frame, "finish")
 
-    def _request(self, frame: bytes, what: str) -> str:
-        assert self._child is not None
-        deadline = time.monotonic() + self._timeout
+    def _request(self, frame: bytes, stage: str) -> str:
         try:
-            send_frame(self._child.channel, frame, deadline)
-        except TimeoutError as error:
-            raise self._timed_out(what) from error
-        except ConnectionError as error:
-            raise self._died() from error
-        return self._receive(deadline, what)
-
-    def _receive(self, deadline: float, what: str) -> str:
-        assert self._child is not None
-        max_bytes = 4 * self._max_output_chars + 64  # UTF-8, and the struct around it
-        try:
-            reply = decode_reply(receive_frame(self._child.channel, max_bytes, deadline))
-        except TimeoutError as error:
-            raise self._timed_out(what) from error
-        except (EOFError, ConnectionError, ValueError) as error:  # msgspec's errors are ValueErrors
-            raise self._died() from error
+            reply = decode_reply(self._sandbox.ask(frame, stage))
+        except SandboxTimeout as error:
+            raise TemplateTimeout(f"the chat template {error}") from error
+        except (SandboxDied, ValueError) as error:  # msgspec's errors are ValueErrors
+            self._sandbox.stop()
+            raise TemplateError(_DIED) from error
         if isinstance(reply, Failed):
             raise TemplateError(reply.message)
         return reply.text
-
-    def _timed_out(self, what: str) -> TemplateTimeout:
-        self._stop()
-        limit = START_SECONDS if what == "start" else self._timeout
-        return TemplateTimeout(f"the chat template did not {what} within {limit:g} s and was stopped")
-
-    def _died(self) -> TemplateError:
-        self._stop()
-        return TemplateError(
-            "the chat template's process ended unexpectedly; the template may need too much memory"
-        )
-
-    def _stop(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.channel.close()
-            child.process.kill()
-            child.process.wait()
 
 
 def _encode(request: Request) -> bytes:

@@ -10,12 +10,15 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.messages.schema import WorkerReady
 from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.constraints import Constraints
 from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.places import plan_places
@@ -33,7 +36,8 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
     torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
     torch.set_grad_enabled(False)
     stream = _open_stream(config)
-    gguf = open_gguf(Path(config.model))
+    path = Path(config.model)
+    gguf = open_gguf(path)
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     in_place = config.weight_layout == "file"
     if not in_place:
@@ -49,7 +53,8 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
         max_model_len=capacity.max_model_len,
     )
     ready = _ready(config, model_config, capacity, stream, weights.bytes)
-    return Runner(stream, model, ready, SAMPLER_ISA[config.isa])
+    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
+    return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
 
 
 def _open_stream(config: ServerConfig) -> CpuStream:

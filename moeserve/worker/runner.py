@@ -19,6 +19,7 @@ from moeserve.messages.schema import (
     WorkerReady,
 )
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
+from moeserve.worker.constraints import Constraints
 from moeserve.worker.sampler import SamplerState
 
 Int32s = npt.NDArray[np.int32]
@@ -67,16 +68,22 @@ class Layout:
 
 
 class Runner:
-    """Owns the model, the KV pool and the sampler. Steps run one at a time, in the order of the calls."""
+    """Owns the model, the KV pool, the sampler and the grammars. Steps run one at a time, in the order of the calls."""
 
     def __init__(
-        self, stream: CpuStream, model: Qwen3Moe, ready: WorkerReady, sampler_isa: str | None
+        self,
+        stream: CpuStream,
+        model: Qwen3Moe,
+        ready: WorkerReady,
+        constraints: Constraints,
+        sampler_isa: str | None,
     ) -> None:
         self._stream = stream
         self._model = model
         self._ready = ready
         self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
         self._sampler = SamplerState(ready.max_num_seqs, ready.vocab_size, stream.pool, sampler_isa)
+        self._constraints = constraints
         self._plan = AttentionPlan()
         self._step_ended = time.perf_counter()
 
@@ -111,7 +118,9 @@ class Runner:
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
-        self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], tokens[seq.num_prompt :])
+        output = tokens[seq.num_prompt :]
+        self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
+        self._constraints.bind(seq.req_slot, seq.sampling, output)
 
     def _batch(self, layout: Layout) -> Batch:
         sequences = self._sequences
@@ -144,12 +153,16 @@ class Runner:
         for first in range(0, len(layout.sampled_rows), Qwen3Moe.LOGIT_ROWS):
             part = slice(first, first + Qwen3Moe.LOGIT_ROWS)
             slots, positions = layout.sampled_slots[part], layout.sampled_positions[part]
-            tokens, logprobs = self._sampler.sample(self._logits(layout.sampled_rows[part]), slots)
+            logits = self._logits(layout.sampled_rows[part])
+            tokens, logprobs = self._sampler.sample(logits, slots, self._constraints.masks_for(slots))
+            failed = self._constraints.accept(slots, tokens)
             inside = (
                 positions < self._ready.max_model_len
             )  # the last token of a full context is never an input
             self._sequences.tokens[slots[inside], positions[inside]] = tokens[inside]
-            sampled += map(Sampled, tokens.tolist(), logprobs)
+            for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True)):
+                cause = failed.get(row)
+                sampled.append(Sampled(token_id, logprob) if cause is None else Sampled(-1, error=cause))
         return sampled
 
     def _prompt_logprobs(self, rows: list[Row], layout: Layout) -> dict[int, list[TokenLogprob]]:

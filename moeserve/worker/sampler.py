@@ -59,15 +59,21 @@ class SamplerState:
         )
 
     def sample(
-        self, logits: torch.Tensor, req_slots: NDArray[np.int32]
+        self,
+        logits: torch.Tensor,
+        req_slots: NDArray[np.int32],
+        masks: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
     ) -> tuple[NDArray[np.int32], list[TokenLogprob | None]]:
         """One token for each row of `logits` (float32 [rows, vocab], CPU), whose request is req_slots[row].
 
         Returns the token ids, and logprobs for the rows whose request asked for them. A token id of -1 says
         that the logits were not finite: the request cannot go on. Every other token is noted as its request's
         output. No slot may occur twice.
+
+        `masks` are bit masks of allowed tokens (int32 [any, words]) and each row's index into them (int32 [rows], -1:
+        any token).
         """
-        token_ids, found = self._state.sample(logits, req_slots)
+        token_ids, found = self._state.sample(logits, req_slots, *(masks or ()))
         return token_ids, [None if f is None else TokenLogprob(*f) for f in found]
 
     def prompt_logprobs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ TINY = 2.0**-100  # of the largest probability; float32 weights end at 2^-126, t
 
 
 def bind(state: SamplerState, slot: int, p: Params, **more: Any) -> None:
-    fields = {f.name: getattr(p, f.name) for f in dataclasses.fields(p)}
+    fields = {f.name: getattr(p, f.name) for f in dataclasses.fields(p) if f.name != "allowed"}
     for name in ("bias_ids", "stop_ids", "prompt", "output"):
         fields[name] = np.array(fields[name], np.int32)
     fields["bias_values"] = np.array(fields["bias_values"], np.float32)
@@ -29,7 +30,17 @@ def bind(state: SamplerState, slot: int, p: Params, **more: Any) -> None:
 def sample_one(logits: torch.Tensor, p: Params, **more: Any) -> int:
     state = SamplerState(1, len(logits))
     bind(state, 0, p, **more)
-    return int(state.sample(logits[None], np.zeros(1, np.int32))[0][0])
+    slots = np.zeros(1, np.int32)
+    if p.allowed is None:
+        return int(state.sample(logits[None], slots)[0][0])
+    return int(state.sample(logits[None], slots, mask_of_ids(p.allowed, len(logits))[None], slots)[0][0])
+
+
+def mask_of_ids(ids: Sequence[int], vocab: int) -> np.ndarray:
+    """int32 [words], the bit of each id set; words for ids up to the highest one at least."""
+    bits = np.zeros((max([*ids, 0]) // 32 + 1) * 32, np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def survivors_of(state: SamplerState, logits: torch.Tensor, p: Params) -> tuple[list[int], np.ndarray]:
@@ -134,6 +145,9 @@ def test_draws_with_everything_set_are_the_references() -> None:
         p = Params(**random_filters(rng, vocab), **random_edits(rng, vocab), seed=int(rng.integers(1 << 62)))
         if rng.random() < 0.2:
             p = dataclasses.replace(p, temperature=0.0)
+        if rng.random() < 0.3:
+            some = rng.choice(vocab, rng.integers(0, vocab + 1), replace=False)
+            p = dataclasses.replace(p, allowed=some.tolist())
         logits = random_logits(rng, vocab)
         expected = reference.sample(logits, p)
         assert sample_one(logits, p) == expected, p
@@ -191,7 +205,9 @@ def test_a_row_that_is_not_finite_gives_no_token(vocab: int, temperature: float)
             assert sample_one(logits, p) == -1
             hidden = dataclasses.replace(p, stop_ids=[at], min_tokens=1)  # not even behind a mask
             assert sample_one(logits, hidden) == -1
+            assert sample_one(logits, dataclasses.replace(p, allowed=[vocab // 2])) == -1
     assert sample_one(torch.full((vocab,), -INF), p) == -1
+    assert sample_one(torch.zeros(vocab), dataclasses.replace(p, allowed=[])) == -1
     masked = torch.full((vocab,), -INF)
     masked[vocab // 2] = -3e38
     assert sample_one(masked, p) == vocab // 2
@@ -218,6 +234,28 @@ def test_logprobs_are_of_the_raw_logits(vocab: int, top_n: int) -> None:
             np.testing.assert_allclose(
                 [logprob, *top_logprobs], [expected[0], *expected[3]], rtol=0, atol=1e-6
             )
+
+
+def test_masks_hold_for_the_rows_they_are_for_and_leave_logprobs_alone() -> None:
+    """On a vocabulary that ends within a word of the mask, with words that are full, empty and mixed."""
+    vocab, slots = 1000, np.arange(3, dtype=np.int32)
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(9))
+    state = SamplerState(3, vocab)
+    for slot in range(3):
+        bind(state, slot, Params(temperature=0.0), logprobs=2)
+    masks = np.stack([mask_of_ids([*range(32, 64), 70, 999], vocab), mask_of_ids([999], vocab)])
+    tokens, found = state.sample(logits, slots, masks, np.array([1, -1, 0], np.int32))
+    best = logits.argmax(-1).tolist()
+    allowed = torch.full((vocab,), -INF)
+    allowed[[*range(32, 64), 70, 999]] = 0
+    assert tokens.tolist() == [999, best[1], int((logits[2] + allowed).argmax())]
+    for row, entry in enumerate(found):
+        assert entry is not None
+        raw = reference.logprobs(logits[row], int(tokens[row]), 2)
+        assert entry[1] == pytest.approx(raw[0])
+        assert entry[2:4] == raw[1:3]
+    narrow = mask_of_ids([5], vocab)[None, :1]  # tokens behind its end may not come
+    assert state.sample(logits, slots, narrow, np.zeros(3, np.int32))[0].tolist() == [5, 5, 5]
 
 
 def test_no_logprobs_for_who_did_not_ask_nor_for_broken_rows() -> None:
@@ -308,5 +346,11 @@ def test_what_does_not_fit_is_refused() -> None:
         state.sample(torch.zeros(1, 10), np.array([-1], np.int32))
     with pytest.raises(ValueError, match="token id"):
         state.logprobs(torch.zeros(1, 10), np.array([10], np.int32), 0)
+    mask = np.zeros((2, 1), np.int32)
+    for index in ([2], [0, 0]):
+        with pytest.raises(ValueError, match="mask_of"):
+            state.sample(torch.zeros(1, 10), slot, mask, np.array(index, np.int32))
+    with pytest.raises(ValueError, match="go together"):
+        state.sample(torch.zeros(1, 10), slot, mask)
     with pytest.raises(ValueError, match="instruction set"):
         SamplerState(1, 10, isa="mmx")

@@ -29,6 +29,7 @@ from moeserve.messages.codec import TO_LAUNCHER, TO_ROUTER
 from moeserve.messages.schema import (
     Abort,
     EngineReady,
+    FinishReason,
     GenerateRequest,
     ProcessFailed,
     ProcessReady,
@@ -83,6 +84,21 @@ def echo(server: HttpServer, request: GenerateRequest) -> None:
     items[-1] = msgspec.structs.replace(items[-1], finish_reason="length", usage=usage)
     for item in items:
         server.send(TextOut([item]))
+
+
+def say(*pieces: str, reason: FinishReason = "stop", stop_reason: str | int | None = None) -> Answer:
+    """An engine that answers every request with these texts, an item and a token each."""
+
+    def answer(server: HttpServer, request: GenerateRequest) -> None:
+        usage = Usage(len(tokens_of(request)), len(pieces), 0, 1.0, 2.0, 4.0)
+        for piece in pieces:
+            ids = server.tokenizer.encode(piece)[:1]
+            logprobs = None if request.sampling.logprobs is None else [logprobs_of(ids[0], 2)]
+            server.send(TextOut([TextItem(request.id, piece, ids, logprobs)]))
+        end = TextItem(request.id, "", [], finish_reason=reason, stop_reason=stop_reason, usage=usage)
+        server.send(TextOut([end]))
+
+    return answer
 
 
 def silence(server: HttpServer, request: GenerateRequest) -> None:

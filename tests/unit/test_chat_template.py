@@ -154,7 +154,7 @@ def test_a_file_without_a_template_says_so(tmp_path: Path) -> None:
     path.write_bytes(gguf_bytes(model_metadata()))
     gguf = open_gguf(path)
     built = ChatRenderer.from_gguf(gguf, Vocabulary.from_gguf(gguf))
-    assert not built.has_template
+    assert built.source is None
     with pytest.raises(TemplateMissing, match=r"carries no chat template.* use /v1/completions"):
         built.render_sync([USER])
     built.close()

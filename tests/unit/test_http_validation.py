@@ -20,6 +20,18 @@ NOT_INTEGERS: list[Any] = [*NOT_NUMBERS, 1.5, 1.0, HUGE, -HUGE]
 NOT_BOOLEANS: list[Any] = ["true", 1, 0, [], {}]
 NOT_STRINGS: list[Any] = [5, True, [], {}]
 
+BAD_SCHEMAS: list[dict[str, Any]] = [
+    {"type": "x"},
+    {"type": "array", "uniqueItems": True},
+    {"$ref": "file:///etc/passwd"},
+    {"type": "integer", "minimum": 5, "maximum": 4},
+]
+
+
+def tool(name: str, **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | function}
+
+
 OPENAI: dict[str, list[Any]] = {
     "n": [*NOT_INTEGERS, 0, -1, 129],
     "stream": NOT_BOOLEANS,
@@ -49,6 +61,24 @@ OPENAI: dict[str, list[Any]] = {
     "model": [*NOT_STRINGS, "x" * 513],
     "no_such_field": [1, "x"],
     "use_beam_search": [True],
+    "response_format": [
+        *[5, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}],
+        *[{"type": "text", "json_schema": {"schema": {}}}, {"type": "json_object", "x": 1}],
+        *[{"type": "json_schema", "json_schema": {"schema": schema}} for schema in BAD_SCHEMAS],
+    ],
+    "guided_json": [5, [], "{", "[]", *BAD_SCHEMAS],
+    "guided_regex": [5, "", "(", "a" * 70_000],
+    "guided_choice": ["a", [], [""], ["a", ""], [5], ["x"] * 1025],
+    "guided_grammar": [5, "", "start: nothing", "hello", "root ::= nothing"],
+    "structured_outputs": [
+        5,
+        {"other": 1},
+        {"json": {"type": "x"}},
+        {"regex": "("},
+        {"whitespace_pattern": " "},
+    ],
+    "guided_decoding_backend": ["xgrammar"],
+    "guided_whitespace_pattern": [" "],
 }
 COMPLETION = OPENAI | {
     "prompt": [
@@ -76,6 +106,7 @@ CHAT = OPENAI | {
         [{"role": "user", "content": ["hi"]}],
         [{"role": "assistant", "tool_calls": 5}],
         [{"role": "assistant", "tool_calls": ["x"]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}],
         [{"role": "assistant", "function_call": {"name": "f"}}],
         [{"role": "user", "content": "long " * CONTEXT}],
     ],
@@ -83,16 +114,30 @@ CHAT = OPENAI | {
     "max_completion_tokens": [*NOT_INTEGERS, -1, 0, CONTEXT, 1 << 31],
     "logprobs": [*NOT_BOOLEANS, 5],
     "top_logprobs": [*NOT_INTEGERS, -1, 21, 1],
-    "chat_template_kwargs": [5, "x", [], {"messages": []}, {"tools": []}, {"add_generation_prompt": True}],
+    "chat_template_kwargs": [
+        5,
+        "x",
+        [],
+        {"messages": []},
+        {"tools": []},
+        {"thinking_budget": -1},
+        {"add_generation_prompt": True},
+    ],
     "add_generation_prompt": NOT_BOOLEANS,
-    "tools": [5, [{"type": "function", "function": {"name": "f"}}]],
-    "tool_choice": ["required", {"type": "function"}],
+    "tools": [
+        *[5, [5], [{}], [{"type": "web_search"}], [{"type": "function", "function": {"name": ""}}]],
+        *[[tool("f g")], [tool("f", strict="yes")], [tool("f"), tool("f")], [tool("f")] * 513],
+        *[[tool("f", parameters={"type": "array"})], [tool("f", other=1)]],
+    ],
+    "tool_choice": ["required", "any", {"type": "function"}, {"type": "function", "function": {"name": "f"}}],
+    "parallel_tool_calls": NOT_BOOLEANS,
+    "thinking_token_budget": [*NOT_INTEGERS, -2],
+    "include_reasoning": NOT_BOOLEANS,
     "functions": [[{"name": "f"}]],
     "function_call": [{"name": "f"}],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}],
     "modalities": [["audio"], ["text", "audio"]],
     "audio": [{"voice": "x"}],
-    "reasoning_effort": ["high"],
+    "reasoning_effort": ["some", 5],
     "verbosity": ["low"],
     "web_search_options": [{}],
 }
@@ -117,12 +162,13 @@ PARAMETERS: dict[str, list[Any]] = {
     "input_penalty": [True],
     "add_special_tokens": [False],
     "exponential_decay_length_penalty": [[5, 1.1]],
-    "regular_constraint": ["a+"],
-    "guided_grammar": ["root ::= x"],
-    "guided_json": [{}],
+    "regular_constraint": [5, "("],
+    "guided_grammar": [5, "root ::= x"],
+    "guided_json": [5, {"type": "x"}],
     "allowed_token_ids": [[5]],
     "no_such_field": [1],
 }
+
 # Where another field is to blame, or the value of one shows in another: what the message must name instead.
 NAMED_INSTEAD = {"max_new_tokens": "min_new_tokens|max_new_tokens"}
 
@@ -214,7 +260,8 @@ def test_codes_tell_unknown_from_unsupported_from_missing(client: httpx.Client) 
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     for body, code in (
         (chat | {"temprature": 1}, "unknown_parameter"),
-        (chat | {"tools": [{}]}, "unsupported_parameter"),
+        (chat | {"functions": [{}]}, "unsupported_parameter"),
+        (chat | {"guided_regex": "("}, "invalid_grammar"),
         ({}, "missing_parameter"),
     ):
         assert client.post("/v1/chat/completions", json=body).json()["error"]["code"] == code
@@ -271,8 +318,32 @@ def test_deep_json_in_free_fields(client: httpx.Client) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     body = {"messages": messages, "chat_template_kwargs": deep}
     refused(client.post("/v1/chat/completions", json=body), "chat_template_kwargs", "deep")
-    messages[0]["tool_calls"] = [deep]  # type: ignore[assignment]
-    refused(client.post("/v1/chat/completions", json={"messages": messages}), "messages.0.tool_calls", "deep")
+    body = {"messages": messages, "guided_json": deep}
+    refused(client.post("/v1/chat/completions", json=body), "guided_json", "deep")
+
+
+def test_fields_that_disagree_with_a_grammar(client: httpx.Client) -> None:
+    """And with one another."""
+    call = {"tools": [tool("f")], "tool_choice": "required"}
+    for path, extra, name in (
+        ("completions", {"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+        ("completions", {"guided_regex": "a", "min_tokens": 1}, "min_tokens"),
+        ("completions", {"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ("completions", {"guided_regex": "a", "structured_outputs": {"json": {}}}, "structured_outputs"),
+        ("completions", {"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ("chat/completions", call | {"ignore_eos": True}, "ignore_eos"),
+        ("chat/completions", call | {"guided_regex": "a"}, "guided_regex"),
+        ("chat/completions", {"tools": [tool("f")], "guided_choice": ["a"]}, "guided_choice"),
+        ("chat/completions", {"reasoning_effort": "low", "thinking_token_budget": 5}, "reasoning_effort"),
+        (
+            "chat/completions",
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "enable_thinking",
+        ),
+    ):
+        body = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi", "max_tokens": 1} | extra
+        del body["prompt" if path == "chat/completions" else "messages"]
+        refused(client.post(f"/v1/{path}", json=body), name, extra)
 
 
 def test_another_content_type_is_refused(client: httpx.Client) -> None:
@@ -285,7 +356,8 @@ def test_another_content_type_is_refused(client: httpx.Client) -> None:
 
 
 def test_template_errors_are_the_clients(client: httpx.Client) -> None:
-    body = {"messages": [{"role": "assistant", "tool_calls": [{"x": 1}]}], "max_tokens": 1}
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "max_tokens": 1, "chat_template_kwargs": {"namespace": 5}}
     error = refused(client.post("/v1/chat/completions", json=body), "messages", body)
     assert error["code"] == "chat_template_error"
 

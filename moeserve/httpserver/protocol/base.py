@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 MAX_DEPTH: Final = 32  # of free-form JSON inside a request
+MAX_SCHEMA_DEPTH: Final = 96
 INT64_MAX: Final = (1 << 63) - 1
 INT32_MAX: Final = (1 << 31) - 1
 
@@ -46,7 +47,7 @@ NO_EFFECT: Final[Any] = Field(description="Accepted for OpenAI's clients; has no
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Free-form JSON goes to other code (templates); it is bounded here so that nothing recurses far."""
     if depth == 0:
-        raise PydanticCustomError("too_deep", f"must be nested at most {MAX_DEPTH} deep")
+        raise PydanticCustomError("too_deep", "is nested too deep")
     if isinstance(value, dict):
         for inner in value.values():
             check_depth(inner, depth - 1)
@@ -56,7 +57,15 @@ def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
     return value
 
 
+def check_schema_depth(schema: Any) -> Any:
+    """JSON Schema takes two levels to describe one."""
+    return check_depth(schema, MAX_SCHEMA_DEPTH)
+
+
 FreeDict = Annotated[dict[str, Any], AfterValidator(check_depth), Field(max_length=128)]
+
+
+JsonSchemaDict = Annotated[dict[str, Any], AfterValidator(check_schema_depth), Field(max_length=4096)]
 
 
 def one_or_many(value: Any) -> Any:

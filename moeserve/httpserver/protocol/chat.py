@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.formats import Thought
 from moeserve.httpserver.protocol.base import (
     INT32_MAX,
     NO_EFFECT,
@@ -15,7 +16,10 @@ from moeserve.httpserver.protocol.base import (
     RequestModel,
     unsupported,
 )
+from moeserve.httpserver.protocol.reasoning import BUDGETS, Effort, thought_of
 from moeserve.httpserver.protocol.sampling import OpenAIRequest
+from moeserve.httpserver.protocol.tools import ToolCallMessage, ToolChoice, Tools, tool_use
+from moeserve.httpserver.tool_use import ToolUse
 from moeserve.tokenizer.renderer import RESERVED
 
 MAX_MESSAGES: Final = 16384
@@ -47,8 +51,8 @@ def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class Message(RequestModel):
-    """One message of the conversation. `tool_calls` and `reasoning_content` of earlier turns go to the
-    template as they are. A developer message is rendered as a system message, its older name: templates
+    """One message of the conversation. The thoughts of earlier turns go to the template too, which keeps
+    what the model is to see again. A developer message is rendered as a system message, its older name: templates
     that do not know the role would drop it without a word."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -56,9 +60,10 @@ class Message(RequestModel):
         None
     )
     name: Label | None = None
-    tool_calls: Annotated[list[FreeDict], Field(max_length=1024, default_factory=list)]
+    tool_calls: Annotated[list[ToolCallMessage], Field(max_length=1024, default_factory=list)]
     tool_call_id: Label | None = None
     reasoning_content: str | None = None
+    reasoning: Annotated[str | None, Field(description="Another name for reasoning_content.")] = None
 
     refusal: Annotated[str | None, NO_EFFECT] = None
     annotations: Annotated[Any, unsupported("annotations", [])] = None
@@ -81,9 +86,13 @@ class Message(RequestModel):
             "role": "system" if self.role == "developer" else self.role,
             "content": self.content if self.content is not None else "",
         }
-        for name in ("name", "tool_calls", "tool_call_id", "reasoning_content"):
+        for name in ("name", "tool_call_id"):
             if value := getattr(self, name):
                 message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
         return message
 
 
@@ -93,8 +102,6 @@ TemplateKwargs = Annotated[
     AfterValidator(_no_reserved_names),
     Field(description='Variables for the chat template, such as {"enable_thinking": false}.'),
 ]
-_TEXT_FORMAT: Final = {"type": "text"}
-_TOOL_HELP: Final = "tool calling"
 
 
 class ChatCompletionRequest(OpenAIRequest):
@@ -108,19 +115,28 @@ class ChatCompletionRequest(OpenAIRequest):
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
     add_generation_prompt: bool = True
 
-    tools: Annotated[Any, unsupported(_TOOL_HELP, [])] = None
-    tool_choice: Annotated[Any, unsupported(_TOOL_HELP, "none", "auto")] = None
-    functions: Annotated[Any, unsupported(_TOOL_HELP, [])] = None
-    function_call: Annotated[Any, unsupported(_TOOL_HELP, "none", "auto")] = None
-    response_format: Annotated[Any, unsupported("structured output", _TEXT_FORMAT)] = None
+    tools: Annotated[Tools, Field(default_factory=list)]
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Annotated[bool, Field(description="False: at most one call.")] = True
+    reasoning_effort: Annotated[
+        Effort | None, Field(description=f"Tokens of thought: {BUDGETS}; above, as many as it takes.")
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None,
+        Field(ge=-1, le=INT32_MAX, description="Tokens of thought; 0 switches thinking off, -1 sets no bound."),
+    ] = None
+    include_reasoning: Annotated[bool, Field(description="False leaves the thought out of the answer.")] = (
+        True
+    )
+
+    functions: Annotated[Any, unsupported("functions (use tools)", [])] = None
+    function_call: Annotated[Any, unsupported("function_call (use tool_choice)", "none", "auto")] = None
     audio: Annotated[Any, unsupported("audio")] = None
     modalities: Annotated[Any, unsupported("an output other than text", ["text"])] = None
-    reasoning_effort: Annotated[Any, unsupported("reasoning_effort (see chat_template_kwargs)")] = None
     verbosity: Annotated[Any, unsupported("verbosity")] = None
     web_search_options: Annotated[Any, unsupported("web search")] = None
     moderation: Annotated[Any, unsupported("moderation")] = None
 
-    parallel_tool_calls: Annotated[bool, NO_EFFECT] = True
     store: Annotated[bool, NO_EFFECT] = False
     service_tier: Annotated[Label | None, NO_EFFECT] = None
     prediction: Annotated[FreeDict | None, NO_EFFECT] = None
@@ -136,7 +152,17 @@ class ChatCompletionRequest(OpenAIRequest):
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(given) > 1:
             raise PydanticCustomError("max_tokens", "disagrees with max_completion_tokens")
+        self.tool_use()
+        self.thought()
         return self
+
+    def tool_use(self) -> ToolUse:
+        tools = [definition.tool() for definition in self.tools]
+        return tool_use(tools, self.tool_choice, self.parallel_tool_calls)
+
+    def thought(self) -> Thought:
+        budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        return thought_of(self.reasoning_effort, budget, self.chat_template_kwargs)
 
     def asked_tokens(self) -> int | None:
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from moeserve.grammar import wish as grammar
 from moeserve.httpserver.protocol.base import (
     INT32_MAX,
     INT64_MAX,
@@ -18,9 +19,10 @@ from moeserve.httpserver.protocol.base import (
     unsupported,
 )
 from moeserve.httpserver.protocol.sampling import MAX_CHOICES
+from moeserve.httpserver.protocol.structured import Grammar, Pattern, Schema
+from moeserve.httpserver.structured import Constraint
 from moeserve.messages.schema import SamplingParams, TextOptions
 
-_GUIDED = "guided decoding"
 StopTokens = Annotated[list[TokenId], Field(min_length=1, max_length=1)]
 
 
@@ -53,9 +55,9 @@ class GenerateParameters(RequestModel):
     exponential_decay_length_penalty: Annotated[
         Any, unsupported("exponential_decay_length_penalty", [1, 1.0], [1, 1])
     ] = None
-    regular_constraint: Annotated[Any, unsupported(_GUIDED)] = None
-    guided_grammar: Annotated[Any, unsupported(_GUIDED)] = None
-    guided_json: Annotated[Any, unsupported(_GUIDED)] = None
+    regular_constraint: Pattern | None = None
+    guided_grammar: Grammar | None = None
+    guided_json: Schema | None = None
     allowed_token_ids: Annotated[Any, unsupported("allowed_token_ids", [])] = None
 
     @model_validator(mode="after")
@@ -66,7 +68,23 @@ class GenerateParameters(RequestModel):
             raise PydanticCustomError("min_new_tokens", "min_new_tokens must be at most max_new_tokens")
         if self.top_k == 0:
             raise PydanticCustomError("top_k", "top_k must be -1 (off) or at least 1, got 0")
+        if len(self._constraints()) > 1:
+            names = "regular_constraint, guided_grammar and guided_json"
+            raise PydanticCustomError("guided_json", "only one of {names}", {"names": names})
         return self
+
+    def constraint(self) -> Constraint | None:
+        return next(iter(self._constraints()), None)
+
+    def _constraints(self) -> list[Constraint]:
+        found: list[Constraint] = []
+        if self.regular_constraint is not None:
+            found.append(Constraint(grammar.Regex(self.regular_constraint), "parameters.regular_constraint"))
+        if self.guided_grammar is not None:
+            found.append(Constraint(grammar.Ebnf(self.guided_grammar), "parameters.guided_grammar"))
+        if self.guided_json is not None:
+            found.append(Constraint(grammar.JsonSchema(self.guided_json), "parameters.guided_json"))
+        return found
 
     def text_options(self) -> TextOptions:
         strings = tuple(stop for stop in self.stop_sequences if isinstance(stop, str))

@@ -8,10 +8,15 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class PromptTokensDetails(TypedDict):
     cached_tokens: int
+
+
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
 
 
 class UsageInfo(TypedDict):
@@ -21,6 +26,7 @@ class UsageInfo(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timings(TypedDict):
@@ -88,17 +94,48 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The first of a call has its id and name, the others more of its arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatMessage(TypedDict):
+    """`reasoning` and `reasoning_content` are the same thought, where there was one; `content` is null beside
+    calls without a word."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
 
 
@@ -115,13 +152,16 @@ class ChatCompletion(TypedDict):
 class ChatDelta(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: NotRequired[str | int | None]
 
 

@@ -20,6 +20,7 @@ from moeserve.httpserver.protocol.base import (
     TokenId,
     TokenKey,
 )
+from moeserve.httpserver.protocol.structured import StructuredFields
 from moeserve.messages.schema import SamplingParams, TextOptions
 
 MAX_CHOICES = 128
@@ -37,7 +38,7 @@ class StreamOptions(RequestModel):
         return self
 
 
-class OpenAIRequest(RequestModel):
+class OpenAIRequest(StructuredFields):
     """Defaults are vLLM's. Names that are not OpenAI's are vLLM's."""
 
     model: ModelName | None = None

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from moeserve.httpserver.protocol.base import ModelName, RequestModel, TokenId
 from moeserve.httpserver.protocol.chat import Messages, TemplateKwargs
+from moeserve.httpserver.protocol.tools import Tools
 
 MAX_IDS = 1 << 22
 
@@ -24,6 +25,7 @@ class TokenizeRequest(RequestModel):
         bool | None,
         Field(description="The vocabulary's begin token. Default: true for a prompt, false for messages."),
     ] = None
+    tools: Annotated[Tools, Field(default_factory=list, description="For messages.")]
     add_generation_prompt: Annotated[bool, Field(description="For messages.")] = True
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
     return_token_strs: bool = False
@@ -32,6 +34,8 @@ class TokenizeRequest(RequestModel):
     def _one_of_two(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise PydanticCustomError("prompt", "give either this or messages")
+        if self.tools and self.messages is None:
+            raise PydanticCustomError("tools", "go with messages")
         return self
 
 

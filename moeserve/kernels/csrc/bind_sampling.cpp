@@ -21,6 +21,7 @@ namespace {
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bits = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
 std::span<const T> view(const nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>& a) {
@@ -93,12 +94,14 @@ class Sampler {
                 view(output));
   }
 
-  nb::tuple sample(const Logits& logits, const Ids& slots) {
+  nb::tuple sample(const Logits& logits, const Ids& slots, const std::optional<Bits>& masks,
+                   const std::optional<Ids>& mask_of) {
     check(logits, slots.size());
+    const SamplerState::Masks allowed = to_masks(slots.size(), masks, mask_of);
     std::vector<SampleResult> results(slots.size());
     {
       nb::gil_scoped_release unlocked;
-      state_.sample(logits.data(), logits.stride(0), view(slots), results.data(), rows_);
+      state_.sample(logits.data(), logits.stride(0), view(slots), allowed, results.data(), rows_);
     }
     std::vector<int32_t> tokens;
     nb::list logprobs;
@@ -148,6 +151,20 @@ class Sampler {
     }
   }
 
+  static SamplerState::Masks to_masks(size_t rows, const std::optional<Bits>& masks,
+                                      const std::optional<Ids>& mask_of) {
+    if (masks.has_value() != mask_of.has_value())
+      throw std::invalid_argument("masks and mask_of go together");
+    if (!masks) return {};
+    if (mask_of->size() != rows) throw std::invalid_argument("mask_of: one entry a row");
+    for (const int32_t index : view(*mask_of)) {
+      if (index >= static_cast<int64_t>(masks->shape(0)))
+        throw std::invalid_argument("mask_of: no such mask");
+    }
+    return {reinterpret_cast<const uint32_t*>(masks->data()), static_cast<int>(masks->shape(1)),
+            mask_of->data()};
+  }
+
   RowLoop rows_;
   SamplerState state_;
 };
@@ -163,7 +180,8 @@ void bind_sampling(nb::module_& m) {
            "repetition_penalty"_a = 1.0f, "seed"_a = 0, "min_tokens"_a = 0, "logprobs"_a = -1,
            "bias_ids"_a = nb::none(), "bias_values"_a = nb::none(), "stop_ids"_a = nb::none(),
            "prompt"_a = nb::none(), "output"_a = nb::none())
-      .def("sample", &Sampler::sample, "logits"_a.noconvert(), "slots"_a)
+      .def("sample", &Sampler::sample, "logits"_a.noconvert(), "slots"_a, "masks"_a = nb::none(),
+           "mask_of"_a = nb::none())
       .def("logprobs", &Sampler::logprobs, "logits"_a.noconvert(), "targets"_a, "top_n"_a)
       .def("survivors", &Sampler::survivors, "logits"_a.noconvert(), "slot"_a);
   m.def("uniform_at", &uniform_at, "seed"_a, "position"_a);

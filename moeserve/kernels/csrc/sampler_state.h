@@ -82,16 +82,28 @@ class SamplerState {
     return p;
   }
 
+  // The bit masks of some rows of a batch: row i may only sample what mask index[i] allows, if that is >= 0.
+  struct Masks {
+    const uint32_t* bits = nullptr;  // [masks, words]
+    int words = 0;
+    const int32_t* index = nullptr;  // [rows]; null: no row has a mask
+  };
+
   // Samples results[i] from logits + i * row_stride for slots[i], then appends the tokens. A slot occurs
   // once. for_each_row(n, f) calls f(row, thread) once for every row, with thread < num_threads and no two
   // calls at a time with the same thread. Throws std::invalid_argument for a slot out of range, before
   // anything is done.
   template <class ForEachRow>
-  void sample(const float* logits, int64_t row_stride, std::span<const int32_t> slots, SampleResult* results,
-              ForEachRow&& for_each_row) {
+  void sample(const float* logits, int64_t row_stride, std::span<const int32_t> slots, const Masks& masks,
+              SampleResult* results, ForEachRow&& for_each_row) {
     for (const int32_t slot : slots) check_slot(slot);
     for_each_row(static_cast<int>(slots.size()), [&](int row, int thread) {
-      sample_row(logits + row * row_stride, vocab_, params(slots[row]), results[row], scratch_[thread]);
+      SampleParams p = params(slots[row]);
+      if (masks.index && masks.index[row] >= 0) {
+        p.allowed = masks.bits + static_cast<int64_t>(masks.index[row]) * masks.words;
+        p.allowed_words = masks.words;
+      }
+      sample_row(logits + row * row_stride, vocab_, p, results[row], scratch_[thread]);
     });
     for (size_t row = 0; row < slots.size(); ++row) {
       if (results[row].token_id >= 0) append(slots[row], results[row].token_id);

@@ -233,7 +233,26 @@ void fill_chosen(const float* x, int vocab, int token, const LogSoftmax& log_sof
 
 // ---------------------------------------------------------------- bias, penalties, masks
 
-bool edits(const SampleParams& p) { return p.num_bias || p.num_seen || p.num_masked; }
+bool edits(const SampleParams& p) { return p.num_bias || p.num_seen || p.num_masked || p.allowed; }
+
+// Puts -inf where the bit is not set.
+void keep_allowed(float* x, int vocab, const uint32_t* allowed, int words) {
+  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  const int covered = std::min<int64_t>(vocab, int64_t{32} * words);
+  for (int begin = 0; begin < covered; begin += 32) {
+    const uint32_t bits = allowed[begin / 32];
+    const int end = std::min(begin + 32, covered);
+    if (bits == ~0u) continue;
+    if (bits == 0) {
+      std::fill(x + begin, x + end, kNever);
+      continue;
+    }
+    for (int i = begin; i < end; ++i) {
+      if (!(bits >> (i - begin) & 1)) x[i] = kNever;
+    }
+  }
+  std::fill(x + covered, x + vocab, kNever);
+}
 
 // The row after bias, penalties and masks, or null where a mask would hide a value that is not finite.
 const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch& s) {
@@ -251,6 +270,11 @@ const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch
     float& v = x[p.masked_ids[i]];
     if (!(v < std::numeric_limits<float>::infinity())) return nullptr;
     v = -std::numeric_limits<float>::infinity();
+  }
+  if (p.allowed) {
+    float max;
+    if (!scan(x, vocab, s, max)) return nullptr;
+    keep_allowed(x, vocab, p.allowed, p.allowed_words);
   }
   return x;
 }

@@ -8,7 +8,8 @@
 //   logit_bias       added to the logits it names
 //   penalties        repetition, over prompt and output: a logit > 0 is divided by it, another multiplied;
 //                    then frequency * count and presence, subtracted for output tokens (OpenAI)
-//   masks            the caller names tokens that must not come (stop tokens before min_tokens)
+//   masks            the caller names tokens that must not come (stop tokens before min_tokens), and those that
+//                    may come (a grammar's)
 //   temperature      0 is greedy: the largest logit, of equal ones the lowest id
 //   top_k            the k largest
 //   min_p            probability >= min_p * the largest probability
@@ -52,6 +53,8 @@ struct SampleParams {
   int32_t num_seen = 0;
   const int32_t* masked_ids = nullptr;
   int32_t num_masked = 0;
+  const uint32_t* allowed = nullptr;  // a bit a token, from the lowest bit on; null: every token may come
+  int32_t allowed_words = 0;          // tokens behind the last word may not come
 };
 
 // Of the raw logits: natural-log softmax before bias, penalties and temperature; error under 1e-6.

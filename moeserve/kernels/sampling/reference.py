@@ -31,10 +31,11 @@ class Params:
     stop_ids: Sequence[int] = ()
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()
+    allowed: Sequence[int] | None = None  # the token ids of a grammar's mask; not an argument of `bind`
 
 
 def edited_logits(logits: Tensor, p: Params) -> Tensor:
-    """float32 [vocab] after logit_bias, penalties and the min_tokens mask, in that order."""
+    """float32 [vocab] after logit_bias, penalties and the two masks, in that order."""
     x = logits.clone()
     for token, value in zip(p.bias_ids, p.bias_values, strict=True):
         x[token] += value
@@ -48,6 +49,10 @@ def edited_logits(logits: Tensor, p: Params) -> Tensor:
     x = x - p.presence_penalty * (counts > 0)
     if len(p.output) < p.min_tokens:
         x[torch.tensor(list(p.stop_ids), dtype=torch.long)] = -torch.inf
+    if p.allowed is not None:
+        forbidden = torch.ones(len(x), dtype=torch.bool)
+        forbidden[torch.tensor(list(p.allowed), dtype=torch.long)] = False
+        x[forbidden] = -torch.inf
     return x
 
 

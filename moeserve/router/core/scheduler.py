@@ -220,7 +220,10 @@ class Scheduler:
 
     def _accept_last(self, request: Request, entry: Sampled, now: float) -> None:
         if entry.token_id < 0:
-            self._fail(request, 500, "the model produced non-finite logits for this request", forget=True)
+            if entry.error is not None:
+                self._fail(request, 400, entry.error, forget=True)  # its own grammar was too much
+            else:
+                self._fail(request, 500, "the model produced non-finite logits for this request", forget=True)
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
         self._totals.generation_tokens += 1

@@ -1,0 +1,109 @@
+"""The thought at the beginning of an answer: Qwen3's `<think>\\n...\\n</think>\\n\\n`."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+from .events import Event, Reasoning, Text
+
+OPEN: Final = "<think>"
+CLOSE: Final = "</think>"
+
+
+class _Stage(Enum):
+    OPENING = auto()  # the text may yet turn out to begin with a thought
+    THOUGHT = auto()
+    SEPARATOR = auto()  # the line ends between thought and answer
+    ANSWER = auto()
+
+
+class ReasoningParser:
+    """Splits text into thought and answer. A thought is at the very beginning, or has been opened by the prompt;
+    later tags are text. Line ends just inside and behind the tags belong to the format: templates strip them."""
+
+    def __init__(self, is_open: bool) -> None:
+        """`is_open`: the prompt has written `<think>` already."""
+        self._stage = _Stage.THOUGHT if is_open else _Stage.OPENING
+        self._space: list[str] = []  # before `_tag`; lost if a tag comes of that
+        self._tag = ""  # what may become a tag
+        self._begun = False  # something of the thought has been shown
+
+    @property
+    def is_thinking(self) -> bool:
+        return self._stage is _Stage.THOUGHT
+
+    def push(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        at = 0
+        while at < len(text):
+            if self._stage is _Stage.ANSWER:
+                events.append(Text(text[at:]))
+                break
+            if self._stage is _Stage.SEPARATOR:
+                if text[at] != "\n":
+                    self._stage = _Stage.ANSWER
+                    continue
+            elif self._stage is _Stage.OPENING:
+                if not self._open(text[at]):
+                    self._stage = _Stage.ANSWER
+                    events.append(Text(self._take_held()))
+                    continue
+            else:
+                shown = self._think(text[at])
+                if shown:
+                    events.append(Reasoning(shown))
+            at += 1
+        return events
+
+    def finish(self) -> list[Event]:
+        """No text follows."""
+        if self._stage is _Stage.THOUGHT:
+            return [Reasoning(self._take_held())] if self._tag else []
+        return [Text(self._take_held())]
+
+    def _open(self, char: str) -> bool:
+        """False when the text does not begin with a thought; `char` is not taken then."""
+        if char.isspace() and not self._tag:
+            self._space.append(char)
+        elif OPEN.startswith(self._tag + char):
+            self._tag += char
+        else:
+            return False
+        if self._tag == OPEN:
+            self._begin(_Stage.THOUGHT)
+        return True
+
+    def _think(self, char: str) -> str:
+        """What of the thought can be shown now."""
+        if char == "\n" and not self._tag:
+            if self._begun:
+                self._space.append(char)
+            return ""
+        tag = self._tag + char
+        if tag == CLOSE:
+            self._begin(_Stage.SEPARATOR)
+            return ""
+        if CLOSE.startswith(tag):
+            self._tag = tag
+            return ""
+        self._begun = True
+        shown = self._take_held()  # of a tag, `<` is the first character only
+        if char == "<":
+            self._tag = char
+        elif char == "\n":
+            self._space.append(char)
+        else:
+            shown += char
+        return shown
+
+    def _begin(self, stage: _Stage) -> None:
+        self._stage = stage
+        self._space.clear()
+        self._tag = ""
+
+    def _take_held(self) -> str:
+        held = "".join(self._space) + self._tag
+        self._space.clear()
+        self._tag = ""
+        return held

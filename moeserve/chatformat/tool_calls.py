@@ -1,0 +1,167 @@
+"""Tool calls among the text of an answer: `<tool_call>` ... `</tool_call>`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from .events import CallBroken, Event, Text
+from .json_scanner import Status
+
+OPEN: Final = "<tool_call>"
+CLOSE: Final = "</tool_call>"
+
+
+class CallBody(Protocol):
+    """Reads one call."""
+
+    announced: bool  # a CallStart has been given
+    unread: (
+        str  # after BROKEN: the end of the text, not part of `raw`, that may be something else's beginning
+    )
+
+    @property
+    def raw(self) -> str:
+        """The text so far."""
+        ...
+
+    @property
+    def rest(self) -> str:
+        """What of it came after the last event."""
+        ...
+
+    def push(self, char: str, events: list[Event]) -> Status: ...
+
+
+class _Stage(Enum):
+    TEXT = auto()
+    CALL = auto()
+    CLOSING = auto()
+
+
+class ToolCallParser:
+    """Text in, Text and Call events out. White space around calls belongs to the format.
+
+    A call that is malformed before its name is known comes out as the text it is, one that turns out malformed
+    later as a CallBroken, and reading goes on behind it. A call that is complete needs no closing tag.
+    """
+
+    def __init__(self, body: Callable[[int], CallBody], bare_opening: str = "") -> None:
+        """`body` makes the reader of the call with that index. `bare_opening`: a call may begin with this as well,
+        without `<tool_call>`; the body then reads it."""
+        self._new_body = body
+        self._openings = (OPEN, bare_opening) if bare_opening else (OPEN,)
+        self._stage = _Stage.TEXT
+        self._body: CallBody | None = None
+        self._opening = (
+            ""  # what came before the body: white space, and the tag where the body has not read it
+        )
+        self._num_calls = 0
+        self._space: list[str] = []  # before `_held`; format if a call comes next or came last
+        self._held = ""  # of a tag
+        self._after_call = False
+
+    def push(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        self._push(text, events)
+        return events
+
+    def finish(self) -> list[Event]:
+        """No text follows."""
+        events: list[Event] = []
+        if self._stage is _Stage.CALL:
+            self._break_off(events)
+        else:
+            self._show(self._held, events)
+        return events
+
+    def _push(self, text: str, events: list[Event]) -> None:
+        for char in text:
+            match self._stage:
+                case _Stage.TEXT:
+                    self._text(char, events)
+                case _Stage.CALL:
+                    self._call(char, events)
+                case _Stage.CLOSING:
+                    self._closing(char, events)
+
+    def _text(self, char: str, events: list[Event]) -> None:
+        if char.isspace() and not self._held:
+            self._space.append(char)
+            return
+        held = self._held + char
+        if held in self._openings:
+            self._begin_call(held, events)
+        elif any(opening.startswith(held) for opening in self._openings):
+            self._held = held
+        elif char == "<" or char.isspace():  # of a tag, `<` is the first character only
+            self._show(self._held, events)
+            if char == "<":
+                self._held = char
+            else:
+                self._space.append(char)
+        else:
+            self._show(held, events)
+
+    def _begin_call(self, opening: str, events: list[Event]) -> None:
+        self._stage = _Stage.CALL
+        self._body = self._new_body(self._num_calls)
+        self._opening = "" if self._after_call else "".join(self._space)
+        self._forget()
+        if opening == OPEN:
+            self._opening += opening
+        else:
+            for char in opening:
+                self._body.push(char, events)
+
+    def _call(self, char: str, events: list[Event]) -> None:
+        assert self._body is not None
+        status = self._body.push(char, events)
+        if status is Status.DONE:
+            self._stage = _Stage.CLOSING
+            self._num_calls += 1
+        elif status is Status.BROKEN:
+            unread = self._body.unread
+            self._break_off(events)
+            self._push(unread, events)
+
+    def _closing(self, char: str, events: list[Event]) -> None:
+        """White space and `</tool_call>`; anything else is text again."""
+        self._after_call = True
+        if char.isspace() and not self._held:
+            self._space.append(char)
+            return
+        held = self._held + char
+        if held == CLOSE:
+            self._forget()
+            self._stage = _Stage.TEXT
+        elif CLOSE.startswith(held):
+            self._held = held
+        else:
+            self._held = ""
+            self._stage = _Stage.TEXT
+            self._push(held, events)
+
+    def _break_off(self, events: list[Event]) -> None:
+        assert self._body is not None
+        self._stage = _Stage.TEXT
+        self._after_call = False
+        raw = self._opening + self._body.raw
+        if self._body.announced:
+            events.append(CallBroken(self._num_calls, raw, self._body.rest))
+            self._num_calls += 1
+        else:
+            events.append(Text(raw))
+
+    def _show(self, text: str, events: list[Event]) -> None:
+        """With the white space that was held, unless that follows a call."""
+        shown = text if self._after_call else "".join(self._space) + text
+        self._forget()
+        if shown:
+            self._after_call = False
+            events.append(Text(shown))
+
+    def _forget(self) -> None:
+        self._space.clear()
+        self._held = ""

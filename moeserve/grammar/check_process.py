@@ -1,0 +1,50 @@
+"""The process that compiles grammars to see whether they can be: `python -m moeserve.grammar.check_process MODEL`,
+in a Sandbox. It exists because a schema can make llguidance's compiler run for ever: `{"type": "integer",
+"multipleOf": 99999989}` does (1.9.1), and no thread could be stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from moeserve.models.gguf import open_gguf
+from moeserve.sandbox import child
+from moeserve.sandbox.frames import receive_frame, send_frame
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+
+from .check_protocol import MAX_REQUEST_BYTES, Accepted, Refused, Reply, decode_wish, encode
+from .engine import Engine
+from .errors import GrammarError
+from .wish import ANY_OBJECT, Wish, to_grammar
+
+MEMORY_BYTES = 1 << 30  # address space beyond what the process needs to be there at all
+
+
+def main() -> None:
+    channel = child.begin("grammar")
+    engine = Engine(TextTokenizer.from_gguf(open_gguf(Path(sys.argv[1]))))
+    check(engine, ANY_OBJECT)  # what is loaded or built on first use, threads among it
+    child.confine(MEMORY_BYTES)
+    send_frame(channel, encode(Refused("")))  # ready
+    while True:
+        try:
+            wish = decode_wish(receive_frame(channel, MAX_REQUEST_BYTES))
+        except (EOFError, ConnectionError):
+            return
+        send_frame(channel, encode(check(engine, wish)))
+
+
+def check(engine: Engine, wish: Wish) -> Reply:
+    """Compiles the grammar and computes its first mask."""
+    try:
+        grammar = to_grammar(wish)
+        engine.matcher(grammar).fill(np.zeros(engine.words, np.int32))
+    except GrammarError as error:
+        return Refused(str(error))
+    return Accepted(grammar)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""httpserver's side of the check: a wish goes in, the grammar that the worker may compile comes out, or the reason
+why not, within a second."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
+
+from .check_protocol import MAX_GRAMMAR_BYTES, MAX_REQUEST_BYTES, Accepted, Refused, decode_reply, encode
+from .errors import GrammarError
+from .wish import Wish
+
+TIMEOUT_S: Final = 1.0
+CACHE_BYTES: Final = (
+    16 << 20
+)  # of wishes and grammars that have passed: agents repeat theirs with every request
+
+
+class GrammarChecker:
+    """One process, started with the first wish (1 s for a vocabulary of 151,936), one wish at a time."""
+
+    def __init__(self, model: Path, *, timeout: float = TIMEOUT_S) -> None:
+        self._sandbox = Sandbox(
+            "moeserve.grammar.check_process",
+            timeout=timeout,
+            max_reply_bytes=MAX_GRAMMAR_BYTES,
+            arguments=[str(model)],
+        )
+        self._passed: OrderedDict[bytes, str] = OrderedDict()
+        self._passed_bytes = 0
+
+    async def check(self, wish: Wish) -> str:
+        """The wish as a grammar that compiles. Raises GrammarError, whose text is for the client."""
+        frame = encode(wish)
+        if len(frame) > MAX_REQUEST_BYTES:
+            raise GrammarError(f"takes {len(frame)} bytes; {MAX_REQUEST_BYTES} at most are supported")
+        grammar = self._passed.get(frame)
+        if grammar is None:
+            grammar = await self._sandbox.run(lambda: self._ask(frame))
+            self._remember(frame, grammar)
+        else:
+            self._passed.move_to_end(frame)
+        return grammar
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+    def _ask(self, frame: bytes) -> str:
+        try:
+            if not self._sandbox.is_running:
+                self._sandbox.start()
+            reply = decode_reply(self._sandbox.ask(frame, "compile"))
+        except SandboxTimeout as error:
+            raise GrammarError(f"is too complex: it {error}") from error
+        except (SandboxDied, ValueError) as error:
+            self._sandbox.stop()
+            raise GrammarError("is too complex: compiling it takes too much memory") from error
+        match reply:
+            case Refused(message=message):
+                raise GrammarError(message)
+            case Accepted(grammar=grammar):
+                return grammar
+
+    def _remember(self, frame: bytes, grammar: str) -> None:
+        if frame in self._passed:
+            return  # asked for twice at once
+        self._passed[frame] = grammar
+        self._passed_bytes += len(frame) + len(grammar)
+        while self._passed_bytes > CACHE_BYTES:
+            old, text = self._passed.popitem(last=False)
+            self._passed_bytes -= len(old) + len(text)

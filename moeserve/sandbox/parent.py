@@ -1,0 +1,132 @@
+"""The parent's side of a sandboxed process: start it, ask it, kill it when it does not answer in time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .frames import receive_frame, send_frame
+
+T = TypeVar("T")
+
+START_SECONDS = 60.0  # until the process runs, before it has met its work: a cold disk, a busy machine
+# The process gets no more of the environment than Python needs to start: it might hold the API key.
+_PASSED_ENVIRONMENT = (
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+)
+
+
+class SandboxTimeout(Exception):
+    """The process did not answer in time and was killed. `stage` is "start", or what `ask` was given."""
+
+    def __init__(self, stage: str, seconds: float) -> None:
+        super().__init__(f"did not {stage} within {seconds:g} s and was stopped")
+        self.stage = stage
+        self.seconds = seconds
+
+
+class SandboxDied(Exception):
+    """The process ended unexpectedly: it ran out of memory, most likely."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+
+
+class Sandbox:
+    """One process at a time, `python -m <module>`, one question at a time; other questions wait in line.
+
+    All that blocks runs on one thread, which also starts the process and which the process dies with. After a
+    time-out or a death the next question starts a new process.
+    """
+
+    def __init__(
+        self, module: str, *, timeout: float, max_reply_bytes: int, arguments: Sequence[str] = ()
+    ) -> None:
+        """`timeout` is seconds of wall-clock time for each question. Starts nothing yet."""
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._timeout = timeout
+        self._max_reply_bytes = max_reply_bytes
+        self._child: _Child | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=module.rpartition(".")[2])
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """`work()` on the sandbox's thread, where `start`, `ask` and `stop` belong."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def run_sync(self, work: Callable[[], T]) -> T:
+        """As `run`, blocking: not for an event loop's thread."""
+        return self._thread.submit(work).result()
+
+    def close(self) -> None:
+        """Ends the process. Waits for a question that is being answered."""
+        self.run_sync(self.stop)
+        self._thread.shutdown()
+
+    # ---- all below runs on the sandbox's thread
+
+    @property
+    def is_running(self) -> bool:
+        return self._child is not None
+
+    def start(self) -> None:
+        """Starts the process and waits for its first frame. SandboxTimeout, SandboxDied."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                self._command,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _PASSED_ENVIRONMENT if name in os.environ},
+            )
+        self._child = _Child(process, ours)
+        self._receive("start", START_SECONDS, time.monotonic() + START_SECONDS)
+
+    def ask(self, frame: bytes, stage: str) -> bytes:
+        """The answer to one frame; `stage` names the work for SandboxTimeout. SandboxDied."""
+        assert self._child is not None, "start comes first"
+        deadline = time.monotonic() + self._timeout
+        try:
+            send_frame(self._child.channel, frame, deadline)
+        except TimeoutError as error:
+            self.stop()
+            raise SandboxTimeout(stage, self._timeout) from error
+        except ConnectionError as error:
+            self.stop()
+            raise SandboxDied from error
+        return self._receive(stage, self._timeout, deadline)
+
+    def stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.channel.close()
+            child.process.kill()
+            child.process.wait()
+
+    def _receive(self, stage: str, seconds: float, deadline: float) -> bytes:
+        assert self._child is not None
+        try:
+            return receive_frame(self._child.channel, self._max_reply_bytes, deadline)
+        except TimeoutError as error:
+            self.stop()
+            raise SandboxTimeout(stage, seconds) from error
+        except (EOFError, ConnectionError, ValueError) as error:
+            self.stop()
+            raise SandboxDied from error

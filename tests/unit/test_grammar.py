@@ -1,0 +1,254 @@
+"""Wishes, the checker's process and matchers, over the packaged model's vocabulary."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator
+
+import jsonschema
+import numpy as np
+import psutil
+import pytest
+
+from moeserve.grammar.checker import GrammarChecker
+from moeserve.grammar.engine import Engine, Matcher
+from moeserve.grammar.errors import GrammarError
+from moeserve.grammar.wish import (
+    ANY_OBJECT,
+    Choice,
+    Ebnf,
+    JsonOrToolCalls,
+    JsonSchema,
+    Regex,
+    TextWithToolCalls,
+    Tool,
+    ToolCalls,
+    Wish,
+    to_grammar,
+)
+from moeserve.models.gguf import open_gguf
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from tests.conftest import TINY_MODEL
+
+SUM = Tool(
+    "sum",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        }
+    ),
+)
+NOW = Tool("now", '{"type": "object", "properties": {}, "additionalProperties": false}')
+CALL_SUM = '<tool_call>\n{"name": "sum", "arguments": {"a": 1, "b": -20}}\n</tool_call>'
+CALL_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return TextTokenizer.from_gguf(open_gguf(TINY_MODEL))
+
+
+@pytest.fixture(scope="module")
+def engine(tokenizer: TextTokenizer) -> Engine:
+    return Engine(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    made = GrammarChecker(TINY_MODEL)
+    yield made
+    made.close()
+
+
+def allowed(engine: Engine, matcher: Matcher) -> set[int]:
+    mask = np.zeros(engine.words, np.int32)
+    matcher.fill(mask)
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def matches(engine: Engine, tokenizer: TextTokenizer, wish: Wish, text: str) -> bool:
+    """Whether the whole text may come, every token of it being allowed by the mask before it."""
+    matcher = engine.matcher(to_grammar(wish))
+    for token_id in tokenizer.encode(text, parse_special=False):
+        if token_id not in allowed(engine, matcher):
+            return False
+        matcher.accept(token_id)
+    return matcher.may_end
+
+
+@pytest.mark.parametrize(
+    ("wish", "good", "bad"),
+    [
+        (ANY_OBJECT, ['{}', '{"a": [1, {"b": null}]}', '{\n  "a": "é\\n"\n}'], ["[]", '{"a": 1', " {}", "{} "]),
+        (JsonSchema('{"type": "integer", "minimum": 3, "maximum": 12}'), ["3", "12"], ["2", "13", "3.0"]),
+        (JsonSchema("true"), ["null", '"x"'], ["nul"]),
+        (Regex("[ab]{2,3}c?"), ["ab", "abac"], ["a", "abb ", "xab"]),
+        (Choice(['yes "sir"', "no"]), ['yes "sir"', "no"], ["yes", "maybe"]),
+        (Ebnf('start: "a"+ B\nB: /[0-9]{2}/'), ["aa12"], ["12", "a1"]),
+        (Ebnf('root ::= "a" | x\nx ::= [b-d]{2}'), ["a", "bd"], ["b", "e"]),
+        (ToolCalls([SUM, NOW], parallel=True), [CALL_SUM, f"{CALL_NOW}\n{CALL_SUM}"], ["hello", CALL_NOW[:-1]]),
+        (ToolCalls([SUM], parallel=False), [CALL_SUM], [CALL_NOW, f"{CALL_SUM}\n{CALL_SUM}"]),
+        (
+            TextWithToolCalls([SUM, NOW], parallel=True),
+            ["hello", f"Let me see.\n{CALL_SUM}", f"{CALL_SUM}\n{CALL_NOW}\nand so on", "a < b"],
+            ["<tool_call>", CALL_NOW.replace("now", "never"), f"x {CALL_SUM.replace('-20', '2.5')}"],
+        ),
+        (
+            JsonOrToolCalls('{"type": "boolean"}', [NOW], parallel=True),
+            ["true", f"{CALL_NOW}\n{CALL_NOW}"],
+            [f"true{CALL_NOW}", "hello"],
+        ),
+        (
+            TextWithToolCalls([NOW], parallel=False),
+            ["hello", f"Well: {CALL_NOW}"],
+            [f"{CALL_NOW}{CALL_NOW}", f"{CALL_NOW} bye"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_wish_is_matched_by_what_it_means(
+    engine: Engine, tokenizer: TextTokenizer, wish: Wish, good: list[str], bad: list[str]
+) -> None:
+    for text in good:
+        assert matches(engine, tokenizer, wish, text), text
+    for text in bad:
+        assert not matches(engine, tokenizer, wish, text), text
+
+
+def test_at_its_end_only_end_tokens_may_come(engine: Engine, tokenizer: TextTokenizer) -> None:
+    matcher = engine.matcher(to_grammar(Choice(["ab"])))
+    for token_id in tokenizer.encode("ab"):
+        assert not allowed(engine, matcher) & set(engine.eos_ids)
+        matcher.accept(token_id)
+    assert allowed(engine, matcher) == set(engine.eos_ids)
+    for _ in range(3):  # rows that the router had planned already
+        matcher.accept(engine.eos_ids[0])
+        assert allowed(engine, matcher) == set(engine.eos_ids)
+    with pytest.raises(GrammarError, match="after the end"):
+        matcher.accept(5)
+
+
+def test_control_tokens_are_no_text(engine: Engine, tokenizer: TextTokenizer) -> None:
+    matcher = engine.matcher(to_grammar(JsonSchema('{"type": "string"}')))
+    matcher.accept(*tokenizer.encode('"'))
+    possible = allowed(engine, matcher)
+    assert not possible & tokenizer.vocabulary.special
+    assert tokenizer.vocabulary.user_defined <= possible  # <think> and the like are
+
+
+def test_what_is_forced_comes_in_the_models_own_tokens(engine: Engine, tokenizer: TextTokenizer) -> None:
+    text = "The quick brown fox <tool_call> jumps"
+    matcher = engine.matcher(to_grammar(Choice([text])))
+    for token_id in tokenizer.encode(text, parse_special=False):
+        assert allowed(engine, matcher) == {token_id}
+        matcher.accept(token_id)
+
+
+def test_a_long_json_answer_of_random_tokens_validates(engine: Engine, tokenizer: TextTokenizer) -> None:
+    """Whatever a model prefers: uniform draws from the mask make valid JSON."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "tags": {"type": "array", "items": {"enum": ["a", "b", 3]}, "minItems": 1, "maxItems": 4},
+            "size": {"type": "number", "minimum": -1, "maximum": 1},
+        },
+        "required": ["name", "tags"],
+        "additionalProperties": False,
+    }
+    rng = random.Random(3)
+    for _ in range(20):
+        matcher = engine.matcher(to_grammar(JsonSchema(json.dumps(schema))))
+        output: list[int] = []
+        while (token_id := rng.choice(sorted(allowed(engine, matcher)))) not in engine.eos_ids:
+            matcher.accept(token_id)
+            output.append(token_id)
+        jsonschema.validate(json.loads(tokenizer.decode(output)), schema)
+
+
+def check(checker: GrammarChecker, wish: Wish) -> str:
+    return asyncio.run(checker.check(wish))
+
+
+def processes() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [p for p in children if p.status() != "zombie" and p.cmdline()[:1] == ["moeserve: grammar"]]
+
+
+def test_the_checker_gives_what_the_worker_compiles(checker: GrammarChecker, engine: Engine) -> None:
+    for wish in (ANY_OBJECT, Regex("a+"), ToolCalls([SUM], parallel=False)):
+        grammar = check(checker, wish)
+        assert grammar == to_grammar(wish)
+        engine.matcher(grammar)
+    assert check(checker, ANY_OBJECT) == to_grammar(ANY_OBJECT)  # remembered
+    assert len(processes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "cause"),
+    [
+        (JsonSchema('{"type": "foo"}'), "foo"),
+        (JsonSchema('{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+        (JsonSchema('{"$ref": "file:///etc/passwd"}'), "etc/passwd"),
+        (JsonSchema('{"$ref": "http://127.0.0.1/"}'), "127.0.0.1"),
+        (JsonSchema('{"properties": {"a": false}, "required": ["a"], "type": "object"}'), "nsatisfiable"),
+        (Regex("("), "unclosed group"),
+        (Ebnf("start: nothing"), "nothing"),
+        (Ebnf("hello"), "Expected"),
+        (Ebnf("root ::= (" * 2000), "GBNF"),
+        (Ebnf("start: " + "(" * 20000), "nested"),
+        (ToolCalls([Tool("f", '{"type": "nothing"}')], parallel=False), "nothing"),
+    ],
+)  # fmt: skip
+def test_a_wrong_wish_is_refused_with_its_cause(checker: GrammarChecker, wish: Wish, cause: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        check(checker, wish)
+    assert cause in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_an_endless_compilation_is_killed_and_the_next_wish_served() -> None:
+    others = processes()
+    checker = GrammarChecker(TINY_MODEL, timeout=0.3)
+    try:
+        check(checker, ANY_OBJECT)
+        (first,) = set(processes()) - set(others)
+        start = time.monotonic()
+        with pytest.raises(GrammarError, match=r"too complex: it did not compile within 0\.3 s"):
+            check(checker, JsonSchema('{"type": "integer", "multipleOf": 99999989}'))
+        assert time.monotonic() - start < 1.0
+        assert not first.is_running()
+        check(checker, Regex("b+"))
+        assert set(processes()) - set(others) != {first}
+    finally:
+        checker.close()
+    assert processes() == others
+
+
+def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: Engine) -> None:
+    """Within llguidance's limits: no step of it may hold up the requests beside it for long."""
+    rng = random.Random(1)
+    hostile: list[Wish] = [
+        Regex("(.|b)*a(.|b){300}c"),
+        Regex(r"\w{1000}\d{1000}"),
+        Ebnf('start: a\na: a a a | a a | "x" | "xx" | /[a-z]*/'),
+        Ebnf('start: ("a"~1000)~1000'),
+        JsonSchema(json.dumps({"type": "string", "pattern": "(a{1,1000}){1,1000}"})),
+    ]
+    for wish in hostile:
+        try:
+            matcher = engine.matcher(to_grammar(wish))
+            for _ in range(60):
+                start = time.thread_time()
+                possible = sorted(allowed(engine, matcher))
+                assert time.thread_time() - start < 0.1
+                if possible == sorted(engine.eos_ids):
+                    break
+                matcher.accept(rng.choice([p for p in possible if p not in engine.eos_ids]))
+        except GrammarError:
+            continue
