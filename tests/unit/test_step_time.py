@@ -33,7 +33,9 @@ MODEL = StepTime(
 
 def rows(*shapes: tuple[int, int, bool]) -> StepPlan:
     """A plan of rows (start, count, sample)."""
-    return StepPlan(1, [], [Row(i, start, count, b"", sample) for i, (start, count, sample) in enumerate(shapes)])
+    return StepPlan(
+        1, [], [Row(i, start, count, b"", sample) for i, (start, count, sample) in enumerate(shapes)]
+    )
 
 
 def test_load_of_a_plan() -> None:
@@ -77,7 +79,8 @@ def test_fit_bears_noise_and_interrupted_steps() -> None:
     random = np.random.default_rng(1)
     loads = random_loads(400, 2)
     noisy = [
-        Sample(load, MODEL.of(load) * (random.normal(1, 0.05) if i % 10 else 3.0)) for i, load in enumerate(loads)
+        Sample(load, MODEL.of(load) * (random.normal(1, 0.05) if i % 10 else 3.0))
+        for i, load in enumerate(loads)
     ]
     found = fit(noisy, "fit")
     true = [Sample(load, MODEL.of(load)) for load in random_loads(100, 3)]
