@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from moeserve.cli import main
+CHECKOUT = Path(__file__).resolve().parent
+
+
+def run() -> int:
+    if not any((CHECKOUT / "moeserve" / "kernels").glob("_C*.so")):
+        # `pip install` puts the compiled extension with the installed package, and an editable one finds the rest
+        # here by itself; this folder, first on the path, would hide it.
+        sys.path[:] = [entry for entry in sys.path if entry != str(CHECKOUT)]
+    from moeserve.cli import main
+
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -43,7 +43,7 @@ def tokens_per_second(server: Server, batch: int, tokens: int, seed: int, extra:
 
     with ThreadPoolExecutor(batch) as pool:
         timings = list(pool.map(ask, range(batch)))
-    return batch * (tokens - 1) / statistics.mean(timing["decode_ms"] for timing in timings) * 1e3
+    return float(batch * (tokens - 1) / statistics.mean(timing["decode_ms"] for timing in timings) * 1e3)
 
 
 def main() -> None:

@@ -32,10 +32,14 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code."""
+    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code, which is
+    130 where Ctrl-C ended a command that does not mind it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "serve"
-    return COMMANDS[name].run(arguments)
+    try:
+        return COMMANDS[name].run(arguments)
+    except KeyboardInterrupt:
+        return 130
 
 
 class Command(NamedTuple):
@@ -60,18 +64,22 @@ def serve(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """`bench engine …`. Exit code 2 for anything else."""
-    if arguments[:1] != ["engine"]:
-        print("usage: moeserve bench engine [options]   (--help explains)", file=sys.stderr)
-        return 2
-    from moeserve.bench.engine import main as bench_engine
+    """`bench engine|serve|steps …`. Exit code 2 for anything else."""
+    from moeserve.bench.commands import main as run_bench
 
-    return bench_engine(arguments[1:])
+    return run_bench(arguments)
+
+
+def simulate(arguments: list[str]) -> int:
+    from moeserve.simulate.command import main as run_simulate
+
+    return run_simulate(arguments)
 
 
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
-    "bench": Command(bench, "bench engine: measure prefill and decode without the server"),
+    "bench": Command(bench, "measure the engine, its steps, or a running server"),
+    "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
 }
 
 
@@ -93,7 +101,11 @@ def serve_parser() -> argparse.ArgumentParser:
     for option in dataclasses.fields(ServerConfig):
         # Text here and read in `_read`, so that a flag and an environment variable fail with the same words.
         groups[option.metadata["group"]].add_argument(
-            flag_name(option.name), default=None, metavar=_metavar(option), help=_help(option)
+            flag_name(option.name),
+            action="append" if _is_repeatable(option) else "store",
+            default=None,
+            metavar=_metavar(option),
+            help=_help(option),
         )
     return parser
 
@@ -109,16 +121,22 @@ def parse(
     return read_options(vars(parser.parse_args(arguments)), environment)
 
 
-def read_options(given: Mapping[str, str | None], environment: Mapping[str, str]) -> ServerConfig:
+def read_options(given: Mapping[str, str | list[str] | None], environment: Mapping[str, str]) -> ServerConfig:
     """From the texts of flags (by field name; None or absent: not given) and the environment, where an empty
     variable counts as unset. Raises ConfigError."""
     values: dict[str, Any] = {}
     for option in dataclasses.fields(ServerConfig):
-        if given.get(option.name) is not None:
-            values[option.name] = _read(option, str(given[option.name]), flag_name(option.name))
-        elif environment.get(env_name(option.name)):
-            name = env_name(option.name)
-            values[option.name] = _read(option, environment[name], f"environment variable {name}")
+        text: str | list[str] | None = given.get(option.name)
+        source = flag_name(option.name)
+        if text is None:
+            text = environment.get(env_name(option.name)) or None
+            source = f"environment variable {env_name(option.name)}"
+            if text is not None and _is_repeatable(option):
+                text = text.split(",")
+        if isinstance(text, list):
+            values[option.name] = tuple(_read(option, one, source) for one in text)
+        elif text is not None:
+            values[option.name] = _read(option, text, source)
     return ServerConfig(**values)
 
 
@@ -142,11 +160,17 @@ def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float
 
 
 def _kind(option: dataclasses.Field[Any]) -> type:
-    """The type of the option's value; `int | None` is int."""
+    """The type of the option's value; `int | None` is int, and so is `tuple[int, ...]`."""
     hint = typing.get_type_hints(ServerConfig)[option.name]
+    if _is_repeatable(option):
+        return typing.cast(type, typing.get_args(hint)[0])
     if isinstance(hint, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     return typing.cast(type, hint)
+
+
+def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
+    return isinstance(option.default, tuple)
 
 
 def _metavar(option: dataclasses.Field[Any]) -> str:
@@ -157,7 +181,7 @@ def _metavar(option: dataclasses.Field[Any]) -> str:
 
 
 def _help(option: dataclasses.Field[Any]) -> str:
-    default = f"default: {option.default}, " if option.default not in (None, "") else ""
+    default = f"default: {option.default}, " if option.default not in (None, "", ()) else ""
     return f"{option.metadata['help']} [{default}{env_name(option.name)}]".replace("%", "%%")
 
 
@@ -179,6 +203,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
         config,
         model=str(model),
         served_model_name=config.served_model_name or _api_name(model),
+        api_key_file=config.api_key_file and os.path.abspath(Path(config.api_key_file).expanduser()),
         threads=config.threads or usable_cores(),
         data_dir=config.data_dir and os.path.abspath(Path(config.data_dir).expanduser()),
     )

@@ -28,7 +28,14 @@ def _option(
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
 ) -> Any:
-    metadata = {"group": group, "help": help, "low": low, "high": high, "choices": choices, "metavar": metavar}
+    metadata = {
+        "group": group,
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "metavar": metavar,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -55,9 +62,18 @@ class ServerConfig:
         high=1 << 24,
     )
     host: str = _option("127.0.0.1", "Network", "address to listen on; 0.0.0.0 admits other machines")
-    port: int = _option(8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535)
-    api_key: str | None = _option(
-        None, "Network", "require this bearer token on every request but /health and /metrics", metavar="KEY"
+    port: int = _option(
+        8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535
+    )
+    api_key: tuple[str, ...] = _option(
+        (),
+        "Network",
+        "require this bearer token on every request but /health and /metrics; give the flag again (in the "
+        "variable: after a comma) for more keys, which get equal shares of a busy server",
+        metavar="KEY",
+    )
+    api_key_file: str | None = _option(
+        None, "Network", "file of more API keys: on each line a name and a key", metavar="PATH"
     )
     tool_call_parser: str = _option(
         "auto",
@@ -88,13 +104,75 @@ class ServerConfig:
     max_num_queued_reqs: int = _option(
         2048, "Capacity", "waiting requests beyond which new ones get a 503", low=1, high=1 << 20
     )
+    max_num_queued_tokens: int = _option(
+        1 << 20, "Capacity", "tokens of waiting prompts beyond which new ones get a 503", low=1, high=1 << 30
+    )
+    max_itl_ms: float | None = _option(
+        None,
+        "Capacity",
+        "longest step while answers are under way, in milliseconds, which bounds their inter-token latency (default: "
+        "as long as prompts need to be read efficiently)",
+        low=1,
+        high=3.6e6,
+        metavar="MS",
+    )
+    prefill_share: float = _option(
+        0.4,
+        "Capacity",
+        "share of the time that prompts get while answers are under way, which keep the rest of their speed; "
+        "more where prompts outnumber answers",
+        low=0.01,
+        high=0.99,
+        metavar="SHARE",
+    )
+    prefix_cache: str = _option(
+        "shared",
+        "Capacity",
+        "whose computed prompts and answers are used again: shared: everyone's; per-key: those of the same API key; "
+        "off: nobody's",
+        choices=("shared", "per-key", "off"),
+    )
     threads: int | None = _option(
-        None, "CPU engine", "compute threads of the expert pool (default: the physical cores we may use)", low=1, high=1024
+        None,
+        "CPU engine",
+        "compute threads of the expert pool (default: the physical cores we may use)",
+        low=1,
+        high=1024,
+    )
+    isa: str = _option(
+        "auto",
+        "CPU engine",
+        "instruction set of the kernels; auto takes the best this CPU has, the others are for comparing",
+        choices=("auto", "plain", "avx2", "avx512_vnni"),
+    )
+    weight_layout: str = _option(
+        "panels",
+        "CPU engine",
+        "panels: weights are repacked while loading, the faster layout; file: computed from the mapped file as they "
+        "lie there, for an instant start and tight memory (do not change the file while it is served)",
+        choices=("panels", "file"),
+    )
+    numa_nodes: int | None = _option(
+        None,
+        "CPU engine",
+        "memory nodes the weights and threads are divided among (default: the machine's; more than it has are "
+        "logical nodes, for trying)",
+        low=1,
+        high=1024,
+    )
+    cpu_binding: str = _option(
+        "auto",
+        "CPU engine",
+        "cores: each compute thread on a core of its own; nodes: on its memory node's cores; none: wherever the "
+        "kernel puts it; auto: cores where there are enough of them, else nodes",
+        choices=("auto", "cores", "nodes", "none"),
     )
     seed: int | None = _option(
         None, "Server", "makes the seeds of requests that set none reproducible", low=0, high=(1 << 63) - 1
     )
-    log_level: str = _option("info", "Server", "how much to log", choices=("debug", "info", "warning", "error"))
+    log_level: str = _option(
+        "info", "Server", "how much to log", choices=("debug", "info", "warning", "error")
+    )
     shutdown_timeout: float = _option(
         30.0, "Server", "seconds that running requests are given to finish after SIGTERM", low=0, high=86400
     )

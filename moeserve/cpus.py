@@ -11,9 +11,15 @@ def usable_cores(sysfs: Path = Path("/sys")) -> int:
     """Physical cores of our CPU affinity (which holds a container's cpuset), no more than the control group's
     CPU quota allows (cgroup v2, cpu.max). Hyper-threads of one core count once: they share its vector units.
     At least 1."""
-    cpus = os.sched_getaffinity(0)
-    cores = {_core_of(cpu, sysfs) for cpu in cpus}
-    return max(1, min(len(cores), _quota(sysfs)))
+    return max(1, min(len(cores(os.sched_getaffinity(0), sysfs)), _quota(sysfs)))
+
+
+def cores(cpus: set[int], sysfs: Path = Path("/sys")) -> list[list[int]]:
+    """Those CPUs by physical core, in the order of each core's first CPU."""
+    by_core: dict[str, list[int]] = {}
+    for cpu in sorted(cpus):
+        by_core.setdefault(_core_of(cpu, sysfs), []).append(cpu)
+    return list(by_core.values())
 
 
 def _core_of(cpu: int, sysfs: Path) -> str:

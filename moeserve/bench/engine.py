@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,10 +23,19 @@ from moeserve.cli import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
-from moeserve.worker.runner import Runner, load_runner
+from moeserve.worker.loading import load_runner
+from moeserve.worker.runner import Runner
 
 # Options of the server that mean the same here.
-SHARED = ("model", "threads", "max_num_batched_tokens")
+SHARED = (
+    "model",
+    "threads",
+    "isa",
+    "weight_layout",
+    "numa_nodes",
+    "cpu_binding",
+    "max_num_batched_tokens",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +137,7 @@ def main(arguments: list[str]) -> int:
     batches, prompt, gen = args.batch, args.prompt, args.gen
     try:
         config = _config(args)
-        runner = load_runner(config, _LoadingBar())
+        runner = load_runner(config, LoadingBar())
     except UserError as error:
         parser.error(str(error))
     bench = EngineBench(runner, config.max_num_batched_tokens)
@@ -193,13 +201,13 @@ def _row(f: Figure) -> str:
     )
 
 
-class _LoadingBar:
+class LoadingBar:
     def __init__(self) -> None:
         self._bar: tqdm[None] | None = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = tqdm(desc=stage, total=total, unit="B", unit_scale=True, file=sys.stderr, leave=False)
+            self._bar = tqdm(desc=stage, total=total, unit="B", unit_scale=True, disable=None, leave=False)
         self._bar.update(done - self._bar.n)
         if done == total:
             self._bar.close()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from moeserve.httpserver.api_keys import key_name
 from moeserve.httpserver.engine import EngineClient
 from moeserve.httpserver.errors import ApiError, invalid
 from moeserve.httpserver.model_text import ModelText
@@ -29,6 +30,7 @@ class Wish:
     seed: int | None = None
     ignore_eos: bool = False
     priority: int = 0
+    cache_salt: str = ""
     prompt_param: str = "prompt"
     max_tokens_param: str = "max_tokens"
     stop_param: str = "stop_token_ids"
@@ -76,6 +78,8 @@ class Admission:
                     text=wish.text,
                     arrival=wish.arrival,
                     priority=wish.priority,
+                    key_name=key_name.get(),
+                    cache_salt=wish.cache_salt,
                 )
                 requests.append(request)
         return requests

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from moeserve.httpserver import chat, completions, generate, messages, openai_responses, status, tokenize
+from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
 from moeserve.httpserver.errors import ApiError, error_body
 from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId, request_id_of
@@ -46,7 +47,8 @@ class Application(FastAPI):
 
 
 def build_app(service: Service) -> FastAPI:
-    """No documentation pages: theirs load scripts from another site. /openapi.json has it all."""
+    """No documentation pages: theirs load scripts from another site. /openapi.json has it all. Raises
+    ConfigError for a bad file of API keys."""
     app = Application(title="moeserve", docs_url=None, redoc_url=None)
     app.state.service = service
     for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
@@ -57,8 +59,9 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(Exception, _bug)
     # The last one added is the first one run.
     app.add_middleware(BodyLimit)
-    if service.config.api_key is not None:
-        app.add_middleware(ApiKey, key=service.config.api_key)
+    keys = ApiKeys.from_config(service.config)
+    if keys:
+        app.add_middleware(ApiKey, keys=keys)
     app.add_middleware(RequestId)
     return app
 

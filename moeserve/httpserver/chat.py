@@ -114,6 +114,7 @@ class ChatWork:
             seed=body.seed,
             ignore_eos=body.ignore_eos,
             priority=body.priority,
+            cache_salt=body.cache_salt,
             prompt_param="messages",
             max_tokens_param="max_completion_tokens" if named else "max_tokens",
         )

@@ -54,6 +54,8 @@ class ChoiceWriter:
 
     def __init__(self, text: ModelText, body: CompletionRequest, prompt: Echo) -> None:
         self._echo: Echo | None = prompt if body.echo else None
+        self._prompt_ids: list[int] | None = prompt.ids
+        self._with_ids = body.return_token_ids
         top = body.logprobs
         as_ids = body.return_tokens_as_token_ids
         self._logprobs = None if top is None else CompletionLogprobsWriter(text, top, as_ids)
@@ -68,6 +70,22 @@ class ChoiceWriter:
             if tokens:
                 parts.append(self._logprobs.write(tokens))
         return text, joined(parts)
+
+    def choice(
+        self, index: int, text: str, logprobs: CompletionLogprobs | None, end: TextItem, token_ids: list[int]
+    ) -> CompletionChoice:
+        """A piece of the choice, or all of it; `end` is its last item."""
+        choice: CompletionChoice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": end.finish_reason,
+            "stop_reason": end.stop_reason,
+        }
+        if self._with_ids:
+            choice["token_ids"] = token_ids
+            choice["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None
+        return choice
 
 
 @dataclass
@@ -87,27 +105,24 @@ class CompletionWork:
         for index, (items, writer) in enumerate(zip(answers, writers, strict=True)):
             tally.take(index, items[-1])
             parts = [writer.write(item) for item in items]
+            text = "".join(text for text, _ in parts)
             logprobs = [part for _, part in parts if part is not None]
-            choices.append(
-                _choice(
-                    index,
-                    "".join(text for text, _ in parts),
-                    joined(logprobs) if logprobs else None,
-                    items[-1],
-                )
-            )
+            ids = [token for item in items for token in item.token_ids]
+            choices.append(writer.choice(index, text, joined(logprobs) if logprobs else None, items[-1], ids))
         return self._envelope(choices) | {"usage": tally.usage(), "timings": tally.timings()}
 
     async def chunks(self) -> AsyncGenerator[Completion, None]:
         requests, writers, tally = await self._prepare()
-        options = self.body.stream_options
+        body, options = self.body, self.body.stream_options
         async with self.service.engine.start(requests) as batch:
             async for index, item in batch:
                 tally.take(index, item)
                 text, logprobs = writers[index].write(item)
-                if item.finish_reason is None and not text and not (logprobs and logprobs["tokens"]):
+                told = (logprobs and logprobs["tokens"]) or (body.return_token_ids and item.token_ids)
+                if item.finish_reason is None and not text and not told:
                     continue  # a token whose text is held back: part of a character or of a stop string
-                chunk = self._envelope([_choice(index, text, logprobs, item)])
+                choice = writers[index].choice(index, text, logprobs, item, item.token_ids)
+                chunk = self._envelope([choice])
                 if options is not None and options.include_usage:
                     chunk["usage"] = tally.usage() if options.continuous_usage_stats else None
                 if tally.all_finished:
@@ -133,6 +148,7 @@ class CompletionWork:
             seed=body.seed,
             ignore_eos=body.ignore_eos,
             priority=body.priority,
+            cache_salt=body.cache_salt,
         )
         if (constraint := body.constraint()) is not None:
             wish = await constrain(self.service.grammars, wish, constraint)
@@ -162,13 +178,3 @@ async def _encode(text: ModelText, prompts: list[Prompt], limit: int) -> list[li
 
 async def _prompt_text(text: ModelText, prompt: Prompt, ids: list[int]) -> str:
     return prompt if isinstance(prompt, str) else await text.decode(ids)
-
-
-def _choice(index: int, text: str, logprobs: CompletionLogprobs | None, item: TextItem) -> CompletionChoice:
-    return {
-        "index": index,
-        "text": text,
-        "logprobs": logprobs,
-        "finish_reason": item.finish_reason,
-        "stop_reason": item.stop_reason,
-    }

@@ -256,7 +256,8 @@ class EngineClient:
         if generation is None:
             return  # as in _text
         self.metrics.finished("error")
-        generation.batch.put(ApiError(error.status, error.message, code="engine_error"))
+        code = "engine_error" if error.retry_after is None else "overloaded"
+        generation.batch.put(ApiError(error.status, error.message, code=code, retry_after=error.retry_after))
 
     def _fail_all(self, error: ApiError) -> None:
         for request_id in list(self._open):

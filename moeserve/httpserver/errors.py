@@ -44,13 +44,20 @@ class ApiError(Exception):
     """A request that ends with an HTTP error. `param` is the field at fault, `code` a word for programs."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
+        self.retry_after = retry_after  # seconds, with a 503; None: RETRY_AFTER_S
 
     def body(self) -> ErrorBody:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
@@ -61,7 +68,7 @@ class ApiError(Exception):
             case 401:
                 return {"www-authenticate": "Bearer"}
             case 503:
-                return {"retry-after": RETRY_AFTER_S}
+                return {"retry-after": RETRY_AFTER_S if self.retry_after is None else str(self.retry_after)}
             case 413:
                 return {"connection": "close"}  # the rest of the body is not read
         return {}

@@ -7,14 +7,15 @@ shows here (when tokens reach this process, how requests end) is observed here. 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from moeserve.messages.schema import FinishReason, LoadReport, Usage
+from moeserve.messages.schema import FinishReason, HistogramCounts, LoadReport, Usage
 
 _LABELS: Final = ("model_name",)
 _TTFT_BUCKETS: Final = (
@@ -35,7 +36,9 @@ _TOKEN_BUCKETS: Final = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 _GAUGES: Final = (
     ("num_running", "num_requests_running", "Requests in model execution batches."),
     ("num_waiting", "num_requests_waiting", "Requests waiting to be processed."),
+    ("queued_tokens", "num_tokens_waiting", "Tokens that waiting requests have to have computed."),
     ("kv_slots_used", "kv_cache_slots_used", "KV cache slots (tokens) in use."),
+    ("kv_slots_cached", "kv_cache_slots_cached", "KV cache slots of prefixes that no request uses now."),
     ("kv_slots_total", "kv_cache_slots_total", "KV cache slots (tokens) there are."),
 )
 _COUNTERS: Final = (
@@ -44,8 +47,15 @@ _COUNTERS: Final = (
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     ("cached_tokens", "prefix_cache_hits", "Prompt tokens taken from the prefix cache."),
     ("preemptions", "num_preemptions", "Requests that were paused to make room."),
+    ("repeated_tokens", "recomputed_tokens", "Tokens computed again after a pause."),
     ("aborts", "num_aborts", "Requests whose client went away, as the router counts them."),
     ("steps", "engine_steps", "Steps of the worker."),
+)
+# The router's histograms, in milliseconds there.
+_HISTOGRAMS: Final = (
+    ("decode_step_ms", "decode_step_seconds", "Steps of the worker without prompt tokens."),
+    ("prefill_step_ms", "prefill_step_seconds", "Steps of the worker with prompt tokens."),
+    ("idle_ms", "worker_idle_seconds", "The worker's wait between two steps of the same requests."),
 )
 
 
@@ -70,6 +80,13 @@ class _RouterCollector(Collector):
             counter = CounterMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
             counter.add_metric(labels, getattr(load, name))
             yield counter
+        for name, metric, text in _HISTOGRAMS:
+            histogram = HistogramMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
+            counts: HistogramCounts = getattr(load, name)
+            bounds = [*(f"{bound / 1e3:g}" for bound in counts.bounds), "+Inf"]
+            sums = accumulate(counts.counts or [0])
+            histogram.add_metric(labels, list(zip(bounds, sums, strict=True)), counts.sum / 1e3)
+            yield histogram
 
 
 class Metrics:

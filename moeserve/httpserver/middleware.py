@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import uuid
 from typing import Final
 
@@ -16,6 +15,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moeserve.httpserver.api_keys import ApiKeys, key_name
 from moeserve.httpserver.errors import MESSAGES_PATH, ApiError, error_body
 
 MAX_BODY_BYTES: Final = 32 << 20
@@ -56,26 +56,31 @@ class RequestId:
 
 
 class ApiKey:
-    """401 for a request without the bearer token, before its body is read."""
+    """401 for a request without a bearer token that is one of the keys, before its body is read."""
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self.app = app
-        self._expected = key.encode()
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._admits(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self.app(scope, receive, send)
+            return
+        name = self._name(scope)
+        if name is not None:
+            key_name.set(name)  # of this request's task and those that it starts
             await self.app(scope, receive, send)
             return
         message = "a valid API key is required: send it as Authorization: Bearer <key>, or as x-api-key"
         await _refuse(scope, send, ApiError(401, message, code="invalid_api_key"))
 
-    def _admits(self, scope: Scope) -> bool:
+    def _name(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = [key.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))  # Anthropic's clients
-        # Headers are latin-1 text; the comparison takes the same time wherever the keys differ.
-        return any(secrets.compare_digest(one.encode("latin-1"), self._expected) for one in given)
+        names = [self._keys.name_of(one.encode("latin-1")) for one in given]  # what headers are decoded from
+        return next((name for name in names if name is not None), None)
 
 
 class BodyLimit:

@@ -1,12 +1,14 @@
 """CpuStream: the C++ pool as a stream of operations on torch tensors.
 
 Calls queue an operation and return; `wait()` blocks until all are done. Until then what was passed must stay
-unread and unwritten, as with a GPU stream; the stream keeps it alive. What each operation computes is specified by the `reference.py` of its
-folder. Shapes are row-major; n is the number of tokens of the step; every tensor is contiguous and on the CPU.
+unread and unwritten, as with a GPU stream; the stream keeps it alive. What each operation computes is specified by
+the `reference.py` of its folder. Shapes are row-major; n is the number of tokens of the step; every tensor is
+contiguous and on the CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +33,14 @@ class Activations:
         self.f32 = torch.empty(tokens if f32 else 0, cols)
         self.q8 = torch.empty(tokens if q8 else 0, _C.quantized_row_bytes(cols), dtype=torch.uint8)
         self.native = _C.Activations(self.f32.data_ptr() if f32 else 0, self.q8.data_ptr() if q8 else 0, cols)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a thread of the pool runs. A node's threads stand side by side, nodes count from 0."""
+
+    node: int = 0  # memory node
+    cpus: tuple[int, ...] = ()  # what the thread is bound to; empty: not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +70,15 @@ class RoutingRoom:
 
 
 class CpuStream:
-    def __init__(self, threads: int, isa: str = "") -> None:
-        """`isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
+    def __init__(self, threads: int | Sequence[Place], isa: str = "") -> None:
+        """`threads`: how many, unbound and on one memory node, or the place of each.
+        `isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
 
         Raises ValueError for an ISA that this CPU or build lacks.
         """
-        self._native = _C.Stream(threads, isa)
+        places = [Place()] * threads if isinstance(threads, int) else threads
+        self.nodes = 1 + max(place.node for place in places)
+        self._native = _C.Stream([(place.node, list(place.cpus)) for place in places], isa)
         # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
         # while the pool still reads it.
         self._held: list[object] = []
@@ -93,6 +106,11 @@ class CpuStream:
         """
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.pack(source.ctypes.data, ggml_type, rows, cols, experts)
+
+    def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
+        """The same matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
+        experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
+        return self._native.view(source.ctypes.data, ggml_type, rows, cols, experts)
 
     def embed(
         self, table: npt.NDArray[np.uint8], ggml_type: int, ids: torch.Tensor, n: int, x: torch.Tensor

@@ -79,6 +79,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     text: TextOptions
     arrival: float
     priority: int = 0  # lower is sooner
+    key_name: str = ""  # of the API key it came with; "" where there are none
+    cache_salt: str = ""  # only requests with the same salt share cached prefixes
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -137,6 +139,7 @@ class RequestError(msgspec.Struct, frozen=True, tag=True):
     id: int
     status: int  # HTTP status
     message: str
+    retry_after: int | None = None  # seconds, with a 503 that a later try may not get
 
 
 # ---------------------------------------------------------------- detokenizer -> router
@@ -172,12 +175,20 @@ class TextOut(msgspec.Struct, frozen=True, tag=True):
 # ---------------------------------------------------------------- router -> httpserver
 
 
+class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Values so far: counts[i] of those <= bounds[i] and above bounds[i-1], the last count of those above."""
+
+    bounds: list[float] = []
+    counts: list[int] = []
+    sum: float = 0.0
+
+
 class LoadReport(msgspec.Struct, frozen=True, tag=True):
     """The router's gauges and running totals; sent when they change, at most every 50 ms, and when idle again."""
 
     num_running: int
     num_waiting: int
-    kv_slots_used: int
+    kv_slots_used: int  # by running requests; cached prefixes that nobody uses do not count
     kv_slots_total: int
     prompt_tokens: int  # total computed or taken from cache since start
     generation_tokens: int
@@ -185,6 +196,12 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     preemptions: int
     aborts: int
     steps: int
+    kv_slots_cached: int = 0  # by cached prefixes that nobody uses
+    queued_tokens: int = 0  # to be computed before the waiting requests' next tokens
+    repeated_tokens: int = 0  # total computed again after a pause
+    decode_step_ms: HistogramCounts = HistogramCounts()  # compute time of steps without prompt tokens
+    prefill_step_ms: HistogramCounts = HistogramCounts()  # and with
+    idle_ms: HistogramCounts = HistogramCounts()  # the worker's wait between two steps of one request
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
@@ -220,6 +237,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     kv_bytes: int
     rss_bytes: int
     device: str  # "cpu (avx512_vnni, 2 threads)"
+    num_experts: int = 0  # of a layer, 0 for a model without; a token reads experts_per_token of them
+    experts_per_token: int = 0
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):
@@ -239,6 +258,9 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """Compute positions start .. start+count-1 of a request slot and write their KV to `kv_slots`.
+
+    A row may read what another row of the same plan writes (a prefix that both share): in each layer, the KV
+    of all rows is written before any row attends.
 
     A decode row has count 1: its token is the one the worker sampled last and put into its own token
     table, so the plan for step N+1 can be built and sent while step N runs.

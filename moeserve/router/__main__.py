@@ -26,6 +26,13 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         max_model_len=ready.max_model_len,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+        max_itl_ms=config.max_itl_ms,
+        prefill_share=config.prefill_share,
+        reuse_prefixes=config.prefix_cache != "off",
+        isolate_tenants=config.prefix_cache == "per-key",
+        num_experts=ready.num_experts,
+        experts_per_token=ready.experts_per_token,
     )
 
 

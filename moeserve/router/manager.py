@@ -54,6 +54,7 @@ class RouterManager:
         self._was_idle = True
         self._report: LoadReport | None = None  # the last one sent
         self._report_at = 0.0
+        self._report_is_due = False  # something may have changed since
 
     def run(self) -> None:
         """Serves until Shutdown, then ends the worker. Raises ChannelFull when a neighbour is stuck."""
@@ -113,10 +114,12 @@ class RouterManager:
         """A LoadReport when something changed: every 50 ms at most, but at once when the last request ends,
         so that whoever asks then sees its slots free. A report that finds no room is tried again."""
         idle = self._scheduler.is_idle
-        report = self._scheduler.load_report()
-        if report != self._report and (idle or now - self._report_at >= REPORT_INTERVAL_S):
+        self._report_is_due = True
+        if idle or now - self._report_at >= REPORT_INTERVAL_S:
+            report = self._scheduler.load_report()
             self._report_at = now
-            if self._http.try_send(report):
+            self._report_is_due = report != self._report and not self._http.try_send(report)
+            if not self._report_is_due:
                 self._report = report
         if idle and not self._was_idle:
             self._scheduler.check()
@@ -126,7 +129,7 @@ class RouterManager:
         """How long the poll may sleep: until something comes, or a report that is held back falls due."""
         if self._worker is not None and self._worker.has_read_ahead:
             return 0
-        if self._scheduler.load_report() == self._report:
+        if not self._report_is_due:
             return None
         due_in = self._report_at + REPORT_INTERVAL_S - time.monotonic()
         return max(math.ceil(due_in * 1e3), 0)

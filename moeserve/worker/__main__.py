@@ -10,7 +10,7 @@ from moeserve.worker.progress import LoadingBar
 def main(process: Process) -> None:
     # Here, not above: torch takes seconds to import, and a machine on which it or our extension cannot be
     # loaded gets told so through the launcher.
-    from moeserve.worker.runner import load_runner
+    from moeserve.worker.loading import load_runner
     from moeserve.worker.service import serve
 
     bar = LoadingBar(PushChannel(process.context, process.paths.http))

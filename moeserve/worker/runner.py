@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 
-from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
-from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
 from moeserve.messages.schema import (
     NewSeq,
@@ -24,14 +18,8 @@ from moeserve.messages.schema import (
     TokenLogprob,
     WorkerReady,
 )
-from moeserve.models.gguf import open_gguf
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
-from moeserve.models.qwen3moe.weights import WeightLoader
-from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
-from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
-from moeserve.worker.memory import available_bytes
 from moeserve.worker.sampler import SamplerState
 
 Int32s = npt.NDArray[np.int32]
@@ -83,13 +71,18 @@ class Runner:
     """Owns the model, the KV pool, the sampler and the grammars. Steps run one at a time, in the order of the calls."""
 
     def __init__(
-        self, stream: CpuStream, model: Qwen3Moe, ready: WorkerReady, constraints: Constraints
+        self,
+        stream: CpuStream,
+        model: Qwen3Moe,
+        ready: WorkerReady,
+        constraints: Constraints,
+        sampler_isa: str | None,
     ) -> None:
         self._stream = stream
         self._model = model
         self._ready = ready
         self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
-        self._sampler = SamplerState(ready.max_num_seqs, ready.vocab_size, stream.pool)
+        self._sampler = SamplerState(ready.max_num_seqs, ready.vocab_size, stream.pool, sampler_isa)
         self._constraints = constraints
         self._plan = AttentionPlan()
         self._step_ended = time.perf_counter()
@@ -187,53 +180,3 @@ class Runner:
                 targets = self._sequences.tokens[row.req_slot, start + 1 : end + 1]
                 found[index] += self._sampler.prompt_logprobs(self._logits(places), targets, top_n)
         return found
-
-
-def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:
-    """Loads the model of `config.model` and allocates everything a step needs.
-
-    Raises GGUFError for a bad file, ConfigError where the memory does not suffice.
-    """
-    torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
-    torch.set_grad_enabled(False)
-    path = Path(config.model)
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
-    gguf = open_gguf(path)
-    model_config = Qwen3MoeConfig.from_gguf(gguf)
-    _check_memory(gguf.file_bytes)
-    stream = CpuStream(config.threads or 1)
-    weights = WeightLoader(stream, gguf, model_config, on_progress).load()
-    capacity = plan_capacity(config, model_config, available_bytes())
-    model = Qwen3Moe(
-        model_config,
-        weights,
-        stream,
-        allocate(model_config, capacity.num_slots),
-        max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
-        max_model_len=capacity.max_model_len,
-    )
-    return Runner(stream, model, _ready(config, model_config, capacity, stream, weights.bytes), constraints)
-
-
-def _check_memory(file_bytes: int) -> None:
-    free = available_bytes()
-    if file_bytes > free:
-        raise ConfigError(
-            f"the model's weights take {file_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory are free: "
-            "free some memory, or choose a smaller model or quantisation"
-        )
-
-
-def _ready(
-    config: ServerConfig, model: Qwen3MoeConfig, capacity: Capacity, stream: CpuStream, weight_bytes: int
-) -> WorkerReady:
-    return WorkerReady(
-        num_kv_slots=capacity.num_slots,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=capacity.max_model_len,
-        vocab_size=model.vocab_size,
-        weight_bytes=weight_bytes,
-        kv_bytes=capacity.num_slots * bytes_per_token(model),
-        rss_bytes=psutil.Process().memory_info().rss,
-        device=f"cpu ({stream.isa}, {stream.threads} threads)",
-    )

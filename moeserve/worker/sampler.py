@@ -23,9 +23,12 @@ class SamplerState:
     else: a request that is paused and bound again with its output so far goes on as if it had never stopped.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, pool: Pool | None = None) -> None:
-        """`pool`: the CPU pool that rows are shared out to; without it they run one after another."""
-        self._state = KernelState(max_num_seqs, vocab_size, pool)
+    def __init__(
+        self, max_num_seqs: int, vocab_size: int, pool: Pool | None = None, isa: str | None = None
+    ) -> None:
+        """`pool`: the CPU pool that rows are shared out to; without it they run one after another. `isa`: "plain",
+        "avx2" or "avx512" (ValueError where the CPU lacks it); None takes the best. Neither changes a result."""
+        self._state = KernelState(max_num_seqs, vocab_size, pool, isa)
         self._vocab_size = vocab_size
 
     def bind(

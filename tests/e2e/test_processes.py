@@ -6,15 +6,17 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from benchmarks.server import Server, title_of
+from benchmarks.server import Server, clean_environment, command, title_of
 from tests.e2e.clients import TEXT, completion, streamed, within
 
 PROCESSES = {"httpserver", "router", "detokenizer", "worker"}
@@ -110,6 +112,38 @@ def test_death_of_the_worker_fails_requests_and_health(own_server: Server) -> No
     own_server.stop()
     assert own_server.survivors() == []
     assert not own_server.runtime_dir.exists()
+
+
+def test_health_says_loading_until_it_is_ready(tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    arguments = command(tiny_model, "--port", str(port))
+    answers: list[tuple[int, str]] = []
+
+    def is_ready() -> bool:
+        with suppress(httpx.TransportError):
+            response = httpx.get(f"http://127.0.0.1:{port}/health", timeout=5)
+            answers.append((response.status_code, response.json()["status"]))
+        return bool(answers) and answers[-1][0] == 200
+
+    with subprocess.Popen(arguments, env=clean_environment(), stderr=subprocess.DEVNULL) as process:
+        try:
+            assert within(60, is_ready)
+        finally:
+            process.terminate()
+            process.wait(60)
+    assert answers[0] == (503, "loading")
+    assert answers[-1] == (200, "ok")
+
+
+def test_a_port_in_use_is_named(server: Server) -> None:
+    port = server.base_url.rsplit(":", 1)[1]
+    result = subprocess.run(
+        command(None, "--port", port), env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode > 0
+    assert port in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_death_of_the_launcher_leaves_nobody(own_server: Server) -> None:

@@ -33,9 +33,9 @@ class Layer:
         cls, gate: Type, up: Type, down: Type, hidden: int = HIDDEN, ff: int = FF, num: int = EXPERTS
     ) -> Layer:
         return cls(
-            random_weights(gate, num, ff, hidden, seed=1),
-            random_weights(up, num, ff, hidden, seed=2),
-            random_weights(down, num, hidden, ff, seed=3),
+            random_weights(gate, num, ff, hidden, seed=1, centred=True),
+            random_weights(up, num, ff, hidden, seed=2, centred=True),
+            random_weights(down, num, hidden, ff, seed=3, centred=True),
         )
 
     def run(self, stream: CpuStream, y: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def routing(n: int, num: int = EXPERTS, top_k: int = TOP_K, seed: int = 0) -> tu
     return ids, weights.float()
 
 
-# Rounding alone, but that it tips an intermediate value to the next int8 code now and then.
+# Rounding alone (measured 5e-14), but for the intermediate value that it tips to the next int8 code (2e-8).
 COMPUTED = 1e-7
 
 
@@ -67,7 +67,8 @@ def test_layout_and_arithmetic(kind: Type, isa: str) -> None:
     assert nmse(out, layer.expected(y, *routing(9))) <= COMPUTED
 
 
-EXPERT_GATES = {"gaussian": 1.5e-4, "heavy-tailed": 5e-4, "outlier channels": 5e-4}
+# Measured, over all integer types: 1.2 to 1.6e-4, 2.2 to 2.7e-4, 3.7 to 4.3e-4. Floats: 3.6e-13.
+EXPERT_GATES = {"gaussian": 1.8e-4, "heavy-tailed": 3e-4, "outlier channels": 4.8e-4}
 
 
 @each_isa

@@ -45,7 +45,6 @@ def test_same_activations_same_result(kind: Type, isa: str, cols: int) -> None:
     weights = random_weights(kind, max(ROWS), cols)
     x = activations("gaussian", max(TOKENS), cols)
     exact = linear(round_trip(x) if weights.integer else x, weights.values())
-    power = exact.square().mean().item()
     loaded = load(x)
     (whole,) = run_linear(stream, loaded, [weights.pack(stream)])
     assert nmse(whole, exact) <= 1e-12
@@ -53,24 +52,19 @@ def test_same_activations_same_result(kind: Type, isa: str, cols: int) -> None:
         matrix = weights.head(rows).pack(stream)
         for n in TOKENS:
             (out,) = run_linear(stream, head(loaded, n), [matrix])
-            assert nmse(out, exact[:n, :rows], power) <= 1e-12, (rows, n)
             assert torch.equal(out, whole[:n, :rows]), (rows, n)
 
 
-GEMM_GATES = {
-    "gaussian": 3.5e-5,
-    "heavy-tailed": 2e-4,
-    "outlier channels": 2e-4,
-}  # measured: 2.9e-5, 1.1e-4, 1.45e-4
+# Measured, over all integer types: 2.8 to 3.0e-5, 1.0e-4, 1.3 to 1.5e-4. Floats: 2.6e-13.
+GEMM_GATES = {"gaussian": 3.3e-5, "heavy-tailed": 1.2e-4, "outlier channels": 1.65e-4}
 
 
 @each_isa
 @each_type
 @pytest.mark.parametrize("distribution", ACTIVATIONS)
 def test_distance_from_the_truth(kind: Type, isa: str, distribution: str) -> None:
-    """The truth: gguf-py's weights, float32 activations, float64 sums. No distribution can pass 1.65e-4 (see
-    quantize/reference.py) but by chance."""
-    weights = random_weights(kind, 100, 768)
+    """The truth: gguf-py's weights, float32 activations, float64 sums."""
+    weights = random_weights(kind, 100, 768, centred=True)
     x = activations(distribution, 130, 768)
     stream = stream_of(isa)
     (out,) = run_linear(stream, load(x), [weights.pack(stream)])

@@ -33,13 +33,35 @@ def special_rows() -> list[torch.Tensor]:
     ties = torch.arange(-32, 32) + 0.5  # with a largest of 127 every one lies between two codes
     ties[0] = ties[32] = 127.0
     halves = torch.cat([torch.full((32,), 5.0), torch.zeros(32)])
-    return [torch.zeros(64), one_column, ties, halves, -halves, torch.full((64,), 3e38)]
+    tiny = torch.linspace(-1, 1, 64)
+    return [
+        torch.zeros(64),
+        one_column,
+        ties,
+        halves,
+        -halves,
+        torch.full((64,), 3e38),
+        *(tiny * scale for scale in (2e-30, 1e-30, 1e-37, 1e-40, 1e-45)),
+    ]
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_zeros_ties_and_single_columns(isa: str) -> None:
     for row in special_rows():
         assert torch.equal(quantised_by_kernel(isa, row), quantize(row[None]).rows()[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_broken_value_breaks_its_group(isa: str, bad: float) -> None:
+    """Wherever it stands: the maximum over a vector may skip NaN. The other groups stay whole."""
+    for column in (0, 5, 15, 16, 23, 31):
+        row = activations("gaussian", 1, 96)[0]
+        row[32 + column] = bad
+        y = run_norm(stream_of(isa), torch.ones(1, 96), row, 0.0)
+        scales = y.q8[0, 96:].view(torch.float32)[::4]
+        assert scales.isnan().tolist() == [False, True, False]
+        assert torch.equal(scales.isnan(), quantize(row[None]).scales[0].isnan())
 
 
 def test_the_reference_is_what_the_layout_says() -> None:
@@ -56,8 +78,8 @@ def test_the_reference_is_what_the_layout_says() -> None:
     assert integers[[2, 3, 6, 7]].tolist() == [low, high, 0, 0]
 
 
-def test_error_is_bounded_whatever_the_activations() -> None:
+def test_the_error_that_the_reference_states() -> None:
     assert nmse(round_trip(activations("gaussian", 100, 768)), activations("gaussian", 100, 768)) < 3.2e-5
-    worst = torch.rand(4000, 32, generator=torch.Generator().manual_seed(0)) * 1e-2
-    worst[:, 5] = 1.0  # one column carries the group, the others lie within a code or two
+    worst = torch.rand(4000, 32, generator=torch.Generator().manual_seed(0)) * 0.05
+    worst[:, 5] = 1.0  # one column carries the group
     assert 1.4e-4 < nmse(round_trip(worst), worst) < 1.65e-4

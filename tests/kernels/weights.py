@@ -64,34 +64,54 @@ class Weights:
     def pack(self, stream: CpuStream) -> Matrix:
         return stream.pack(np.ascontiguousarray(self.rows), int(self.type), self.shape)
 
+    def view(self, stream: CpuStream) -> Matrix:
+        """In place: computed from `rows`, which must outlive it."""
+        assert self.rows.flags.c_contiguous
+        return stream.view(self.rows, int(self.type), self.shape)
+
 
 def dequantize(kind: Type, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     stored = rows.view({Type.F32: np.float32, Type.F16: np.float16}.get(kind, np.uint8))
     return quants.dequantize(stored, kind).astype(np.float32)
 
 
-def random_weights(kind: Type, *shape: int, seed: int = 0) -> Weights:
-    """Gaussian weights quantised by gguf-py; where it cannot, random codes with plausible scales."""
+def random_weights(kind: Type, *shape: int, seed: int = 0, centred: bool = False) -> Weights:
+    """Gaussian weights quantised by gguf-py; where it cannot, random codes with plausible scales.
+
+    `centred`: with mins that cancel the mean of their group's codes, as trained weights have them. Without it scales
+    and mins are independent, which finds more mistakes.
+    """
     rng = np.random.default_rng([seed, kind, *shape])
     values = rng.normal(0, 0.05, shape).astype(np.float32)
     try:
         rows = np.ascontiguousarray(quants.quantize(values, kind)).view(np.uint8)
     except NotImplementedError:
-        rows = _random_codes(rng, kind, shape[:-1], shape[-1])
+        rows = _random_codes(rng, kind, shape[:-1], shape[-1], centred)
     return Weights(kind, rows, shape[-1])
 
 
 def _random_codes(
-    rng: np.random.Generator, kind: Type, rows: tuple[int, ...], cols: int
+    rng: np.random.Generator, kind: Type, rows: tuple[int, ...], cols: int, centred: bool
 ) -> npt.NDArray[np.uint8]:
     blocks = random_blocks(rng, kind, rows, cols)
     scales = rng.uniform(0.5, 1.5, blocks.shape[:-1]) * 2.0**-12
     if kind in MIN_AT:
-        set_half(blocks, MIN_AT[kind], scales * MEAN_CODE[kind] * rng.uniform(0.8, 1.2, scales.shape))
+        set_half(blocks, MIN_AT[kind], scales * MEAN_CODE[kind])
+        if centred:
+            _equal_scales_and_mins(kind, blocks)
     else:
         scales *= rng.choice([-1, 1], scales.shape)
     set_half(blocks, SCALE_AT[kind], scales)
     return blocks.reshape(*rows, -1)
+
+
+def _equal_scales_and_mins(kind: Type, blocks: npt.NDArray[np.uint8]) -> None:
+    if kind == Type.Q2_K:  # a nibble each
+        nibbles = blocks[..., :16]
+    else:  # Q4_K, Q5_K: six bits each; see csrc/formats.cpp
+        blocks[..., 8:12] = blocks[..., 4:8]
+        nibbles = blocks[..., 12:16]
+    nibbles[...] = (nibbles & 15) * 0x11
 
 
 def random_blocks(
@@ -111,8 +131,11 @@ ACTIVATIONS = ("gaussian", "heavy-tailed", "outlier channels")
 
 
 def activations(kind: str, n: int, cols: int, seed: int = 0) -> torch.Tensor:
-    """float32 [n, cols]. Heavy-tailed: Student's t with 2 degrees of freedom. Outlier channels: one column in 50 is 40
-    times as large in every token, as in trained transformers (Dettmers et al. 2022)."""
+    """float32 [n, cols], each row with a mean square of 1, as a norm leaves it.
+
+    Heavy-tailed: Student's t with 2 degrees of freedom. Outlier channels: one column in 50 is 40 times as large in
+    every token, as in trained transformers (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339).
+    """
     rng = np.random.default_rng([seed, n, cols])
     if kind == "heavy-tailed":
         x = rng.standard_t(2, (n, cols))
@@ -120,10 +143,11 @@ def activations(kind: str, n: int, cols: int, seed: int = 0) -> torch.Tensor:
         x = rng.normal(0, 1, (n, cols))
     if kind == "outlier channels":
         x *= np.where(np.random.default_rng(cols).random(cols) < 0.02, 40.0, 1.0)
+    x /= np.sqrt(np.square(x).mean(axis=1, keepdims=True))
     return torch.from_numpy(x.astype(np.float32))
 
 
-def nmse(got: torch.Tensor, expected: torch.Tensor, power: float | None = None) -> float:
-    """Error power over signal power. `power`: the signal's, where `expected` is too few numbers to tell."""
-    error = (got.double() - expected.double()).square().mean().item()
-    return error / (expected.double().square().mean().item() if power is None else power)
+def nmse(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Error power over signal power."""
+    error = (got.double() - expected.double()).square().mean()
+    return (error / expected.double().square().mean()).item()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from moeserve.messages.schema import (
     CloseText,
@@ -12,6 +15,7 @@ from moeserve.messages.schema import (
     NewSeq,
     OpenText,
     RequestError,
+    Row,
     Sampled,
     SamplingParams,
     StepPlan,
@@ -34,22 +38,27 @@ def ints(packed: bytes) -> list[int]:
 
 def request(
     id: int,
-    prompt: int,
+    prompt: int | list[int],
     max_tokens: int,
     *,
     priority: int = 0,
     arrival: float | None = None,
+    key_name: str = "",
+    cache_salt: str = "",
     **sampling: object,
 ) -> GenerateRequest:
-    """Its prompt's first token is its id, so that the worker below can tell whose rows it computes."""
-    tokens = array("i", [id, *range(1, prompt)])
+    """Its seed is its id, so that the worker below can tell whose rows it computes. A prompt of so many tokens
+    is like no other's."""
+    tokens = [100_000 + id, *range(1, prompt)] if isinstance(prompt, int) else prompt
     return GenerateRequest(
         id=id,
-        token_ids=tokens.tobytes(),
-        sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), **sampling),  # type: ignore[arg-type]
+        token_ids=array("i", tokens).tobytes(),
+        sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), seed=id, **sampling),  # type: ignore[arg-type]
         text=TextOptions(),
         arrival=float(id) if arrival is None else arrival,
         priority=priority,
+        key_name=key_name,
+        cache_salt=cache_salt,
     )
 
 
@@ -58,21 +67,31 @@ class Bound:
     """A request slot as the worker keeps it."""
 
     new_seq: NewSeq
-    id: int
-    table: list[int] = field(default_factory=list)  # KV slots by position
-    sampled: int = 0
+    tokens: list[int]  # by position; those it sampled included
+    prefixes: list[int]  # by position: stands for the tokens up to there
+    table: list[int]  # KV slots by position
+
+    @property
+    def id(self) -> int:
+        return self.new_seq.sampling.seed
+
+    def push(self, token: int) -> None:
+        self.tokens.append(token)
+        self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else 0, token)))
 
 
 class CheckingWorker:
-    """Executes plans in order and asserts that every position is written once, in order, and still there when
-    it is read. The n-th token of request r is `script[r][n]`, or 100 + n where there is no script."""
+    """Executes plans in order. Each slot remembers the tokens whose KV it holds, all of them from the first;
+    every row asserts that what it reads is there, whoever wrote it. The n-th token of request r is
+    `script[r][n]`, or 100 + n where there is no script."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.script: dict[int, list[int]] = {}
         self.bound: dict[int, Bound] = {}
-        self.kv: dict[int, tuple[Bound, int]] = {}  # slot -> who wrote it, for which position
+        self.kv: dict[int, int] = {}  # slot -> the prefix that it ends
         self.last_step = 0
+        self.computed = 0  # positions
 
     def token(self, id: int, index: int) -> int:
         script = self.script.get(id, [])
@@ -83,30 +102,45 @@ class CheckingWorker:
         self.last_step = plan.step
         self._check_limits(plan)
         for new in plan.new_seqs:
-            self.bound[new.req_slot] = Bound(new, ints(new.token_ids)[0])
+            self._bind(new)
+        for row in plan.rows:  # all are written before any is read
+            self._write(row)
         sampled: list[Sampled] = []
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         for index, row in enumerate(plan.rows):
             bound = self.bound[row.req_slot]
-            slots = ints(row.kv_slots)
-            assert row.count == len(slots) > 0
-            assert row.start == len(bound.table), "positions are written in order, each once"
-            for position, slot in enumerate(slots, start=row.start):
-                self.kv[slot] = (bound, position)
-                bound.table.append(slot)
-            for position, slot in enumerate(bound.table):
-                assert self.kv[slot] == (bound, position), "a position is overwritten while it is read"
+            for slot, prefix in zip(bound.table, bound.prefixes, strict=False):
+                assert self.kv[slot] == prefix, "a slot does not hold what is read from it"
             end = row.start + row.count
             prompt = bound.new_seq.num_prompt
-            assert end <= prompt or row.count == 1, "a decode row has one position"
-            assert row.sample == (end >= prompt and bound.new_seq.sampling.max_tokens > 0)
             if row.sample:
-                sampled.append(Sampled(self.token(bound.id, bound.sampled)))
-                bound.sampled += 1
+                token = self.token(bound.id, end - prompt)
+                sampled.append(Sampled(token))
+                bound.push(token)
             if bound.new_seq.sampling.prompt_logprobs is not None and row.start < prompt:
-                tokens = ints(bound.new_seq.token_ids)[row.start + 1 : end + 1]
+                tokens = bound.tokens[row.start + 1 : min(end + 1, prompt)]
                 prompt_logprobs[index] = [TokenLogprob(t, -1.0, 1, [], []) for t in tokens]
-        return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=1.0, idle_ms=0.0)
+        return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=0.0, idle_ms=0.0)
+
+    def _bind(self, new: NewSeq) -> None:
+        bound = Bound(new, [], [], ints(new.prefix_slots))
+        for token in ints(new.token_ids):
+            bound.push(token)
+        assert len(bound.table) < len(bound.tokens), "the last known token is always computed"
+        self.bound[new.req_slot] = bound
+
+    def _write(self, row: Row) -> None:
+        bound = self.bound[row.req_slot]
+        slots = ints(row.kv_slots)
+        known = len(bound.tokens)
+        assert row.count == len(slots) > 0
+        assert row.start == len(bound.table), "positions are written in order, each once"
+        assert row.start + row.count <= known, "a token is computed that nobody has sampled"
+        assert row.sample == (row.start + row.count == known and bound.new_seq.sampling.max_tokens > 0)
+        for position, slot in enumerate(slots, start=row.start):
+            self.kv[slot] = bound.prefixes[position]
+            bound.table.append(slot)
+        self.computed += row.count
 
     def _check_limits(self, plan: StepPlan) -> None:
         assert plan.rows
@@ -132,8 +166,10 @@ class Seen:
 class World:
     """A scheduler, its worker, and everything it said. Time is the number of steps done."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, step_ms: Callable[[StepResult], float] = lambda _: 0.0) -> None:
+        """`step_ms`: how long steps take; 0 says that nobody measures it."""
         self.limits = limits
+        self.step_ms = step_ms
         self.scheduler = Scheduler(limits)
         self.worker = CheckingWorker(limits)
         self.in_flight: deque[StepPlan] = deque()
@@ -175,7 +211,9 @@ class World:
         """The worker finishes its oldest plan."""
         if self.in_flight:
             self.now += 1.0
-            self.scheduler.step_result(self.worker.step(self.in_flight.popleft()), self.now)
+            result = self.worker.step(self.in_flight.popleft())
+            ms = self.step_ms(result)
+            self.scheduler.step_result(msgspec.structs.replace(result, compute_ms=ms), self.now)
             self._read()
 
     def run(self, max_steps: int = 10_000) -> int:
@@ -214,9 +252,11 @@ class World:
         assert self.seen[id].final is None, "one final message only"
         self.seen[id].final = message
 
-    def check(self) -> None:
+    def check(self, *, slots: bool = True) -> None:
+        """The counts; and each single slot."""
         self.scheduler.check()
-        self.scheduler.check_slots()
+        if slots:
+            self.scheduler.check_slots()
         running = self.scheduler.load_report().num_running
         assert running <= min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
 

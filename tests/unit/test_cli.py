@@ -28,12 +28,12 @@ def test_defaults_are_the_configs() -> None:
 
 def test_each_option_is_a_flag_and_an_environment_variable_of_the_right_type() -> None:
     for option in dataclasses.fields(ServerConfig):
-        text = (option.metadata["choices"] or ("77",))[-1]
+        text = (option.metadata["choices"] or ("77" if (option.metadata["high"] or 77) >= 77 else "0.5",))[-1]
         by_flag = getattr(parse(cli.flag_name(option.name), text), option.name)
         by_variable = getattr(parse(env={env_name(option.name): text}), option.name)
         assert by_flag == by_variable
-        assert by_flag in (text, 77)
-        assert isinstance(by_flag, (type(option.default), int, str))
+        assert by_flag in (text, 77, 0.5, (text,))
+        assert isinstance(by_flag, (type(option.default), int, float, str))
 
 
 def test_flag_wins_over_environment_wins_over_default() -> None:
@@ -84,7 +84,7 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
     for option in dataclasses.fields(ServerConfig):
         assert f"{cli.flag_name(option.name)} " in words
         assert env_name(option.name) in words
-        if option.default not in (None, ""):
+        if option.default not in (None, "", ()):
             assert f"default: {option.default}, {env_name(option.name)}" in words
 
 

@@ -21,7 +21,7 @@ def flag_table(group: str) -> str:
     for option in dataclasses.fields(ServerConfig):
         if option.metadata["group"] == group:
             flag = "--" + option.name.replace("_", "-")
-            default = "" if option.default in (None, "") else f"`{option.default}`"
+            default = "" if option.default in (None, "", ()) else f"`{option.default}`"
             lines.append(f"| `{flag}`<br>`{env_name(option.name)}` | {default} | {option.metadata['help']} |")
     return "\n".join(lines)
 

@@ -83,8 +83,8 @@ CASES = {
         "would take 1267650600228229401496703205376 bytes",
     ),
     "unsupported type": (
-        _with_tensor(Tensor("t", (256,), Q.Q2_K)),
-        "'t' is of type Q2_K, which is not supported",
+        _with_tensor(Tensor("t", (256,), Q.TQ1_0)),
+        "'t' is of type TQ1_0, which is not supported",
     ),
     "unknown type": (_with_tensor(Tensor("t", (256,), 4000)), "'t' is of type number 4000, which is not"),
     "half a block": (

@@ -317,7 +317,7 @@ def test_the_drain_is_bounded() -> None:
 
 
 def test_api_key_guards_all_but_health_and_metrics() -> None:
-    with http_server(api_key="secret-key") as server:
+    with http_server(api_key=("secret-key",)) as server:
         for path in ("/health", "/metrics"):
             assert httpx.get(server.url + path).status_code == 200
         wrong: list[dict[str, str]] = [

@@ -213,6 +213,30 @@ def test_streamed_echo_and_logprobs_are_the_whole_answers(server: HttpServer) ->
     assert offsets == [choice["logprobs"]["text_offset"] for choice in whole]
 
 
+def test_token_ids_of_prompt_and_answer(server: HttpServer) -> None:
+    """Also of a token whose text is held back, for which there would be no piece otherwise."""
+
+    def half_a_character_first(server: HttpServer, request: GenerateRequest) -> None:
+        usage = Usage(2, 2, 0, 0.0, 0.0, 0.0)
+        server.send(TextOut([TextItem(request.id, "", [7])]))
+        server.send(TextOut([TextItem(request.id, "é", [8], finish_reason="length", usage=usage)]))
+
+    server.answer = half_a_character_first
+    body = {"prompt": [5, 6], "max_tokens": 2, "return_token_ids": True}
+    (whole,) = server.post("/v1/completions", body).json()["choices"]
+    assert (whole["prompt_token_ids"], whole["token_ids"]) == ([5, 6], [7, 8])
+    pieces = [event["choices"][0] for event in events(server, "/v1/completions", body | {"stream": True})]
+    assert [(piece["text"], piece["token_ids"]) for piece in pieces] == [("", [7]), ("é", [8])]
+    assert [piece["prompt_token_ids"] for piece in pieces] == [[5, 6], None]
+    plain = [
+        event["choices"][0]
+        for event in events(server, "/v1/completions", body | {"stream": True, "return_token_ids": False})
+    ]
+    assert [piece["text"] for piece in plain] == ["é"]
+    assert "token_ids" not in plain[0]
+    assert "prompt_token_ids" not in plain[0]
+
+
 def test_continuous_usage_counts_up(server: HttpServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": TEXT, "max_tokens": 4, "stream": True, "stream_options": options}

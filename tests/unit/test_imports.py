@@ -32,8 +32,10 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.gguf": {"moeserve.errors"},
     "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
     "moeserve.kernels": {"moeserve.errors"},
+    "moeserve.cpus": set(),
     "moeserve.worker": FRAME
     | {
+        "moeserve.cpus",
         "moeserve.models",
         "moeserve.kernels",
         "moeserve.placement",
@@ -41,6 +43,8 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.grammar",
     },
     "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
+    "moeserve.workload": {"moeserve.errors"},
+    "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.cli"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }
 TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")

@@ -29,7 +29,7 @@ from moeserve.config import ServerConfig
 from moeserve import launcher
 from moeserve.process import set_up_logging
 port, timeout = int(sys.argv[1]), float(sys.argv[2])
-config = ServerConfig(model="tiny.gguf", port=port, shutdown_timeout=timeout, api_key="secret")
+config = ServerConfig(model="tiny.gguf", port=port, shutdown_timeout=timeout, api_key=("secret",))
 launcher.EXIT_TIMEOUT_S = 3.0
 set_up_logging("launcher", config.log_level)
 sys.exit(launcher.launch(config, "tests.unit.launcher_children"))
@@ -127,7 +127,7 @@ def test_runtime_directory_is_private_and_the_sockets_are_in_it(start: Callable[
     run = start().until_ready()
     assert stat.S_IMODE(run.directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((run.directory / "config.json").stat().st_mode) == 0o600
-    assert json.loads((run.directory / "config.json").read_text())["api_key"] == "secret"
+    assert json.loads((run.directory / "config.json").read_text())["api_key"] == ["secret"]
     sockets = {path.name for path in run.directory.iterdir() if path.is_socket()}
     assert sockets >= {"launcher", "router", "detokenizer", "worker"}
     assert not [c for p in run.family for c in p.net_connections(kind="inet")], "only the API listens on TCP"
@@ -293,6 +293,6 @@ def test_child_refuses_a_config_that_is_not_ours(tmp_path: Path, text: str, mess
 def test_child_reads_what_the_launcher_wrote(tmp_path: Path) -> None:
     from moeserve.launcher import write_config
 
-    config = ServerConfig(model="/m.gguf", threads=3, shutdown_timeout=1, api_key="k")
+    config = ServerConfig(model="/m.gguf", threads=3, shutdown_timeout=1, api_key=("k",))
     write_config(config, RuntimePaths(tmp_path))
     assert load_config(RuntimePaths(tmp_path)) == config

@@ -1,15 +1,16 @@
-"""The two questions of admission, against simulation and against trying every order."""
+"""Who may join: the peak estimate against simulation, predictions against the history, and the free list."""
 
 from __future__ import annotations
 
+import random
 from array import array
-from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeserve.router.core.admission import is_safe, peak_tokens, safe_grants
+from moeserve.router.core.admission import peak_tokens
+from moeserve.router.core.output_history import PRIOR, WINDOW, OutputHistory
 from moeserve.router.core.token_pool import PoolExhausted, TokenPool
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=8)
@@ -27,44 +28,42 @@ def test_peak_is_what_a_simulation_in_lockstep_finds(lengths: list[tuple[int, in
     assert peak_tokens(lengths) == max(at_each_step)
 
 
-CLAIMS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=5).map(
-    lambda pairs: [(need, held, id) for id, (need, held) in enumerate(pairs)]
+def test_predictions_have_the_distribution_of_the_answers() -> None:
+    rng = random.Random(0)
+    lengths = [max(1, int(rng.expovariate(1 / 200))) for _ in range(WINDOW)]
+    history = OutputHistory()
+    for length in lengths:
+        history.add(length)
+    draws = [history.predict(0, 10_000, history.draw()) for _ in range(2000)]
+    assert sum(draws) / 2000 == pytest.approx(sum(lengths) / WINDOW, rel=0.05)
+    late = [history.predict(300, 10_000, history.draw()) for _ in range(2000)]
+    longer = [length for length in lengths if length > 300]
+    assert min(late) > 300
+    assert sum(late) / 2000 == pytest.approx(sum(longer) / len(longer), rel=0.05)
+
+
+@given(
+    added=st.lists(st.integers(0, 500), max_size=50),
+    so_far=st.integers(0, 3000),
+    more=st.integers(1, 3000),
+    quantile=st.floats(0, 1, exclude_max=True),
 )
-
-
-def can_finish_in_some_order(free: int, claims: list[tuple[int, int, int]]) -> bool:
-    def works(order: tuple[tuple[int, int, int], ...]) -> bool:
-        left = free
-        for need, held, _ in order:
-            if need > left:
-                return False
-            left += held
-        return True
-
-    return any(works(order) for order in permutations(claims))
-
-
-@given(free=st.integers(0, 12), claims=CLAIMS)
-def test_safe_means_that_some_order_works(free: int, claims: list[tuple[int, int, int]]) -> None:
-    assert is_safe(free, claims) == can_finish_in_some_order(free, claims)
-
-
-@given(free=st.integers(0, 12), claims=CLAIMS, data=st.data())
-def test_grants_keep_a_safe_state_safe_and_let_somebody_on(
-    free: int, claims: list[tuple[int, int, int]], data: st.DataObject
+def test_a_prediction_is_beyond_what_is_there_and_within_what_may_come(
+    added: list[int], so_far: int, more: int, quantile: float
 ) -> None:
-    if not is_safe(free, claims):
-        return
-    wants = {id: data.draw(st.integers(0, need)) for need, _, id in claims}
-    grants = safe_grants(free, claims, wants)
-    assert all(0 <= grants[id] <= wants[id] for _, _, id in claims)
-    assert sum(grants.values()) <= free
-    assert is_safe(
-        free - sum(grants.values()), [(need - grants[id], held + grants[id], id) for need, held, id in claims]
-    )
-    if claims:
-        _, _, first = min(claims)
-        assert grants[first] == wants[first]
+    history = OutputHistory()
+    for length in added:
+        history.add(length)
+    assert so_far < history.predict(so_far, so_far + more, quantile) <= so_far + more
+
+
+def test_history_forgets_the_oldest() -> None:
+    history = OutputHistory()
+    for _ in range(WINDOW):
+        history.add(5)
+    assert history.mean == 5, f"nothing is left of {PRIOR}"
+    assert history.predict(0, 1000, 0.99) == 5
+    assert 5 < history.predict(5, 1000, 0.5) < 50, "longer than any before: a little more"
 
 
 def test_pool_hands_out_each_slot_once_and_ascending() -> None:

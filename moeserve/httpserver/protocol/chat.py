@@ -123,7 +123,9 @@ class ChatCompletionRequest(OpenAIRequest):
     ] = None
     thinking_token_budget: Annotated[
         int | None,
-        Field(ge=-1, le=INT32_MAX, description="Tokens of thought; 0 switches thinking off, -1 sets no bound."),
+        Field(
+            ge=-1, le=INT32_MAX, description="Tokens of thought; 0 switches thinking off, -1 sets no bound."
+        ),
     ] = None
     include_reasoning: Annotated[bool, Field(description="False leaves the thought out of the answer.")] = (
         True

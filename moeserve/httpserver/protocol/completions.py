@@ -64,6 +64,10 @@ class CompletionRequest(OpenAIRequest):
     logprobs: Annotated[
         int | None, Field(ge=0, le=MAX_LOGPROBS, description="The chosen token's and so many most likely.")
     ] = None
+    return_token_ids: Annotated[
+        bool,
+        Field(description="Each choice has the `token_ids` of its text, and first its prompt's (vLLM)."),
+    ] = False
 
     best_of: Annotated[int | None, Field(ge=1, description="Only n is accepted.")] = None
     suffix: Annotated[Any, unsupported("fill-in-the-middle", "")] = None

@@ -53,11 +53,15 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
+    """`prompt_token_ids` is null but in a stream's first chunk of the choice."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int] | None]
 
 
 class Completion(TypedDict):

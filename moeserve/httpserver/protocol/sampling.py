@@ -68,6 +68,9 @@ class OpenAIRequest(StructuredFields):
         bool, Field(description='Tokens in logprobs read "token_id:123", so that no two are alike.')
     ] = False
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
+    cache_salt: Annotated[
+        str, Field(max_length=256, description="Only requests with the same salt share cached prefixes.")
+    ] = ""
 
     user: Annotated[Label | None, NO_EFFECT] = None
     metadata: Annotated[FreeDict | None, NO_EFFECT] = None

@@ -107,10 +107,10 @@ void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int kv_he
   }
 }
 
-State partial_state(const AttentionOp& op, int64_t part, int kv_head) {
-  const Shape s{op.heads, op.kv_heads, op.dim};
-  const int64_t queries = s.most_queries();
-  float* p = op.plan->partial.data() + (part * op.kv_heads + kv_head) * queries * (op.dim + 2);
+State partial_state(const AttentionOp& op, int64_t index, int kv_head) {
+  const AttentionPlan::Part& part = op.plan->parts[index];
+  const int64_t queries = static_cast<int64_t>(op.plan->tiles[part.tile].count) * (op.heads / op.kv_heads);
+  float* p = op.plan->partial.data() + part.offset + kv_head * queries * (op.dim + 2);
   return {reinterpret_cast<Softmax*>(p + queries * op.dim), p};
 }
 
@@ -131,12 +131,15 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   parts.clear();
   first_part.assign(1, 0);
   if (!split) return;
+  size_t floats = 0;
   for (size_t tile = 0; tile < tiles.size(); ++tile) {
-    for (int s = 0; s < segments_of(tiles[tile]); ++s) parts.push_back({static_cast<int32_t>(tile), s});
+    for (int s = 0; s < segments_of(tiles[tile]); ++s) {
+      parts.push_back({static_cast<int32_t>(tile), s, floats});
+      floats += static_cast<size_t>(tiles[tile].count) * heads * (dim + 2);
+    }
     first_part.push_back(static_cast<int32_t>(parts.size()));
   }
-  const size_t queries = static_cast<size_t>(kTileTokens) * (heads / kv_heads);
-  partial.resize(parts.size() * kv_heads * queries * (dim + 2));
+  partial.resize(floats);
 }
 
 void AttentionOp::operator()(Team& team) const {
@@ -144,7 +147,7 @@ void AttentionOp::operator()(Team& team) const {
   Buffers b(team.scratch(Buffers::bytes(shape)), shape);
   if (plan->split) {
     team.for_units(static_cast<int64_t>(plan->parts.size()) * kv_heads, [&](int64_t unit) {
-      const auto [tile, segment] = plan->parts[unit / kv_heads];
+      const auto& [tile, segment, offset] = plan->parts[unit / kv_heads];
       const int kv_head = static_cast<int>(unit % kv_heads);
       attend_segment(*this, plan->tiles[tile], segment, kv_head, b,
                      partial_state(*this, unit / kv_heads, kv_head));

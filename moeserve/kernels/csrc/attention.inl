@@ -5,13 +5,17 @@
 constexpr int kBlockKeys = 32;
 
 void gather_keys(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out) {
-  if (count < kBlockKeys) std::memset(out, 0, sizeof(float) * dim * kBlockKeys);
-  alignas(64) float row[16];
-  for (int key = 0; key < count; ++key) {
-    const uint16_t* k = base + slots[key] * stride;
+  alignas(64) float block[16][16];
+  for (int key0 = 0; key0 < kBlockKeys; key0 += 16) {
     for (int d = 0; d < dim; d += 16) {
-      store_f(row, load_half(k + d));
-      for (int i = 0; i < 16; ++i) out[(d + i) * kBlockKeys + key] = row[i];
+      for (int key = 0; key < 16; ++key) {
+        const bool exists = key0 + key < count;
+        store_f(block[key], exists ? load_half(base + slots[key0 + key] * stride + d) : zero_f());
+      }
+      VB columns[16];
+      transpose_words(reinterpret_cast<const uint8_t*>(block), sizeof block[0], columns);
+      for (int i = 0; i < 16; ++i)
+        store_b(reinterpret_cast<uint8_t*>(out + (d + i) * kBlockKeys + key0), columns[i]);
     }
   }
 }
@@ -43,26 +47,43 @@ inline void scores(const float* const* queries, const float* keys, int dim, floa
   }
 }
 
-// Scores to probabilities relative to the running maximum; returns the factor for what came before.
-inline float update_softmax(float* s, int visible, Softmax& state) {
-  for (int key = visible; key < kBlockKeys; ++key) s[key] = -INFINITY;
-  const VF a = load_f(s), b = load_f(s + 16);
-  const float block_max = reduce_max(max(a, b));
-  const float new_max = block_max > state.max ? block_max : state.max;
-  const VF m = set_f(new_max);
-  const VF pa = exp_f(sub(a, m)), pb = exp_f(sub(b, m));
-  store_f(s, pa);
-  store_f(s + 16, pb);
-  alignas(64) float old[16];
-  store_f(old, exp_f(set_f(state.max - new_max)));
-  state.max = new_max;
-  state.sum = state.sum * old[0] + reduce_add(add(pa, pb));
-  return old[0];
+// Scores to probabilities relative to the running maximum; gives the factor for what came before. N queries at a
+// time, so that their chains of dependent steps overlap.
+template <int N>
+inline void update_softmax(float* const* scores, const int* visible, Softmax* const* states, float* factors) {
+  VF a[N], b[N];
+  float new_max[N];
+  for (int q = 0; q < N; ++q) {
+    for (int key = visible[q]; key < kBlockKeys; ++key) scores[q][key] = -INFINITY;
+    a[q] = load_f(scores[q]);
+    b[q] = load_f(scores[q] + 16);
+  }
+  for (int q = 0; q < N; ++q) {
+    const float block_max = reduce_max(max(a[q], b[q]));
+    new_max[q] = block_max > states[q]->max ? block_max : states[q]->max;
+  }
+  for (int q = 0; q < N; ++q) {
+    const VF m = set_f(new_max[q]);
+    a[q] = exp_f(sub(a[q], m));
+    b[q] = exp_f(sub(b[q], m));
+    store_f(scores[q], a[q]);
+    store_f(scores[q] + 16, b[q]);
+  }
+  for (int q = 0; q < N; ++q) {
+    float factor = 1.0f;  // exp(0), for most blocks after the first few
+    if (new_max[q] != states[q]->max) {
+      alignas(64) float old[16];
+      store_f(old, exp_f(set_f(states[q]->max - new_max[q])));
+      factor = old[0];
+    }
+    factors[q] = factor;
+    *states[q] = {new_max[q], states[q]->sum * factor + reduce_add(add(a[q], b[q]))};
+  }
 }
 
 // acc[q] = acc[q] * factor[q] + p[q] . values, for 64 of the head's dimensions at a time.
 template <int N, int VECTORS>
-inline void weigh(const float* const* p, const float* factor, const float* values, int dim, int d,
+inline void weigh(float* const* p, const float* factor, const float* values, int dim, int d,
                   float* const* acc) {
   VF a[N][VECTORS];
   for (int q = 0; q < N; ++q) {
@@ -81,12 +102,15 @@ inline void weigh(const float* const* p, const float* factor, const float* value
   }
 }
 
+// One block for N queries that see some of it.
 template <int N>
-inline void weigh_all(const float* const* p, const float* factor, const float* values, int dim,
-                      float* const* acc) {
+inline void attend(float* const* scores, const int* visible, Softmax* const* states, const float* values,
+                   int dim, float* const* acc) {
+  float factors[N];
+  update_softmax<N>(scores, visible, states, factors);
   int d = 0;
-  for (; d + 64 <= dim; d += 64) weigh<N, 4>(p, factor, values, dim, d, acc);
-  for (; d < dim; d += 16) weigh<N, 1>(p, factor, values, dim, d, acc);
+  for (; d + 64 <= dim; d += 64) weigh<N, 4>(scores, factors, values, dim, d, acc);
+  for (; d < dim; d += 16) weigh<N, 1>(scores, factors, values, dim, d, acc);
 }
 
 void attend_block(const float* const* queries, const int* visible, int n, const float* keys,
@@ -94,21 +118,21 @@ void attend_block(const float* const* queries, const int* visible, int n, const 
   int q = 0;
   for (; q + 4 <= n; q += 4) scores<4>(queries + q, keys, dim, scratch + q * kBlockKeys);
   for (; q < n; ++q) scores<1>(queries + q, keys, dim, scratch + q * kBlockKeys);
-  const float* p[4];
+  float* p[4];
   float* out[4];
-  float factor[4];
-  int pending = 0;
+  Softmax* states[4];
+  int seen[4], pending = 0;
   for (q = 0; q < n; ++q) {
     if (visible[q] > 0) {
       p[pending] = scratch + q * kBlockKeys;
       out[pending] = acc + static_cast<int64_t>(q) * dim;
-      factor[pending] = update_softmax(scratch + q * kBlockKeys, visible[q], state[q]);
-      ++pending;
+      states[pending] = state + q;
+      seen[pending++] = visible[q];
     }
     if (pending == 4) {
-      weigh_all<4>(p, factor, values, dim, out);
+      attend<4>(p, seen, states, values, dim, out);
       pending = 0;
     }
   }
-  for (int i = 0; i < pending; ++i) weigh_all<1>(p + i, factor + i, values, dim, out + i);
+  for (int i = 0; i < pending; ++i) attend<1>(p + i, seen + i, states + i, values, dim, out + i);
 }

@@ -1,12 +1,14 @@
 // Python's view of the CPU pool: moeserve.kernels._C.Stream. Addresses are plain integers (Tensor.data_ptr());
 // the typed wrapper that checks shapes is moeserve/kernels/cpu_stream.py.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "ops.h"
 
@@ -34,22 +36,36 @@ const Kernels* require_kernels(const std::string& isa) {
   return k;
 }
 
+std::vector<Place> to_places(const std::vector<std::pair<int, std::vector<int>>>& pairs) {
+  if (pairs.empty()) throw std::invalid_argument("at least one thread");
+  std::vector<Place> places;
+  for (const auto& [node, cpus] : pairs) {
+    const int expected = places.empty() ? 0 : places.back().node;
+    if (node != expected && (places.empty() || node != expected + 1)) {
+      throw std::invalid_argument("nodes count from 0, a node's threads side by side");
+    }
+    places.push_back({node, cpus});
+  }
+  return places;
+}
+
 class Stream {
  public:
-  Stream(int threads, const std::string& isa) : kernels_(require_kernels(isa)), pool_(threads) {}
+  Stream(const std::vector<std::pair<int, std::vector<int>>>& places, const std::string& isa)
+      : kernels_(require_kernels(isa)), pool_(to_places(places)) {}
 
   const char* isa() const { return kernels_->name; }
   Pool& pool() { return pool_; }
   void wait() { pool_.wait(); }
 
   std::unique_ptr<Matrix> pack(Address source, int type, int64_t rows, int64_t cols, int64_t experts) {
-    if (type_info(type).name == nullptr || cols % type_info(type).block_cols != 0) {
-      throw std::invalid_argument("pack: unsupported type or ragged row");
-    }
-    auto m = std::make_unique<Matrix>(type, rows, cols, experts);
+    auto m = make_matrix(type, rows, cols, experts, nullptr);
     pool_.submit(PackOp{kernels_, at<const uint8_t>(source), m.get()});
     pool_.wait();
     return m;
+  }
+  std::unique_ptr<Matrix> view(Address source, int type, int64_t rows, int64_t cols, int64_t experts) {
+    return make_matrix(type, rows, cols, experts, at<const uint8_t>(source));
   }
   void embed(Address table, int type, Address ids, int n, int64_t cols, Address x) {
     pool_.submit(EmbedOp{at<const uint8_t>(table), type, at<const int32_t>(ids), n, cols, at<float>(x)});
@@ -93,6 +109,14 @@ class Stream {
   void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
 
  private:
+  std::unique_ptr<Matrix> make_matrix(int type, int64_t rows, int64_t cols, int64_t experts,
+                                      const uint8_t* file_rows) {
+    if (type_info(type).name == nullptr || cols % type_info(type).block_cols != 0) {
+      throw std::invalid_argument("unsupported type or ragged row");
+    }
+    return std::make_unique<Matrix>(type, rows, cols, experts, pool_.nodes(), file_rows);
+  }
+
   const Kernels* kernels_;
   Pool pool_;
 };
@@ -146,13 +170,15 @@ void bind_engine(nb::module_& m) {
 
   nb::class_<Pool>(m, "Pool");
   nb::class_<Stream>(m, "Stream")
-      .def(nb::init<int, const std::string&>(), "threads"_a, "isa"_a = "")
+      .def(nb::init<const std::vector<std::pair<int, std::vector<int>>>&, const std::string&>(), "places"_a,
+           "isa"_a = "")
       .def_prop_ro("isa", &Stream::isa)
       .def_prop_ro("threads", [](Stream& s) { return s.pool().threads(); })
       .def_prop_ro(
           "pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
       .def("wait", &Stream::wait, ReleaseGil())
       .def("pack", &Stream::pack, ReleaseGil(), "source"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)
+      .def("view", &Stream::view, "source"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)
       .def("embed", &Stream::embed)
       .def("norm", &Stream::norm)
       .def("linear", &Stream::linear)

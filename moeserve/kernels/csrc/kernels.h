@@ -18,10 +18,21 @@ struct GroupMeta {
 };
 constexpr size_t quantized_row_bytes(int64_t cols) { return cols + cols / 32 * sizeof(GroupMeta); }
 
-// out[t][0..31] = panel (32 rows x cols) times activation row t. For integer formats `rows` are quantised rows,
-// for F16, BF16 and F32 they are float32 rows.
-// `next` is the panel that will be read after this one, for the prefetcher (nullptr: unknown).
-using PanelGemm = void (*)(const uint8_t* panel, const uint8_t* next, int64_t cols, const void* const* rows,
+// Tokens of one call of a panel kernel: its accumulators (64 x 32 floats, 8 KB) stay in L1, and a weight vector is
+// unpacked once for all of them.
+constexpr int kMostTokens = 64;
+
+// 32 rows of a weight matrix: a packed panel, or (in-place mode) the GGUF rows as they lie in the file.
+struct Panel {
+  const uint8_t* data;
+  size_t stride;   // 0: a packed panel; else the bytes from one GGUF row to the next
+  int valid_rows;  // GGUF rows only: how many of the 32 exist
+};
+
+// out[t][0..31] = panel (32 rows x cols) times activation row t; the same bits from either form of panel. For integer
+// formats `rows` are quantised rows, for F16, BF16 and F32 they are float32 rows.
+// n <= kMostTokens. `next` is what will be read after this panel, for the prefetcher (nullptr: what follows it in memory).
+using PanelGemm = void (*)(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows,
                            int n, float* out);
 
 // 32 GGUF rows, `stride` bytes apart, to one panel. Rows from `valid_rows` on are written as zeros.

@@ -9,38 +9,38 @@
 namespace moeserve {
 namespace {
 
-// Tokens of one call of a panel kernel: its accumulators (64 x 32 floats, 8 KB) stay in L1 and a weight vector
-// is unpacked once for all of them.
-constexpr int kTile = 64;
-
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
 
-Matrix::Matrix(int type_, int64_t rows_, int64_t cols_, int64_t experts_)
+Matrix::Matrix(int type_, int64_t rows_, int64_t cols_, int64_t experts_, int nodes_,
+               const uint8_t* file_rows)
     : type(type_),
       rows(rows_),
       cols(cols_),
       experts(experts_),
       panels((rows_ + kPanelRows - 1) / kPanelRows),
       panel_bytes(row_bytes(type_, cols_) * kPanelRows),
-      bytes(panel_bytes * panels * experts_) {
+      bytes(file_rows == nullptr ? panel_bytes * panels * experts_
+                                 : row_bytes(type_, cols_) * rows_ * experts_),
+      nodes(nodes_),
+      file_rows_(file_rows) {
+  if (!packed()) return;
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   madvise(p, bytes, MADV_HUGEPAGE);  // fewer TLB misses; a kernel without huge pages may ignore it
   data_ = static_cast<uint8_t*>(p);
 }
 
-Matrix::~Matrix() { munmap(data_, bytes); }
+Matrix::~Matrix() {
+  if (data_ != nullptr) munmap(data_, bytes);
+}
 
 void PackOp::operator()(Team& team) const {
   const size_t stride = row_bytes(out->type, out->cols);
-  team.for_last_units(out->experts * out->panels, [&](int64_t unit) {
-    const int64_t expert = unit / out->panels, panel = unit % out->panels;
-    const int64_t row = panel * kPanelRows;
-    const int valid = static_cast<int>(std::min<int64_t>(kPanelRows, out->rows - row));
-    k->pack[out->type](source + (expert * out->rows + row) * stride, stride, valid, out->cols,
-                       out->panel(expert, panel));
+  team.for_last_panels(out->experts, out->panels, [&](int64_t expert, int64_t panel) {
+    k->pack[out->type](source + (expert * out->rows + panel * kPanelRows) * stride, stride,
+                       out->valid_rows(panel), out->cols, out->packed_panel(expert, panel));
   });
 }
 
@@ -59,28 +59,33 @@ void NormOp::operator()(Team& team) const {
   });
 }
 
-void LinearOp::operator()(Team& team) const {
-  int64_t total = 0;
-  for (int j = 0; j < count; ++j) total += w[j]->panels;
-  team.for_last_units(total, [&](int64_t unit) {
-    int j = 0;
-    for (; unit >= w[j]->panels; ++j) unit -= w[j]->panels;
-    const Matrix& m = *w[j];
-    const int64_t row0 = unit * kPanelRows;
-    const int valid = static_cast<int>(std::min<int64_t>(kPanelRows, m.rows - row0));
-    alignas(64) float tile[kTile * kPanelRows];
-    const void* rows[kTile];
-    for (int t0 = 0; t0 < n; t0 += kTile) {
-      const int tokens = std::min(kTile, n - t0);
-      for (int t = 0; t < tokens; ++t) rows[t] = x.row(m.integer(), t0 + t);
-      k->gemm[m.type](m.panel(0, unit), nullptr, m.cols, rows, tokens, tile);
-      for (int t = 0; t < tokens; ++t) {
-        float* o = out[j] + (t0 + t) * m.rows + row0;
-        const float* from = tile + t * kPanelRows;
-        for (int r = 0; r < valid; ++r) o[r] = add ? o[r] + from[r] : from[r];
-      }
+namespace {
+
+// The 32 outputs of one panel for all tokens.
+void linear_panel(const LinearOp& op, const Matrix& m, int64_t panel, float* out) {
+  const int valid = m.valid_rows(panel);
+  alignas(64) float tile[kMostTokens * kPanelRows];
+  const void* rows[kMostTokens];
+  for (int t0 = 0; t0 < op.n; t0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, op.n - t0);
+    for (int t = 0; t < tokens; ++t) rows[t] = op.x.row(m.integer(), t0 + t);
+    op.k->gemm[m.type](m.panel(0, panel), nullptr, m.cols, rows, tokens, tile);
+    for (int t = 0; t < tokens; ++t) {
+      float* o = out + (t0 + t) * m.rows + panel * kPanelRows;
+      const float* from = tile + t * kPanelRows;
+      for (int r = 0; r < valid; ++r) o[r] = op.add ? o[r] + from[r] : from[r];
     }
-  });
+  }
+}
+
+}  // namespace
+
+void LinearOp::operator()(Team& team) const {
+  for (int j = 0; j < count; ++j) {
+    // No barrier between the matrices: a thread that is done with one goes on with the next.
+    team.for_last_panels(1, w[j]->panels,
+                         [&](int64_t, int64_t panel) { linear_panel(*this, *w[j], panel, out[j]); });
+  }
 }
 
 void RopeStoreOp::operator()(Team& team) const {
@@ -130,8 +135,8 @@ void RouteOp::operator()(Team& team) const {
 
 void ExpertsOp::operator()(Team& team) const {
   group(team);
-  team.for_units(static_cast<int64_t>(active[0]) * gate->panels, [&](int64_t unit) { gate_up(team, unit); });
-  team.for_last_units(down->panels, [&](int64_t panel) { down_panel(team, panel); });
+  team.for_panels(active[0], gate->panels, [&](int64_t rank, int64_t panel) { gate_up(rank, panel); });
+  team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { down_panel(team, panel); });
 }
 
 // Counting sort of the n * top_k routes by expert. One thread: at 512 tokens it takes 10 us of a layer's 20 ms.
@@ -156,26 +161,25 @@ void ExpertsOp::group(Team& team) const {
   team.barrier();
 }
 
-void ExpertsOp::gate_up(Team&, int64_t unit) const {
-  const int expert = active[1 + unit / gate->panels];
-  const int64_t panel = unit % gate->panels, row0 = panel * kPanelRows;
-  const uint8_t* gate_panel = gate->panel(expert, panel);
-  const uint8_t* up_panel = up->panel(expert, panel);
+// 32 rows of gate and up of the rank-th active expert, for all its tokens.
+void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
+  const int expert = active[1 + rank];
+  const int64_t row0 = panel * kPanelRows;
+  const Panel gate_panel = gate->panel(expert, panel), up_panel = up->panel(expert, panel);
   const bool last = panel + 1 == gate->panels;
-  const uint8_t* next = last && unit / gate->panels + 1 < active[0]
-                            ? gate->panel(active[2 + unit / gate->panels], 0)
-                            : gate_panel + gate->panel_bytes;
-  alignas(64) float g[kTile * kPanelRows], u[kTile * kPanelRows];
-  const void* gate_rows[kTile];
-  const void* up_rows[kTile];
-  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kTile) {
-    const int tokens = std::min(kTile, starts[expert + 1] - i0);
+  const uint8_t* next = last && rank + 1 < active[0] ? gate->panel(active[2 + rank], 0).data
+                                                     : gate_panel.data + gate->panel_bytes;
+  alignas(64) float g[kMostTokens * kPanelRows], u[kMostTokens * kPanelRows];
+  const void* gate_rows[kMostTokens];
+  const void* up_rows[kMostTokens];
+  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
     for (int i = 0; i < tokens; ++i) {
       const int token = routes[i0 + i] / top_k;
       gate_rows[i] = y.row(gate->integer(), token);
       up_rows[i] = y.row(up->integer(), token);
     }
-    k->gemm[gate->type](gate_panel, up_panel, gate->cols, gate_rows, tokens, g);
+    k->gemm[gate->type](gate_panel, up_panel.data, gate->cols, gate_rows, tokens, g);
     k->gemm[up->type](up_panel, next, up->cols, up_rows, tokens, u);
     k->silu_mul(g, u, tokens * kPanelRows, g);
     for (int i = 0; i < tokens; ++i) {
@@ -195,13 +199,13 @@ void ExpertsOp::down_panel(Team& team, int64_t panel) const {
   const int64_t hidden = down->rows, row0 = panel * kPanelRows;
   auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
   std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
-  alignas(64) float tile[kTile * kPanelRows];
-  const void* rows[kTile];
+  alignas(64) float tile[kMostTokens * kPanelRows];
+  const void* rows[kMostTokens];
   for (int a = 1; a <= active[0]; ++a) {
     const int expert = active[a];
-    const uint8_t* next = a < active[0] ? down->panel(active[a + 1], panel) : nullptr;
-    for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kTile) {
-      const int tokens = std::min(kTile, starts[expert + 1] - i0);
+    const uint8_t* next = a < active[0] ? down->panel(active[a + 1], panel).data : nullptr;
+    for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
+      const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
       for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
       k->gemm[down->type](down->panel(expert, panel), next, down->cols, rows, tokens, tile);
       for (int i = 0; i < tokens; ++i) {
@@ -210,7 +214,7 @@ void ExpertsOp::down_panel(Team& team, int64_t panel) const {
       }
     }
   }
-  const int valid = static_cast<int>(std::min<int64_t>(kPanelRows, hidden - row0));
+  const int valid = down->valid_rows(panel);
   for (int t = 0; t < n; ++t) {
     for (int r = 0; r < valid; ++r) x[t * hidden + row0 + r] += sums[t * kPanelRows + r];
   }
@@ -219,7 +223,7 @@ void ExpertsOp::down_panel(Team& team, int64_t panel) const {
 void ReadOp::operator()(Team& team) const {
   constexpr int64_t kChunk = 1 << 16;
   team.for_last_units(static_cast<int64_t>(matrix->bytes) / kChunk, [&](int64_t unit) {
-    const uint8_t* p = matrix->panel(0, 0) + unit * kChunk;
+    const uint8_t* p = matrix->begin() + unit * kChunk;
     for (int64_t i = 0; i < kChunk; i += 64) {
       __builtin_prefetch(p + i + 4096);
       // One load brings the whole line; the empty assembly keeps it from being optimised away.

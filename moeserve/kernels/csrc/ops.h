@@ -4,6 +4,7 @@
 // Shapes are row-major; n is the number of tokens of the step. "quantised rows" are described in kernels.h.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels.h"
@@ -11,10 +12,13 @@
 
 namespace moeserve {
 
-// A weight matrix (or one per expert) in panels. Owns its memory: anonymous, huge pages asked for.
+// A weight matrix, or one per expert: in panels of its own (anonymous memory, huge pages asked for), or as the GGUF
+// rows in the mapped file, which the caller keeps. Panels lie node by node, so that each memory node's part is
+// contiguous; a page goes to the node whose thread writes it first.
 class Matrix {
  public:
-  Matrix(int type, int64_t rows, int64_t cols, int64_t experts);  // throws std::bad_alloc
+  // Throws std::bad_alloc. With `file_rows` nothing is allocated and nothing needs packing.
+  Matrix(int type, int64_t rows, int64_t cols, int64_t experts, int nodes, const uint8_t* file_rows);
   ~Matrix();
   Matrix(const Matrix&) = delete;
 
@@ -23,11 +27,29 @@ class Matrix {
   const int64_t panels;  // of one expert: ceil(rows / 32)
   const size_t panel_bytes;
   const size_t bytes;
+  const int nodes;
   bool integer() const { return type_info(type).integer; }
-  uint8_t* panel(int64_t expert, int64_t p) const { return data_ + (expert * panels + p) * panel_bytes; }
+  bool packed() const { return file_rows_ == nullptr; }
+
+  Panel panel(int64_t expert, int64_t p) const {
+    if (packed()) return {packed_panel(expert, p), 0, kPanelRows};
+    const size_t stride = row_bytes(type, cols);
+    return {file_rows_ + (expert * rows + p * kPanelRows) * stride, stride, valid_rows(p)};
+  }
+  int valid_rows(int64_t p) const {
+    return static_cast<int>(std::min<int64_t>(kPanelRows, rows - p * kPanelRows));
+  }
+  uint8_t* packed_panel(int64_t expert, int64_t p) const {
+    const int node = node_of_panel(panels, p, nodes);
+    const int64_t first = first_panel(panels, node, nodes),
+                  count = first_panel(panels, node + 1, nodes) - first;
+    return data_ + (experts * first + expert * count + p - first) * panel_bytes;
+  }
+  const uint8_t* begin() const { return packed() ? data_ : file_rows_; }
 
  private:
-  uint8_t* data_;
+  uint8_t* data_ = nullptr;
+  const uint8_t* file_rows_;
 };
 
 // Activations of n tokens in both forms; a form that no consumer needs is nullptr.
@@ -46,7 +68,7 @@ struct Activations {
 struct PackOp {
   const Kernels* k;
   const uint8_t* source;
-  const Matrix* out;
+  const Matrix* out;  // packed
   void operator()(Team& team) const;
 };
 
@@ -118,8 +140,9 @@ class AttentionPlan {
     int32_t position;      // of the first token
     const int32_t* slots;  // KV slot of each position of the sequence
   };
-  struct Part {  // a tile's work on one segment, by one unit
+  struct Part {  // a tile's work on one segment
     int32_t tile, segment;
+    size_t offset;  // of its results in `partial`: [kv_heads, queries, dim + 2]
   };
 
   // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [.., table_stride].
@@ -131,7 +154,7 @@ class AttentionPlan {
   bool split;               // few tiles, long contexts: the segments of a tile go to different threads
   std::vector<Part> parts;  // split only, by tile, then segment
   std::vector<int32_t> first_part;  // [tiles + 1]
-  std::vector<float> partial;       // split only: [parts, kv_heads, kTileTokens * group, dim + 2]
+  std::vector<float> partial;       // split only
 };
 
 struct AttentionOp {
@@ -175,7 +198,7 @@ struct ExpertsOp {
 
  private:
   void group(Team& team) const;
-  void gate_up(Team& team, int64_t unit) const;
+  void gate_up(int64_t rank, int64_t panel) const;
   void down_panel(Team& team, int64_t panel) const;
 };
 

@@ -2,6 +2,12 @@
 
 #include <chrono>
 #include <new>
+#include <utility>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 
 namespace moeserve {
 namespace {
@@ -25,6 +31,19 @@ void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
   while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
 }
 
+// A CPU that we may not use (a cpuset changed meanwhile) leaves the thread where the kernel puts it.
+void bind_to(const std::vector<int>& cpus) {
+#if defined(__linux__)
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+#else
+  (void)cpus;
+#endif
+}
+
 }  // namespace
 
 std::atomic<int64_t>& Team::cursor(int thread) {
@@ -42,9 +61,16 @@ void* Team::scratch(size_t bytes) {
   return scratch_.get();
 }
 
-Pool::Pool(int threads) : slots_(kSlots), cursors_(static_cast<size_t>(kCursorSets) * threads) {
-  for (int i = 0; i < threads; ++i) teams_.emplace_back(new Team(*this, i, threads));
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this, i] { thread_main(i); });
+Pool::Pool(const std::vector<Place>& places) : slots_(kSlots), cursors_(kCursorSets * places.size()) {
+  const int threads = static_cast<int>(places.size());
+  for (int i = 0; i < threads; ++i) {
+    if (i == 0 || places[i].node != places[i - 1].node) node_threads_.push_back(i);
+    teams_.emplace_back(new Team(*this, i, threads, places[i].node));
+  }
+  node_threads_.push_back(threads);
+  for (int i = 0; i < threads; ++i) {
+    threads_.emplace_back([this, i, cpus = places[i].cpus] { thread_main(i, cpus); });
+  }
 }
 
 Pool::~Pool() {
@@ -78,7 +104,8 @@ void Pool::wait() {
   }
 }
 
-void Pool::thread_main(int thread) {
+void Pool::thread_main(int thread, const std::vector<int>& cpus) {
+  bind_to(cpus);
   Team& team = *teams_[thread];
   for (uint32_t next = 0;; ++next) {
     wait_while(published_, next);
@@ -89,15 +116,18 @@ void Pool::thread_main(int thread) {
   }
 }
 
-// The last to arrive resets the work cursors that the phases before this barrier used (all threads have left
-// them: a phase's set comes up again kCursorSets phases later), and opens the barrier.
+// The last to arrive resets the work cursors of the phases since the barrier before (all threads have left them), and
+// opens the barrier.
 void Pool::arrive_and_wait(Team& team, bool end_of_op) {
   const uint32_t mine = team.barriers_++;
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads()))
+  const uint64_t first_phase = std::exchange(team.phase_at_barrier_, team.phase_);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads())) {
     return wait_while(generation_, mine);
-  const size_t used = (team.phase_ + kCursorSets - 1) % kCursorSets;
-  for (int i = 0; i < threads(); ++i)
-    cursors_[used * threads() + i].taken.store(0, std::memory_order_relaxed);
+  }
+  for (uint64_t phase = first_phase; phase < team.phase_; ++phase) {
+    Cursor* used = &cursors_[phase % kCursorSets * threads()];
+    for (int i = 0; i < threads(); ++i) used[i].taken.store(0, std::memory_order_relaxed);
+  }
   arrived_.store(0, std::memory_order_relaxed);
   if (end_of_op) {
     const uint32_t done = completed_.fetch_add(1, std::memory_order_acq_rel) + 1;

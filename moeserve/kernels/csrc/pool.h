@@ -30,14 +30,25 @@ class Team {
   // team must make the same calls in the same order.
   template <class F>
   void for_units(int64_t n, F&& f) {
-    run_units(n, f);
+    for_last_units(n, f);
     barrier();
   }
   // The last for_units of an operation needs no barrier of its own: the stream has one between operations.
   template <class F>
   void for_last_units(int64_t n, F&& f) {
-    run_units(n, f);
+    share(n, 0, threads_, f);
   }
+
+  // The same for `outer` x `panels` pairs, f(o, panel), where memory node i owns the panels of its range
+  // (Pool::first_panel): only its own threads work on them. A thread's pairs run panel by panel within an o.
+  template <class F>
+  void for_panels(int64_t outer, int64_t panels, F&& f) {
+    for_last_panels(outer, panels, f);
+    barrier();
+  }
+  template <class F>
+  void for_last_panels(int64_t outer, int64_t panels, F&& f);
+
   void barrier();
 
   // Memory of this thread, at least `bytes`, 64-byte aligned, kept between operations; contents undefined.
@@ -45,15 +56,17 @@ class Team {
 
  private:
   friend class Pool;
-  Team(Pool& pool, int thread, int threads) : pool_(pool), thread_(thread), threads_(threads) {}
+  Team(Pool& pool, int thread, int threads, int node)
+      : pool_(pool), thread_(thread), threads_(threads), node_(node) {}
   std::atomic<int64_t>& cursor(int thread);
 
+  // Units 0..n-1 among `count` threads from `first` on, this one being one of them.
   template <class F>
-  void run_units(int64_t n, F&& f) {
-    for (int i = 0; i < threads_; ++i) {
-      const int owner = (thread_ + i) % threads_;
-      const int64_t begin = n * owner / threads_, end = n * (owner + 1) / threads_;
-      std::atomic<int64_t>& taken = cursor(owner);
+  void share(int64_t n, int first, int count, F&& f) {
+    for (int i = 0; i < count; ++i) {
+      const int owner = (thread_ - first + i) % count;
+      const int64_t begin = n * owner / count, end = n * (owner + 1) / count;
+      std::atomic<int64_t>& taken = cursor(first + owner);
       for (int64_t unit; (unit = begin + taken.fetch_add(1, std::memory_order_relaxed)) < end;) f(unit);
     }
     ++phase_;
@@ -63,20 +76,34 @@ class Team {
     void operator()(void* p) const { ::operator delete(p, std::align_val_t(64)); }
   };
   Pool& pool_;
-  int thread_, threads_;
-  uint64_t phase_ = 0;     // counts run_units; equal on all threads
+  int thread_, threads_, node_;
+  uint64_t phase_ = 0;  // counts run_units; equal on all threads
+  uint64_t phase_at_barrier_ = 0;
   uint32_t barriers_ = 0;  // counts barriers passed; equal on all threads
   std::unique_ptr<void, Free> scratch_;
   size_t scratch_bytes_ = 0;
 };
 
+// Where a thread runs.
+struct Place {
+  int node;               // memory node, counted from 0; a node's threads stand together
+  std::vector<int> cpus;  // what it is bound to; empty: not bound
+};
+
+// Panels are divided among memory nodes in contiguous ranges: node i of n owns [first_panel(i), first_panel(i + 1)).
+constexpr int64_t first_panel(int64_t panels, int node, int nodes) { return panels * node / nodes; }
+constexpr int node_of_panel(int64_t panels, int64_t panel, int nodes) {
+  return static_cast<int>(((panel + 1) * nodes - 1) / panels);
+}
+
 class Pool {
  public:
-  explicit Pool(int threads);
+  explicit Pool(const std::vector<Place>& places);
   ~Pool();
   Pool(const Pool&) = delete;
 
   int threads() const { return static_cast<int>(teams_.size()); }
+  int nodes() const { return static_cast<int>(node_threads_.size()) - 1; }
 
   // Op: trivially copyable, at most kOpBytes, `void operator()(Team&) const`, run by every thread.
   template <class Op>
@@ -93,8 +120,8 @@ class Pool {
  private:
   friend class Team;
   static constexpr size_t kOpBytes = 256;
-  static constexpr int kSlots = 1024;  // submit() waits while so many operations are pending
-  static constexpr int kCursorSets = 4;
+  static constexpr int kSlots = 1024;    // submit() waits while so many operations are pending
+  static constexpr int kCursorSets = 4;  // most calls of share between two barriers
 
   struct alignas(64) Slot {
     unsigned char bytes[kOpBytes];
@@ -106,10 +133,11 @@ class Pool {
 
   Slot& next_slot();
   void publish();
-  void thread_main(int thread);
+  void thread_main(int thread, const std::vector<int>& cpus);
   void arrive_and_wait(Team& team, bool end_of_op);
 
   std::vector<std::unique_ptr<Team>> teams_;
+  std::vector<int> node_threads_;  // [nodes + 1]: the first thread of each node
   std::vector<Slot> slots_;
   std::vector<Cursor> cursors_;  // [kCursorSets][threads]
   // Counters that wrap; compared for equality or by unsigned difference only.
@@ -121,5 +149,15 @@ class Pool {
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };
+
+template <class F>
+void Team::for_last_panels(int64_t outer, int64_t panels, F&& f) {
+  const int nodes = pool_.nodes();
+  const int node = node_;
+  const int64_t first = first_panel(panels, node, nodes),
+                count = first_panel(panels, node + 1, nodes) - first;
+  const int thread0 = pool_.node_threads_[node], threads = pool_.node_threads_[node + 1] - thread0;
+  share(outer * count, thread0, threads, [&](int64_t unit) { f(unit / count, first + unit % count); });
+}
 
 }  // namespace moeserve

@@ -1,18 +1,24 @@
 // Kernels over one row: quantisation of activations, norms, rotation, SiLU.
 
 // int8 with a scale and two sums per 32 columns: half the error of one scale per 256, and free in decode.
+// A group that holds NaN or infinity gets the scale NaN, so that it fails its request instead of passing for numbers;
+// one whose largest value is under kNothing is zero, since 127 / largest could overflow.
+constexpr float kNothing = 1e-30f;
+
 void quantize(const float* x, int64_t n, int8_t* codes, GroupMeta* metas) {
   for (int64_t g = 0; g < n / 32; ++g, x += 32) {
     const VF a = load_f(x), b = load_f(x + 16);
     const float largest = reduce_max(max(abs(a), abs(b)));
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const float inverse = largest > kNothing ? 127.0f / largest : 0.0f;
     const VF qa = round_even(mul(a, set_f(inverse))), qb = round_even(mul(b, set_f(inverse)));
     store_i8(codes + 32 * g, qa);
     store_i8(codes + 32 * g + 16, qb);
+    const float lo = reduce_add(qa), hi = reduce_add(qb);  // exact: small integers
+    const bool finite = lo + hi == lo + hi;                // x * inverse is NaN for NaN and for infinity
     GroupMeta meta;
-    meta.scale = largest / 127.0f;
-    meta.sum_lo = static_cast<int32_t>(reduce_add(qa));  // exact: small integers
-    meta.sum_hi = static_cast<int32_t>(reduce_add(qb));
+    meta.scale = finite ? largest / 127.0f : NAN;
+    meta.sum_lo = finite ? static_cast<int32_t>(lo) : 0;
+    meta.sum_hi = finite ? static_cast<int32_t>(hi) : 0;
     meta.scaled_sum = meta.scale * static_cast<float>(meta.sum_lo + meta.sum_hi);
     metas[g] = meta;
   }

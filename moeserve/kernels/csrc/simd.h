@@ -1,6 +1,20 @@
 // Picks the vector vocabulary for the translation unit's ISA and adds what all three share.
 // Included inside `namespace moeserve { namespace {`.
 
+#if defined(MOESERVE_AVX512) || defined(MOESERVE_AVX2)
+// Across lanes in one fixed order, the same on every ISA: halves, quarters, pairs, neighbours.
+inline float reduce_8(__m256 a) {
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+inline float reduce_max_8(__m256 a) {
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+#endif
+
 #if defined(MOESERVE_AVX512)
 #include "simd_avx512.h"
 #elif defined(MOESERVE_AVX2)
@@ -12,24 +26,6 @@
 #if !defined(MOESERVE_AVX2)
 inline VI dot4_wide(VI acc, VB w, VI x) { return dot4(acc, w, x); }
 #endif
-
-// Sums and maxima across lanes go through memory in one fixed order, the same on every ISA.
-inline float reduce_add(VF a) {
-  alignas(64) float x[16];
-  store_f(x, a);
-  for (int width = 8; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) x[i] += x[i + width];
-  }
-  return x[0];
-}
-inline float reduce_max(VF a) {
-  alignas(64) float x[16];
-  store_f(x, a);
-  for (int width = 8; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) x[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-  }
-  return x[0];
-}
 
 // exp(x) for x <= 88, relative error under 2e-7; below -87 (and for -inf) exactly 0.
 // Cody-Waite reduction to [-ln2/2, ln2/2] and the degree-6 Taylor tail in Horner form.

@@ -162,3 +162,7 @@ inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
     for (int i = 0; i < 8; ++i) out[8 * part + i] = {lo[i], hi[i]};
   }
 }
+
+// See simd.h for the order.
+inline float reduce_add(VF a) { return reduce_8(_mm256_add_ps(a.lo, a.hi)); }
+inline float reduce_max(VF a) { return reduce_max_8(_mm256_max_ps(a.lo, a.hi)); }

@@ -22,7 +22,7 @@ inline VF div(VF a, VF b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline VF max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline VF min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline VF abs(VF a) { return {_mm512_abs_ps(a.v)}; }
-inline VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }  // a*b + c
+inline VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    // a*b + c
 inline VF fnma(VF a, VF b, VF c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a*b
 inline VF load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -46,6 +46,7 @@ inline VF blend_less(VF a, VF b, VF yes, VF no) {  // a < b ? yes : no
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
 
+inline VI load_i(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline VI set_i(int x) { return {_mm512_set1_epi32(x)}; }
 inline VI broadcast_quad(const int8_t* p) {  // 4 activations in every lane
   int32_t x;
@@ -119,4 +120,11 @@ inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
     out[i + 4].v = _mm512_shuffle_i32x4(hi01, hi23, 0x88);
     out[i + 12].v = _mm512_shuffle_i32x4(hi01, hi23, 0xdd);
   }
+}
+
+// See simd.h for the order.
+inline __m256 upper_half(VF a) { return _mm512_extractf32x8_ps(a.v, 1); }
+inline float reduce_add(VF a) { return reduce_8(_mm256_add_ps(_mm512_castps512_ps256(a.v), upper_half(a))); }
+inline float reduce_max(VF a) {
+  return reduce_max_8(_mm256_max_ps(_mm512_castps512_ps256(a.v), upper_half(a)));
 }

@@ -34,7 +34,7 @@ inline VF mul(VF a, VF b) { return {a.v * b.v}; }
 inline VF div(VF a, VF b) { return {a.v / b.v}; }
 inline VF max(VF a, VF b) { return {a.v > b.v ? a.v : b.v}; }
 inline VF min(VF a, VF b) { return {a.v < b.v ? a.v : b.v}; }
-inline VF abs(VF a) { return {a.v < 0 ? -a.v : a.v}; }
+inline VF abs(VF a) { return {a.v <= 0 ? 0.0f - a.v : a.v}; }  // of -0, 0
 inline VF fma(VF a, VF b, VF c) { return {a.v * b.v + c.v}; }
 inline VF fnma(VF a, VF b, VF c) { return {c.v - a.v * b.v}; }
 inline VF load_half(const uint16_t* p) {
@@ -144,4 +144,18 @@ inline void transpose_words(const uint8_t* rows, size_t stride, VB (&out)[16]) {
     for (int r = 0; r < 16; ++r)
       __builtin_memcpy(reinterpret_cast<uint8_t*>(&out[v]) + 4 * r, rows + r * stride + 4 * v, 4);
   }
+}
+
+// Across lanes in one fixed order, the same on every ISA: halves, quarters, pairs, neighbours.
+inline float reduce_add(VF a) {
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
+  }
+  return a.v[0];
+}
+inline float reduce_max(VF a) {
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) a.v[i] = a.v[i] > a.v[i + width] ? a.v[i] : a.v[i + width];
+  }
+  return a.v[0];
 }

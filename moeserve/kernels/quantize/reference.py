@@ -1,8 +1,9 @@
 """The specification of quantised activations: int8 with a scale and two sums for each group of 32 columns.
 
-x = scale * code with scale = max|x| / 127 over the group and the code rounded to nearest, ties to even. At worst
-(one column carries the whole group) the error is 32 / (12 * 127^2) = 1.65e-4 of the signal's power, whatever the
-activations; for Gaussian ones 3e-5. The sums let a kernel add a weight's zero point or min once a group.
+x = scale * code with scale = max|x| / 127 over the group and the code rounded to nearest, ties to even. Rounding errors
+spread evenly over a step, so where one column carries a whole group the error is 32 / (12 * 127^2) = 1.65e-4 of the
+signal's power, and elsewhere less: 3e-5 for Gaussian activations. The sums let a kernel add a weight's zero point or
+min once a group.
 
 Layout of a row, as in csrc/kernels.h: `cols` codes, then META for each group. 1.5 bytes a column.
 """
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 GROUP = 32  # columns
+NOTHING = 1e-30  # a group whose largest value is no more is zero
 META = np.dtype([("scale", "<f4"), ("scaled_sum", "<f4"), ("sum_lo", "<i4"), ("sum_hi", "<i4")])
 
 
@@ -41,13 +43,16 @@ class Quantized:
 
 
 def quantize(x: Tensor) -> Quantized:
-    """float32 [n, cols], finite, cols a multiple of 32. A group of zeros has scale 0. All of it in float32, step by
-    step: the kernels give the same bits."""
+    """float32 [n, cols], cols a multiple of 32. All of it in float32, step by step: the kernels give the same bits.
+
+    A group that holds NaN or infinity has the scale NaN (and codes that mean nothing), so that it stays visible.
+    """
     groups = x.view(len(x), -1, GROUP)
     largest = groups.abs().amax(dim=2, keepdim=True)
-    inverse = torch.where(largest > 0, 127.0 / largest, 0.0)
-    codes = (groups * inverse).round().to(torch.int8)
-    return Quantized(codes.view(x.shape), (largest / 127.0).squeeze(2))
+    inverse = torch.where(largest > NOTHING, 127.0 / largest, 0.0)
+    codes = (groups * inverse).round().nan_to_num(0.0).to(torch.int8)
+    scales = torch.where(largest.isfinite(), largest / 127.0, torch.nan)
+    return Quantized(codes.view(x.shape), scales.squeeze(2))
 
 
 def round_trip(x: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ head of q and k is Qwen3's (https://arxiv.org/abs/2505.09388).
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,4 +41,4 @@ def rope_store(
     """
     keys[slots.long()] = rotate(norm(k, k_norm, eps), cos, sin).to(keys.dtype)
     values[slots.long()] = v.to(values.dtype)
-    return rotate(norm(q, q_norm, eps), cos, sin) / q.shape[-1] ** 0.5
+    return rotate(norm(q, q_norm, eps), cos, sin) / math.sqrt(q.shape[-1])

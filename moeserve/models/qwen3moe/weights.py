@@ -1,7 +1,7 @@
-"""The weights of a Qwen3-MoE, from a GGUF into the CPU pool's panels, in the file's own types.
+"""The weights of a Qwen3-MoE in the file's own types: packed into the CPU pool's panels, or in place.
 
-Tensor by tensor: a tensor's pages of the file are dropped as soon as it is packed, so that no more than one
-tensor is in memory twice.
+Packing goes tensor by tensor: a tensor's pages of the file are dropped as soon as it is packed, so that no more than
+one tensor is in memory twice. In place nothing is read: pages come with their first use.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
-from moeserve.models.gguf import GGUFFile
+from moeserve.models.gguf import GGUFError, GGUFFile
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+
+LANES = 32
 
 Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
@@ -68,12 +70,21 @@ class Weights:
     head_bytes: int
     dense_bytes: int  # of all layers' matrices outside the experts: read once a step
     matrices: list[Matrix]  # all of them: the operations hold addresses only
+    source: GGUFFile | None  # in place: what the matrices point into
 
 
 class WeightLoader:
     """Reads one GGUF; used once."""
 
-    def __init__(self, stream: CpuStream, gguf: GGUFFile, config: Qwen3MoeConfig, progress: Progress) -> None:
+    def __init__(
+        self,
+        stream: CpuStream,
+        gguf: GGUFFile,
+        config: Qwen3MoeConfig,
+        progress: Progress,
+        in_place: bool = False,
+    ) -> None:
+        self._in_place = in_place
         self._stream = stream
         self._gguf = gguf
         self._config = config
@@ -85,6 +96,7 @@ class WeightLoader:
     def load(self) -> Weights:
         """Raises GGUFError for a tensor that is missing or has another shape, MemoryError without room."""
         self._config.check_tensors(self._gguf)
+        self._check_lanes()
         embedding = self._embedding()
         output_norm = self._vector(n.OUTPUT_NORM)
         output = self._group(n.TOKEN_EMBD if self._config.tied_embeddings else n.OUTPUT)
@@ -92,8 +104,29 @@ class WeightLoader:
         layers = [self._layer(index) for index in range(self._config.num_layers)]
         dense_bytes = sum(m.bytes for m in self._matrices[1:] if m.experts == 1)
         return Weights(
-            embedding, layers, output_norm, output, self._total, head_bytes, dense_bytes, self._matrices
+            embedding=embedding,
+            layers=layers,
+            output_norm=output_norm,
+            output=output,
+            bytes=self._total,
+            head_bytes=head_bytes,
+            dense_bytes=dense_bytes,
+            matrices=self._matrices,
+            source=self._gguf if self._in_place else None,
         )
+
+    def _check_lanes(self) -> None:
+        """The kernels take rows 32 columns at a time and check nothing themselves."""
+        c = self._config
+        for name, size in (
+            ("attention.key_length", c.head_dim),
+            ("embedding_length", c.hidden_size),
+            ("expert_feed_forward_length", c.expert_ff),
+        ):
+            if size % LANES:
+                raise GGUFError(
+                    self._gguf.path, f"{name} is {size}; the CPU engine needs a multiple of {LANES}"
+                )
 
     def _layer(self, index: int) -> LayerWeights:
         def name(part: str) -> str:
@@ -116,8 +149,10 @@ class WeightLoader:
 
     def _embedding(self) -> Embedding:
         tensor = self._gguf.tensors[n.TOKEN_EMBD]
-        # A copy: served from the mapped file, a file that is replaced or truncated would kill the worker.
-        table = self._gguf.data(n.TOKEN_EMBD).copy().reshape(tensor.shape[0], -1)
+        table = self._gguf.data(n.TOKEN_EMBD).reshape(tensor.shape[0], -1)
+        if not self._in_place:
+            # A copy: served from the mapped file, a file that is replaced or truncated would kill the worker.
+            table = table.copy()
         if not self._config.tied_embeddings:
             self._finish(n.TOKEN_EMBD)
         return Embedding(table, int(tensor.type))
@@ -133,7 +168,8 @@ class WeightLoader:
 
     def _matrix(self, name: str) -> Matrix:
         tensor = self._gguf.tensors[name]
-        matrix = self._stream.pack(self._gguf.data(name), int(tensor.type), tensor.shape)
+        prepare = self._stream.view if self._in_place else self._stream.pack
+        matrix = prepare(self._gguf.data(name), int(tensor.type), tensor.shape)
         self._matrices.append(matrix)
         self._finish(name)
         return matrix
@@ -142,6 +178,7 @@ class WeightLoader:
         return LinearGroup([self._matrix(name) for name in names])
 
     def _finish(self, name: str) -> None:
-        self._gguf.advise_done(name)
+        if not self._in_place:
+            self._gguf.advise_done(name)
         self._done += self._gguf.tensors[name].nbytes
         self._progress("loading weights", self._done, self._total)

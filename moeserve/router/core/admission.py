@@ -1,21 +1,17 @@
-"""Who may join the running requests, and how fast each may take KV slots: what makes deadlock impossible.
+"""Who may join the running requests: those beside whom the pool is expected to suffice.
 
-Two questions, two pure functions:
-
-- `peak_tokens`, asked once per request, keeps the pool from being promised far beyond its size. It assumes
-  that all advance in step, one token each, as they do when nothing is in anyone's way.
-- `safe_grants`, asked every step while the promises exceed the pool, holds even when they do not: a long
-  prefill, say, that starts late and peaks when the others peak. It lets a request take slots only while all
-  can still finish, one after another if need be, so somebody can always go on.
-
-A later policy (predicted lengths, pausing) replaces `Admission`; the scheduler asks nothing else.
+Nothing is reserved. A request takes slots as it grows, and its length is predicted, so the answer may be
+wrong; then the pool runs dry and somebody is paused (`batch.py`), at the cost of a delay. A wrong estimate
+never makes an error or a deadlock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import itemgetter
 
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.output_history import OutputHistory
 from moeserve.router.core.request import Request
 
 
@@ -37,75 +33,49 @@ def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
     return peak
 
 
-# A running request, in KV slots: what it may still ask for in all, what it holds, and its id. A plain tuple
-# that sorts by need, because hundreds are made in a step.
-Claim = tuple[int, int, int]
-
-
-def safe_grants(free: int, claims: Iterable[Claim], wants: Mapping[int, int]) -> dict[int, int]:
-    """How many slots each request, by id, may take now such that all can still run to their ends: at most
-    its entry in `wants` (0 where it has none).
-
-    The banker's algorithm (Dijkstra, EWD 123) for one resource. In order of need, smallest first, all can
-    finish one after another if each one's need is covered by the free slots and those of all before it:
-    slack_i = free + sum(held of those before i) - need_i >= 0. Granting k slots to j lowers the slack of
-    those before j by k and changes no other's (what leaves `free` is in `held`, or off j's own need). So one
-    pass suffices: j gets at most the least slack of those before it, less what later ones were granted.
-
-    Given a safe state the smallest need is always granted, so some request advances; and the sum of the
-    grants never exceeds `free`. O(n log n), 60 us for 256 requests.
-    """
-    grants: dict[int, int] = {}
-    least_slack = before = free
-    for need, held, request_id in sorted(claims):
-        grant = wants.get(request_id, 0)
-        if grant > least_slack:
-            grant = least_slack
-        grants[request_id] = grant
-        least_slack -= grant
-        slack = before - need
-        if slack < least_slack:
-            least_slack = slack
-        before += held
-    return grants
-
-
-def is_safe(free: int, claims: Iterable[Claim]) -> bool:
-    """Whether all can run to their ends, one after another."""
-    for need, held, _ in sorted(claims):
-        if need > free:
-            return False
-        free += held
-    return True
-
-
 class Admission:
-    """Admits while the peak of all known maximum lengths fits the pool."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
+    def __init__(self, memory: KvMemory) -> None:
+        self._memory = memory
+        self.history = OutputHistory()
         self.promised = 0  # sum of max_kv over the running
 
     def admits(self, running: Iterable[Request], candidate: Request) -> bool:
         """Whether `candidate` may run beside `running`. Its prompt and theirs are taken as computed, for they
-        are before anyone's end."""
-        if self.promised + candidate.max_kv <= self._num_slots:
+        are before anyone's end. Nobody beside it: always."""
+        if self.promised + candidate.max_kv <= self._memory.num_slots:
             return True
-        lengths = [(candidate.num_prompt, candidate.max_kv - candidate.num_prompt)]
+        lengths = []
+        brought = 0
         for request in running:
-            held = len(request.slots)
-            if held < request.num_prompt:
-                held = request.num_prompt
-            lengths.append((held, request.max_kv - held))
-        return peak_tokens(lengths) <= self._num_slots
+            slots = len(request.slots)
+            brought += slots - request.borrowed
+            known = max(slots, request.target)
+            lengths.append((known - request.borrowed, self._more(request, known)))
+        if not lengths:
+            return True
+        matched, idle = self._memory.lookup(candidate)
+        known = len(candidate.tokens)
+        lengths.append((known - (matched - idle), self._more(candidate, known)))
+        # What is held of the cache beyond what the running brought or woke outlasts any one of them.
+        lasting = self._memory.num_held - brought
+        return lasting + peak_tokens(lengths) <= self._memory.num_slots
+
+    def _more(self, request: Request, known: int) -> int:
+        """Slots that it will take beyond `known`, as far as one can tell."""
+        if request.num_output >= request.predicted_output:
+            self._predict(request)
+        end = request.num_prompt + request.predicted_output - 1
+        return end - known if end > known else 0
+
+    def _predict(self, request: Request) -> None:
+        if not request.quantile:
+            request.quantile = self.history.draw()
+        so_far, most = request.num_output, request.sampling.max_tokens
+        if so_far < most:
+            request.predicted_output = self.history.predict(so_far, most, request.quantile)
 
     def joined(self, request: Request) -> None:
         self.promised += request.max_kv
 
     def left(self, request: Request) -> None:
         self.promised -= request.max_kv
-
-    @property
-    def everything_fits(self) -> bool:
-        """All running could hold their most at once: no grant needs a thought."""
-        return self.promised <= self._num_slots

@@ -17,16 +17,22 @@ class Limits:
     max_model_len: int
     max_num_batched_tokens: int
     max_num_queued_reqs: int
+    max_num_queued_tokens: int = 1 << 20
+    max_itl_ms: float | None = None  # None: see `pace.py`
+    prefill_share: float = 0.4  # of the time, for prompts while answers are under way
+    reuse_prefixes: bool = True
+    isolate_tenants: bool = False  # no prefix is shared between API keys
+    num_experts: int = 0  # of a layer; 0: not a mixture of experts
+    experts_per_token: int = 0
 
     @property
     def max_running(self) -> int:
         """Requests bound at once. With no more of them than tokens in a step, every decode row fits into
-        every step and leaves a token for the prompts under way, one of which may be the only request that
-        `admission.safe_grants` lets go on."""
+        every step and leaves a token for the prompts under way."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
-    def refusal(self, message: GenerateRequest, num_waiting: int) -> RequestError | None:
-        """The answer to a request that is not queued: 400 when it can never run, 503 when too many wait."""
+    def refusal(self, message: GenerateRequest) -> RequestError | None:
+        """The 400 for a request that can never run."""
         prompt, remainder = divmod(len(message.token_ids), INT32_BYTES)
         wanted = message.sampling.max_tokens
         if prompt == 0 or remainder or wanted < 0:
@@ -37,7 +43,4 @@ class Limits:
         if prompt + wanted > most:
             text = f"{prompt} prompt tokens and max_tokens {wanted} are more than {most}, {name}"
             return RequestError(id=message.id, status=400, message=text)
-        if num_waiting >= self.max_num_queued_reqs:
-            text = f"the server is busy: {num_waiting} requests are waiting already; try again later"
-            return RequestError(id=message.id, status=503, message=text)
         return None

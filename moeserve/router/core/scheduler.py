@@ -1,19 +1,20 @@
 """The scheduler: events in, step plans and messages out. It reads no clock and owns no socket.
 
-Every change of a request's state happens in this file. A caller feeds it the events as they come (`add`,
-`abort`, `stop_hit`, `step_result`, `close`), asks for the next `plan` until that is None, and sends what
-`take_messages` returns to the detokenizer.
+A caller feeds it the events as they come (`add`, `abort`, `stop_hit`, `step_result`, `close`), asks for the next
+`plan` until that is None, and sends what `take_messages` returns to the detokenizer. Here is what happens to a
+request from outside; what happens to it inside is in `planner.py` (one step) and `batch.py` (slots, pauses).
 
 Two plans may be in flight: N+1 is built while the worker runs N. It needs no token values, for a decode row
-means "the token you sampled last". Whatever ends a request between the two (a stop token, an abort) leaves
-at most one row of it in N+1, a wasted one. That row is harmless, although the request's slots are free at
-once and may be handed out in N+2: **the worker executes plans strictly in order**, so the stale row writes
-before the new owner does, and the new owner reads no position that it has not written itself.
+means "the token you sampled last". Whatever ends or pauses a request between the two (a stop token, an abort,
+a full pool) leaves at most one row of it in N+1, a wasted one. That row is harmless, although the request's
+slots are free at once and may be handed out in N+2: **the worker executes plans strictly in order**, so the
+stale row writes before the new owner does, and the new owner reads no position that it has not written itself
+or found in the cache, whose slots a stale row writes with what they hold.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 
 from moeserve.messages.schema import (
     CloseText,
@@ -30,14 +31,22 @@ from moeserve.messages.schema import (
     TokensItem,
     TokensOut,
 )
-from moeserve.router.core.admission import Admission, Claim, is_safe, safe_grants
+from moeserve.router.core.back_pressure import BackPressure
+from moeserve.router.core.batch import Batch
+from moeserve.router.core.fair_share import FairShare
 from moeserve.router.core.flight import Flight
+from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
+from moeserve.router.core.planner import Planner
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.token_pool import TokenPool
-from moeserve.router.core.waiting import WaitingQueue
+from moeserve.router.core.step_cost import StepCost
+from moeserve.router.core.totals import Totals
+from moeserve.router.core.waiting import WaitingRoom
 
 MAX_PLANS_IN_FLIGHT = 2
+# A step that takes so long is not planned ahead of: the gap after it, below a millisecond, is nothing to it, and
+# whoever arrives while it runs joins the next step instead of the one after.
+PLAN_AHEAD_MS = 100.0
 
 Message = OpenText | CloseText | TokensOut | RequestError
 
@@ -49,26 +58,21 @@ class ProtocolError(Exception):
 class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._pool = TokenPool(limits.num_kv_slots)
-        self._admission = Admission(limits.num_kv_slots)
         self._closed: str | None = None  # why no request is served any more
-
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
-        self._waiting = WaitingQueue()
-        self._running: dict[int, Request] = {}  # those bound to a request slot: PREFILL, DECODE or ENDING
-        self._prefilling: list[Request] = []  # the PREFILL ones, by key
-        self._decoding: dict[int, Request] = {}  # the DECODE ones
-        self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
-        self._refused: Request | None = None  # a head of the queue that admission refused; see _may_run
-
-        self._step = 0  # number of the last plan
+        self._waiting = WaitingRoom()
+        self._memory = KvMemory(
+            limits.num_kv_slots, reuse=limits.reuse_prefixes, isolate_tenants=limits.isolate_tenants
+        )
+        self._batch = Batch(limits, self._memory, self._waiting)
+        self._history = self._batch.admission.history
+        self._shares = FairShare()
+        self._cost = StepCost(limits.num_experts, limits.experts_per_token)
+        self._planner = Planner(limits, self._memory, self._waiting, self._batch, self._shares, self._cost)
+        self._pressure = BackPressure(limits, self._waiting, self._cost, self._history)
         self._in_flight: deque[Flight] = deque()
         self._out: list[Message] = []
-
-        self._total_steps = 0
-        self._total_prompt_tokens = 0
-        self._total_generation_tokens = 0
-        self._total_aborts = 0
+        self._totals = Totals()
 
     # ---------------------------------------------------------------- events
 
@@ -77,16 +81,23 @@ class Scheduler:
         wait or the worker is gone. Raises ValueError for an id that is open."""
         if message.id in self._open:
             raise ValueError(f"request id {message.id} is in use")
-        refusal = self.limits.refusal(message, len(self._waiting))
-        if self._closed is not None:
-            refusal = RequestError(id=message.id, status=503, message=self._closed)
+        refusal = self._refusal(message)
         if refusal is not None:
             self._out.append(refusal)
             return
         request = Request(message)
         self._open[request.id] = request
-        self._waiting.add(request)
+        self._shares.joined(request.tenant)
+        self._batch.enqueue(request)
         self._out.append(OpenText(id=request.id, text=message.text))
+
+    def _refusal(self, message: GenerateRequest) -> RequestError | None:
+        if self._closed is not None:
+            return RequestError(id=message.id, status=503, message=self._closed)
+        never = self.limits.refusal(message)
+        if never is not None:
+            return never
+        return self._pressure.refusal(message, self._shares.num_tenants_with(message.key_name))
 
     def abort(self, request_id: int) -> None:
         """Frees everything at once. An id that is not open (finished, aborted, unknown) is no error: the
@@ -95,7 +106,7 @@ class Scheduler:
         if request is None:
             return
         self._release(request)
-        self._total_aborts += 1
+        self._totals.aborts += 1
         self._out.append(CloseText(id=request_id))
 
     def stop_hit(self, hit: StopHit) -> None:
@@ -113,10 +124,11 @@ class Scheduler:
         flight = self._in_flight.popleft()
         if len(result.sampled) != len(flight.sampling):
             raise ProtocolError(f"{len(result.sampled)} tokens for {len(flight.sampling)} rows that sample")
-        self._total_steps += 1
-        self._total_prompt_tokens += flight.prompt_tokens
+        self._batch.last_finished = flight.step
+        self._planner.finished(flight, result.compute_ms)
+        self._totals.step_done(flight, result.compute_ms, result.idle_ms)
         for index, logprobs in result.prompt_logprobs.items():
-            self._accept_prompt_logprobs(flight.owners[index], logprobs)
+            self._accept_prompt_logprobs(flight.owners[index], flight.rows[index].start, logprobs)
         self._accept_tokens(flight.sampling, result.sampled, now)
         for request in flight.silent_ends:
             if request.state is not State.FINISHED:
@@ -135,21 +147,23 @@ class Scheduler:
     # ---------------------------------------------------------------- outputs
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do or two plans are in flight. The caller sends
-        it: from here on its rows count as written."""
-        if self._closed is not None or len(self._in_flight) == MAX_PLANS_IN_FLIGHT:
+        """The next step, or None when there is nothing to do, or enough in flight. The caller sends it: from
+        here on its rows count as written."""
+        if self._closed is not None or not self._open or not self._may_plan_ahead:
             return None
-        budget = self.limits.max_num_batched_tokens - len(self._decoding)
-        self._admit(budget)
-        grants = None if self._admission.everything_fits else self._grants(budget)
-        flight = Flight(self._step + 1)
-        self._plan_decode_rows(flight, grants)
-        self._plan_prefill_rows(flight, grants, budget, now)
-        if not flight.rows:
+        flight = self._planner.plan(self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight))
+        if flight is None:
             return None
-        self._step = flight.step
+        self._batch.last_planned = flight.step
         self._in_flight.append(flight)
         return flight.as_plan()
+
+    @property
+    def _may_plan_ahead(self) -> bool:
+        in_flight = len(self._in_flight)
+        if in_flight == 0:
+            return True
+        return in_flight < MAX_PLANS_IN_FLIGHT and self._in_flight[-1].expected_ms < PLAN_AHEAD_MS
 
     def take_messages(self) -> list[Message]:
         """What the events since the last call have for the detokenizer, in order."""
@@ -157,117 +171,26 @@ class Scheduler:
         return out
 
     def load_report(self) -> LoadReport:
-        return LoadReport(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
-            kv_slots_used=self._pool.num_used,
-            kv_slots_total=self._pool.num_slots,
-            prompt_tokens=self._total_prompt_tokens,
-            generation_tokens=self._total_generation_tokens,
-            cached_tokens=0,
-            preemptions=0,
-            aborts=self._total_aborts,
-            steps=self._total_steps,
-        )
+        return self._totals.report(self._batch, self._waiting, self._memory)
 
     @property
     def is_idle(self) -> bool:
         """No request is open and no plan in flight."""
         return not self._open and not self._in_flight
 
-    # ---------------------------------------------------------------- starting
-
-    def _admit(self, budget: int) -> None:
-        """Binds waiting requests to request slots while this step has prompt tokens left for them.
-
-        Prompts get the budget in order of key, whether they are under way or waiting, so an urgent request
-        does not wait for a long prompt of a less urgent one. Within the queue nobody passes its head: were
-        small requests let by while a large one does not fit, a stream of them would starve it.
-        """
-        at = 0
-        while budget > 0:
-            under_way = self._prefilling[at] if at < len(self._prefilling) else None
-            head = self._waiting.head
-            if head is not None and (under_way is None or head.key < under_way.key) and self._may_run(head):
-                self._bind(head, at)
-                under_way = head
-            if under_way is None:
-                return
-            budget -= under_way.prompt_left
-            at += 1
-
-    def _may_run(self, head: Request) -> bool:
-        # The estimate changes for the better only when somebody leaves: a refusal holds until then.
-        if not self._free_req_slots or head is self._refused:
-            return False
-        if not self._admission.admits(self._running.values(), head):
-            self._refused = head
-            return False
-        return True
-
-    def _bind(self, head: Request, at: int) -> None:
-        self._waiting.remove(head)
-        self._admission.joined(head)
-        self._running[head.id] = head
-        self._prefilling.insert(at, head)
-        head.req_slot = self._free_req_slots.pop()
-        head.state = State.PREFILL
-
-    # ---------------------------------------------------------------- planning
-
-    def _grants(self, budget: int) -> dict[int, int]:
-        """KV slots that each running request, by id, may take in this step. A prompt asks for all the budget
-        it could use: only some prompts then get tokens, but never none while one is granted slots."""
-        wants = {request.id: min(request.prompt_left, budget) for request in self._prefilling}
-        wants.update(dict.fromkeys(self._decoding, 1))
-        return safe_grants(self._pool.num_free, self._claims(), wants)
-
-    def _claims(self) -> list[Claim]:
-        claims: list[Claim] = []
-        for request in self._running.values():
-            held = len(request.slots)
-            claims.append((request.max_kv - held, held, request.id))
-        return claims
-
-    def _plan_decode_rows(self, flight: Flight, grants: dict[int, int] | None) -> None:
-        batch = list(self._decoding.values())
-        if grants is not None:
-            batch = [request for request in batch if grants[request.id] > 0]
-        flight.add_decode_rows(batch, self._pool)
-        for request in batch:
-            if len(request.slots) == request.max_kv:
-                del self._decoding[request.id]
-                request.state = State.ENDING
-
-    def _plan_prefill_rows(
-        self, flight: Flight, grants: dict[int, int] | None, budget: int, now: float
-    ) -> None:
-        """Chunks of prompts in order of key, as far as `budget` tokens go."""
-        for request in self._prefilling:
-            count = min(request.prompt_left, budget)
-            if grants is not None:
-                count = min(count, grants[request.id])
-            if count == 0:
-                continue
-            flight.add_chunk(request, count, self._pool, now)
-            budget -= count
-            if request.prompt_left > 0:
-                continue
-            if request.need > 0:
-                request.state = State.DECODE
-                self._decoding[request.id] = request
-            else:
-                request.state = State.ENDING
-        if flight.prompt_tokens:
-            self._prefilling = [r for r in self._prefilling if r.state is State.PREFILL]
-
     # ---------------------------------------------------------------- results
 
-    def _accept_prompt_logprobs(self, owner: Request, logprobs: list[TokenLogprob]) -> None:
-        if owner.state is not State.FINISHED and logprobs:
-            self._emit([TokensItem(owner.id, [], prompt_logprobs=logprobs)])
+    def _accept_prompt_logprobs(self, owner: Request, start: int, logprobs: list[TokenLogprob]) -> None:
+        """Of positions from `start` on; those that a pause made the worker compute again are known already."""
+        if owner.state is State.FINISHED:
+            return
+        new = logprobs[owner.num_scored - start :]
+        owner.num_scored += len(new)
+        if new:
+            self._emit([TokensItem(owner.id, [], prompt_logprobs=new)])
 
     def _accept_tokens(self, owners: list[Request], sampled: list[Sampled], now: float) -> None:
+        """The hot loop, about 0.3 us a row. A request may have been paused since its row was planned."""
         items: list[TokensItem] = []
         ended: list[tuple[Request, Sampled]] = []
         for request, entry in zip(owners, sampled, strict=True):
@@ -277,7 +200,7 @@ class Scheduler:
             count = request.num_output
             if (
                 token_id < 0
-                or count + 1 == request.sampling.max_tokens
+                or count + 1 == request.max_tokens
                 or (token_id in request.stop_ids and count >= request.sampling.min_tokens)
             ):
                 ended.append((request, entry))
@@ -286,10 +209,11 @@ class Scheduler:
                 request.first_token_at = now
             request.last_token_at = now
             request.num_output = count + 1
+            request.tokens.append(token_id)
             items.append(
                 TokensItem(request.id, [token_id], None if entry.logprob is None else [entry.logprob])
             )
-        self._total_generation_tokens += len(items)
+        self._totals.generation_tokens += len(items)
         self._emit(items)
         for request, entry in ended:
             self._accept_last(request, entry, now)
@@ -297,15 +221,17 @@ class Scheduler:
     def _accept_last(self, request: Request, entry: Sampled, now: float) -> None:
         if entry.token_id < 0:
             if entry.error is not None:
-                self._fail(request, 400, entry.error)  # its own grammar was too much
+                self._fail(request, 400, entry.error, forget=True)  # its own grammar was too much
             else:
-                self._fail(request, 500, "the model produced non-finite logits for this request")
+                self._fail(request, 500, "the model produced non-finite logits for this request", forget=True)
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
-        self._total_generation_tokens += 1
+        self._totals.generation_tokens += 1
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
         request.num_output += 1
+        request.tokens.append(entry.token_id)
+        self._history.add(request.num_output)
         if is_stop:
             self._finish(request, "stop", request.num_output, now, stop_token=entry.token_id)
         else:
@@ -335,25 +261,15 @@ class Scheduler:
         )
         self._emit([item])
 
-    def _fail(self, request: Request, status: int, message: str) -> None:
-        self._release(request)
+    def _fail(self, request: Request, status: int, message: str, *, forget: bool = False) -> None:
+        self._release(request, forget=forget)
         self._out.append(RequestError(id=request.id, status=status, message=message))
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, *, forget: bool = False) -> None:
         """Takes back all that an open request holds (see the module's text on rows in flight)."""
         del self._open[request.id]
-        if request.state is State.WAITING:
-            self._waiting.remove(request)
-        else:
-            if request.state is State.PREFILL:
-                self._prefilling.remove(request)
-            self._decoding.pop(request.id, None)
-            del self._running[request.id]
-            self._pool.free(request.slots)
-            self._free_req_slots.append(request.req_slot)
-            self._admission.left(request)
-        request.state = State.FINISHED
-        self._refused = None
+        self._shares.left(request.tenant)
+        self._batch.release(request, forget=forget)
 
     def _emit(self, items: list[TokensItem]) -> None:
         """Adds to the last TokensOut if nothing came after it, so that a step makes one message."""
@@ -368,25 +284,11 @@ class Scheduler:
     # ---------------------------------------------------------------- invariants
 
     def check(self) -> None:
-        """Raises AssertionError when a count is off or the running could not all finish. O(running)."""
-        running = list(self._running.values())
-        held = sum(len(request.slots) for request in running)
-        req_slots = self._free_req_slots + [request.req_slot for request in running]
-        states = Counter(request.state for request in running)
-        facts = {
-            "KV slots are free or held": self._pool.num_used == held,
-            "request slots are free or bound": sorted(req_slots) == list(range(self.limits.max_running)),
-            "what is promised is the running's most": self._admission.promised
-            == sum(request.max_kv for request in running),
-            "all running can finish": is_safe(self._pool.num_free, self._claims()),
-            "open is waiting or running": len(self._open) == len(self._waiting) + len(running),
-            "PREFILL matches its list": states[State.PREFILL] == len(self._prefilling),
-            "DECODE matches its dict": states[State.DECODE] == len(self._decoding),
-        }
-        broken = [name for name, holds in facts.items() if not holds]
-        if broken:
-            raise AssertionError(f"broken invariants: {broken}")
+        """Raises AssertionError when a count is off. O(running)."""
+        self._batch.check()
+        if len(self._open) != len(self._waiting) + len(self._batch.running):
+            raise AssertionError("an open request neither waits nor runs")
 
     def check_slots(self) -> None:
-        """Raises AssertionError unless every KV slot is free or held by one request, once. O(num_slots)."""
-        self._pool.check(request.slots for request in self._running.values())
+        """Raises AssertionError unless every KV slot is free, held by one, or cached, once. O(num_slots)."""
+        self._batch.check_slots()

@@ -1,0 +1,191 @@
+"""`moeserve bench steps`: how long a step takes by what is in it, as a model for `moeserve simulate`.
+
+The real runner, in this process: chunks of every size at growing depth of one long prompt, growing batches that
+decode, chunks beside decoding rows, and batches in which the long one decodes, too. The model is fitted to all
+these steps at once; how far it is off them is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from moeserve.bench import engine
+from moeserve.cli import flag_name, read_options, resolve
+from moeserve.config import ServerConfig
+from moeserve.errors import UserError
+from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.simulate.fit import Sample, fit, relative_errors
+from moeserve.simulate.step_time import StepTime, load_of, write_step_time
+from moeserve.worker.loading import load_runner
+from moeserve.worker.runner import Runner
+from moeserve.workload.options import whole
+
+# Options of the server that mean the same here.
+SHARED = (*engine.SHARED, "max_num_seqs")
+SHORT_PROMPT = 16
+REPEATS = 5  # of a decode step; its median counts
+BESIDE = 8  # decoding rows in a mixed step
+LONG = 0  # the sequence with the long prompt; the others are short
+GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
+
+
+class StepBench:
+    """Drives a Runner as the router would. KV slots are handed out in order."""
+
+    def __init__(self, runner: Runner, num_seqs: int, step_tokens: int, long_prompt: int) -> None:
+        self._runner = runner
+        self._num_seqs = num_seqs
+        self._step_tokens = step_tokens
+        self._prompt = [long_prompt] + [SHORT_PROMPT] * (num_seqs - 1)  # lengths, by sequence
+        self._computed = [0] * num_seqs  # positions, by sequence
+        self._num_slots = 0
+        self._num_steps = 0
+        self._random = np.random.default_rng(0)
+        self.samples: list[Sample] = []
+
+    def measure(self) -> None:
+        sizes = powers_of_two(1, self._step_tokens)
+        batches = powers_of_two(1, self._num_seqs - 1)
+        mixed = [size for size in sizes if 2 * BESIDE < size <= 16 * BESIDE and self._num_seqs > BESIDE]
+        self._step([self._chunk(LONG, 8)])  # the first touch of every buffer: not a sample
+        while self._left >= sum(sizes[3:]) + sum(mixed) + 1:
+            for size in sizes[3:]:
+                self._once([self._chunk(LONG, size)])
+        for seq in range(1, self._num_seqs):
+            self._once([self._chunk(seq, SHORT_PROMPT)])
+        for batch in batches:
+            self._median(partial(self._decode, range(1, 1 + batch)))
+        for size in mixed:
+            beside = self._decode(range(1, 1 + BESIDE))
+            self._once([*beside, self._chunk(LONG, size - BESIDE)])
+        while self._left:
+            self._step([self._chunk(LONG, min(self._left, self._step_tokens))])
+        for batch in batches:
+            self._median(partial(self._decode, range(LONG, LONG + batch)))
+
+    @property
+    def _left(self) -> int:
+        """Tokens of the long prompt that are still to compute."""
+        return self._prompt[LONG] - self._computed[LONG]
+
+    def _chunk(self, seq: int, count: int) -> Row:
+        start = self._computed[seq]
+        self._computed[seq] += count
+        return Row(seq, start, count, self._slots(count), self._computed[seq] == self._prompt[seq])
+
+    def _decode(self, seqs: range) -> list[Row]:
+        rows = [Row(seq, self._computed[seq], 1, self._slots(1), True) for seq in seqs]
+        for seq in seqs:
+            self._computed[seq] += 1
+        return rows
+
+    def _slots(self, count: int) -> bytes:
+        self._num_slots += count
+        return np.arange(self._num_slots - count, self._num_slots, dtype=np.int32).tobytes()
+
+    def _once(self, rows: list[Row]) -> None:
+        self.samples.append(self._step(rows))
+
+    def _median(self, rows: Callable[[], list[Row]]) -> None:
+        steps = sorted((self._step(rows()) for _ in range(REPEATS)), key=lambda sample: sample.seconds)
+        self.samples.append(steps[REPEATS // 2])
+
+    def _step(self, rows: list[Row]) -> Sample:
+        self._num_steps += 1
+        plan = StepPlan(self._num_steps, [self._bind(row.req_slot) for row in rows if row.start == 0], rows)
+        return Sample(load_of(plan), self._runner.step(plan).compute_ms / 1e3)
+
+    def _bind(self, seq: int) -> NewSeq:
+        count = self._prompt[seq]
+        tokens = self._random.integers(0, self._runner.ready().vocab_size, count, dtype=np.int32)
+        return NewSeq(seq, tokens.tobytes(), count, b"", GREEDY)
+
+
+def slots_needed(num_seqs: int, long_prompt: int) -> int:
+    """All prompts, and what `measure` decodes: REPEATS x (1 + 2 + 4 ... < 2 num_seqs) twice, and mixed steps."""
+    return long_prompt + num_seqs * SHORT_PROMPT + REPEATS * 4 * num_seqs + BESIDE * 17
+
+
+def powers_of_two(low: int, high: int) -> list[int]:
+    """Those in low .. high."""
+    return [1 << e for e in range(high.bit_length()) if low <= 1 << e <= high]
+
+
+def report(model: StepTime, samples: list[Sample]) -> str:
+    errors = relative_errors(model, samples)
+    rows = [f"{'tokens':>8}{'ms':>10}"]
+    rows += [f"{n:>8}{t * 1e3:>10.2f}" for n, t in zip(model.tokens, model.seconds, strict=True)]
+    rows += [
+        "",
+        f"{model.decode_context * 1e9:.1f} ns for each position that a decode row reads",
+        f"{model.prefill_pairs * 1e9:.2f} ns for each pair of a prompt token and a position that it reads",
+        f"{model.sampled_row * 1e6:.1f} us for each row that samples",
+        f"off the {len(samples)} measured steps by {np.median(abs(errors)):.1%} in the median, "
+        f"{np.percentile(abs(errors), 90):.1%} at most in nine of ten",
+    ]
+    return "\n".join([model.source, *rows])
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0, or 2 with a message for bad arguments or a bad file."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        model = measure(_config(args), args.long_prompt, report_to=print)
+        if args.output is not None:
+            write_step_time(args.output, model)
+    except (UserError, OSError) as error:
+        parser.error(str(error))
+    return 0
+
+
+def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], object]) -> StepTime:
+    """Loads the model, which may take a while, measures and fits. Raises UserError."""
+    runner = load_runner(config, engine.LoadingBar())
+    num_seqs = config.max_num_seqs
+    room = runner.ready().max_model_len - REPEATS * num_seqs.bit_length() - 1  # for what it decodes after
+    bench = StepBench(runner, num_seqs, config.max_num_batched_tokens, min(long_prompt, room))
+    bench.measure()
+    ready = runner.ready()
+    model = msgspec.structs.replace(
+        fit(bench.samples, f"{config.served_model_name}, {ready.device}"),
+        num_experts=ready.num_experts,
+        experts_per_token=ready.experts_per_token,
+    )
+    report_to(report(model, bench.samples))
+    return model
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve bench steps",
+        description="Measure how long a step takes by what is in it, and fit the model that `moeserve simulate` takes.",
+        allow_abbrev=False,
+    )
+    options = {field.name: field for field in dataclasses.fields(ServerConfig)}
+    for name in SHARED:
+        parser.add_argument(flag_name(name), help=options[name].metadata["help"])
+    parser.add_argument(
+        "--long-prompt",
+        type=whole(256, 1 << 20),
+        default=4096,
+        metavar="N",
+        help="tokens of the one long prompt (default: 4096, or what the model takes)",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the model as JSON")
+    return parser
+
+
+def _config(args: argparse.Namespace) -> ServerConfig:
+    """Raises ConfigError."""
+    config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
+    slots = slots_needed(config.max_num_seqs, args.long_prompt)
+    return dataclasses.replace(config, max_total_tokens=slots)

@@ -1,0 +1,64 @@
+"""The API keys and their names. The name, never the key, goes with a request to the router, which shares a busy
+server out between names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+
+# Of the request that this task answers; written by `middleware.ApiKey`. "" where there are no keys.
+key_name: ContextVar[str] = ContextVar("key_name", default="")
+
+
+class ApiKeys:
+    """Keys are kept as digests: looking one up takes a time that says nothing of how nearly it fits."""
+
+    def __init__(self, named: dict[str, str]) -> None:
+        """`named`: keys to their names."""
+        self._names = {_digest(key.encode()): name for key, name in named.items()}
+
+    @classmethod
+    def from_config(cls, config: ServerConfig) -> ApiKeys:
+        """The keys of --api-key, named by their place (key-1, key-2, ...), and those of --api-key-file. Raises
+        ConfigError when the file cannot be read or understood."""
+        named = {key: f"key-{place}" for place, key in enumerate(config.api_key, 1)}
+        if config.api_key_file is not None:
+            for name, key in _read(Path(config.api_key_file)):
+                if named.setdefault(key, name) != name:
+                    raise ConfigError(f"--api-key-file: the key of {name!r} is that of {named[key]!r} too")
+        return cls(named)
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def name_of(self, key: bytes) -> str | None:
+        """None: no such key."""
+        return self._names.get(_digest(key))
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _read(path: Path) -> Iterator[tuple[str, str]]:
+    """Name and key of each line that is neither empty nor a comment (#)."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file: {path} cannot be read: {error}") from error
+    found = False
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:
+            raise ConfigError(f"--api-key-file: line {number} of {path} must be a name and a key")
+        found = True
+        yield words[0], words[1]
+    if not found:
+        raise ConfigError(f"--api-key-file: {path} has no key")

@@ -1,0 +1,55 @@
+"""Who may queue: bounds on the queue, in requests and in tokens, and when a refused client should come back.
+
+With several API keys in sight, one key may fill only its share of the queue: with n keys that have open
+requests, 1 / (n + 1) of it, so that there is always room for one more key's. The wait that a 503 names
+(`Retry-After`) is the time that the work in the queue will take, by the measured cost of a step.
+"""
+
+from __future__ import annotations
+
+import math
+
+from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.output_history import OutputHistory
+from moeserve.router.core.request import INT32_BYTES
+from moeserve.router.core.step_cost import StepCost, StepShape
+from moeserve.router.core.waiting import WaitingRoom
+
+LEAST_WAIT_S, MOST_WAIT_S = 1, 600
+
+
+class BackPressure:
+    def __init__(self, limits: Limits, waiting: WaitingRoom, cost: StepCost, history: OutputHistory) -> None:
+        self._limits = limits
+        self._waiting = waiting
+        self._cost = cost
+        self._history = history
+
+    def refusal(self, message: GenerateRequest, num_tenants: int) -> RequestError | None:
+        """The 503 for a request that finds the queue full; `num_tenants` have open requests, its own among
+        them. An empty queue takes any request."""
+        limits, waiting = self._limits, self._waiting
+        tokens = waiting.num_tokens + len(message.token_ids) // INT32_BYTES
+        share = limits.max_num_queued_reqs
+        if message.key_name:
+            share = max(share // (num_tenants + 1), 1)
+        if len(waiting) >= limits.max_num_queued_reqs:
+            cause = f"{len(waiting)} requests are waiting already"
+        elif len(waiting) and tokens > limits.max_num_queued_tokens:
+            cause = f"requests with {waiting.num_tokens} prompt tokens are waiting already"
+        elif waiting.of_tenant(message.key_name) >= share:
+            cause = f"{waiting.of_tenant(message.key_name)} requests of this API key are waiting already"
+        else:
+            return None
+        wait = self.predicted_wait_s()
+        text = f"the server is busy: {cause}; try again in {wait} s"
+        return RequestError(id=message.id, status=503, message=text, retry_after=wait)
+
+    def predicted_wait_s(self) -> int:
+        """Until what waits now will have been served, in whole seconds."""
+        ms = self._cost.prefill_ms(1) * self._waiting.num_tokens
+        rows = self._limits.max_running
+        row_ms = self._cost.predict(StepShape(rows=rows)) / rows
+        ms += row_ms * self._history.mean * len(self._waiting)
+        return min(max(math.ceil(ms / 1e3), LEAST_WAIT_S), MOST_WAIT_S)

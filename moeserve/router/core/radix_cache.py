@@ -1,0 +1,315 @@
+"""The prefix cache: a radix tree from tokens to the KV slots that hold their keys and values.
+
+KV of a token depends on the tokens before it and on nothing else, so whoever begins with the same tokens may
+read the same slots. Each node holds a stretch of tokens and as many slots; a path from a root spells a prefix.
+(RadixAttention of SGLang, arXiv:2312.07104, at the granularity of single tokens.)
+
+- `refs` of a node counts the running requests whose shared prefix passes through it. A node with none is idle:
+  its slots may be evicted, least recently used leaf first, token by token from its end. A parent's refs are
+  never fewer than a child's, so an idle node has only idle descendants.
+- There is one root for each namespace, and no hit across namespaces.
+- Costs follow the number of nodes on a path; tokens are compared and moved as blocks of memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+TOKEN_BYTES = 4
+Namespace = tuple[str, str]
+
+_STALE_SPARE = 1024  # entries of the eviction heap beyond twice the nodes, before it is built anew
+
+
+class Node:
+    """Owned by one `RadixCache`; others hold it as a token of where they stand."""
+
+    __slots__ = ("children", "last_used", "namespace", "number", "parent", "refs", "slots", "tokens")
+
+    def __init__(
+        self, number: int, parent: Node | None, namespace: Namespace, tokens: bytearray, slots: array[int]
+    ) -> None:
+        self.number = number  # in order of creation: breaks ties of last_used
+        self.parent = parent  # None: a root
+        self.namespace = namespace
+        self.tokens = tokens  # int32 [n], as bytes
+        self.slots = slots  # [n]
+        self.children: dict[bytes, Node] = {}  # by the bytes of their first token
+        self.refs = 0
+        self.last_used = 0
+
+
+class RadixCache:
+    """Slots come in with `extend` and `release` and go out with `evict`, `discard` and what `release` returns;
+    everything in between belongs to the tree."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_idle = 0  # of num_tokens, those in nodes without refs
+        self._roots: dict[Namespace, Node] = {}
+        self._uses = 0  # a clock that ticks once a use
+        self._num_nodes = 0
+        # Idle leaves by (last_used, number); entries that no longer describe one are skipped when they surface.
+        self._leaves: list[tuple[int, int, Node]] = []
+
+    # ---------------------------------------------------------------- reading
+
+    def match(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
+        """The longest cached prefix of `tokens`, and how much of it is idle; in tokens. Changes nothing."""
+        matched = idle = 0
+        root = self._roots.get(namespace)
+        for node, common in self._walk(root, tokens) if root is not None else ():
+            matched += common
+            if node.refs == 0:
+                idle += common
+        return matched, idle
+
+    def _walk(self, node: Node, tokens: bytes) -> Iterator[tuple[Node, int]]:
+        """The nodes below `node` that `tokens` passes through, each with how many of its tokens it shares."""
+        at, end = 0, len(tokens)
+        while at < end:
+            child = node.children.get(tokens[at : at + TOKEN_BYTES])
+            if child is None:
+                return
+            common = _common_tokens(tokens, at, child.tokens)
+            yield child, common
+            if common < len(child.slots):
+                return
+            node = child
+            at += common * TOKEN_BYTES
+
+    # ---------------------------------------------------------------- a request's way through the tree
+
+    def acquire(self, namespace: Namespace, tokens: bytes) -> tuple[Node, array[int]]:
+        """Takes hold of the longest cached prefix of `tokens`: the node it ends with and its slots. Give it
+        back with `release` or `discard`."""
+        node = self._roots.get(namespace)
+        if node is None:
+            node = self._roots[namespace] = self._new_node(None, namespace, bytearray(), array("i"))
+        slots = array("i")
+        for child, common in list(self._walk(node, tokens)):
+            node = child if common == len(child.slots) else self._split(child, common)
+            slots.extend(node.slots)
+        self._hold(node)
+        return node, slots
+
+    def extend(self, node: Node, tokens: bytes, slots: array[int]) -> Node | None:
+        """Gives the tree the slots of `tokens`, which follow `node`, held by the caller; the hold moves to the
+        node returned. None, and the slots stay the caller's, when someone else brought the same tokens."""
+        if node.children.get(tokens[:TOKEN_BYTES]) is not None:
+            return None
+        self.num_tokens += len(slots)
+        if node.refs == 1 and not node.children and node.parent is not None:
+            node.tokens += tokens  # nobody else stands here
+            node.slots.extend(slots)
+            return node
+        child = self._add_child(node, tokens, slots)
+        child.refs = 1
+        return child
+
+    def release(self, node: Node, tokens: bytes, slots: array[int]) -> array[int]:
+        """Ends a hold. `tokens` followed `node` in `slots`: what the tree lacks of them it takes, and the
+        slots of what it has are returned, for the caller to free."""
+        surplus, end = self._insert(node, tokens, slots)
+        self._uses += 1
+        current: Node | None = node
+        while current is not None:
+            current.refs -= 1
+            if current.refs == 0:
+                self.num_idle += len(current.slots)
+            current = current.parent
+        current = end
+        while current is not None:
+            current.last_used = self._uses
+            current = current.parent
+        self._note_leaf(end)
+        self._drop_empty_root(end)
+        return surplus
+
+    def discard(self, node: Node) -> array[int]:
+        """Ends a hold and forgets what nobody else holds or builds on; returns the slots of that."""
+        self.release(node, b"", array("i"))
+        freed = array("i")
+        while node.parent is not None and node.refs == 0 and not node.children:
+            parent = node.parent
+            freed.extend(node.slots)
+            self._remove_leaf(node)
+            node = parent
+        self._note_leaf(node)
+        return freed
+
+    def _insert(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[array[int], Node]:
+        """Adds `tokens` below `node` as an idle path; returns the slots not used and the last node."""
+        surplus = array("i")
+        at, start = 0, node
+        for child, common in list(self._walk(node, tokens)):
+            surplus.extend(slots[at : at + common])
+            at += common
+            node = child if common == len(child.slots) else self._split(child, common)
+        if at == len(slots):
+            return surplus, node
+        rest, rest_tokens = slots[at:], tokens[at * TOKEN_BYTES :]
+        self.num_tokens += len(rest)
+        nobody_else = node.refs == 0 or (node is start and node.refs == 1)
+        if nobody_else and not node.children and node.parent is not None:
+            # (The caller's own node becomes idle when its hold ends, all of it.)
+            node.tokens += rest_tokens
+            node.slots.extend(rest)
+            if node.refs == 0:
+                self.num_idle += len(rest)
+            return surplus, node
+        self.num_idle += len(rest)
+        return surplus, self._add_child(node, rest_tokens, rest)
+
+    # ---------------------------------------------------------------- eviction
+
+    def evict(self, count: int) -> array[int]:
+        """The slots of up to `count` idle tokens, least recently used first."""
+        freed = array("i")
+        while len(freed) < count and self._leaves:
+            entry = heappop(self._leaves)
+            last_used, _, node = entry
+            if node.last_used != last_used or not self._is_idle_leaf(node):
+                continue
+            take = min(len(node.slots), count - len(freed))
+            freed.extend(node.slots[-take:])
+            if take < len(node.slots):
+                del node.slots[-take:]
+                del node.tokens[-take * TOKEN_BYTES :]
+                self.num_tokens -= take
+                self.num_idle -= take
+                heappush(self._leaves, entry)
+            else:
+                parent = node.parent
+                self._remove_leaf(node)
+                assert parent is not None  # roots are no leaves
+                self._note_leaf(parent)
+        return freed
+
+    def _note_leaf(self, node: Node) -> None:
+        """Queues `node` for eviction if it is an idle leaf."""
+        if not self._is_idle_leaf(node):
+            return
+        heappush(self._leaves, (node.last_used, node.number, node))
+        if len(self._leaves) > 2 * self._num_nodes + _STALE_SPARE:
+            kept = {(tick, number): n for tick, number, n in self._leaves if n.last_used == tick}
+            self._leaves = [(*key, n) for key, n in kept.items() if self._is_idle_leaf(n)]
+            heapify(self._leaves)
+
+    @staticmethod
+    def _is_idle_leaf(node: Node) -> bool:
+        """Not a root, nor one that was evicted: those have no slots."""
+        return node.refs == 0 and not node.children and len(node.slots) > 0
+
+    # ---------------------------------------------------------------- nodes
+
+    def _new_node(
+        self, parent: Node | None, namespace: Namespace, tokens: bytearray, slots: array[int]
+    ) -> Node:
+        self._uses += 1
+        self._num_nodes += 1
+        return Node(self._uses, parent, namespace, tokens, slots)
+
+    def _add_child(self, node: Node, tokens: bytes, slots: array[int]) -> Node:
+        child = self._new_node(node, node.namespace, bytearray(tokens), slots[:])
+        node.children[tokens[:TOKEN_BYTES]] = child
+        return child
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Cuts `node` after `count` tokens; returns the new node with the first of them. Who stands at the
+        end of `node` goes on to do so."""
+        parent = node.parent
+        assert parent is not None
+        at = count * TOKEN_BYTES
+        upper = self._new_node(parent, node.namespace, node.tokens[:at], node.slots[:count])
+        upper.refs, upper.last_used = node.refs, node.last_used
+        parent.children[bytes(upper.tokens[:TOKEN_BYTES])] = upper
+        node.parent = upper
+        del node.tokens[:at]
+        del node.slots[:count]
+        upper.children[bytes(node.tokens[:TOKEN_BYTES])] = node
+        return upper
+
+    def _hold(self, node: Node) -> None:
+        self._uses += 1
+        current: Node | None = node
+        while current is not None:
+            if current.refs == 0:
+                self.num_idle -= len(current.slots)
+            current.refs += 1
+            current.last_used = self._uses
+            current = current.parent
+
+    def _remove_leaf(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[bytes(node.tokens[:TOKEN_BYTES])]
+        self.num_tokens -= len(node.slots)
+        self.num_idle -= len(node.slots)
+        self._num_nodes -= 1
+        node.slots, node.tokens = array("i"), bytearray()  # not those of the caller's view
+        self._drop_empty_root(parent)
+
+    def _drop_empty_root(self, node: Node) -> None:
+        """Forgets the namespace of `node`, a root that nobody holds and that has no children."""
+        if node.parent is None and node.refs == 0 and not node.children:
+            del self._roots[node.namespace]
+            self._num_nodes -= 1
+
+    # ---------------------------------------------------------------- invariants
+
+    def held_slots(self) -> Iterator[array[int]]:
+        """The slots of every node."""
+        for node in self._nodes():
+            yield node.slots
+
+    def check(self) -> None:
+        """Raises AssertionError when a count or a link is off, or an idle leaf is not queued. O(tokens)."""
+        nodes = list(self._nodes())
+        queued = {(tick, number) for tick, number, _ in self._leaves}
+        facts = {
+            "tokens": self.num_tokens == sum(len(node.slots) for node in nodes),
+            "idle tokens": self.num_idle == sum(len(node.slots) for node in nodes if node.refs == 0),
+            "nodes": self._num_nodes == len(nodes),
+            "a slot for each token": all(len(n.tokens) == TOKEN_BYTES * len(n.slots) for n in nodes),
+            "only roots are empty": all((len(n.slots) == 0) == (n.parent is None) for n in nodes),
+            "no root without use": all(n.children or n.refs for n in nodes if n.parent is None),
+            "refs grow towards the root": all(n.parent is None or n.parent.refs >= n.refs for n in nodes),
+            "idle leaves are queued": all(
+                (n.last_used, n.number) in queued for n in nodes if self._is_idle_leaf(n)
+            ),
+            "children by first token": all(
+                child.parent is n and bytes(child.tokens[:TOKEN_BYTES]) == key
+                for n in nodes
+                for key, child in n.children.items()
+            ),
+        }
+        broken = [name for name, holds in facts.items() if not holds]
+        if broken:
+            raise AssertionError(f"the prefix tree is broken: {broken}")
+
+    def _nodes(self) -> Iterator[Node]:
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+def _common_tokens(tokens: bytes, at: int, stretch: bytearray) -> int:
+    """How many whole tokens `tokens[at:]` and `stretch` begin with alike. Blocks are compared, then halved:
+    a mismatch costs two passes over the memory at most."""
+    end = min(len(tokens) - at, len(stretch))
+    if tokens[at : at + end] == stretch[:end]:
+        return end // TOKEN_BYTES
+    low, high = 0, end // TOKEN_BYTES  # alike up to low, not up to high
+    while high - low > 1:
+        middle = (low + high) // 2
+        begin, stop = low * TOKEN_BYTES, middle * TOKEN_BYTES
+        if tokens[at + begin : at + stop] == stretch[begin:stop]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,206 @@
+"""How long a step takes, learnt from the steps done: an online least-squares model.
+
+    ms = c0 + c1 rows + c2 experts + c3 decode context + c4 prompt tokens + c5 prompt context
+
+- `experts` is how many distinct experts a layer reads, in multiples of what one token reads. With k of E
+  experts a token, n tokens reach E (1 - (1 - k/E)^n) of them if the routing is even: it grows like n at first
+  and stops at E/k. Reading weights is what small steps consist of, so this is what makes a few prompt tokens
+  beside a decode row dear and many cheap apiece.
+- contexts are the sums, over rows or prompt tokens, of the positions that each attends to.
+
+The squares are of relative errors, so that a decode step of 10 ms counts like a prefill step of a second.
+Steps without prompt tokens and steps with them fade separately: an hour of decoding does not wash out what was
+learnt of prefill. Coefficients are costs and never negative, which keeps every prediction monotone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NUM_FEATURES = 6
+ROWS, EXPERTS, DECODE_CONTEXT, PROMPT, PROMPT_CONTEXT = range(1, NUM_FEATURES)
+Vector = list[float]
+
+MEMORY = 32.0  # steps of a kind that count: the weight of a step fades by 1 - 1/MEMORY with each later one
+# Of each diagonal (Marquardt's scaling): what the data cannot tell apart shares the cost, in inverse proportion. In
+# doubt it is the prompt's tokens: then smaller chunks are tried, and it shows; of large ones alone it never would.
+DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4)
+OUTLIER = 1.0  # a relative error beyond which a step weighs less: someone else used the machine
+SOLVE_EVERY = 8  # steps between two solutions (30 us each), once so many steps with prompts were seen:
+LEARNING = 32
+FIRST_CHUNK = 64  # prompt tokens tried beside decode rows before anything is known
+GROWTH = 2  # the largest chunk tried is so many times the largest measured
+QUANTILE = 0.95  # of actual / predicted, for steps that must keep a limit
+QUANTILE_STEP = 0.05
+FIRST_SPREAD = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step by what it costs. Counts; contexts as in the module's text."""
+
+    rows: int = 0
+    decode_context: int = 0
+    prompt: int = 0
+    prompt_context: int = 0
+
+
+class StepCost:
+    def __init__(self, num_experts: int = 0, experts_per_token: int = 0) -> None:
+        """Without experts (0) the third feature is constant and costs nothing by itself."""
+        self._share = experts_per_token / num_experts if num_experts else 1.0
+        self._costs: Vector = [0.0] * NUM_FEATURES
+        self._kinds = (_Kind(), _Kind())  # steps without and with prompt tokens
+        self._unsolved = 0
+        self._num_prompt_steps = 0
+        self._largest_prompt = 0
+        self._spread = FIRST_SPREAD  # QUANTILE of actual / predicted
+
+    @property
+    def is_fitted(self) -> bool:
+        return any(self._costs)
+
+    # ---------------------------------------------------------------- learning
+
+    def observe(self, shape: StepShape, ms: float) -> None:
+        """A step of this shape took `ms`; 0 means that nobody measured it."""
+        if ms <= 0.0:
+            return
+        predicted = self.predict(shape)
+        error = abs(ms / predicted - 1.0) if predicted > 0.0 else 0.0
+        features = self._features(shape)
+        self._kinds[shape.prompt > 0].add([f / ms for f in features], min(1.0, OUTLIER / max(error, 1e-9)))
+        if shape.prompt:
+            self._largest_prompt = max(self._largest_prompt, shape.prompt)
+            if predicted > 0.0 and shape.rows:
+                over = ms > predicted * self._spread
+                self._spread *= 1.0 + QUANTILE_STEP * (QUANTILE if over else QUANTILE - 1.0)
+                self._spread = min(max(self._spread, 1.0), 2.0)
+        self._unsolved += 1
+        self._num_prompt_steps += shape.prompt > 0
+        learning = shape.prompt > 0 and self._num_prompt_steps <= LEARNING
+        if learning or self._unsolved == SOLVE_EVERY or not self.is_fitted:
+            self._solve()
+
+    def _solve(self) -> None:
+        """The best costs, with those that came out negative set to 0 one after another."""
+        self._unsolved = 0
+        decode, mixed = self._kinds
+        matrix = [
+            [a + b for a, b in zip(r, s, strict=True)]
+            for r, s in zip(decode.matrix, mixed.matrix, strict=True)
+        ]
+        right = [a + b for a, b in zip(decode.right, mixed.right, strict=True)]
+        active = [i for i in range(NUM_FEATURES) if matrix[i][i] > 0.0]
+        while active:
+            chosen = [[matrix[i][j] * (1.0 + DAMPING[i] * (i == j)) for j in active] for i in active]
+            solution = _solve(chosen, [right[i] for i in active])
+            # As parts of a typical step, so that costs in unlike units compare.
+            parts = [cost * matrix[i][i] ** 0.5 for i, cost in zip(active, solution, strict=True)]
+            if min(parts) >= 0.0:
+                break
+            del active[parts.index(min(parts))]
+        self._costs = [0.0] * NUM_FEATURES
+        for i, cost in zip(active, solution, strict=True):
+            self._costs[i] = cost
+
+    # ---------------------------------------------------------------- predicting
+
+    def predict(self, shape: StepShape) -> float:
+        """Milliseconds; 0 before the first observation."""
+        c0, c1, c2, c3, c4, c5 = self._costs
+        return (
+            c0
+            + c1 * shape.rows
+            + c2 * self._experts(shape.rows + shape.prompt)
+            + c3 * shape.decode_context
+            + c4 * shape.prompt
+            + c5 * shape.prompt_context
+        )
+
+    def prefill_ms(self, tokens: int) -> float:
+        """Of a prompt of its own, at the rate of long chunks."""
+        return self._costs[PROMPT] * tokens + self._costs[PROMPT_CONTEXT] * tokens * tokens / 2
+
+    def fixed_ms(self, rows: int) -> float:
+        """What a step with `rows` decode rows pays once for having any number of prompt tokens as well: the
+        experts that the rows do not read anyway; without rows, the step itself too."""
+        beyond = self._costs[EXPERTS] * (1.0 / self._share - self._experts(rows))
+        return beyond if rows else beyond + self._costs[0]
+
+    def chunk_ms(self, before: int, start: int, count: int) -> float:
+        """What `count` prompt tokens from position `start` add to a step of `before` tokens."""
+        more_experts = self._experts(before + count) - self._experts(before)
+        return (
+            self._costs[EXPERTS] * more_experts
+            + self._costs[PROMPT] * count
+            + self._costs[PROMPT_CONTEXT] * chunk_context(start, count)
+        )
+
+    def largest_chunk(self, before: int, start: int, most: int, budget_ms: float) -> int:
+        """The most prompt tokens, at most `most`, that `chunk_ms` has within the budget."""
+        if self.chunk_ms(before, start, most) <= budget_ms:
+            return most
+        low, high = 0, most  # low fits, high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.chunk_ms(before, start, middle) <= budget_ms:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    @property
+    def spread(self) -> float:
+        """How much longer than predicted a step may well take: 19 of 20 stay below the product."""
+        return self._spread
+
+    @property
+    def largest_trial(self) -> int:
+        """Prompt tokens in a step beyond which a prediction is a guess."""
+        return max(FIRST_CHUNK, GROWTH * self._largest_prompt)
+
+    def _features(self, shape: StepShape) -> Vector:
+        experts = self._experts(shape.rows + shape.prompt)
+        return [1.0, shape.rows, experts, shape.decode_context, shape.prompt, shape.prompt_context]
+
+    def _experts(self, tokens: int) -> float:
+        share = self._share
+        return (1.0 - (1.0 - share) ** tokens) / share
+
+
+def chunk_context(start: int, count: int) -> int:
+    """Positions attended by `count` prompt tokens from `start` on."""
+    return count * start + count * (count + 1) // 2
+
+
+class _Kind:
+    """Normal equations of one kind of steps, whose target is always 1."""
+
+    def __init__(self) -> None:
+        self.matrix: list[Vector] = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
+        self.right: Vector = [0.0] * NUM_FEATURES
+
+    def add(self, features: Vector, weight: float) -> None:
+        keep = 1.0 - 1.0 / MEMORY
+        for i, feature in enumerate(features):
+            scaled = weight * feature
+            self.matrix[i] = [
+                keep * old + scaled * other for old, other in zip(self.matrix[i], features, strict=True)
+            ]
+            self.right[i] = keep * self.right[i] + scaled
+
+
+def _solve(matrix: list[Vector], right: Vector) -> Vector:
+    """Gaussian elimination without pivoting: the damped matrix is positive definite. Overwrites both."""
+    size = len(right)
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = matrix[j][i] / matrix[i][i]
+            for k in range(i, size):
+                matrix[j][k] -= factor * matrix[i][k]
+            right[j] -= factor * right[i]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        solution[i] = (right[i] - sum(matrix[i][k] * solution[k] for k in range(i + 1, size))) / matrix[i][i]
+    return solution

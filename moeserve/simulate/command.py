@@ -1,0 +1,215 @@
+"""`moeserve simulate`: the real scheduler under a workload, in virtual time, with a step-time model for an engine."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.resources
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from moeserve.cli import flag_name, read_options
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError, UserError
+from moeserve.messages.schema import WorkerReady
+from moeserve.router.__main__ import limits
+from moeserve.simulate.simulation import Result, Simulation
+from moeserve.simulate.step_time import StepTime, read_step_time
+from moeserve.simulate.worker import Timing
+from moeserve.workload.metrics import summarize
+from moeserve.workload.options import (
+    add_judgement_options,
+    add_workload_options,
+    objectives_from,
+    real,
+    whole,
+    workload_from,
+)
+from moeserve.workload.plot import write_plot
+from moeserve.workload.report import Row, details, failures, save, table
+
+# Options of the server that mean the same here.
+SHARED = tuple(
+    option.name
+    for option in dataclasses.fields(ServerConfig)
+    if option.metadata["group"] == "Capacity" or option.name == "max_model_len"
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0, or 2 with a message for what the user can mend."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        simulation = _simulation(args)
+        objectives = objectives_from(args)
+        began = time.perf_counter()
+        with tqdm(
+            total=simulation.workload.num_requests, unit="req", disable=args.disable_tqdm or None
+        ) as bar:
+            result = dataclasses.replace(simulation, on_end=bar.update).run()
+        wall = time.perf_counter() - began
+        summary = summarize(result.outcomes, result.duration, args.metric_percentiles, objectives)
+        _report(args, simulation, result, summary, wall)
+    except (UserError, OSError) as error:
+        parser.error(str(error))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve simulate",
+        description="Run the scheduler under a workload in virtual time and report what users would see.",
+        allow_abbrev=False,
+    )
+    server = parser.add_argument_group("server (see `moeserve --help`)")
+    options = {option.name: option for option in dataclasses.fields(ServerConfig)}
+    for name in SHARED:
+        option, meta = options[name], options[name].metadata
+        metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else meta["metavar"] or "N"
+        default = "" if option.default is None else f" (default: {option.default})"
+        server.add_argument(flag_name(name), metavar=metavar, help=meta["help"] + default)
+    _add_engine_options(parser)
+    add_workload_options(parser)
+    add_judgement_options(parser)
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
+    return parser
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--step-time",
+        type=Path,
+        metavar="FILE",
+        help="step-time model, from `moeserve bench steps --output FILE` (default: 12 layers of "
+        "Qwen3-30B-A3B in Q4_K_M on two Zen 5 cores)",
+    )
+    ms = real(0, 1e6)
+    engine.add_argument("--base-ms", type=ms, metavar="MS", help="instead of a file: what every step takes")
+    engine.add_argument("--token-ms", type=ms, metavar="MS", help="and what each of its tokens adds")
+    engine.add_argument(
+        "--max-tokens",
+        type=whole(1, 1 << 24),
+        metavar="N",
+        help="what clients ask for; answers end where they end (default: each asks for what it will get)",
+    )
+    for name, value in dataclasses.asdict(DEFAULT_TIMING).items():
+        engine.add_argument(
+            f"--{name}-ms",
+            type=ms,
+            default=value * 1e3,
+            metavar="MS",
+            help=f"{_TIMES[name]} (default: {value * 1e3:g})",
+        )
+
+
+DEFAULT_TIMING = Timing(frontend=0.0015, reply=0.001, hop=0.0003, gap=0.00015)
+_TIMES = {
+    "frontend": "httpserver's time for each request, one after the other",
+    "reply": "from the router to the client, for each token",
+    "hop": "from the router to an idle worker, and back",
+    "gap": "between two steps",
+}
+
+
+def _simulation(args: argparse.Namespace) -> Simulation:
+    """Raises UserError, OSError."""
+    config = read_options({name: getattr(args, name) for name in SHARED}, os.environ)
+    if config.max_total_tokens is None:
+        raise ConfigError(
+            "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
+        )
+    step_time = _step_time(args)
+    ready = WorkerReady(
+        num_kv_slots=config.max_total_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=min(config.max_model_len or config.max_total_tokens, config.max_total_tokens),
+        vocab_size=1 << 17,
+        weight_bytes=0,
+        kv_bytes=0,
+        rss_bytes=0,
+        device="virtual",
+        num_experts=step_time.num_experts,
+        experts_per_token=step_time.experts_per_token,
+    )
+    return Simulation(
+        workload=workload_from(args),
+        limits=limits(config, ready),
+        step_time=step_time,
+        timing=Timing(**{name: getattr(args, f"{name}_ms") / 1e3 for name in _TIMES}),
+        max_concurrency=args.max_concurrency,
+        max_tokens=args.max_tokens,
+    )
+
+
+def _step_time(args: argparse.Namespace) -> StepTime:
+    by_parameters = args.base_ms is not None or args.token_ms is not None
+    if by_parameters and args.step_time is not None:
+        raise ConfigError("--base-ms and --token-ms have no effect beside --step-time")
+    if by_parameters:
+        base, token = (args.base_ms or 0.0) / 1e3, (args.token_ms or 0.0) / 1e3
+        return StepTime("parameters", [0, 1], [base, base + token])
+    return read_step_time(args.step_time or default_step_time())
+
+
+def default_step_time() -> Path:
+    return Path(str(importlib.resources.files("moeserve") / "assets" / "step-time-12-layers-2-cores.json"))
+
+
+def _report(
+    args: argparse.Namespace, simulation: Simulation, result: Result, summary: dict[str, Any], wall: float
+) -> None:
+    more = _scheduling(simulation, result) | {"wall_seconds": wall}
+    rows: list[Row] = [(f"{_LABELS[name]}:", value) for name, value in more.items()]
+    print(table(summary, "Simulation Result", args.metric_percentiles, {"Scheduling": rows}))
+    print(failures(result.outcomes), file=sys.stderr, end="")
+    if args.save_result is not None:
+        saved = {"step_time": simulation.step_time.source, **summary, **more}
+        save(args.save_result, saved | (details(result.outcomes) if args.save_detailed else {}))
+    if args.plot is not None:
+        write_plot(args.plot, f"simulation: {simulation.step_time.source}", result.outcomes)
+
+
+_LABELS = {
+    "mean_num_running": "Mean requests running",
+    "max_num_running": "Peak requests running",
+    "mean_num_waiting": "Mean requests waiting",
+    "max_num_waiting": "Peak requests waiting",
+    "mean_kv_usage": "Mean KV usage",
+    "max_kv_usage": "Peak KV usage",
+    "num_preemptions": "Pauses",
+    "repeated_tokens": "Tokens computed again after them",
+    "prefix_cache_hit_rate": "Prompt tokens from the cache",
+    "num_steps": "Steps",
+    "mean_step_tokens": "Mean tokens in a step",
+    "mean_step_ms": "Mean step (ms)",
+    "worker_usage": "Share of time in steps",
+    "wall_seconds": "Simulated in (s)",
+}
+
+
+def _scheduling(simulation: Simulation, result: Result) -> dict[str, float | int]:
+    """What the server's metrics would show."""
+    report, duration = result.report, result.duration
+    slots, steps = simulation.limits.num_kv_slots, max(report.steps, 1)
+    return {
+        "mean_num_running": result.running.mean(duration),
+        "max_num_running": int(result.running.most),
+        "mean_num_waiting": result.waiting.mean(duration),
+        "max_num_waiting": int(result.waiting.most),
+        "mean_kv_usage": result.kv_slots.mean(duration) / slots,
+        "max_kv_usage": result.kv_slots.most / slots,
+        "num_preemptions": report.preemptions,
+        "repeated_tokens": report.repeated_tokens,
+        "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
+        "num_steps": report.steps,
+        "mean_step_tokens": result.step_tokens / steps,
+        "mean_step_ms": result.worker_busy / steps * 1e3,
+        "worker_usage": result.worker_busy / duration,
+    }

@@ -1,0 +1,136 @@
+"""The server in virtual time: clients, httpserver, the router's loop around the real scheduler, the worker.
+
+The router does what `router.manager` does, at the moments at which it would: on each arrival and on each result it
+takes the news in, then plans until there is nothing to plan or two plans are in flight. So plan N+1 is made while the
+worker runs N, and a request that comes while both are under way waits for them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moeserve.messages.schema import GenerateRequest, LoadReport, RequestError, StepResult, TokensOut
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.scheduler import Scheduler
+from moeserve.simulate.clients import Clients
+from moeserve.simulate.step_time import StepTime
+from moeserve.simulate.worker import Timing, VirtualWorker
+from moeserve.workload.metrics import Outcome
+from moeserve.workload.trace import Workload
+
+Action = Callable[[float], None]
+
+SHORTEST_S = 1e-6  # of a run: rates are per second of it
+_NEWS, _RESULT = 0, 1  # of one moment, the inbox is read before the worker is asked
+
+
+@dataclass(slots=True)
+class Gauge:
+    """A number over time. The mean is over time, not over changes."""
+
+    value: float = 0.0
+    most: float = 0.0
+    area: float = 0.0
+    since: float = 0.0
+
+    def set(self, value: float, now: float) -> None:
+        self.area += self.value * (now - self.since)
+        self.since = now
+        self.value = value
+        self.most = max(self.most, value)
+
+    def mean(self, duration: float) -> float:
+        return (self.area + self.value * (duration - self.since)) / duration
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    outcomes: list[Outcome]
+    duration: float  # virtual seconds to the last answer's end
+    report: LoadReport  # the scheduler's totals at the end
+    running: Gauge
+    waiting: Gauge
+    kv_slots: Gauge
+    worker_busy: float  # seconds of steps
+    step_tokens: int  # tokens of them
+
+
+@dataclass
+class Simulation:
+    """`run` once. Deterministic: the same arguments give the same result."""
+
+    workload: Workload
+    limits: Limits
+    step_time: StepTime
+    timing: Timing
+    max_concurrency: int | None = None
+    max_tokens: int | None = None  # that every client asks for; None: as many as its answer will have
+    on_end: Callable[[], object] = lambda: None  # called as each request ends
+
+    def __post_init__(self) -> None:
+        self._events: list[tuple[float, int, int, Action]] = []
+        self._order = itertools.count()
+        self._scheduler = Scheduler(self.limits)
+        self._clients = Clients(
+            self.workload, self._at, self._send, self.max_concurrency, self.max_tokens, self.on_end
+        )
+        self._worker = VirtualWorker(self.step_time, self.timing, self._clients.output_lens)
+        self._frontend_free_at = 0.0
+        self._running, self._waiting, self._kv_slots = Gauge(), Gauge(), Gauge()
+
+    def run(self) -> Result:
+        """Raises RuntimeError when the scheduler leaves requests without an end, AssertionError when it has lost
+        count of its slots."""
+        while self._events:
+            now = self._events[0][0]
+            while self._events and self._events[0][0] == now:
+                heapq.heappop(self._events)[3](now)
+            self._turn(now)
+        if self._clients.num_open or not self._scheduler.is_idle:
+            raise RuntimeError(f"the scheduler stands still with {self._clients.num_open} requests open")
+        self._scheduler.check()
+        ends = [
+            outcome.end for outcome in self._clients.outcomes
+        ]  # all 0 where each request was refused at once
+        return Result(
+            outcomes=self._clients.outcomes,
+            duration=max(max(ends, default=0.0), SHORTEST_S),
+            report=self._scheduler.load_report(),
+            running=self._running,
+            waiting=self._waiting,
+            kv_slots=self._kv_slots,
+            worker_busy=self._worker.busy,
+            step_tokens=self._worker.tokens,
+        )
+
+    def _at(self, when: float, action: Action, kind: int = _NEWS) -> None:
+        heapq.heappush(self._events, (when, kind, next(self._order), action))
+
+    def _send(self, request: GenerateRequest, now: float) -> None:
+        """httpserver is one process: requests pass it one after the other."""
+        self._frontend_free_at = max(self._frontend_free_at, now) + self.timing.frontend
+        self._at(self._frontend_free_at, lambda now: self._scheduler.add(request))
+
+    def _turn(self, now: float) -> None:
+        while (plan := self._scheduler.plan(now)) is not None:
+            done_at, result = self._worker.submit(plan, now)
+            self._at(done_at, self._on_result(result), _RESULT)
+        self._deliver(now + self.timing.reply)
+        report = self._scheduler.load_report()
+        self._running.set(report.num_running, now)
+        self._waiting.set(report.num_waiting, now)
+        self._kv_slots.set(report.kv_slots_used, now)
+
+    def _on_result(self, result: StepResult) -> Action:
+        return lambda now: self._scheduler.step_result(result, now)
+
+    def _deliver(self, when: float) -> None:
+        for message in self._scheduler.take_messages():
+            if isinstance(message, TokensOut):
+                for item in message.items:
+                    self._clients.item(item, when)
+            elif isinstance(message, RequestError):
+                self._clients.error(message, when)

@@ -1,0 +1,99 @@
+"""How long a step takes, from what is in it.
+
+    seconds = base(tokens in the step)
+            + decode_context x (KV positions that decode rows read)
+            + prefill_pairs  x (pairs of a prompt token and a position that it reads)
+            + sampled_row    x (rows that sample)
+
+`base` is a line through measured points: from one token to a full step it bends where the experts' weights are all read
+anyway and computing takes over. What remains is linear: attention and the vocabulary's projection.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from moeserve.errors import UserError
+from moeserve.messages.schema import StepPlan
+
+NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
+
+
+class StepTimeError(UserError):
+    """The file holds no step-time model; the message says where and why."""
+
+
+class Load(NamedTuple):
+    """What a step's time depends on."""
+
+    tokens: int
+    decode_context: int
+    prefill_pairs: int
+    sampled_rows: int
+
+
+def load_of(plan: StepPlan) -> Load:
+    tokens = context = pairs = sampled = 0
+    for row in plan.rows:
+        count, start = row.count, row.start
+        tokens += count
+        sampled += row.sample
+        if count == 1:
+            context += start + 1
+        else:
+            pairs += count * start + count * (count + 1) // 2
+    return Load(tokens, context, pairs, sampled)
+
+
+class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The model as a JSON file has it. Seconds."""
+
+    source: str  # of what model on what machine, and how it was found
+    tokens: Annotated[list[int], Meta(min_length=2)]  # ascending, of the points of `base`
+    seconds: Annotated[list[NotNegative], Meta(min_length=2)]  # of base, at these points
+    decode_context: NotNegative = 0.0
+    prefill_pairs: NotNegative = 0.0
+    sampled_row: NotNegative = 0.0
+    num_experts: int = 0  # of a layer; the scheduler is told, as the worker would tell it
+    experts_per_token: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.seconds):
+            raise ValueError("`tokens` and `seconds` must have the same length")
+        if self.tokens[0] < 0 or any(a >= b for a, b in zip(self.tokens, self.tokens[1:], strict=False)):
+            raise ValueError("`tokens` must ascend")
+        if any(a > b for a, b in zip(self.seconds, self.seconds[1:], strict=False)):
+            raise ValueError("`seconds` must not descend")
+
+    def base(self, tokens: int) -> float:
+        """Outside the measured points the first or the last line goes on."""
+        right = min(max(bisect_left(self.tokens, tokens), 1), len(self.tokens) - 1)
+        x0, x1 = self.tokens[right - 1], self.tokens[right]
+        y0, y1 = self.seconds[right - 1], self.seconds[right]
+        return max(y0 + (tokens - x0) * (y1 - y0) / (x1 - x0), 0.0)
+
+    def of(self, load: Load) -> float:
+        return (
+            self.base(load.tokens)
+            + self.decode_context * load.decode_context
+            + self.prefill_pairs * load.prefill_pairs
+            + self.sampled_row * load.sampled_rows
+        )
+
+
+def read_step_time(path: Path) -> StepTime:
+    """Raises StepTimeError, OSError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=StepTime)
+    except msgspec.DecodeError as error:
+        raise StepTimeError(f"{path}: {error}") from None
+
+
+def write_step_time(path: Path, model: StepTime) -> None:
+    """Raises OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(model), indent=2) + b"\n")

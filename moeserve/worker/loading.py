@@ -1,0 +1,96 @@
+"""From a configuration to a Runner: threads, weights, KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.grammar.engine import Engine
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.messages.schema import WorkerReady
+from moeserve.models.gguf import open_gguf
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.qwen3moe.model import Qwen3Moe
+from moeserve.models.qwen3moe.weights import WeightLoader
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.constraints import Constraints
+from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
+from moeserve.worker.memory import available_bytes
+from moeserve.worker.places import plan_places
+from moeserve.worker.runner import Runner
+
+# The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
+SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
+
+
+def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:
+    """Loads the model of `config.model` and allocates everything a step needs.
+
+    Raises GGUFError for a bad file, ConfigError where the memory does not suffice or the CPU lacks `config.isa`.
+    """
+    torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
+    torch.set_grad_enabled(False)
+    stream = _open_stream(config)
+    path = Path(config.model)
+    gguf = open_gguf(path)
+    model_config = Qwen3MoeConfig.from_gguf(gguf)
+    in_place = config.weight_layout == "file"
+    if not in_place:
+        _check_memory(gguf.file_bytes)
+    weights = WeightLoader(stream, gguf, model_config, on_progress, in_place).load()
+    capacity = plan_capacity(config, model_config, available_bytes())
+    model = Qwen3Moe(
+        model_config,
+        weights,
+        stream,
+        allocate(model_config, capacity.num_slots),
+        max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
+        max_model_len=capacity.max_model_len,
+    )
+    ready = _ready(config, model_config, capacity, stream, weights.bytes)
+    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
+    return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
+
+
+def _open_stream(config: ServerConfig) -> CpuStream:
+    places = plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding)
+    try:
+        return CpuStream(places, "" if config.isa == "auto" else config.isa)
+    except ValueError as error:
+        raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
+
+
+def _check_memory(file_bytes: int) -> None:
+    free = available_bytes()
+    if file_bytes > free:
+        raise ConfigError(
+            f"the model's weights take {file_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory are free: "
+            "free some memory, choose a smaller model or quantisation, or read it from disk with --weight-layout file"
+        )
+
+
+def _ready(
+    config: ServerConfig, model: Qwen3MoeConfig, capacity: Capacity, stream: CpuStream, weight_bytes: int
+) -> WorkerReady:
+    return WorkerReady(
+        num_kv_slots=capacity.num_slots,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=capacity.max_model_len,
+        vocab_size=model.vocab_size,
+        weight_bytes=weight_bytes,
+        kv_bytes=capacity.num_slots * bytes_per_token(model),
+        rss_bytes=psutil.Process().memory_info().rss,
+        device=_device(stream),
+        num_experts=model.num_experts,
+        experts_per_token=model.top_k,
+    )
+
+
+def _device(stream: CpuStream) -> str:
+    nodes = f" on {stream.nodes} memory nodes" if stream.nodes > 1 else ""
+    return f"cpu ({stream.isa}, {stream.threads} threads{nodes})"

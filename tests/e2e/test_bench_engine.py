@@ -1,0 +1,56 @@
+"""`moeserve bench engine`, run as a user would."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "moeserve", "bench", "engine", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_json_object_for_each_phase_and_batch() -> None:
+    done = bench("--threads", "2", "--prompt", "40", "--gen", "6", "--batch", "1,3", "--json")
+    assert done.returncode == 0, done.stderr
+    figures = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(f["phase"], f["batch"]) for f in figures] == [
+        ("prefill", 1),
+        ("decode", 1),
+        ("prefill", 3),
+        ("decode", 3),
+    ]
+    for figure in figures:
+        assert set(figure) == {
+            "phase",
+            "batch",
+            "prompt",
+            "gen",
+            "tok_s",
+            "bytes_per_token",
+            "gb_s",
+            "read_gb_s",
+        }
+        assert figure["prompt"] == 40
+        assert figure["gb_s"] == pytest.approx(figure["tok_s"] * figure["bytes_per_token"] / 1e9)
+        assert figure["read_gb_s"] > 0
+    one, three = (f["bytes_per_token"] for f in figures if f["phase"] == "decode")
+    assert three < one  # weights are read once a step, whoever asks for them
+
+
+def test_a_table_for_people() -> None:
+    done = bench("--threads", "1", "--prompt", "8", "--gen", "2", "--batch", "1", "--weight-layout", "file")
+    assert done.returncode == 0, done.stderr
+    assert "tok/s" in done.stdout
+    assert "decode" in done.stdout
+
+
+def test_a_bad_argument_is_named() -> None:
+    done = bench("--batch", "0")
+    assert done.returncode == 2
+    assert "--batch" in done.stderr
+    assert "Traceback" not in done.stderr

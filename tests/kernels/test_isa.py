@@ -1,0 +1,81 @@
+"""The vector instruction sets give the same bits as one another; plain C++ may differ from them in rounding alone.
+
+All three run the same code over another vector vocabulary (csrc/simd.h), in the same order. The plain one has no fused
+multiply-add. So a fleet of mixed x86 machines gives the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+
+from tests.kernels.operations import (
+    ISAS,
+    load,
+    run_linear,
+    run_norm,
+    run_route,
+    stream_of,
+)
+from tests.kernels.test_attention import Step as AttentionStep
+from tests.kernels.test_experts import HIDDEN, Layer, routing
+from tests.kernels.test_rope import Step as RopeStep
+from tests.kernels.weights import ACTIVATIONS, TYPES, activations, random_weights
+
+needs_both = pytest.mark.skipif(
+    not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
+)
+
+
+def assert_same_bits(run: Callable[[str], list[torch.Tensor]]) -> None:
+    for a, b in zip(run("avx2"), run("avx512_vnni"), strict=True):
+        assert torch.equal(a, b)
+
+
+@needs_both
+@pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
+def test_linear(kind: Type) -> None:
+    weights = random_weights(kind, 70, 768)
+    for distribution in ACTIVATIONS:
+        x = load(activations(distribution, 67, 768) * 3)
+        assert_same_bits(lambda isa, x=x: run_linear(stream_of(isa), x, [weights.pack(stream_of(isa))]))
+
+
+@needs_both
+@pytest.mark.parametrize("kinds", [(Type.Q4_K, Type.Q4_K, Type.Q6_K), (Type.IQ4_XS, Type.F16, Type.BF16)])
+def test_experts(kinds: tuple[Type, Type, Type]) -> None:
+    layer, y = Layer.random(*kinds), activations("heavy-tailed", 67, HIDDEN) * 5
+    assert_same_bits(lambda isa: [layer.run(stream_of(isa), y, *routing(67))])
+
+
+@needs_both
+def test_norm_rope_attention_route() -> None:
+    x, weight = activations("heavy-tailed", 33, 768), torch.rand(768)
+    logits = activations("gaussian", 33, 128) * 4
+
+    def norm(isa: str) -> list[torch.Tensor]:
+        y = run_norm(stream_of(isa), x, weight, 1e-6)
+        return [y.f32, y.q8]
+
+    def rope(isa: str) -> list[torch.Tensor]:
+        step = RopeStep(33, 4, 2, 128)
+        return [step.run(isa), step.kv.keys, step.kv.values]
+
+    def attention(isa: str) -> list[torch.Tensor]:
+        step = AttentionStep([(0, 40), (1030, 1), (3, 1)], 8, 2, 128, sharpness=5.0)
+        return [step.run(isa)]
+
+    def route(isa: str) -> list[torch.Tensor]:
+        room = run_route(stream_of(isa), logits, 8)
+        return [room.ids, room.weights]
+
+    for operation in (norm, rope, attention, route):
+        assert_same_bits(operation)
+
+
+def test_every_build_has_the_plain_kernels() -> None:
+    assert ISAS[0] == "plain"
+    assert stream_of("plain").isa == "plain"

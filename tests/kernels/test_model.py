@@ -1,0 +1,221 @@
+"""The whole model: forward passes on each instruction set against the float32 truth, and that truth against
+Hugging Face's own implementation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+from transformers import Qwen3MoeConfig as HuggingFaceConfig
+from transformers import Qwen3MoeForCausalLM
+
+from moeserve.kernels.attention.reference import Sequence
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, KvLayer, Place, build_attention_plan
+from moeserve.models.gguf import GGUFFile, open_gguf
+from moeserve.models.gguf import names as n
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
+from moeserve.models.qwen3moe.weights import WeightLoader
+from tests.conftest import OWN_FIXTURES, TINY_MODEL, fixtures_dir
+from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.weights import dequantize
+
+MAX_TOKENS = 512
+
+
+class Engine:
+    """A model on a stream, driven by hand: one sequence at a time, its KV in the slots after the last one's."""
+
+    def __init__(self, stream: CpuStream, path: Path, *, in_place: bool = False) -> None:
+        self.file = open_gguf(path)  # in place, the weights are in it
+        self.config = c = Qwen3MoeConfig.from_gguf(self.file)
+        self.stream = stream
+        weights = WeightLoader(stream, self.file, c, lambda *_: None, in_place).load()
+        kv = [
+            KvLayer(*(torch.empty(MAX_TOKENS, c.num_kv_heads, c.head_dim, dtype=torch.float16) for _ in "kv"))
+            for _ in range(c.num_layers)
+        ]
+        self.model = Qwen3Moe(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS)
+
+    def logits(self, tokens: list[int], chunk: int = MAX_TOKENS) -> torch.Tensor:
+        """float32 [len(tokens), vocab]: the prediction at every position."""
+        slots = torch.randperm(MAX_TOKENS, generator=torch.Generator().manual_seed(len(tokens))).int()
+        found = []
+        for first in range(0, len(tokens), chunk):
+            part = tokens[first : first + chunk]
+            self.model.forward(self._batch(part, Sequence(0, len(part), first, slots)))
+            for row in range(0, len(part), Qwen3Moe.LOGIT_ROWS):
+                rows = torch.arange(row, min(row + Qwen3Moe.LOGIT_ROWS, len(part)), dtype=torch.int32)
+                logits = self.model.logits(rows)
+                self.stream.wait()
+                found.append(logits.clone())
+        return torch.cat(found)
+
+    def _batch(self, tokens: list[int], s: Sequence) -> Batch:
+        plan = AttentionPlan()
+        one = [np.array([value], np.int32) for value in (s.row, s.count, s.position, 0)]
+        self._table = s.slots.numpy()[None]  # the plan points into it
+        build_attention_plan(plan, *one, self._table, self.model.heads, self.stream.threads)
+        return Batch(
+            n=s.count,
+            token_ids=torch.tensor(tokens, dtype=torch.int32),
+            positions=torch.arange(s.position, s.position + s.count),
+            kv_slots=s.slots[s.position : s.position + s.count].clone(),
+            plan=plan,
+        )
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """NAME.golden.json and NAME.truth.npz: see tests/fixtures/README.md."""
+
+    model: Path
+    tokens: list[list[int]]
+    truth: list[torch.Tensor]
+    llama_cpp: dict[str, float]
+
+    @classmethod
+    def load(cls, model: Path, folder: Path) -> Fixture:
+        golden = json.loads((folder / f"{model.stem}.golden.json").read_text())
+        truth = np.load(folder / f"{model.stem}.truth.npz", allow_pickle=False)
+        return cls(
+            model,
+            [case["tokens"] for case in golden["cases"]],
+            [torch.from_numpy(truth[f"case{i}"].astype(np.float64)) for i in range(len(golden["cases"]))],
+            golden["llama_cpp_vs_truth"],
+        )
+
+
+def own_fixture() -> Fixture:
+    return Fixture.load(TINY_MODEL, OWN_FIXTURES)
+
+
+def wide_models() -> list[Path]:
+    folder = fixtures_dir()
+    models = folder.glob("tiny-qwen3moe-*.gguf") if folder else []
+    return sorted(model for model in models if model.name != TINY_MODEL.name)
+
+
+def distance(truth: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """KL(truth || ours) in nats, and whether the most likely token is the same, at each position."""
+    p, q = truth.double().log_softmax(-1), logits.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1), truth.argmax(-1) == logits.argmax(-1)
+
+
+def assert_no_further_from_the_truth_than_llama_cpp(fixture: Fixture, isa: str) -> None:
+    engine = Engine(stream_of(isa), fixture.model)
+    found = [distance(t, engine.logits(ids)) for t, ids in zip(fixture.truth, fixture.tokens, strict=True)]
+    kl, agrees = (torch.cat(column) for column in zip(*found, strict=True))
+    median, top1 = kl.median().item(), agrees.double().mean().item()
+    theirs = fixture.llama_cpp
+    print(f"{fixture.model.stem} {isa}: median KL {median:.2e} ({theirs['median_kl']:.2e}), top-1 {top1:.1%}")
+    assert median <= theirs["median_kl"]
+    assert top1 >= theirs["top1_agreement"] - 0.01
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_no_further_from_the_truth_than_llama_cpp(isa: str) -> None:
+    assert_no_further_from_the_truth_than_llama_cpp(own_fixture(), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("model", wide_models(), ids=lambda model: model.stem)
+def test_wider_fixtures(model: Path, isa: str) -> None:
+    assert_no_further_from_the_truth_than_llama_cpp(Fixture.load(model, model.parent), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_chunks_and_threads_do_not_change_a_bit(isa: str) -> None:
+    tokens = own_fixture().tokens[0][:60]
+    whole = Engine(stream_of(isa), TINY_MODEL).logits(tokens)
+    other = Engine(stream_of(isa, 3), TINY_MODEL)
+    for chunk in (1, 7, 32):
+        assert torch.equal(other.logits(tokens, chunk), whole)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_where_the_weights_lie_does_not_change_a_bit(isa: str) -> None:
+    """Packed, in the mapped file, divided among two memory nodes."""
+    tokens = own_fixture().tokens[2]
+    two_nodes = CpuStream([Place(0), Place(1)], isa)
+    packed = Engine(stream_of(isa), TINY_MODEL).logits(tokens)
+    assert torch.equal(Engine(stream_of(isa), TINY_MODEL, in_place=True).logits(tokens), packed)
+    assert torch.equal(Engine(two_nodes, TINY_MODEL).logits(tokens), packed)
+    assert torch.equal(Engine(two_nodes, TINY_MODEL, in_place=True).logits(tokens), packed)
+
+
+@pytest.mark.skipif(not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both")
+def test_vector_instruction_sets_give_the_same_bits() -> None:
+    tokens = own_fixture().tokens[1]
+    a, b = (Engine(stream_of(isa), TINY_MODEL).logits(tokens) for isa in ("avx2", "avx512_vnni"))
+    assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------- Hugging Face
+
+
+def hugging_face_model(file: GGUFFile, c: Qwen3MoeConfig) -> Qwen3MoeForCausalLM:
+    """Qwen3MoeForCausalLM in float32 with the file's weights, dequantised by gguf-py."""
+    config = HuggingFaceConfig(
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        moe_intermediate_size=c.expert_ff,
+        num_hidden_layers=c.num_layers,
+        num_attention_heads=c.num_heads,
+        num_key_value_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        num_experts=c.num_experts,
+        num_experts_per_tok=c.top_k,
+        norm_topk_prob=True,
+        rms_norm_eps=c.rms_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
+        tie_word_embeddings=c.tied_embeddings,
+    )
+
+    def values(name: str) -> torch.Tensor:
+        tensor = file.tensors[name]
+        rows = file.data(name).reshape(*tensor.shape[:-1], -1)
+        return torch.from_numpy(dequantize(Type(tensor.type), rows).reshape(tensor.shape))
+
+    state = {
+        "model.embed_tokens.weight": values(n.TOKEN_EMBD),
+        "model.norm.weight": values(n.OUTPUT_NORM),
+        "lm_head.weight": values(n.OUTPUT),
+    }
+    for i in range(c.num_layers):
+        prefix = f"model.layers.{i}."
+        for theirs, ours in {
+            "input_layernorm.weight": n.ATTN_NORM,
+            "self_attn.q_proj.weight": n.ATTN_Q,
+            "self_attn.k_proj.weight": n.ATTN_K,
+            "self_attn.v_proj.weight": n.ATTN_V,
+            "self_attn.o_proj.weight": n.ATTN_OUTPUT,
+            "self_attn.q_norm.weight": n.ATTN_Q_NORM,
+            "self_attn.k_norm.weight": n.ATTN_K_NORM,
+            "post_attention_layernorm.weight": n.FFN_NORM,
+            "mlp.gate.weight": n.FFN_GATE_INP,
+            "mlp.experts.down_proj": n.FFN_DOWN_EXPS,
+        }.items():
+            state[prefix + theirs] = values(n.of_layer(i, ours))
+        gate_up = [values(n.of_layer(i, part)) for part in (n.FFN_GATE_EXPS, n.FFN_UP_EXPS)]
+        state[prefix + "mlp.experts.gate_up_proj"] = torch.cat(gate_up, dim=1)
+    model = Qwen3MoeForCausalLM(config).float().eval()
+    model.load_state_dict(state)
+    return model
+
+
+def test_the_truth_is_hugging_faces() -> None:
+    """The fixture's truth, recomputed; and with it our reading of the file, layout and names included."""
+    fixture, file = own_fixture(), open_gguf(TINY_MODEL)
+    model = hugging_face_model(file, Qwen3MoeConfig.from_gguf(file))
+    for tokens, truth in zip(fixture.tokens, fixture.truth, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens])).logits[0]
+        kl, agrees = distance(truth, logits)
+        assert kl.median() < 1e-6  # the fixture holds float16
+        assert agrees.double().mean() > 0.99
