@@ -5,7 +5,9 @@ in a Sandbox. It exists because a schema can make llguidance's compiler run for 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -19,7 +21,9 @@ from .engine import Engine
 from .errors import GrammarError
 from .wish import ANY_OBJECT, Wish, to_grammar
 
-MEMORY_BYTES = 1 << 30  # address space beyond what the process needs to be there at all
+MEMORY_BYTES: Final = 1 << 30  # address space beyond what the process needs to be there at all
+# The worker's batch may have to wait so long for a new request's grammar. 250 tools of ten parameters take as long.
+MAX_CPU_S: Final = 0.3
 
 
 def main() -> None:
@@ -38,11 +42,15 @@ def main() -> None:
 
 def check(engine: Engine, wish: Wish) -> Reply:
     """Compiles the grammar and computes its first mask."""
+    started = time.thread_time()
     try:
         grammar = to_grammar(wish)
         engine.matcher(grammar).fill(np.zeros(engine.words, np.int32))
     except GrammarError as error:
         return Refused(str(error))
+    taken = time.thread_time() - started
+    if taken > MAX_CPU_S:
+        return Refused(f"is too complex: compiling it takes {taken:.2f} s, more than {MAX_CPU_S:g} s")
     return Accepted(grammar)
 
 

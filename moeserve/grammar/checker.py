@@ -1,5 +1,5 @@
 """httpserver's side of the check: a wish goes in, the grammar that the worker may compile comes out, or the reason
-why not, within a second."""
+why not, within seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .check_protocol import MAX_GRAMMAR_BYTES, MAX_REQUEST_BYTES, Accepted, Refu
 from .errors import GrammarError
 from .wish import Wish
 
-TIMEOUT_S: Final = 1.0
+TIMEOUT_S: Final = 2.0  # of wall-clock time, on a machine that is busy
 CACHE_BYTES: Final = (
     16 << 20
 )  # of wishes and grammars that have passed: agents repeat theirs with every request

@@ -230,6 +230,28 @@ def test_an_endless_compilation_is_killed_and_the_next_wish_served() -> None:
     assert processes() == others
 
 
+def test_a_compilation_that_ends_but_takes_long_is_refused() -> None:
+    checker = GrammarChecker(TINY_MODEL, timeout=60)  # whatever else the machine does
+    try:
+        with pytest.raises(GrammarError, match="too complex: compiling it takes"):
+            check(checker, JsonSchema('{"type": "integer", "multipleOf": 99991}'))
+    finally:
+        checker.close()
+
+
+def test_copies_of_a_compiled_grammar_do_not_share_a_state(engine: Engine, tokenizer: TextTokenizer) -> None:
+    grammar = to_grammar(JsonSchema('{"type": "array", "items": {"type": "integer"}}'))
+    first, second = engine.matcher(grammar), engine.matcher(grammar)
+    start = allowed(engine, second)
+    for token_id in tokenizer.encode("[1, 2"):
+        first.accept(token_id)
+    assert allowed(engine, second) == start
+    assert allowed(engine, engine.matcher(grammar)) == start
+    for i in range(40):  # more than are kept
+        engine.matcher(to_grammar(Choice([f"word {i}"])))
+    assert allowed(engine, engine.matcher(grammar)) == start
+
+
 def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: Engine) -> None:
     """Within llguidance's limits: no step of it may hold up the requests beside it for long."""
     rng = random.Random(1)
