@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from benchmarks.server import Server
+from benchmarks.server import Server, running_server
 from tests.e2e.clients import at_once, completion, is_empty, streamed, within
 from tests.e2e.random_schemas import SchemaMaker
 
@@ -106,6 +106,30 @@ def test_the_same_answer_alone_and_in_a_crowd(server: Server) -> None:
         return ask(index) if index < 6 else str(completion(server, **free[index - 6])["text"])
 
     assert at_once(either, range(9)) == alone + texts
+
+
+def test_a_grammar_outlives_a_pause() -> None:
+    """Short answers make the router expect more of them; then long ones overrun a small pool."""
+    schema = {
+        "type": "array",
+        "items": {"enum": ["alpha", "beta", "gamma"]},
+        "minItems": 25,
+        "maxItems": 25,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    small_pool = ("--max-total-tokens", "600", "--max-model-len", "500", "--max-num-seqs", "8")
+    with running_server(None, *small_pool) as server:
+        for _ in range(40):
+            answer(server, guided_choice=["yes"], max_tokens=400)
+
+        def ask(index: int) -> str:
+            return answer(server, prompt=f"List {index}:", guided_json=schema, seed=index, max_tokens=450)
+
+        crowd = at_once(ask, range(6))
+        assert server.metrics()["moeserve:num_preemptions_total"] > 0
+        for index, text in enumerate(crowd):
+            validate(text, schema)
+            assert text == ask(index)
 
 
 def test_a_grammar_that_cannot_be_followed_fails_alone(server: Server) -> None:
