@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from moeserve.bench import engine
-from moeserve.cli import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.options import flag_name, read_options, resolve
 from moeserve.simulate.fit import Sample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
 from moeserve.worker.loading import load_runner

@@ -13,10 +13,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from moeserve.cli import flag_name, read_options
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import WorkerReady
+from moeserve.options import flag_name, read_options
 from moeserve.router.__main__ import limits
 from moeserve.simulate.simulation import Result, Simulation
 from moeserve.simulate.step_time import StepTime, read_step_time
