@@ -38,6 +38,8 @@ CASES = {
     "8 at once": "--num-prompts 32 --input-len 100 --output-len 40 --range-ratio 0.5 --max-concurrency 8",
     "long among short": "--num-prompts 20 --input-len 50 --output-len 40 --long-every 7 --long-input-len 1500 "
     "--request-rate 1",
+    "conversations": "--num-prompts 24 --num-turns 4 --prefix-len 300 --input-len 60 --output-len 30 --think-time 1 "
+    "--request-rate 0.5",
 }
 
 Figures = dict[str, Any]
