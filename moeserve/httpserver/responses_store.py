@@ -1,7 +1,8 @@
 """Responses that are kept for `previous_response_id` and GET, in SQLite: in memory, or in a file of --data-dir.
 
-Bounded by bytes and by time; what was used longest ago goes first, and using a response uses all it builds on. One
-thread does all the work: nothing here blocks the event loop.
+A response is its owner's: to others, who came with another API key, it is not there. Bounded by bytes and by time;
+what was used longest ago goes first, and using a response uses all it builds on. One thread does all the work:
+nothing here blocks the event loop.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ MAX_FILE_BYTES: Final = 1 << 30
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, previous TEXT, used REAL NOT NULL, size INTEGER NOT NULL, input BLOB NOT NULL,
-    response BLOB NOT NULL
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, used REAL NOT NULL, size INTEGER NOT NULL,
+    input BLOB NOT NULL, response BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used);
 """
@@ -42,6 +43,7 @@ class Stored:
     """`input` are the items that the client sent, `response` is the response object."""
 
     id: str
+    owner: str  # the name of the API key it was asked with; "" where there are none
     previous: str | None
     input: list[dict[str, Any]]
     response: dict[str, Any]
@@ -62,17 +64,17 @@ class ResponseStore:
         """Keeps a response, at the cost of old ones. Raises ApiError 500."""
         await self._run(lambda: self._put(stored))
 
-    async def get(self, response_id: str) -> Stored:
+    async def get(self, owner: str, response_id: str) -> Stored:
         """Raises ApiError 404."""
-        return await self._run(lambda: self._get(response_id))
+        return await self._run(lambda: self._get(owner, response_id))
 
-    async def chain(self, response_id: str) -> list[Stored]:
+    async def chain(self, owner: str, response_id: str) -> list[Stored]:
         """The response and all that it builds on, the oldest first. Raises ApiError 404 when one is gone."""
-        return await self._run(lambda: self._chain(response_id))
+        return await self._run(lambda: self._chain(owner, response_id))
 
-    async def delete(self, response_id: str) -> None:
+    async def delete(self, owner: str, response_id: str) -> None:
         """Raises ApiError 404."""
-        await self._run(lambda: self._delete(response_id))
+        await self._run(lambda: self._delete(owner, response_id))
 
     def close(self) -> None:
         self._thread.submit(self._db.close).result()
@@ -109,10 +111,10 @@ class ResponseStore:
     def _put(self, stored: Stored) -> None:
         given, response = orjson.dumps(stored.input), orjson.dumps(stored.response)
         size = len(given) + len(response) + 200  # the row and its index
-        row = (stored.id, stored.previous, time.time(), size, given, response)
+        row = (stored.id, stored.owner, stored.previous, time.time(), size, given, response)
         try:
             with self._db:
-                self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
+                self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                 self._bytes += size
                 self._evict()
         except sqlite3.Error:  # all of it is undone
@@ -129,23 +131,23 @@ class ResponseStore:
             self._db.execute("DELETE FROM responses WHERE id = ?", (oldest[0],))
             self._bytes -= oldest[2]
 
-    def _get(self, response_id: str) -> Stored:
+    def _get(self, owner: str, response_id: str) -> Stored:
         row = self._db.execute(
-            "SELECT previous, input, response FROM responses WHERE id = ? AND used >= ?",
-            (response_id, time.time() - self._retention_s),
+            "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used >= ?",
+            (response_id, owner, time.time() - self._retention_s),
         ).fetchone()
         if row is None:
             why = "it was not stored, was deleted or has expired"
             message = f"there is no stored response {response_id[:200]!r}: {why}"
             raise ApiError(404, message, param="response_id", code="response_not_found")
         previous, given, response = row
-        return Stored(response_id, previous, orjson.loads(given), orjson.loads(response))
+        return Stored(response_id, owner, previous, orjson.loads(given), orjson.loads(response))
 
-    def _chain(self, response_id: str) -> list[Stored]:
+    def _chain(self, owner: str, response_id: str) -> list[Stored]:
         newest_first: list[Stored] = []
         following: str | None = response_id
         while following is not None:
-            newest_first.append(self._get(following))
+            newest_first.append(self._get(owner, following))
             following = newest_first[-1].previous
         now = time.time()
         with self._db:
@@ -153,8 +155,8 @@ class ResponseStore:
                 self._db.execute("UPDATE responses SET used = ? WHERE id = ?", (now, stored.id))
         return newest_first[::-1]
 
-    def _delete(self, response_id: str) -> None:
-        self._get(response_id)
+    def _delete(self, owner: str, response_id: str) -> None:
+        self._get(owner, response_id)
         with self._db:
             (size,) = self._db.execute(
                 "DELETE FROM responses WHERE id = ? RETURNING size", (response_id,)

@@ -37,6 +37,8 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
     torch.set_grad_enabled(False)
     stream = _open_stream(config)
     path = Path(config.model)
+    # Its helper thread builds the vocabulary while this one loads the weights.
+    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
     gguf = open_gguf(path)
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     in_place = config.weight_layout == "file"
@@ -53,7 +55,6 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
         max_model_len=capacity.max_model_len,
     )
     ready = _ready(config, model_config, capacity, stream, weights.bytes)
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
     return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
 
 

@@ -14,9 +14,11 @@ from moeserve.errors import ConfigError
 from moeserve.httpserver.errors import ApiError
 from moeserve.httpserver.responses_store import FILE_NAME, ResponseStore, Stored
 
+OWNER = "key-1"
+
 
 def stored(name: str, previous: str | None = None, size: int = 100) -> Stored:
-    return Stored(name, previous, [{"text": "x" * size}], {"id": name})
+    return Stored(name, OWNER, previous, [{"text": "x" * size}], {"id": name})
 
 
 def put(store: ResponseStore, *responses: Stored) -> None:
@@ -25,12 +27,12 @@ def put(store: ResponseStore, *responses: Stored) -> None:
 
 
 def names(store: ResponseStore, of: str) -> list[str]:
-    return [one.id for one in asyncio.run(store.chain(of))]
+    return [one.id for one in asyncio.run(store.chain(OWNER, of))]
 
 
 def is_there(store: ResponseStore, name: str) -> bool:
     try:
-        asyncio.run(store.get(name))
+        asyncio.run(store.get(OWNER, name))
     except ApiError:
         return False
     return True
@@ -45,13 +47,21 @@ def store() -> Iterator[ResponseStore]:
 
 def test_a_response_comes_back_as_it_was(store: ResponseStore) -> None:
     put(store, stored("a"), stored("b", "a"))
-    assert asyncio.run(store.get("b")) == stored("b", "a")
+    assert asyncio.run(store.get(OWNER, "b")) == stored("b", "a")
     assert names(store, "b") == ["a", "b"]
-    asyncio.run(store.delete("a"))
+    asyncio.run(store.delete(OWNER, "a"))
     assert not is_there(store, "a")
-    for call in (store.chain("b"), store.delete("a"), store.get("c")):
+    for call in (store.chain(OWNER, "b"), store.delete(OWNER, "a"), store.get(OWNER, "c")):
         with pytest.raises(ApiError, match="no stored response"):
             asyncio.run(call)
+
+
+def test_a_response_is_its_owners(store: ResponseStore) -> None:
+    put(store, stored("a"))
+    for call in (store.get("key-2", "a"), store.chain("", "a"), store.delete("key-2", "a")):
+        with pytest.raises(ApiError, match="no stored response"):
+            asyncio.run(call)
+    assert is_there(store, "a")
 
 
 def test_what_was_used_longest_ago_goes_first(store: ResponseStore) -> None:

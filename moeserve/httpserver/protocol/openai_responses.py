@@ -19,6 +19,7 @@ from moeserve.httpserver.formats import Thought
 from moeserve.httpserver.protocol.base import (
     INT32_MAX,
     NO_EFFECT,
+    CacheSalt,
     FreeDict,
     JsonSchemaDict,
     Label,
@@ -323,6 +324,8 @@ class ResponsesRequest(InputTokensRequest):
         int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="With include message.output_text.logprobs.")
     ] = 0
     include: Annotated[list[Include], Field(max_length=8, default_factory=list)]
+
+    cache_salt: CacheSalt = ""
 
     metadata: Annotated[FreeDict, Field(description="Comes back as it is.", default_factory=dict)]
     user: Annotated[Label | None, NO_EFFECT] = None

@@ -12,6 +12,7 @@ from moeserve.httpserver.protocol.base import (
     INT64_MAX,
     NO_EFFECT,
     Bias,
+    CacheSalt,
     FreeDict,
     Label,
     ModelName,
@@ -68,9 +69,7 @@ class OpenAIRequest(StructuredFields):
         bool, Field(description='Tokens in logprobs read "token_id:123", so that no two are alike.')
     ] = False
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
-    cache_salt: Annotated[
-        str, Field(max_length=256, description="Only requests with the same salt share cached prefixes.")
-    ] = ""
+    cache_salt: CacheSalt = ""
 
     user: Annotated[Label | None, NO_EFFECT] = None
     metadata: Annotated[FreeDict | None, NO_EFFECT] = None
