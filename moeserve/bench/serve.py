@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
+        if args.text_prompts and args.backend == "openai-chat":
+            raise ConfigError("--text-prompts has no effect in chat, whose prompts are text")
         workload = workload_from(args)
         objectives = objectives_from(args)
         result, run = uvloop.run(_measure(args, workload))

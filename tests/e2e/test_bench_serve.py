@@ -13,7 +13,7 @@ import pytest
 from benchmarks.server import REPOSITORY, Server, clean_environment
 from moeserve.bench import serve as bench_serve
 from moeserve.bench import steps as bench_steps
-from moeserve.simulate.step_time import Load, read_step_time
+from moeserve.simulate.step_time import StepLoad, read_step_time
 
 SMALL = "--input-len 40 --output-len 12 --range-ratio 0.5 --ignore-eos --disable-tqdm"
 
@@ -114,6 +114,7 @@ def test_failures_are_counted_and_shown(
         ("--url {url} --extra-body {{\"nonsense\":1}}", "HTTP 400"),
         ("--url {url} --extra-body 5", "must be a JSON object"),
         ("--url {url} --trace /no/such/file", "No such file"),
+        ("--url {url} --text-prompts --backend openai-chat", "--text-prompts has no effect"),
     ],
 )  # fmt: skip
 def test_what_the_user_can_mend_is_said(server: Server, arguments: str, message: str) -> None:
@@ -147,5 +148,5 @@ def test_bench_steps_measures_a_model_that_the_simulator_takes(
     assert bench_steps.main(asked.split()) == 0
     model = read_step_time(path)
     assert model.tokens == [1, 2, 4, 8, 16, 32, 64]
-    assert 0 < model.of(Load(1, 10, 0, 1)) < model.of(Load(64, 0, 64 * 500, 0))
+    assert 0 < model.of(StepLoad(1, 10, 0, 1)) < model.of(StepLoad(64, 0, 64 * 500, 0))
     assert f"{model.seconds[-1] * 1e3:.2f}" in capsys.readouterr().out
