@@ -93,7 +93,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    value = orjson.loads(text)
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("must be a JSON object")
     return value
