@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from moeserve.bench.engine import EngineBench
-from moeserve.cli import resolve
 from moeserve.config import ServerConfig
+from moeserve.options import resolve
 from moeserve.worker.loading import load_runner
 
 CHILD = Path(__file__).with_name("llama_cpp_child.py")

@@ -6,6 +6,9 @@ The step-time model is measured before the server runs and again after it, since
 both are simulated and shown, and the ratio is that of their mean to the real run. For each case `bench serve` puts a
 trace on the server, then `simulate` gets the same trace and the same server flags.
 
+Where the engine has as many threads as there are cores, what the other processes do for a token is taken from its
+steps: their CPU time is measured during the run and given to the simulator.
+
 On a busy machine the figures mean nothing: steps of two threads that others interrupt take several times as long.
 """
 
@@ -13,13 +16,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.server import REPOSITORY, clean_environment, running_server
+from benchmarks.server import REPOSITORY, Server, clean_environment, running_server, title_of
+from moeserve.cpus import usable_cores
 
 FIGURES = (
     "output_throughput",
@@ -38,6 +43,8 @@ CASES = {
     "8 at once": "--num-prompts 32 --input-len 100 --output-len 40 --range-ratio 0.5 --max-concurrency 8",
     "long among short": "--num-prompts 20 --input-len 50 --output-len 40 --long-every 7 --long-input-len 1500 "
     "--request-rate 1",
+    "conversations": "--num-prompts 24 --num-turns 4 --prefix-len 300 --input-len 60 --output-len 30 --think-time 1 "
+    "--request-rate 0.5",
 }
 
 Figures = dict[str, Any]
@@ -54,9 +61,10 @@ def measure_steps(model: Path, to: Path) -> None:
 
 
 def serve(model: Path, case: str, folder: Path) -> Figures:
-    """The real figures; leaves the trace in the folder."""
+    """The real figures, and "token_cpu_ms"; leaves the trace in the folder."""
     result = folder / "real.json"
     with running_server(model, *SERVER, ready_timeout=300) as server:
+        before = cpu_seconds(server)
         moeserve(
             *(
                 "bench",
@@ -69,15 +77,28 @@ def serve(model: Path, case: str, folder: Path) -> Figures:
             ),
             *("--ignore-eos", "--save-result", result, "--metric-percentiles", "90,99"),
         )
-    return dict(json.loads(result.read_bytes()))
+        spent = cpu_seconds(server) - before
+    real: Figures = json.loads(result.read_bytes())
+    spent += real["client_cpu_us_per_token"] * real["total_output_tokens"] / 1e6
+    shared = usable_cores() >= (os.cpu_count() or 1)
+    return real | {
+        "token_cpu_ms": 1e3 * spent / real["total_output_tokens"] / usable_cores() if shared else 0.0
+    }
 
 
-def simulate(case: str, steps: Path, folder: Path) -> Figures:
+def cpu_seconds(server: Server) -> float:
+    """Of the server's processes but the worker, so far."""
+    times = [p.cpu_times() for p in server.family if title_of(p) != "moeserve: worker"]
+    return float(sum(t.user + t.system for t in times))
+
+
+def simulate(case: str, steps: Path, folder: Path, token_cpu_ms: float) -> Figures:
     result = folder / "simulated.json"
     concurrency = CASES[case].partition("--max-concurrency ")[1:]
     moeserve(
         *("simulate", *SERVER, "--trace", folder / "trace.jsonl", *"".join(concurrency).split()),
         *("--step-time", steps, "--save-result", result, "--metric-percentiles", "90,99"),
+        *("--token-cpu-ms", token_cpu_ms),
     )
     return dict(json.loads(result.read_bytes()))
 
@@ -88,7 +109,8 @@ def compare(model: Path, case: str, folder: Path) -> tuple[Figures, Figures, Fig
     measure_steps(model, before)
     real = serve(model, case, folder)
     measure_steps(model, after)
-    return real, simulate(case, before, folder), simulate(case, after, folder)
+    token_cpu = real["token_cpu_ms"]
+    return real, simulate(case, before, folder, token_cpu), simulate(case, after, folder, token_cpu)
 
 
 def main() -> int:

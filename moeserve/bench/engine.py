@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from moeserve.cli import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.options import flag_name, read_options, resolve
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
 

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from moeserve.bench.client import Client
-from moeserve.bench.prompts import Prompts, Writer
+from moeserve.bench.prompts import Writer
 from moeserve.workload.metrics import Outcome
 from moeserve.workload.trace import Session, Workload
 
@@ -47,24 +47,28 @@ class Load:
         async with asyncio.TaskGroup() as tasks:
             for number, session in enumerate(self._workload.sessions):
                 await self._sleep_until(session.arrival)
-                tasks.create_task(self._play(session, self._writer(number)))
+                tasks.create_task(self._play(session, number))
         return Run(self._outcomes, self._client.now(), time.process_time() - cpu)
 
-    async def _play(self, session: Session, prompts: Prompts) -> None:
+    async def _play(self, session: Session, number: int) -> None:
         """One session. A turn that fails is its last: there is no answer to go on from."""
+        prompts = self._writer(number)
+        length = session.prefix_len
         ended = 0.0
-        for number, turn in enumerate(session.turns):
+        for place, turn in enumerate(session.turns):
             await self._sleep_until(max(turn.not_before, ended + turn.think))
-            body = prompts.body(number) | {"max_tokens": turn.output_len}
+            length += turn.input_len
             async with self._place:
-                answer = await self._client.ask(body, turn.input_len)
+                body = prompts.body(place) | {"max_tokens": turn.output_len}
+                answer = await self._client.ask(body, length)
             ended = self._client.now()
             self._end(answer.outcome)
             if answer.outcome.error:
-                for skipped in session.turns[number + 1 :]:
+                for skipped in session.turns[place + 1 :]:
                     self._end(Outcome(ended, skipped.input_len, error="not sent: the turn before failed"))
                 return
             prompts.answered(answer)
+            length += answer.outcome.output_len
 
     def _end(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)

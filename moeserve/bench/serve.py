@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
+        if args.text_prompts and args.backend == "openai-chat":
+            raise ConfigError("--text-prompts has no effect in chat, whose prompts are text")
         workload = workload_from(args)
         objectives = objectives_from(args)
         result, run = uvloop.run(_measure(args, workload))
@@ -91,7 +93,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    value = orjson.loads(text)
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("must be a JSON object")
     return value

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from moeserve.bench import engine
-from moeserve.cli import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
-from moeserve.errors import UserError
+from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.options import flag_name, read_options, resolve
 from moeserve.simulate.fit import Sample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
 from moeserve.worker.loading import load_runner
@@ -30,7 +30,9 @@ from moeserve.workload.options import whole
 
 # Options of the server that mean the same here.
 SHARED = (*engine.SHARED, "max_num_seqs")
+SMALLEST_CHUNK = 8
 SHORT_PROMPT = 16
+LONGEST_CHUNKS = 8  # full steps in the long prompt, unless the user or the model's context says otherwise
 REPEATS = 5  # of a decode step; its median counts
 BESIDE = 8  # decoding rows in a mixed step
 LONG = 0  # the sequence with the long prompt; the others are short
@@ -52,23 +54,24 @@ class StepBench:
         self.samples: list[Sample] = []
 
     def measure(self) -> None:
-        sizes = powers_of_two(1, self._step_tokens)
-        batches = powers_of_two(1, self._num_seqs - 1)
+        sizes = powers_of_two(SMALLEST_CHUNK, self._step_tokens)
         mixed = [size for size in sizes if 2 * BESIDE < size <= 16 * BESIDE and self._num_seqs > BESIDE]
-        self._step([self._chunk(LONG, 8)])  # the first touch of every buffer: not a sample
-        while self._left >= sum(sizes[3:]) + sum(mixed) + 1:
-            for size in sizes[3:]:
+        self._step([self._chunk(LONG, SMALLEST_CHUNK)])  # the first touch of every buffer: not a sample
+        while sum(sizes) + sum(mixed) >= self._left:
+            sizes.pop()  # a short context: the line goes on from the largest that there is room for
+        while sum(sizes) + sum(mixed) < self._left:
+            for size in sizes:
                 self._once([self._chunk(LONG, size)])
         for seq in range(1, self._num_seqs):
             self._once([self._chunk(seq, SHORT_PROMPT)])
-        for batch in batches:
+        for batch in powers_of_two(1, self._num_seqs - 1):
             self._median(partial(self._decode, range(1, 1 + batch)))
         for size in mixed:
             beside = self._decode(range(1, 1 + BESIDE))
             self._once([*beside, self._chunk(LONG, size - BESIDE)])
         while self._left:
             self._step([self._chunk(LONG, min(self._left, self._step_tokens))])
-        for batch in batches:
+        for batch in powers_of_two(1, self._num_seqs):
             self._median(partial(self._decode, range(LONG, LONG + batch)))
 
     @property
@@ -139,7 +142,7 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
-        model = measure(_config(args), args.long_prompt, report_to=print)
+        model = measure(*_config(args), report_to=print)
         if args.output is not None:
             write_step_time(args.output, model)
     except (UserError, OSError) as error:
@@ -176,16 +179,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--long-prompt",
         type=whole(256, 1 << 20),
-        default=4096,
         metavar="N",
-        help="tokens of the one long prompt (default: 4096, or what the model takes)",
+        help=f"tokens of the one long prompt (default: {LONGEST_CHUNKS} full steps; at most what the model takes)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the model as JSON")
     return parser
 
 
-def _config(args: argparse.Namespace) -> ServerConfig:
-    """Raises ConfigError."""
+def _config(args: argparse.Namespace) -> tuple[ServerConfig, int]:
+    """And the length of the long prompt. Raises ConfigError."""
     config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
-    slots = slots_needed(config.max_num_seqs, args.long_prompt)
-    return dataclasses.replace(config, max_total_tokens=slots)
+    if config.max_num_batched_tokens < SHORT_PROMPT:
+        raise ConfigError(f"--max-num-batched-tokens: steps of at least {SHORT_PROMPT} tokens are measured")
+    long_prompt = args.long_prompt or max(LONGEST_CHUNKS * config.max_num_batched_tokens, 256)
+    slots = slots_needed(config.max_num_seqs, long_prompt)
+    return dataclasses.replace(config, max_total_tokens=slots), long_prompt

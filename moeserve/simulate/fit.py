@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.simulate.step_time import Load, StepTime
+from moeserve.simulate.step_time import StepLoad, StepTime
 
 Floats = npt.NDArray[np.float64]
 
@@ -20,7 +20,7 @@ SMALLEST_ERROR = 0.003  # below it two errors are alike: timers and caches are n
 class Sample:
     """One measured step."""
 
-    load: Load
+    load: StepLoad
     seconds: float
 
 
@@ -46,7 +46,7 @@ def relative_errors(model: StepTime, samples: Sequence[Sample]) -> Floats:
     return np.array([model.of(sample.load) / sample.seconds - 1 for sample in samples])
 
 
-def _features(load: Load, knots: list[int]) -> Floats:
+def _features(load: StepLoad, knots: list[int]) -> Floats:
     """The weight of each point of `base` at this number of tokens, then what the linear terms multiply."""
     weights = [np.interp(load.tokens, knots, np.eye(len(knots))[place]) for place in range(len(knots))]
     return np.array([*weights, load.decode_context, load.prefill_pairs, load.sampled_rows], np.float64)

@@ -23,7 +23,7 @@ from moeserve.workload.trace import Workload
 
 Action = Callable[[float], None]
 
-SHORTEST_S = 1e-6  # of a run: rates are per second of it
+SHORTEST_S = 1e-6  # the length of a run in which every request was refused at once
 _NEWS, _RESULT = 0, 1  # of one moment, the inbox is read before the worker is asked
 
 
@@ -92,12 +92,10 @@ class Simulation:
         if self._clients.num_open or not self._scheduler.is_idle:
             raise RuntimeError(f"the scheduler stands still with {self._clients.num_open} requests open")
         self._scheduler.check()
-        ends = [
-            outcome.end for outcome in self._clients.outcomes
-        ]  # all 0 where each request was refused at once
+        outcomes = self._clients.outcomes
         return Result(
-            outcomes=self._clients.outcomes,
-            duration=max(max(ends, default=0.0), SHORTEST_S),
+            outcomes=outcomes,
+            duration=max([outcome.end for outcome in outcomes], default=0.0) or SHORTEST_S,
             report=self._scheduler.load_report(),
             running=self._running,
             waiting=self._waiting,

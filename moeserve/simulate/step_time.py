@@ -28,7 +28,7 @@ class StepTimeError(UserError):
     """The file holds no step-time model; the message says where and why."""
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """What a step's time depends on."""
 
     tokens: int
@@ -37,7 +37,7 @@ class Load(NamedTuple):
     sampled_rows: int
 
 
-def load_of(plan: StepPlan) -> Load:
+def load_of(plan: StepPlan) -> StepLoad:
     tokens = context = pairs = sampled = 0
     for row in plan.rows:
         count, start = row.count, row.start
@@ -47,7 +47,7 @@ def load_of(plan: StepPlan) -> Load:
             context += start + 1
         else:
             pairs += count * start + count * (count + 1) // 2
-    return Load(tokens, context, pairs, sampled)
+    return StepLoad(tokens, context, pairs, sampled)
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         y0, y1 = self.seconds[right - 1], self.seconds[right]
         return max(y0 + (tokens - x0) * (y1 - y0) / (x1 - x0), 0.0)
 
-    def of(self, load: Load) -> float:
+    def of(self, load: StepLoad) -> float:
         return (
             self.base(load.tokens)
             + self.decode_context * load.decode_context

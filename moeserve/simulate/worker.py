@@ -14,12 +14,15 @@ _ANSWER, _STOP = Sampled(ANSWER_ID), Sampled(STOP_ID)
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a request meets outside the steps, in seconds. Defaults were measured with docs/simulate.md's command."""
+    """What a request meets beside the engine's own work, in seconds."""
 
     frontend: float  # of httpserver for each request, one after the other: parsing, tokenising, validation
     reply: float  # a token from the router to the client
     hop: float  # a plan from the router to an idle worker, and a result back
     gap: float  # between two steps, the second of which is there already
+    token_cpu: float = (
+        0.0  # what the other processes' work for a token takes from a step, where they share its cores
+    )
 
 
 class VirtualWorker:
@@ -40,7 +43,7 @@ class VirtualWorker:
             end = new.num_prompt + self._output_lens[new.sampling.seed] - 1
             self._last_position[new.req_slot] = end
         load = load_of(plan)
-        seconds = self._step_time.of(load)
+        seconds = self._step_time.of(load) + self._timing.token_cpu * load.sampled_rows
         start = max(now + self._timing.hop, self._free_at + self._timing.gap)
         idle = start - self._free_at
         self._free_at = start + seconds

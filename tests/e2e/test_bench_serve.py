@@ -12,10 +12,16 @@ import pytest
 
 from benchmarks.server import REPOSITORY, Server, clean_environment
 from moeserve.bench import serve as bench_serve
-from moeserve.bench import steps as bench_steps
-from moeserve.simulate.step_time import Load, read_step_time
+from moeserve.simulate.step_time import StepLoad, read_step_time
 
 SMALL = "--input-len 40 --output-len 12 --range-ratio 0.5 --ignore-eos --disable-tqdm"
+
+
+def moeserve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "moeserve", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=REPOSITORY, env=clean_environment(), timeout=100
+    )
 
 
 def bench(server: Server, folder: Path, asked: str) -> dict[str, Any]:
@@ -113,18 +119,13 @@ def test_failures_are_counted_and_shown(
         ("--url {url} --model nobody", "HTTP 404"),
         ("--url {url} --extra-body {{\"nonsense\":1}}", "HTTP 400"),
         ("--url {url} --extra-body 5", "must be a JSON object"),
+        ("--url {url} --extra-body {{", "not JSON"),
         ("--url {url} --trace /no/such/file", "No such file"),
+        ("--url {url} --text-prompts --backend openai-chat", "--text-prompts has no effect"),
     ],
 )  # fmt: skip
 def test_what_the_user_can_mend_is_said(server: Server, arguments: str, message: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "moeserve", "bench", "serve", *arguments.format(url=server.base_url).split()],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env=clean_environment(),
-        timeout=60,
-    )
+    run = moeserve("bench", "serve", *arguments.format(url=server.base_url).split())
     assert run.returncode == 2
     assert message in run.stderr
     assert "Traceback" not in run.stderr
@@ -139,13 +140,23 @@ def test_the_api_key_comes_from_the_environment(
     assert bench(server, tmp_path, "--num-prompts 2")["completed"] == 2
 
 
+@pytest.mark.parametrize(
+    ("seqs", "step_tokens", "sizes"),
+    [(12, 64, [1, 2, 4, 8, 16, 32, 64]), (1, 32, [1, 8, 16, 32]), (4, 2048, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])],
+    ids=["usual", "one sequence", "steps longer than the context allows"],
+)  # fmt: skip
 def test_bench_steps_measures_a_model_that_the_simulator_takes(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_model: Path, tmp_path: Path, seqs: int, step_tokens: int, sizes: list[int]
 ) -> None:
+    """In a process of its own, whose threads end with it."""
     path = tmp_path / "steps.json"
-    asked = f"--model {tiny_model} --max-num-seqs 12 --max-num-batched-tokens 64 --long-prompt 600 --output {path}"
-    assert bench_steps.main(asked.split()) == 0
+    asked = (
+        f"--model {tiny_model} --max-num-seqs {seqs} --max-num-batched-tokens {step_tokens} --output {path}"
+    )
+    run = moeserve("bench", "steps", *asked.split())
+    assert run.returncode == 0, run.stderr
     model = read_step_time(path)
-    assert model.tokens == [1, 2, 4, 8, 16, 32, 64]
-    assert 0 < model.of(Load(1, 10, 0, 1)) < model.of(Load(64, 0, 64 * 500, 0))
-    assert f"{model.seconds[-1] * 1e3:.2f}" in capsys.readouterr().out
+    assert model.tokens == sizes
+    assert (model.num_experts, model.experts_per_token) == (8, 2)
+    assert 0 < model.of(StepLoad(1, 10, 0, 1)) < model.of(StepLoad(512, 0, 512 * 500, 0))
+    assert f"{model.seconds[-1] * 1e3:.2f}" in run.stdout

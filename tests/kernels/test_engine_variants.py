@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeserve.cli import demonstration_model
 from moeserve.config import ServerConfig
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan, TokenLogprob
+from moeserve.options import demonstration_model
 from moeserve.worker.loading import load_runner
 
 PROMPT = np.random.default_rng(3).integers(0, 4000, 90).astype(np.int32)

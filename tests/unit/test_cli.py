@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moeserve import cli
+from moeserve import cli, options
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
@@ -29,7 +29,7 @@ def test_defaults_are_the_configs() -> None:
 def test_each_option_is_a_flag_and_an_environment_variable_of_the_right_type() -> None:
     for option in dataclasses.fields(ServerConfig):
         text = (option.metadata["choices"] or ("77" if (option.metadata["high"] or 77) >= 77 else "0.5",))[-1]
-        by_flag = getattr(parse(cli.flag_name(option.name), text), option.name)
+        by_flag = getattr(parse(options.flag_name(option.name), text), option.name)
         by_variable = getattr(parse(env={env_name(option.name): text}), option.name)
         assert by_flag == by_variable
         assert by_flag in (text, 77, 0.5, (text,))
@@ -60,11 +60,11 @@ def test_flag_wins_over_environment_wins_over_default() -> None:
 )
 def test_bad_value_is_refused_and_its_source_named(name: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as by_flag:
-        parse(f"{cli.flag_name(name)}={text}")
+        parse(f"{options.flag_name(name)}={text}")
     with pytest.raises(ConfigError) as by_variable:
         parse(env={env_name(name): text})
     assert message in str(by_flag.value)
-    assert str(by_flag.value).startswith(f"{cli.flag_name(name)}: ")
+    assert str(by_flag.value).startswith(f"{options.flag_name(name)}: ")
     assert str(by_variable.value).startswith(f"environment variable {env_name(name)}: ")
 
 
@@ -82,7 +82,7 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
         assert f"\n{group}:\n" in text
     words = " ".join(text.split())
     for option in dataclasses.fields(ServerConfig):
-        assert f"{cli.flag_name(option.name)} " in words
+        assert f"{options.flag_name(option.name)} " in words
         assert env_name(option.name) in words
         if option.default not in (None, "", ()):
             assert f"default: {option.default}, {env_name(option.name)}" in words
@@ -115,7 +115,7 @@ def test_serve_may_be_named_or_left_out(
 
 
 def test_no_model_is_the_packaged_one(tiny_model: Path) -> None:
-    config = cli.resolve(ServerConfig())
+    config = options.resolve(ServerConfig())
     assert Path(config.model).samefile(tiny_model)
     assert config.served_model_name == "tiny-qwen3moe-q4_k_m"
     assert config.threads == usable_cores()
@@ -123,15 +123,15 @@ def test_no_model_is_the_packaged_one(tiny_model: Path) -> None:
 
 def test_model_path_becomes_absolute(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny_model.parent)
-    assert cli.resolve(ServerConfig(model=tiny_model.name)).model == str(tiny_model)
+    assert options.resolve(ServerConfig(model=tiny_model.name)).model == str(tiny_model)
 
 
 def test_split_set_and_folder_are_named_after_the_model(tmp_path: Path) -> None:
     part = tmp_path / "qwen-00001-of-00002.gguf"
     part.touch()
-    assert cli.resolve(ServerConfig(model=str(part))).served_model_name == "qwen"
-    assert cli.resolve(ServerConfig(model=str(tmp_path))).served_model_name == "qwen"
-    assert cli.resolve(ServerConfig(model=str(part), served_model_name="q")).served_model_name == "q"
+    assert options.resolve(ServerConfig(model=str(part))).served_model_name == "qwen"
+    assert options.resolve(ServerConfig(model=str(tmp_path))).served_model_name == "qwen"
+    assert options.resolve(ServerConfig(model=str(part), served_model_name="q")).served_model_name == "q"
 
 
 def test_missing_model_is_refused_before_anything_starts(

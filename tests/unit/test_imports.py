@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
     "moeserve.workload": {"moeserve.errors"},
-    "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.cli"},
+    "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }
 TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")

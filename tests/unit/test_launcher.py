@@ -36,6 +36,11 @@ sys.exit(launcher.launch(config, "tests.unit.launcher_children"))
 """
 
 
+def _heed_interrupts() -> None:
+    """In the child: a shell's background job, which the tests may be, ignores SIGINT and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Run:
     """A launcher with stand-in children; `family` is all its processes once it is ready."""
 
@@ -57,6 +62,7 @@ class Run:
                 stdout=log,
                 stderr=log,
                 cwd=tmp_path,
+                preexec_fn=_heed_interrupts,
             )
         self.family: list[psutil.Process] = []
         self.titles: dict[str, psutil.Process] = {}

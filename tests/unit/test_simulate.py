@@ -78,6 +78,15 @@ def test_what_surrounds_a_step() -> None:
     assert [ms(gap) for gap in outcome.itls] == [10.5, 10.5]
 
 
+def test_tokens_take_from_a_step_where_cores_are_shared() -> None:
+    """Two rows that sample, 1 ms each; a chunk of a prompt samples nothing."""
+    shared = Timing(frontend=0, reply=0, hop=0, gap=0, token_cpu=0.001)
+    together = simulate(single((0, 5, 3), (0, 5, 3)), timing=shared).outcomes
+    assert [ms(gap) for outcome in together for gap in outcome.itls] == [12] * 4
+    (chunks,) = simulate(single((0, 100, 1)), timing=shared, max_num_batched_tokens=50).outcomes
+    assert ms(chunks.ttft) == 10 + 11
+
+
 def test_a_newcomer_waits_for_the_two_plans_in_flight() -> None:
     """At 5 ms steps 1 (0 to 10) and 2 (10 to 20) are planned; the next plan is made at 10, and runs 20 to 30."""
     first, second = simulate(single((0, 5, 10), (0.005, 5, 1))).outcomes

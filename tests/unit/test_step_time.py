@@ -13,7 +13,7 @@ from moeserve.messages.schema import Row, StepPlan
 from moeserve.simulate.command import default_step_time
 from moeserve.simulate.fit import Sample, fit, relative_errors
 from moeserve.simulate.step_time import (
-    Load,
+    StepLoad,
     StepTime,
     StepTimeError,
     load_of,
@@ -41,7 +41,7 @@ def rows(*shapes: tuple[int, int, bool]) -> StepPlan:
 def test_load_of_a_plan() -> None:
     """Two decode rows at positions 9 and 99; positions 10, 11 and 12 of a prompt read 11 + 12 + 13."""
     plan = rows((9, 1, True), (99, 1, True), (10, 3, False))
-    assert load_of(plan) == Load(tokens=5, decode_context=110, prefill_pairs=36, sampled_rows=2)
+    assert load_of(plan) == StepLoad(tokens=5, decode_context=110, prefill_pairs=36, sampled_rows=2)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_base_is_a_line_through_its_points_and_on(tokens: int, ms: float) -> Non
 
 
 def test_all_terms_add_up() -> None:
-    assert MODEL.of(Load(4, 1000, 2000, 3)) == pytest.approx(0.016 + 0.002 + 0.00006 + 0.0003)
+    assert MODEL.of(StepLoad(4, 1000, 2000, 3)) == pytest.approx(0.016 + 0.002 + 0.00006 + 0.0003)
 
 
-def random_loads(count: int, seed: int) -> list[Load]:
+def random_loads(count: int, seed: int) -> list[StepLoad]:
     random = np.random.default_rng(seed)
     draw = random.integers
     return [
-        Load(int(size), int(draw(0, 8000)), int(draw(0, 200_000)), int(draw(0, size + 1)))
+        StepLoad(int(size), int(draw(0, 8000)), int(draw(0, 200_000)), int(draw(0, size + 1)))
         for size in random.choice(MODEL.tokens, count)
     ]
 
@@ -97,7 +97,7 @@ def test_fit_is_never_negative_and_never_descends() -> None:
 
 def test_one_size_is_not_enough() -> None:
     with pytest.raises(ValueError, match="two different sizes"):
-        fit([Sample(Load(4, 1, 1, 1), 0.1)] * 3, "x")
+        fit([Sample(StepLoad(4, 1, 1, 1), 0.1)] * 3, "x")
 
 
 def test_written_and_read_it_is_the_same(tmp_path: Path) -> None:

@@ -19,9 +19,7 @@ from __future__ import annotations
 from moeserve.router.core.step_cost import StepCost
 
 WORTH = 4.0  # a stall among answers, in multiples of what the chunk pays once: 1 / (1 + 4) of it is overhead
-WORTH_ALONE = (
-    12.0  # a chunk with no answers to wait for it: a thirteenth. Newcomers wait for it, so it has an end
-)
+WORTH_ALONE = 12.0  # a chunk without answers: a thirteenth. It has an end because newcomers wait for it
 ALONE_MS = 50.0  # but that much is always fine
 LEAST_CHUNK = 16  # tokens; a limit that not one can keep is broken by so many, in their share of the time
 LEAST_MS = 1e-3  # more than nothing: no debt

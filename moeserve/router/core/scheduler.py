@@ -115,6 +115,7 @@ class Scheduler:
         request = self._open.get(hit.id)
         if request is not None:
             completion_tokens = min(hit.num_tokens, request.num_output)
+            self._history.add(completion_tokens)
             self._finish(request, "stop", completion_tokens, now=request.last_token_at)
 
     def step_result(self, result: StepResult, now: float) -> None:

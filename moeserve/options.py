@@ -1,0 +1,146 @@
+"""Flags and environment variables to a ServerConfig, and the defaults that need the machine.
+
+Names, ranges and help texts come from ServerConfig's fields; nothing is repeated here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.resources
+import os
+import re
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moeserve.config import GROUPS, ServerConfig, env_name
+from moeserve.cpus import usable_cores
+from moeserve.errors import ConfigError
+
+DEMONSTRATION_MODEL = "tiny-qwen3moe-q4_k_m.gguf"
+MODEL_SOURCE = "--model or MOESERVE_MODEL"
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Every option of ServerConfig as a flag, in its group of `--help`."""
+    groups = {name: parser.add_argument_group(name) for name in GROUPS}
+    for option in dataclasses.fields(ServerConfig):
+        # Text here and read in `_read`, so that a flag and an environment variable fail with the same words.
+        groups[option.metadata["group"]].add_argument(
+            flag_name(option.name),
+            action="append" if _is_repeatable(option) else "store",
+            default=None,
+            metavar=_metavar(option),
+            help=_help(option),
+        )
+
+
+def read_options(given: Mapping[str, str | list[str] | None], environment: Mapping[str, str]) -> ServerConfig:
+    """From the texts of flags (by field name; None or absent: not given) and the environment, where an empty
+    variable counts as unset. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    for option in dataclasses.fields(ServerConfig):
+        text: str | list[str] | None = given.get(option.name)
+        source = flag_name(option.name)
+        if text is None:
+            text = environment.get(env_name(option.name)) or None
+            source = f"environment variable {env_name(option.name)}"
+            if text is not None and _is_repeatable(option):
+                text = text.split(",")
+        if isinstance(text, list):
+            values[option.name] = tuple(_read(option, one, source) for one in text)
+        elif text is not None:
+            values[option.name] = _read(option, text, source)
+    return ServerConfig(**values)
+
+
+def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float | str:
+    """One value, checked against the option's type, range and choices."""
+    kind, meta = _kind(option), option.metadata
+    if not text:
+        raise ConfigError(f"{source}: must not be empty")
+    if kind is str:
+        if meta["choices"] and text not in meta["choices"]:
+            raise ConfigError(f"{source}: must be one of {', '.join(meta['choices'])}, not {text!r}")
+        return text
+    try:
+        value: int | float = kind(text)
+    except ValueError:
+        noun = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{source}: must be {noun}, not {text!r}") from None
+    if not meta["low"] <= value <= meta["high"]:  # false for NaN, too
+        raise ConfigError(f"{source}: must be between {meta['low']} and {meta['high']}, not {text}")
+    return value
+
+
+def _kind(option: dataclasses.Field[Any]) -> type:
+    """The type of the option's value; `int | None` is int, and so is `tuple[int, ...]`."""
+    hint = typing.get_type_hints(ServerConfig)[option.name]
+    if _is_repeatable(option):
+        return typing.cast(type, typing.get_args(hint)[0])
+    if isinstance(hint, types.UnionType):
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    return typing.cast(type, hint)
+
+
+def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
+    return isinstance(option.default, tuple)
+
+
+def _metavar(option: dataclasses.Field[Any]) -> str:
+    if option.metadata["choices"]:
+        return "{" + ",".join(option.metadata["choices"]) + "}"
+    names = {int: "N", float: "SECONDS", str: "TEXT"}
+    return option.metadata["metavar"] or names[_kind(option)]
+
+
+def _help(option: dataclasses.Field[Any]) -> str:
+    default = f"default: {option.default}, " if option.default not in (None, "", ()) else ""
+    return f"{option.metadata['help']} [{default}{env_name(option.name)}]".replace("%", "%%")
+
+
+# ---------------------------------------------------------------- defaults that need the machine
+
+
+def resolve(config: ServerConfig) -> ServerConfig:
+    """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
+    number of threads. Raises ConfigError when there is no such model file."""
+    model = _existing(Path(config.model).expanduser()) if config.model else demonstration_model()
+    return dataclasses.replace(
+        config,
+        model=str(model),
+        served_model_name=config.served_model_name or _api_name(model),
+        api_key_file=config.api_key_file and os.path.abspath(Path(config.api_key_file).expanduser()),
+        threads=config.threads or usable_cores(),
+        data_dir=config.data_dir and os.path.abspath(Path(config.data_dir).expanduser()),
+    )
+
+
+def demonstration_model() -> Path:
+    """The small model in the package, served when the user names none."""
+    return Path(str(importlib.resources.files("moeserve") / "assets" / DEMONSTRATION_MODEL))
+
+
+def _api_name(model: Path) -> str:
+    """The file's name without .gguf and -00001-of-0000N; for a folder, that of the first file in it."""
+    file = min(model.glob("*.gguf")) if model.is_dir() else model
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file.name)
+
+
+def _existing(model: Path) -> Path:
+    """Fails in a moment, before any process starts, on what a look at the file system shows."""
+    path = Path(os.path.abspath(model))
+    if not path.exists():
+        raise ConfigError(f"{MODEL_SOURCE}: there is no {path}")
+    if path.is_dir() and not any(path.glob("*.gguf")):
+        raise ConfigError(f"{MODEL_SOURCE}: no .gguf file in the folder {path}")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{MODEL_SOURCE}: {path} may not be read")
+    return path
