@@ -1,23 +1,30 @@
-"""What grammars cost: decoding throughput of constrained requests beside unconstrained ones.
+"""What grammars cost: the worker's decode steps with and without them, taken in turns on one machine.
 
-    python -m benchmarks.constrained --model model.gguf [--batch 8] [--tokens 96] [--rounds 5]
+    python -m benchmarks.constrained --model model.gguf [--batch 8] [--blocks 12]
 
-Every round runs a batch of each kind, one after another, so that what the machine does meanwhile hits all of them;
-the figures are medians of the rounds' ratios. "any text" is a grammar that allows everything but an end: it samples
-nearly the same tokens as no grammar, and so shows the cost of the machinery alone. "JSON" is an endless array of
-objects.
+Three groups of requests live in one worker, in this process: without a grammar, with one that allows any text but no
+end, and with an endless JSON array. They take turns of a few steps each, so that whatever else the machine does hits
+all of them; a turn's first step, which ends what the turn before has begun, is not counted. The first two groups have
+the same prompts and seeds and sample the same tokens, so they read the same experts: their ratio is the cost of masks
+and matchers alone. The JSON's own tokens make for other experts; `ns_per_kb`, the time for what was read, evens that
+out.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+import time
+from array import array
 
-from benchmarks.server import Server, running_server
+from moeserve.cli import resolve
+from moeserve.config import ServerConfig
+from moeserve.grammar.wish import JsonSchema, Regex, to_grammar
+from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.worker.loading import load_runner
+from moeserve.worker.runner import Runner
 
 ITEM = {
     "type": "object",
@@ -25,55 +32,106 @@ ITEM = {
     "required": ["name", "size", "kind"],
     "additionalProperties": False,
 }
-KINDS: dict[str, dict[str, Any]] = {
-    "no grammar": {"ignore_eos": True},
-    "any text": {"guided_regex": "(?s:.*) which is the end of it"},
-    "JSON": {"guided_json": {"type": "array", "items": ITEM, "minItems": 100_000}},
+ENDLESS = {"type": "array", "items": ITEM, "minItems": 100_000}
+GRAMMARS = {
+    "no grammar": "",
+    "any text": to_grammar(Regex("(?s:.*) which is the end of it")),
+    "JSON": to_grammar(JsonSchema(json.dumps(ENDLESS))),
 }
+PROMPT = 16  # tokens
+TURN = 5  # steps, the first of which is not counted
+MAX_TOKENS = 1 << 20
 
 
-def tokens_per_second(server: Server, batch: int, tokens: int, seed: int, extra: dict[str, Any]) -> float:
-    """Of all requests together, while all of them decode."""
+@dataclasses.dataclass
+class Group:
+    """Requests that decode together, in request slots first .. first + batch - 1."""
 
-    def ask(index: int) -> dict[str, Any]:
-        body = {"prompt": "List some things:", "max_tokens": tokens, "temperature": 1.0, "seed": seed + index}
-        answer = server.post("/v1/completions", body | extra, timeout=600)
-        assert answer["usage"]["completion_tokens"] == tokens, "it ended by itself"
-        return dict(answer["timings"])
+    first: int
+    batch: int
+    position: int = 0
+    ms: list[float] = dataclasses.field(default_factory=list)  # a token of each, on average over a turn
+    ns_per_kb: list[float] = dataclasses.field(default_factory=list)
 
-    with ThreadPoolExecutor(batch) as pool:
-        timings = list(pool.map(ask, range(batch)))
-    return float(batch * (tokens - 1) / statistics.mean(timing["decode_ms"] for timing in timings) * 1e3)
+    def rows(self, count: int, room: int) -> list[Row]:
+        """The next `count` positions of each request; a request's KV slots are its own `room`."""
+        rows = []
+        for slot in range(self.first, self.first + self.batch):
+            begin = slot * room + self.position
+            rows.append(
+                Row(slot, self.position, count, array("i", range(begin, begin + count)).tobytes(), True)
+            )
+        self.position += count
+        return rows
+
+
+class Bench:
+    def __init__(self, runner: Runner, batch: int, room: int) -> None:
+        self._runner = runner
+        self._room = room
+        self._step = 0
+        self.groups = {name: Group(i * batch, batch) for i, name in enumerate(GRAMMARS)}
+        for name, group in self.groups.items():
+            self._run(group, PROMPT, [self._new(group.first + i, i, GRAMMARS[name]) for i in range(batch)])
+
+    def turn(self, group: Group) -> None:
+        self._run(group, 1)
+        read = self._runner.weight_bytes_read()
+        started = time.perf_counter()
+        for _ in range(TURN - 1):
+            self._run(group, 1)
+        seconds = time.perf_counter() - started
+        group.ms.append(seconds * 1e3 / (TURN - 1))
+        group.ns_per_kb.append(seconds * 1e9 / ((self._runner.weight_bytes_read() - read) / 1e3))
+
+    def _run(self, group: Group, count: int, new: list[NewSeq] | None = None) -> None:
+        self._step += 1
+        result = self._runner.step(StepPlan(self._step, new or [], group.rows(count, self._room)))
+        failed = [sampled.error for sampled in result.sampled if sampled.token_id < 0]
+        assert not failed, failed
+
+    def _new(self, slot: int, seed: int, grammar: str) -> NewSeq:
+        prompt = array("i", [100 + 7 * seed + i for i in range(PROMPT)])
+        sampling = SamplingParams(max_tokens=MAX_TOKENS, seed=seed, grammar=grammar)
+        return NewSeq(slot, prompt.tobytes(), PROMPT, b"", sampling)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--model", default="", help="default: the model that ships with moeserve")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--blocks", type=int, default=12, help="turns of each group")
     arguments = parser.parse_args()
-    rates: dict[str, list[float]] = {name: [] for name in KINDS}
-    with running_server(arguments.model, "--max-model-len", "4096", ready_timeout=300) as server:
-        for extra in KINDS.values():  # warm up: the grammar's process, pages, caches
-            tokens_per_second(server, arguments.batch, 8, 0, extra)
-        for index in range(arguments.rounds):
-            for name, extra in KINDS.items():
-                seed = index * arguments.batch
-                rate = tokens_per_second(server, arguments.batch, arguments.tokens, seed, extra)
-                rates[name].append(rate)
-    base = rates["no grammar"]
-    for name, measured in rates.items():
-        ratios = [rate / other for rate, other in zip(measured, base, strict=True)]
+    room = PROMPT + arguments.blocks * TURN + 64
+    slots = len(GRAMMARS) * arguments.batch
+    config = ServerConfig(
+        model=arguments.model,
+        max_num_seqs=slots,
+        max_total_tokens=max(64, slots * room),
+        max_model_len=room,
+        max_num_batched_tokens=max(512, arguments.batch * PROMPT),
+    )
+    bench = Bench(load_runner(resolve(config), lambda *_: None), arguments.batch, room)
+    for _ in range(arguments.blocks):
+        for group in bench.groups.values():
+            bench.turn(group)
+    base = bench.groups["no grammar"]
+    for name, group in bench.groups.items():
         figures = {
             "kind": name,
-            "tokens_per_second": round(statistics.median(measured), 1),
-            "of_no_grammar": round(statistics.median(ratios), 3),
-            "ratios": [round(ratio, 3) for ratio in ratios],
+            "step_ms": round(statistics.median(group.ms), 3),
+            "tokens_per_second": round(arguments.batch * 1e3 / statistics.median(group.ms), 1),
+            "time_of_no_grammar": round(_median_ratio(group.ms, base.ms), 3),
+            "ns_per_kb_of_no_grammar": round(_median_ratio(group.ns_per_kb, base.ns_per_kb), 3),
         }
         print(json.dumps(figures))
+
+
+def _median_ratio(measured: list[float], base: list[float]) -> float:
+    """Of neighbouring turns."""
+    return statistics.median(one / other for one, other in zip(measured, base, strict=True))
 
 
 if __name__ == "__main__":
