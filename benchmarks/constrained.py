@@ -19,10 +19,10 @@ import statistics
 import time
 from array import array
 
-from moeserve.cli import resolve
 from moeserve.config import ServerConfig
 from moeserve.grammar.wish import JsonSchema, Regex, to_grammar
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.options import resolve
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
 
