@@ -62,7 +62,7 @@ def _split(parts: Tensor, bits: int) -> Tensor:
 def _scales(f: Format, words: Tensor, supers: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """int32 [rows, words, units] to float32 scales and mins [rows, units, groups, 1]."""
     rows, _, units = words.shape
-    stored = words.transpose(1, 2).flatten()  # of [rows, units, words]
+    stored = words.transpose(1, 2).flatten().contiguous()  # of [rows, units, words]
     octets = stored.view(torch.uint8).view(rows, units, -1)
     if f.scale == Scale.E8M0:
         return torch.ldexp(torch.ones((), device=words.device), octets.int() - 128)[..., None], None

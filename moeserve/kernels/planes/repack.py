@@ -81,7 +81,7 @@ def repack_into(planes: Planes, source: Tensor, row: int) -> None:
         planes.codes.view(total, -1, planes.codes.shape[3], FIELD)[at] = _pack_codes(f, unpacked.codes)
         planes.scales.view(total, f.words, -1)[at] = _pack_scales(f, unpacked)
         if unpacked.supers is not None:
-            planes.supers.view(total, -1)[at] = unpacked.supers.flatten().view(torch.int32).view(len(part), -1)
+            planes.supers.view(total, -1)[at] = unpacked.supers.flatten().contiguous().view(torch.int32).view(len(part), -1)
 
 
 def _pack_codes(f: Format, codes: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def _pack_scales(f: Format, u: Unpacked) -> Tensor:
     if u.mins is not None:
         mins = _to_units(u.mins.reshape(n, -1), groups).view(n, -1, groups)
         scales = torch.cat([scales, mins], dim=2)
-    return scales.flatten().view(torch.int32).view(n, -1, f.words).transpose(1, 2)
+    return scales.flatten().contiguous().view(torch.int32).view(n, -1, f.words).transpose(1, 2)
 
 
 def _to_units(values: Tensor, width: int) -> Tensor:
