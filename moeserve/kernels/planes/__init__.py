@@ -12,7 +12,7 @@ hold the same numbers, lossless, split by kind. A row is cut into **units** of 1
             then the high bits of 5-, 6- and 3-bit codes, where there are any:
                 1 bit:  all 8 fields, field f in bit f; 1 part
                 2 bits: 4p .. 4p + 3, two bits each; 2 parts
-    scales  int32 [experts, rows, words, units]: the scales of a unit's groups (of 16 or 32 columns), see `Scale`
+    scales  int32 [experts, rows, units, words]: the scales of a unit's groups (of 16 or 32 columns), see `Scale`
     supers  int32 [experts, rows, super-blocks of 256 columns]: float16 d, and float16 dmin in the upper half
 
 A weight is s * (code - offset) - m with its group's scale s and min m. Rows whose columns are no multiple of 128 are

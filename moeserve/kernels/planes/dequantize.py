@@ -60,12 +60,11 @@ def _split(parts: Tensor, bits: int) -> Tensor:
 
 
 def _scales(f: Format, words: Tensor, supers: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """int32 [rows, words, units] to float32 scales and mins [rows, units, groups, 1]."""
-    rows, _, units = words.shape
-    stored = words.transpose(1, 2).flatten().contiguous()  # of [rows, units, words]
-    octets = stored.view(torch.uint8).view(rows, units, -1)
+    """int32 [rows, units, words] to float32 scales and mins [rows, units, groups, 1]."""
+    units = words.shape[1]
+    octets = words.contiguous().view(torch.uint8)  # [rows, units, bytes]
     if f.scale == Scale.E8M0:
-        return torch.ldexp(torch.ones((), device=words.device), octets.int() - 128)[..., None], None
+        return torch.ldexp(torch.ones_like(octets, dtype=torch.float32), octets.int() - 128)[..., None], None
     if f.scale == Scale.F16:
         return octets.view(torch.float16).float()[..., None], None
     if f.scale == Scale.F16_MIN:

@@ -90,6 +90,10 @@ class Format:
         return {Scale.F16: groups // 2, Scale.F16_MIN: groups}.get(self.scale, groups // 4)
 
     @property
+    def groups_per_word(self) -> int:
+        return {Scale.F16: 2, Scale.F16_MIN: 1}.get(self.scale, 4)
+
+    @property
     def has_super(self) -> bool:
         return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.I8)
 
@@ -125,7 +129,7 @@ class Planes:
     rows: int
     cols: int
     codes: Tensor  # uint8 [experts, rows, parts, units, 16], or floats [experts, rows, cols]
-    scales: Tensor  # int32 [experts, rows, words, units]; empty for floats
+    scales: Tensor  # int32 [experts, rows, units, words]; empty for floats
     supers: Tensor  # int32 [experts, rows, super-blocks]; empty where the type has none
 
     @property

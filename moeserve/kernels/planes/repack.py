@@ -55,7 +55,7 @@ def empty_planes(kind: GgmlType, shape: tuple[int, ...], device: torch.device | 
         return Planes(kind, experts, rows, cols, floats, none, none)
     f, units = FORMATS[kind], units_of(cols)
     codes = torch.empty(experts, rows, f.low_parts + f.high_parts, units, FIELD, dtype=torch.uint8, device=device)
-    scales = torch.empty(experts, rows, f.words, units, dtype=torch.int32, device=device)
+    scales = torch.empty(experts, rows, units, f.words, dtype=torch.int32, device=device)
     supers = torch.empty(experts, rows, supers_of(cols), dtype=torch.int32, device=device) if f.has_super else none
     return Planes(kind, experts, rows, cols, codes, scales, supers)
 
@@ -79,7 +79,7 @@ def repack_into(planes: Planes, source: Tensor, row: int) -> None:
         unpacked = _UNPACK[planes.type](part.view(len(part), -1, f.block_bytes))
         at = slice(row + start, row + start + len(part))
         planes.codes.view(total, -1, planes.codes.shape[3], FIELD)[at] = _pack_codes(f, unpacked.codes)
-        planes.scales.view(total, f.words, -1)[at] = _pack_scales(f, unpacked)
+        planes.scales.view(total, -1, f.words)[at] = _pack_scales(f, unpacked)
         if unpacked.supers is not None:
             planes.supers.view(total, -1)[at] = unpacked.supers.flatten().contiguous().view(torch.int32).view(len(part), -1)
 
@@ -105,14 +105,14 @@ def _merge(fields: Tensor, bits: int) -> Tensor:
 
 
 def _pack_scales(f: Format, u: Unpacked) -> Tensor:
-    """To int32 [n, words, units]."""
+    """To int32 [n, units, words]."""
     n, groups = len(u.codes), UNIT // f.group
     per_group = {Scale.F16: 2, Scale.F16_MIN: 4}.get(f.scale, 1)  # bytes
     scales = _to_units(u.scales.reshape(n, -1), groups * per_group).view(n, -1, groups * per_group)
     if u.mins is not None:
         mins = _to_units(u.mins.reshape(n, -1), groups).view(n, -1, groups)
         scales = torch.cat([scales, mins], dim=2)
-    return scales.flatten().contiguous().view(torch.int32).view(n, -1, f.words).transpose(1, 2)
+    return scales.flatten().contiguous().view(torch.int32).view(n, -1, f.words)
 
 
 def _to_units(values: Tensor, width: int) -> Tensor:
