@@ -21,6 +21,17 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 COMPILED = tl.constexpr(not INTERPRETED)
 
 
+def _has_dependent_launch() -> bool:
+    if INTERPRETED or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability()[0] >= 9
+
+
+# Programmatic dependent launch (Hopper on): a kernel may start while the one before it ends, and waits itself (gdc_wait)
+# before it reads what that one wrote.
+PDL = _has_dependent_launch()
+
+
 class Kernel:
     """A jitted function that is launched as kernel(grid, *arguments in order, num_warps=, num_stages=, ...)."""
 

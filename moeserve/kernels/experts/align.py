@@ -51,5 +51,5 @@ def align_kernel(
     tl.store(block_routes + done + rest, -1, done + rest < (before + own) * BLOCK)
     if mine == EXPERTS - 1:
         for first in range(before + own, BLOCKS, CHUNK):
-            b = first + tl.arange(0, CHUNK)
-            tl.store(block_expert + b, -1, b < BLOCKS)
+            unused = first + tl.arange(0, CHUNK)
+            tl.store(block_expert + unused, -1, unused < BLOCKS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.linear.gemv import expert_planes
@@ -37,16 +38,15 @@ def field_weights(low, high, words, supers, f, live, F: tl.constexpr, UB: tl.con
 
 
 @triton.jit
-def accumulate_fields(
-    acc, codes, scales, supers, x, tokens_live, r, step, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr
-):
-    """acc [BN, BM] + the products of step `step`: low part step % low_bits of UB units from step // low_bits * UB on.
+def load_parts(codes, scales, supers, r, step, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr):
+    """What step `step` takes of rows r [BN]: low part step % low_bits of UB units from step // low_bits * UB on.
 
-    codes: uint8 pointers; codes, scales, supers: at the expert's first row. x: pointers [BM] to the rows.
+    codes: uint8 pointers; codes, scales, supers: at the expert's first row. Gives the bytes of the low part and of the
+    high one that goes with it [BN, UB * 16], pointers to the units' scale words [BN, UB], the super-blocks' words, and
+    which units exist [1, UB].
     """
     UNITS: tl.constexpr = (COLS + 127) // 128
     PARTS: tl.constexpr = F.low_bits + F.high_bits
-    FIELDS: tl.constexpr = 8 // F.low_bits
     part = step % F.low_bits
     first = step // F.low_bits * UB
     u = first + tl.arange(0, UB)
@@ -54,17 +54,27 @@ def accumulate_fields(
     b = tl.arange(0, UB * 16)
     live_bytes = (first + b // 16 < UNITS)[None, :]
     at = codes + r[:, None] * (PARTS * UNITS * 16) + (first * 16 + b)[None, :]
-    words = scales + r[:, None] * (F.words * UNITS) + u[None, :] * F.words
     low = tl.load(at + part * (UNITS * 16), live_bytes, 0)
     high = low
     if F.high_bits > 0:
-        high = tl.load(at + (F.low_bits + part * FIELDS * F.high_bits // 8) * (UNITS * 16), live_bytes, 0)
+        high_part = part * (8 // F.low_bits) * F.high_bits // 8
+        high = tl.load(at + (F.low_bits + high_part) * (UNITS * 16), live_bytes, 0)
     d = r[:, None]
     if F.has_super:
         d = tl.load(supers + r[:, None] * ((COLS + 255) // 256) + u[None, :] // 2, live, 0)
-    for i in tl.static_range(FIELDS):
-        f = part * FIELDS + i
-        k = (first + b // 16) * 128 + f * 16 + b % 16
+    return low, high, scales + r[:, None] * (F.words * UNITS) + u[None, :] * F.words, d, live
+
+
+@triton.jit
+def accumulate_fields(
+    acc, codes, scales, supers, x, tokens_live, r, step, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr
+):
+    """acc [BN, BM] + the products of step `step` of `load_parts`. x: pointers [BM] to the rows."""
+    low, high, words, d, live = load_parts(codes, scales, supers, r, step, COLS, F, UB)
+    b = tl.arange(0, UB * 16)
+    for i in tl.static_range(8 // F.low_bits):
+        f = step % F.low_bits * (8 // F.low_bits) + i
+        k = (step // F.low_bits * UB + b // 16) * 128 + f * 16 + b % 16
         a = tl.load(x[:, None] + k[None, :], tokens_live[:, None] & (k < COLS)[None, :], 0.0)
         w = field_weights(low, high, words, d, f, live, F, UB).to(a.dtype)
         acc = tl.dot(w, tl.trans(a), acc)
@@ -109,8 +119,8 @@ def gemm_kernel(
     or bytes of a quantised one, at a time.
     """
     if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+        gdc_launch_dependents()
+        gdc_wait()
     block = tl.program_id(1)
     expert = tl.full([], 0, tl.int64)
     if block_expert is not None:

@@ -55,10 +55,10 @@ def rope_store_kernel(
     tl.store(to + DIM // 2, (b * DIM**-0.5).to(q_out.dtype.element_ty), live & inside)
     if slot >= 0:
         one = tl.zeros([1, 1], tl.int32)
-        a, b = norm_and_rotate(k + token * K_STRIDE + h * DIM + one, k_norm, cos, sin, one == 0, DIM, EPS, HALF)
+        low, high = norm_and_rotate(k + token * K_STRIDE + h * DIM + one, k_norm, cos, sin, one == 0, DIM, EPS, HALF)
         at = (slot * KV_HEADS + h) * DIM
-        tl.store(keys + at + d, a.to(keys.dtype.element_ty), inside)
-        tl.store(keys + at + DIM // 2 + d, b.to(keys.dtype.element_ty), inside)
+        tl.store(keys + at + d, low.to(keys.dtype.element_ty), inside)
+        tl.store(keys + at + DIM // 2 + d, high.to(keys.dtype.element_ty), inside)
         e = tl.arange(0, 2 * HALF)
         value = tl.load(v + token * V_STRIDE + h * DIM + e, e < DIM, 0.0)
         tl.store(values + at + e, value.to(values.dtype.element_ty), e < DIM)
