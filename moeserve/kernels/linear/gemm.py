@@ -30,7 +30,7 @@ def field_weights(low, high, words, supers, f, live, F: tl.constexpr, UB: tl.con
     """float32 weights of field f of UB units, [BN, UB * 16], from the bytes of the parts that hold it."""
     codes = merge_codes(low, high, f * F.low_bits % 8, f * F.high_bits % 8, F, BYTE_ONES)
     if F.low_bits == 8 or F.table != 0:
-        codes = codes.to(tl.int8, bitcast=True)
+        codes = codes.to(tl.uint8).to(tl.int8, bitcast=True)
     g = f * 16 // F.group
     word, min_word = load_words(words, g, live, F)
     s, m = scale_and_min(word, min_word, supers, g, F)

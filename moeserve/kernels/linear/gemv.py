@@ -156,9 +156,9 @@ def gemv_kernel(
         if route >= 0:
             token = (route // TOP_K).to(tl.int64)
             xt, xc, xs = x, x_codes, x_scales
-            if F is None or F_UP is None:
+            if x is not None:
                 xt += token * COLS
-            if F is not None or F_UP is not None:
+            if x_codes is not None:
                 xc += token * (COLS // 4)
                 xs += token * (COLS // 32)
             y = dot_row(codes, scales, supers, xt, xc, xs, r, COLS, F, BK)
