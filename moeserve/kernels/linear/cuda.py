@@ -50,7 +50,7 @@ class GemvTile:
 def gemv_tile(weight: Weight, *, quantises: bool = False, warps: int = 4, nb: int = 4) -> GemvTile:
     """One unit of one row to a thread; a float matrix in tiles of 8 KiB. `quantises`: a program's rows make groups of 32."""
     if weight.format is None:
-        br = 32 if quantises else 4 if weight.rows >= 1024 else 1
+        br = 32 if quantises else max(1, min(8, _power_of_two(weight.rows) // 128))
         return GemvTile(br, 1, min(_power_of_two(weight.cols), 8192 // (br * weight.codes.element_size())), warps)
     units = min(_power_of_two(-(-weight.cols // UNIT)), 32)
     br = 32 * warps // units
