@@ -41,7 +41,8 @@ def kth_block(maxima, k):
     """A value that at least k entries of the row reach: the k-th largest of the blocks' maxima [B], -inf if there are
     fewer."""
     above = tl.sum((maxima[None, :] > maxima[:, None]).to(tl.int32), 1)
-    return tl.min(tl.where((above < k) & (maxima > float("-inf")), maxima, float("inf")), 0)
+    kth = tl.min(tl.where(above < k, maxima, float("inf")), 0)
+    return tl.where(tl.sum((maxima > float("-inf")).to(tl.int32), 0) >= k, kth, float("-inf"))
 
 
 @triton.jit

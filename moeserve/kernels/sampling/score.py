@@ -25,7 +25,7 @@ def rank_of(x, block_max, value, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCK
 @triton.jit
 def next_largest(values, ids, n, bound, bound_id):
     """The candidate that follows (bound, bound_id) in the order of falling value, then rising id; id -1: none."""
-    best, best_id = float("-inf"), -1
+    best, best_id = tl.full([], float("-inf"), tl.float32), -1
     for start in range(0, n, TILE):
         i = start + tl.arange(0, TILE)
         value = tl.load(values + i, i < n, float("-inf"))
@@ -70,7 +70,7 @@ def score_kernel(
         if TOP_N > 0:
             floor = kth_block(maxima, TOP_N).to(tl.float64) if TOP_N <= BLOCKS else float("-inf")
             n = gather(x, block_max + row * BLOCKS, floor, values, ids, VOCAB, BLOCK, BLOCKS)
-            bound, bound_id = float("inf"), -1
+            bound, bound_id = tl.full([], float("inf"), tl.float32), -1
             for j in range(TOP_N):
                 bound, bound_id = next_largest(values, ids, n, bound, bound_id)
                 tl.store(top_ids + row * TOP_N + j, bound_id)
