@@ -35,4 +35,5 @@ def embed_kernel(
         for j in tl.static_range(8 // F.low_bits):
             f = step % F.low_bits * (8 // F.low_bits) + j
             k = (step // F.low_bits * UB + b // 16) * 128 + f * 16 + b % 16
-            tl.store(x + k[None, :], field_weights(low, high, words, d, f, live, F, UB), (k < COLS)[None, :])
+            w = field_weights(low, high, words, d, step % F.low_bits, j, live, F, UB)
+            tl.store(x + k[None, :], w, (k < COLS)[None, :])

@@ -29,7 +29,7 @@ def method_for(tokens: int) -> Method:
     if tokens <= 512:
         return Method(16, GemmTile(16, 64, 64, 4, 4))
     if tokens <= 2048:
-        return Method(64, GemmTile(64, 128, 64, 4, 3))
+        return Method(64, GemmTile(64, 128, 64, 8, 3))
     return Method(128, GemmTile(128, 128, 64, 8, 3))
 
 

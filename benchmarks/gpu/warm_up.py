@@ -1,0 +1,48 @@
+"""Compiles what the benchmarks will launch, in parallel: every process fills Triton's cache on disk."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+from moeserve.kernels import launch
+
+Task = tuple[str, str, tuple[Any, ...]]  # module, function, arguments
+
+
+def run_task(task: Task, pdl: bool) -> Any:
+    """In a process of its own. Gives the result, or the text of the exception."""
+    launch.PDL = pdl
+    module, function, arguments = task
+    try:
+        call: Callable[..., Any] = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
+        return call(*arguments)
+    except Exception:  # noqa: BLE001  (one kernel's failure is reported, the others go on)
+        return traceback.format_exc(limit=-4)
+
+
+def in_parallel(tasks: Iterable[Task], *, pdl: bool) -> dict[Task, Any]:
+    workers = max(1, min(14, (os.cpu_count() or 2) - 2))
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(run_task, task, pdl): task for task in tasks}
+        return {futures[f]: f.result() for f in as_completed(futures)}
+
+
+def compile_for(modes: list[str], *, pdl: bool) -> None:
+    tasks: list[Task] = []
+    for mode in modes:
+        if mode in ("kernels", "decode", "prefill", "sweep"):
+            module = importlib.import_module(f"benchmarks.gpu.{mode}")
+            tasks += [(mode, "warm_up", case) for case in module.warm_up_cases()]
+    started = time.monotonic()
+    for task, error in in_parallel(tasks, pdl=pdl).items():
+        if error is not None:
+            print(f"{task}: {error}", flush=True)
+    if tasks:
+        print(f"[{len(tasks)} compiled in {time.monotonic() - started:.0f} s]", flush=True)
