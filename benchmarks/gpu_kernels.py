@@ -23,7 +23,7 @@ import torch
 
 from moeserve.kernels import launch
 
-MODES = ("parity", "kernels", "decode", "prefill", "launch", "sweep")
+MODES = ("parity", "kernels", "decode", "prefill", "launch")
 
 
 def main() -> None:
@@ -34,20 +34,23 @@ def main() -> None:
     options = parser.parse_args()
     if options.no_pdl:
         launch.PDL = False  # before the launchers are imported, which take it over
-    from benchmarks.gpu import decode, kernels, parity, prefill, sweep, warm_up
+    from benchmarks.gpu import decode, kernels, parity, prefill, warm_up
     from benchmarks.gpu.launch_cost import measure_launches
 
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "PDL", launch.PDL, flush=True)
+    started = time.monotonic()
+    tasks = [] if options.no_warm_up else warm_up.tasks_for(options.modes)
+    checks = list(parity.cases()) if "parity" in options.modes else []
+    results = warm_up.in_parallel([*tasks, *checks], pdl=launch.PDL) if tasks or checks else {}
+    print(f"[compiled, checked: {time.monotonic() - started:.0f} s]", flush=True)
+    warm_up.report_failures(results)
     runs = {
-        "parity": parity.run,
+        "parity": lambda: parity.report({task: results[task] for task in checks}),
         "kernels": kernels.run,
         "decode": decode.run,
         "prefill": prefill.run,
         "launch": measure_launches,
-        "sweep": sweep.run,
     }
-    if not options.no_warm_up:
-        warm_up.compile_for(options.modes, pdl=launch.PDL)
     for mode in options.modes:
         started = time.monotonic()
         runs[mode]()

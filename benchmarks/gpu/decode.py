@@ -13,7 +13,7 @@ from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sample
 
 CONTEXT = 256  # tokens that every row attends to
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
+BATCHES = (1, 2, 8, 16, 64)
 
 
 class Model:

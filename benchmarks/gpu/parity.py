@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.shape import SHAPE, random_planes, tensors
-from benchmarks.gpu.warm_up import Task, in_parallel
-from moeserve.kernels import launch
+from benchmarks.gpu.warm_up import Task
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.planes import FORMATS, GgmlType, dequantize
 from moeserve.kernels.planes.formats import FLOATS
@@ -266,9 +265,9 @@ def cases() -> Iterator[Task]:
         yield "parity", name, ()
 
 
-def run() -> None:
+def report(results: dict[Task, Result | str]) -> None:
     checked = failed = 0
-    for task, result in in_parallel(list(cases()), pdl=launch.PDL).items():
+    for task, result in results.items():
         if isinstance(result, str):
             failed += 1
             print(f"FAILED {task[1:]}: {result}", flush=True)
@@ -279,5 +278,3 @@ def run() -> None:
                 failed += 1
                 print(f"WRONG {what}: {e:.2e}, at most {largest:.0e}", flush=True)
     print(f"parity: {checked} checks, {failed} failed", flush=True)
-
-

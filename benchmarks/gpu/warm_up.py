@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -34,15 +33,16 @@ def in_parallel(tasks: Iterable[Task], *, pdl: bool) -> dict[Task, Any]:
         return {futures[f]: f.result() for f in as_completed(futures)}
 
 
-def compile_for(modes: list[str], *, pdl: bool) -> None:
+def tasks_for(modes: list[str]) -> list[Task]:
     tasks: list[Task] = []
     for mode in modes:
-        if mode in ("kernels", "decode", "prefill", "sweep"):
+        if mode in ("kernels", "decode", "prefill"):
             module = importlib.import_module(f"benchmarks.gpu.{mode}")
             tasks += [(mode, "warm_up", case) for case in module.warm_up_cases()]
-    started = time.monotonic()
-    for task, error in in_parallel(tasks, pdl=pdl).items():
-        if error is not None:
+    return tasks
+
+
+def report_failures(results: dict[Task, Any]) -> None:
+    for task, error in results.items():
+        if task[1] == "warm_up" and error is not None:
             print(f"{task}: {error}", flush=True)
-    if tasks:
-        print(f"[{len(tasks)} compiled in {time.monotonic() - started:.0f} s]", flush=True)
