@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import time
 import traceback
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from typing import Any
 
 from moeserve.kernels import launch
@@ -15,22 +15,31 @@ from moeserve.kernels import launch
 Task = tuple[str, str, tuple[Any, ...]]  # module, function, arguments
 
 
-def run_task(task: Task, pdl: bool) -> Any:
+def run_task(job: tuple[Task, bool]) -> tuple[Task, Any]:
     """In a process of its own. Gives the result, or the text of the exception."""
-    launch.PDL = pdl
+    task, launch.PDL = job
     module, function, arguments = task
     try:
         call: Callable[..., Any] = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
-        return call(*arguments)
+        return task, call(*arguments)
     except Exception:  # noqa: BLE001  (one kernel's failure is reported, the others go on)
-        return traceback.format_exc(limit=-4)
+        return task, traceback.format_exc(limit=-4)
 
 
-def in_parallel(tasks: Iterable[Task], *, pdl: bool) -> dict[Task, Any]:
+def in_parallel(tasks: list[Task], *, pdl: bool, patience: float = 100.0) -> dict[Task, Any]:
+    """What is not there after `patience` seconds (a kernel that hangs, a process that died) is reported as missing."""
+    results: dict[Task, Any] = dict.fromkeys(tasks, "no result in time")
+    deadline = time.monotonic() + patience
     workers = max(1, min(14, (os.cpu_count() or 2) - 2))
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(run_task, task, pdl): task for task in tasks}
-        return {futures[f]: f.result() for f in as_completed(futures)}
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        finished = pool.imap_unordered(run_task, [(task, pdl) for task in tasks])
+        for _ in tasks:
+            try:
+                task, result = finished.next(max(0.1, deadline - time.monotonic()))
+            except multiprocessing.TimeoutError:
+                break
+            results[task] = result
+    return results
 
 
 def tasks_for(modes: list[str]) -> list[Task]:
