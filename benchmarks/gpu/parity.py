@@ -154,7 +154,7 @@ def check_attention() -> Result:
     slots = requests * length
     keys, values = (torch.randn(slots, s.kv_heads, s.dim, device="cuda").half() for _ in range(2))
     table = torch.randperm(slots, device="cuda").int().view(requests, length)
-    lengths = [3000, 1, 64, 65, 700, 2048]
+    lengths, pool = [3000, 1, 64, 65, 700, 2048], (keys.cpu(), values.cpu())
     for n in (1, 6):
         q = (torch.randn(n, s.heads, s.dim, device="cuda") / s.dim**0.5).half()
         rows = torch.arange(n, dtype=torch.int32, device="cuda")
@@ -162,7 +162,7 @@ def check_attention() -> Result:
         room = DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
         out = GpuActivations.empty(n, s.heads * s.dim, "cuda", dtype=torch.float32, quantised=True)
         assert out.x is not None
-        expected = attention(q, keys, values, [Sequence(i, 1, lengths[i] - 1, table[i]) for i in range(n)])
+        expected = attention(q.cpu(), *pool, [Sequence(i, 1, lengths[i] - 1, table[i].cpu()) for i in range(n)]).cuda()
         for again in range(3):
             out.x.fill_(math.nan)
             decode_attention(
@@ -177,7 +177,7 @@ def check_attention() -> Result:
     q = (torch.randn(535, s.heads, s.dim, device="cuda") / s.dim**0.5).half()
     mixed = torch.full((535, s.heads * s.dim), math.nan, device="cuda", dtype=torch.bfloat16)
     prefill_attention(q, keys, values, table, tiles, mixed)
-    expected = attention(q, keys, values, [Sequence(r, c, p, table[i]) for r, c, p, i in chunks])
+    expected = attention(q.cpu(), *pool, [Sequence(r, c, p, table[i].cpu()) for r, c, p, i in chunks]).cuda()
     return [*results, ("prefill attention", error(mixed, expected), 4e-3)]
 
 

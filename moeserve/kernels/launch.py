@@ -44,23 +44,16 @@ class Kernel:
         if INTERPRETED:
             self.function[grid](*arguments, **options)
             return
-        key: list[object] = [torch.cuda.current_device()]
-        for argument in arguments:
-            if isinstance(argument, torch.Tensor):
-                key.append(argument.dtype)
-                key.append(argument.data_ptr() % 16 == 0)
-            else:
-                key.append(argument)
-        key.extend(options.values())
-        found = self._compiled.get(tuple(key))
+        device = torch.cuda.current_device()
+        kinds = [(a.dtype, a.data_ptr() & 15) if isinstance(a, torch.Tensor) else a for a in arguments]
+        key = (device, *kinds, *options.values())
+        found = self._compiled.get(key)
         if found is None:
-            self._compiled[tuple(key)] = self.function[grid](*arguments, **options)
+            self._compiled[key] = self.function[grid](*arguments, **options)
             return
-        stream = driver.active.get_current_stream(key[0])
-        size = (*grid, 1, 1)
-        found.run(
-            size[0], size[1], size[2], stream, found.function, found.packed_metadata, None, None, None, *arguments
-        )
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = driver.active.get_current_stream(device)
+        found.run(x, y, z, stream, found.function, found.packed_metadata, None, None, None, *arguments)
 
 
 def kernel(function: Any) -> Kernel:

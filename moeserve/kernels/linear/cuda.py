@@ -155,6 +155,12 @@ def run_gemv(
     )
 
 
+def _stages(weight: Weight, tile: GemmTile) -> int:
+    """2-bit types take the activations of four fields a step: shared memory holds two such stages."""
+    two_bits = weight.format is not None and weight.format.low_bits == 2
+    return min(tile.stages, 2) if two_bits and tile.bm >= 128 else tile.stages
+
+
 def run_gemm(
     x: Tensor,
     weight: Weight,
@@ -192,6 +198,6 @@ def run_gemm(
         tile.bk,
         PDL,
         num_warps=tile.warps,
-        num_stages=tile.stages,
+        num_stages=_stages(weight, tile) if up is None else min(_stages(weight, tile), _stages(up, tile)),
         launch_pdl=PDL,
     )

@@ -60,7 +60,7 @@ LEVELS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # one object a type, known by its identity: launches hash it
 class Format:
     """A quantised type. A unit has 128 / group groups, each with a scale."""
 

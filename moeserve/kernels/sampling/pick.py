@@ -164,12 +164,12 @@ def first_largest(x, maxima, top, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def filter_and_draw(
-    x, params, block_max, maxima, sums, top, u, values, ids,
+    x, settings, block_max, maxima, sums, top, u, values, ids,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    temperature = float_at(params, TEMPERATURE)
+    temperature = float_at(settings, TEMPERATURE)
     scale = 1.0 / temperature
-    top_k, top_p, min_p = tl.load(params + TOP_K), double_at(params, TOP_P), double_at(params, MIN_P)
+    top_k, top_p, min_p = tl.load(settings + TOP_K), double_at(settings, TOP_P), double_at(settings, MIN_P)
     by_rank = (top_k > 0) & (top_k < VOCAB)
     token = -1
     if by_rank | (min_p > 0) | (top_p < 1):
@@ -196,7 +196,7 @@ def filter_and_draw(
 
 @kernel
 def pick_kernel(
-    x, slots, count, params, history, block_max, block_sum, values, ids, tokens,
+    x, slots, count, settings, history, block_max, block_sum, values, ids, tokens,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """A program per row of x [n, VOCAB], scanned by scan_kernel: its token to tokens int32 [n], -1 where the row is not
@@ -206,25 +206,25 @@ def pick_kernel(
     if row >= tl.load(count):
         return
     slot = tl.load(slots + row).to(tl.int64)
-    params += slot * WORDS
+    settings += slot * WORDS
     b = tl.arange(0, B)
     maxima = tl.load(block_max + row * BLOCKS + b, b < BLOCKS, float("-inf"))
     sums = tl.load(block_sum + row * BLOCKS + b, b < BLOCKS, 0.0)
     top = tl.max(maxima, 0)
-    position = tl.load(params + NUM_OUTPUT)
+    position = tl.load(settings + NUM_OUTPUT)
     token = -1
     if (top < float("inf")) & (top > float("-inf")):
-        if float_at(params, TEMPERATURE) == 0:
+        if float_at(settings, TEMPERATURE) == 0:
             token = first_largest(x + row * VOCAB, maxima, top, VOCAB, BLOCK)
         else:
-            seed = tl.load((params + SEED).to(tl.pointer_type(tl.uint64)))
+            seed = tl.load((settings + SEED).to(tl.pointer_type(tl.uint64)))
             token = filter_and_draw(
-                x + row * VOCAB, params, block_max + row * BLOCKS, maxima, sums, top,
+                x + row * VOCAB, settings, block_max + row * BLOCKS, maxima, sums, top,
                 uniform_at(seed, position.to(tl.uint64)), values + row * VOCAB, ids + row * VOCAB,
                 VOCAB, BLOCK, BLOCKS,
             )  # fmt: skip
-        tl.store(params + NUM_OUTPUT, position + 1)
-        history_row = tl.load(params + HISTORY_ROW).to(tl.int64)
+        tl.store(settings + NUM_OUTPUT, position + 1)
+        history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)
         if history_row >= 0:
             at = history + history_row * VOCAB + token
             tl.store(at, tl.load(at) + 2)

@@ -30,23 +30,23 @@ WORDS = tl.constexpr(16)
 
 
 @triton.jit
-def float_at(params, column):
-    return tl.load(params + column).to(tl.float32, bitcast=True)
+def float_at(settings, column):
+    return tl.load(settings + column).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def double_at(params, column):
-    return tl.load((params + column).to(tl.pointer_type(tl.float64)))
+def double_at(settings, column):
+    return tl.load((settings + column).to(tl.pointer_type(tl.float64)))
 
 
 @triton.jit
-def penalised(x, history, params):
+def penalised(x, history, settings):
     """x after the penalties. history: 2 * (times in the output) + (1 where in the prompt)."""
-    repetition = float_at(params, REPETITION)
+    repetition = float_at(settings, REPETITION)
     repeated = tl.where(x > 0, x / repetition, x * repetition)
     x = tl.where(history > 0, repeated, x)
-    x -= float_at(params, FREQUENCY) * (history >> 1).to(tl.float32)
-    return x - tl.where(history > 1, float_at(params, PRESENCE), 0.0)
+    x -= float_at(settings, FREQUENCY) * (history >> 1).to(tl.float32)
+    return x - tl.where(history > 1, float_at(settings, PRESENCE), 0.0)
 
 
 @triton.jit
@@ -57,35 +57,35 @@ def allowed_by(bitmask, row, ids, live, VOCAB: tl.constexpr):
 
 @triton.jit
 def edit_block(
-    logits, params, bias_ids, bias_values, stop_ids, history, bitmask, edited, row, slot, first,
+    logits, settings, bias_ids, bias_values, stop_ids, history, bitmask, edited, row, slot, first,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
 ):  # fmt: skip
     """Writes a block of the edited row; logits and edited point to rows. Gives the block as it then is."""
     c = first + tl.arange(0, BLOCK)
     live = c < VOCAB
     x = tl.load(logits + c, live, float("-inf"))
-    history_row = tl.load(params + HISTORY_ROW).to(tl.int64)
+    history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)
     if history_row >= 0:
-        x = penalised(x, tl.load(history + history_row * VOCAB + c, live, 0), params)
+        x = penalised(x, tl.load(history + history_row * VOCAB + c, live, 0), settings)
     if bitmask is not None:
         x = tl.where(allowed_by(bitmask, row, c, live, VOCAB), x, float("-inf"))
     tl.store(edited + c, x, live)
-    for start in range(0, tl.load(params + NUM_BIAS), 128):
+    for start in range(0, tl.load(settings + NUM_BIAS), 128):
         tl.debug_barrier()  # after the block is written, a biased token's value is written over
         n = start + tl.arange(0, 128)
-        ids = tl.load(bias_ids + slot * MAX_BIAS + n, n < tl.load(params + NUM_BIAS), -1)
+        ids = tl.load(bias_ids + slot * MAX_BIAS + n, n < tl.load(settings + NUM_BIAS), -1)
         here = (ids >= first) & (ids < first + BLOCK)
         y = tl.load(logits + ids, here, 0.0) + tl.load(bias_values + slot * MAX_BIAS + n, here, 0.0)
         if history_row >= 0:
-            y = penalised(y, tl.load(history + history_row * VOCAB + ids, here, 0), params)
+            y = penalised(y, tl.load(history + history_row * VOCAB + ids, here, 0), settings)
         if bitmask is not None:
             y = tl.where(allowed_by(bitmask, row, ids, here, VOCAB), y, float("-inf"))
         tl.store(edited + ids, y, here)
-    if tl.load(params + NUM_OUTPUT) < tl.load(params + MIN_TOKENS):
-        for start in range(0, tl.load(params + NUM_STOP), 128):
+    if tl.load(settings + NUM_OUTPUT) < tl.load(settings + MIN_TOKENS):
+        for start in range(0, tl.load(settings + NUM_STOP), 128):
             tl.debug_barrier()
             n = start + tl.arange(0, 128)
-            ids = tl.load(stop_ids + slot * MAX_STOP + n, n < tl.load(params + NUM_STOP), -1)
+            ids = tl.load(stop_ids + slot * MAX_STOP + n, n < tl.load(settings + NUM_STOP), -1)
             tl.store(edited + ids, float("-inf"), (ids >= first) & (ids < first + BLOCK))
     tl.debug_barrier()
     return tl.load(edited + c, live, float("-inf"))
@@ -93,7 +93,7 @@ def edit_block(
 
 @kernel
 def scan_kernel(
-    logits, slots, count, params, bias_ids, bias_values, stop_ids, history, bitmask, edited, block_max, block_sum,
+    logits, slots, count, settings, bias_ids, bias_values, stop_ids, history, bitmask, edited, block_max, block_sum,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], each row's parameters.
@@ -111,7 +111,7 @@ def scan_kernel(
     temperature = 1.0
     if slots is not None:
         slot = tl.load(slots + row).to(tl.int64)
-        mine = params + slot * WORDS
+        mine = settings + slot * WORDS
         temperature = float_at(mine, TEMPERATURE)
         if edited is not None:
             x = edit_block(
