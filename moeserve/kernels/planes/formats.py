@@ -90,6 +90,11 @@ class Format:
         return {Scale.F16: groups // 2, Scale.F16_MIN: groups}.get(self.scale, groups // 4)
 
     @property
+    def has_min(self) -> bool:
+        """m is not 0: a min of its own, or the offset's."""
+        return self.offset != 0 or self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN)
+
+    @property
     def groups_per_word(self) -> int:
         return {Scale.F16: 2, Scale.F16_MIN: 1}.get(self.scale, 4)
 
