@@ -73,7 +73,7 @@ class Step:
             r.x, r.parts, r.weights, r.ids, None, self.batch.req_slots, r.count, m.layers[0].attn_norm, SHAPE.eps,
             f.x, f.codes, f.scales,
         )  # fmt: skip
-        linear(f.x, f.codes, f.scales, r.count, tensors(m.head), int(m.head.type), SHAPE.hidden, self.logits)
+        linear(f.x, f.codes, f.scales, r.count, tensors(m.head), int(m.head.type), None, 0, SHAPE.hidden, self.logits)
         sample(
             self.logits, self.batch.req_slots, r.count, st.params, st.bias_ids, st.bias_values, st.stop_ids, st.history,
             None, None, room.block_max, room.block_sum, room.values, room.ids, self.picked,

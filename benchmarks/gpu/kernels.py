@@ -75,7 +75,7 @@ def experts(n: int) -> None:
     flops = 2.0 * n * s.top_k * s.ff * s.hidden
     time = seconds(
         lambda i: experts_up(
-            r.y.x, r.y.codes, r.y.scales, tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden, *blocks[i % 4], r.count,
+            r.y.x, r.y.codes, r.y.scales, tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden, *blocks[i % 4],
             s.top_k, r.h.x, r.h.codes, r.h.scales,
         ),
         cached(n),

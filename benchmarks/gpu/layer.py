@@ -61,7 +61,7 @@ class Room:
         few = n <= GEMV_TOKENS
         self.n, self.shape = n, s
         self.blocks = BlockRoom(n, s.top_k, s.experts, device)
-        gemv = self.blocks.method.gemm is None
+        gemv = self.blocks.method.up is None
         wide = torch.float32 if few else torch.bfloat16
         self.count = torch.tensor([n], dtype=torch.int32, device=device)
         self.x = torch.empty(n, s.hidden, device=device)
@@ -151,7 +151,7 @@ def experts_block(w: LayerWeights, r: Room) -> None:
         block_expert, block_routes = b.expert, b.routes
     experts_up(
         r.y.x, r.y.codes, r.y.scales, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden,
-        block_expert, block_routes, r.count, s.top_k, r.h.x, r.h.codes, r.h.scales,
+        block_expert, block_routes, s.top_k, r.h.x, r.h.codes, r.h.scales,
     )  # fmt: skip
     experts_down(
         r.h.x, r.h.codes, r.h.scales, tensors(w.down), int(w.down.type), s.ff, block_expert, block_routes, r.count, r.parts

@@ -50,7 +50,7 @@ def check_linear(kind: int) -> Result:
         assert x.x is not None
         floats = x.x if few else x.x.bfloat16()
         out = torch.full((n + 1, p.rows), math.nan, device="cuda")
-        linear(floats, x.codes, x.scales, counter(n), tensors(p), kind, p.cols, out)
+        linear(floats, x.codes, x.scales, counter(n), tensors(p), kind, None, 0, p.cols, out)
         taken = through(x) if few and p.quantised else floats.double()
         e = error(out[:n], taken[:n] @ w.double().T)
         assert out[n].isnan().all()
@@ -69,7 +69,7 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     gate, up = (random_planes(GgmlType(k), experts, ff, hidden, seed=i) for i, k in enumerate(kinds[:2]))
     down = random_planes(GgmlType(kinds[2]), experts, hidden, ff)
     room = BlockRoom(n, top_k, experts, "cuda")
-    gemv = room.method.gemm is None
+    gemv = room.method.up is None
     x = q8(torch.randn(n, hidden, device="cuda") * 5)
     assert x.x is not None
     floats = x.x if gemv else x.x.bfloat16()
@@ -84,7 +84,7 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
         block_expert, block_routes = room.expert, room.routes
     experts_up(
         floats, x.codes, x.scales, tensors(gate), kinds[0], tensors(up), kinds[1], hidden, block_expert, block_routes,
-        counter(n), top_k, h.x, h.codes, h.scales,
+        top_k, h.x, h.codes, h.scales,
     )  # fmt: skip
     experts_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, block_expert, block_routes, counter(n), parts)
     expected = torch.zeros_like(parts, dtype=torch.float64)

@@ -90,6 +90,20 @@ class Format:
         return {Scale.F16: groups // 2, Scale.F16_MIN: groups}.get(self.scale, groups // 4)
 
     @property
+    def is_signed(self) -> bool:
+        """Codes are signed bytes."""
+        return self.low_bits == 8 or self.table != Table.NONE
+
+    @property
+    def bias(self) -> float:
+        """A kernel's floats of codes are (code + bias) * unit: bit patterns that need no conversion."""
+        return 32896.0 if self.is_signed else 128.0
+
+    @property
+    def unit(self) -> float:
+        return 1.0 if self.is_signed else 1.0 / 128
+
+    @property
     def has_min(self) -> bool:
         """m is not 0: a min of its own, or the offset's."""
         return self.offset != 0 or self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN)
