@@ -13,7 +13,7 @@ from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sample
 
 CONTEXT = 256  # tokens that every row attends to
-BATCHES = (1, 2, 8, 16, 64)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Model:
@@ -27,11 +27,11 @@ class Model:
         self.values = [torch.randn(slots, s.kv_heads, s.dim, device="cuda").half() for _ in range(layers)]
 
     def bytes_of_step(self, room: Room) -> float:
-        """Of weights that a step must read: distinct experts as the last routing chose them."""
+        """Of weights and KV that a step must read; distinct experts as the last layer's routing."""
         total = float(self.head.nbytes)
         distinct = len(room.ids.unique())
         for w in self.layers:
-            total += sum(p.nbytes for p in (*w.qkv, w.attn_output, w.router))
+            total += sum(p.nbytes for p in (w.qkv, w.v_beside, w.attn_output, w.router) if p)
             total += sum(p.nbytes for p in (w.gate, w.up, w.down)) * distinct / SHAPE.experts
         kv = room.n * CONTEXT * SHAPE.kv_heads * SHAPE.dim * 2 * 2 * len(self.layers)
         return total + kv
@@ -65,7 +65,7 @@ class Step:
         m, r = self.model, self.room
         embed(self.tokens, r.count, tensors(m.table), int(m.table.type), r.x)
         for i, w in enumerate(m.layers):
-            layer(w, r, self.batch, m.keys[i], m.values[i], first=i == 0)
+            layer(w, r, self.batch, m.keys[i], m.values[i], i)
 
     def run_head(self) -> None:
         m, r, f, st, room = self.model, self.room, self.final, self.sampler, self.sampling

@@ -42,7 +42,7 @@ def run() -> None:
         room.x.normal_()
         one = {"first": True}
         attention = seconds(lambda i: attention_block(layers[i % 4], room, batch, keys, values, **one), 8, graph=False)  # noqa: B023
-        experts = seconds(lambda i: experts_block(layers[i % 4], room), 8, graph=False)  # noqa: B023
+        experts = seconds(lambda i: experts_block(layers[i % 4], room, i), 8, graph=False)  # noqa: B023
         floors = flops_of(n)
         whole = (attention + experts) * s.layers
         print(
@@ -65,5 +65,5 @@ def warm_up(n: int) -> None:
     for i in range(2):
         w = random_layer(i)
         attention_block(w, room, batch, keys, torch.empty_like(keys), first=True)
-        experts_block(w, room)
+        experts_block(w, room, i)
     torch.cuda.synchronize()

@@ -79,7 +79,7 @@ def decode_attention(
         splits,
         PDL,
         num_warps=4,
-        num_stages=2,
+        num_stages=3,
         launch_pdl=PDL,
     )
 

@@ -13,6 +13,7 @@ from moeserve.kernels.linear.gemv import gated_gemv_kernel, gemv_kernel
 from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
 
 GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
+NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no tensor cores until here
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def gemv_tile(weight: Weight, *, tokens: int, gated: bool = False, warps: int = 
     """One unit of one row to a thread. A gated program has half the rows of either matrix, in groups of 32: they may be
     quantised."""
     if weight.format is None:
-        br = 32 if gated else max(1, min(8, _power_of_two(weight.rows) // 128))
+        br = 32 if gated else max(1, min(8, _power_of_two(weight.rows) // 128 if tokens < 4 else 8))
         fitting = max(UNIT, 8192 // (br * weight.codes.element_size()))
         return GemvTile(br, 1, min(max(UNIT, _power_of_two(weight.cols)), fitting), warps, tokens)
     units = min(_power_of_two(units_of(weight.cols)), 32)
@@ -78,10 +79,6 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _tokens_at_once(rows: int) -> int:
-    return min(4, _power_of_two(rows))
-
-
 @dataclass(frozen=True, slots=True)
 class GemmTile:
     bm: int  # tokens
@@ -93,7 +90,7 @@ class GemmTile:
 
 def dense_tile(tokens: int) -> GemmTile:
     if tokens <= 64:
-        return GemmTile(max(16, _power_of_two(tokens)), 32, 2, 4, 3)
+        return GemmTile(max(16, _power_of_two(tokens)), 16, 2, 4, 3)
     return GemmTile(128, 128, 2, 8, 2)
 
 
@@ -114,8 +111,9 @@ def linear(
     weight = weight_of(planes, kind, cols)
     other = None if beside is None else weight_of(beside, beside_kind, cols)
     n = len(out)
-    if n <= GEMV_TOKENS:
-        tile = gemv_tile(weight, tokens=_tokens_at_once(n))
+    narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
+    if n <= GEMV_TOKENS or narrow:
+        tile = gemv_tile(weight, tokens=min(4, _power_of_two(n)))
         run_gemv(x, codes, scales, weight, other, None, count, out, tile=tile, blocks=-(-n // tile.tokens))
     else:
         assert x is not None
