@@ -3,8 +3,9 @@
     python -m benchmarks.router_core
 
 No worker and no sockets: tokens are made up. Two kinds of steps: `steady`, where every running request takes one
-token; `churn`, where in each step one answer ends and a waiting request with a prompt of its own takes its
-place, with all that goes with it: the peak estimate over all running, the prefix tree, eviction.
+token; `churn`, where in each step one answer ends and a waiting request takes its place, with all that goes with
+it: the peak estimate over all running (the pool cannot hold all at full length), the prefix tree, eviction of
+what was cached before.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import statistics
 import time
 from array import array
 
-from moeserve.messages.schema import GenerateRequest, Sampled, SamplingParams, StepResult, TextOptions
+from moeserve.messages.schema import GenerateRequest, Sampled, SamplingParams, StepPlan, StepResult, TextOptions
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 
 STOP_TOKEN = 2
 PROMPT, MAX_TOKENS = 256, 2048
-STEPS = 400
+ANSWER = 600  # tokens, as the answers before were, and as the pool can hold of every running request
+STEPS = 300
 
 
 def request(
@@ -32,17 +34,45 @@ def request(
     return GenerateRequest(id, tokens.tobytes(), sampling, TextOptions(), arrival=float(id))
 
 
+def finish_all(scheduler: Scheduler, lengths: dict[int, int]) -> None:
+    """Runs what there is; request `id` stops after lengths[id] tokens."""
+    owners: dict[int, tuple[int, int]] = {}
+    while (plan := scheduler.plan(0.0)) is not None:
+        for new in plan.new_seqs:
+            owners[new.req_slot] = (new.sampling.seed, new.num_prompt)
+        sampled = []
+        for row in plan.rows:
+            id, prompt = owners[row.req_slot]
+            done = row.start + row.count - prompt + 1 >= lengths.get(id, MAX_TOKENS)
+            sampled += [Sampled(STOP_TOKEN if done else 7)] if row.sample else []
+        scheduler.step_result(StepResult(plan.step, sampled, {}, step_ms(plan), 0.1), 0.0)
+    scheduler.take_messages()
+
+
+def step_ms(plan: StepPlan) -> float:
+    return 10.0 + 0.3 * sum(row.count for row in plan.rows)
+
+
+def prepared(running: int, rng: random.Random) -> Scheduler:
+    """With a history of answers, and a cache that takes the whole pool."""
+    slots = max(running * (PROMPT + 2 * ANSWER), PROMPT + MAX_TOKENS)
+    limits = Limits(slots, running, slots, 2048, 10**6, 10**9, num_experts=128, experts_per_token=8)
+    scheduler = Scheduler(limits)
+    lengths = {-id: rng.randrange(ANSWER // 2, ANSWER) for id in range(1, 1000)}
+    for id in lengths:
+        scheduler.add(request(id, rng, prompt=1))
+    finish_all(scheduler, lengths)
+    for id in range(slots // MAX_TOKENS + 1):
+        scheduler.add(request(-10_000 - id, rng, MAX_TOKENS, 0))
+    finish_all(scheduler, {})
+    return scheduler
+
+
 def step_us(running: int, waiting: int, *, churn: bool) -> list[float]:
     """Microseconds of each step."""
     rng = random.Random(0)
-    slots = running * (PROMPT + MAX_TOKENS)
-    limits = Limits(slots, running, slots, 2048, 10**6, 10**9, num_experts=128, experts_per_token=8)
-    scheduler = Scheduler(limits)
-    for id in range(slots // MAX_TOKENS):  # fill the cache: every slot that is taken from here on is evicted
-        scheduler.add(request(-1 - id, rng, MAX_TOKENS, 0))
-    while (plan := scheduler.plan(0.0)) is not None:
-        scheduler.step_result(StepResult(plan.step, [], {}, 0.0, 0.0), 0.0)
-    for id in range(running + waiting + STEPS):
+    scheduler = prepared(running, rng)
+    for id in range(running + waiting + STEPS * churn):
         scheduler.add(request(id, rng))
     times: list[float] = []
     while len(times) < STEPS:
@@ -54,8 +84,7 @@ def step_us(running: int, waiting: int, *, churn: bool) -> list[float]:
         sampled = [Sampled(7) for row in plan.rows if row.sample]
         if churn and settled:
             sampled[rng.randrange(len(sampled))] = Sampled(STOP_TOKEN)
-        ms = 10.0 + 0.3 * sum(row.count for row in plan.rows)
-        result = StepResult(plan.step, sampled, {}, ms, 0.1)
+        result = StepResult(plan.step, sampled, {}, step_ms(plan), 0.1)
         resumed = time.perf_counter()
         scheduler.step_result(result, 0.0)
         scheduler.take_messages()
