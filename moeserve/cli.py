@@ -47,9 +47,9 @@ def serve(arguments: list[str]) -> int:
     except ConfigError as error:
         parser.error(str(error))
     from moeserve.launcher import launch
-    from moeserve.process import set_up_logging
+    from moeserve.logs import set_up_logging
 
-    set_up_logging("launcher", config.log_level)
+    set_up_logging("launcher", config.log_level, config.log_format)
     if Path(config.model) == demonstration_model():
         log.info("no --model was given: this is the small demonstration model, whose answers make no sense")
     return launch(config)

@@ -19,6 +19,7 @@ from typing import Any
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
+from moeserve.tracing import traces_url
 
 DEMONSTRATION_MODEL = "tiny-qwen3moe-q4_k_m.gguf"
 MODEL_SOURCE = "--model or MOESERVE_MODEL"
@@ -112,7 +113,8 @@ def _help(option: dataclasses.Field[Any]) -> str:
 
 def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
-    number of threads. Raises ConfigError when there is no such model file."""
+    number of threads, the traces' whole URL. Raises ConfigError when there is no such model file, or no way to send
+    traces."""
     model = _existing(Path(config.model).expanduser()) if config.model else demonstration_model()
     return dataclasses.replace(
         config,
@@ -120,6 +122,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
         served_model_name=config.served_model_name or _api_name(model),
         api_key_file=config.api_key_file and os.path.abspath(Path(config.api_key_file).expanduser()),
         threads=config.threads or usable_cores(),
+        otlp_endpoint=traces_url(config.otlp_endpoint, os.environ),
         data_dir=config.data_dir and os.path.abspath(Path(config.data_dir).expanduser()),
     )
 

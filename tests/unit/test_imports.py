@@ -13,13 +13,22 @@ PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A child process's own frame: allowed to every process's package, unlike another process's package.
-FRAME = {"moeserve.process", "moeserve.config", "moeserve.errors", "moeserve.messages"}
+FRAME = {
+    "moeserve.process",
+    "moeserve.config",
+    "moeserve.errors",
+    "moeserve.messages",
+    "moeserve.logs",
+    "moeserve.tracing",
+}
 
 # What each package may import of ours, besides itself. What is not listed here may import anything of ours.
 ALLOWED: dict[str, set[str]] = {
     "moeserve.messages": set(),
     "moeserve.errors": set(),
     "moeserve.config": set(),
+    "moeserve.logs": set(),
+    "moeserve.tracing": {"moeserve.config", "moeserve.errors"},
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
@@ -42,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.tokenizer",
         "moeserve.grammar",
     },
-    "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
+    "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
     "moeserve.launcher": FRAME | {"moeserve"},
