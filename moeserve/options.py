@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             flag_name(option.name),
             action="append" if _is_repeatable(option) else "store",
             default=None,
-            metavar=_metavar(option),
+            metavar=value_name(option),
             help=_help(option),
         )
 
@@ -94,7 +94,8 @@ def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
     return isinstance(option.default, tuple)
 
 
-def _metavar(option: dataclasses.Field[Any]) -> str:
+def value_name(option: dataclasses.Field[Any]) -> str:
+    """What stands for the option's value in `--help`."""
     if option.metadata["choices"]:
         return "{" + ",".join(option.metadata["choices"]) + "}"
     names = {int: "N", float: "SECONDS", str: "TEXT"}

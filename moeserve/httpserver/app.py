@@ -37,22 +37,36 @@ _BODIES = (
 
 
 class Application(FastAPI):
-    """Adds the request bodies, which the routes read by themselves, to /openapi.json."""
+    """All routes. No documentation pages: the framework's load scripts from another site; /openapi.json has it all."""
+
+    def __init__(self) -> None:
+        super().__init__(title="moeserve", docs_url=None, redoc_url=None)
+        for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
+            self.include_router(module.router)
 
     def openapi(self) -> dict[str, Any]:
+        """With the request bodies, which the routes read by themselves, and without the framework's own 422."""
         if self.openapi_schema is None:
-            add_schemas(super().openapi(), _BODIES)
+            schema = super().openapi()
+            add_schemas(schema, _BODIES)
+            for methods in schema["paths"].values():
+                for operation in methods.values():
+                    operation["responses"].pop("422", None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                schema["components"]["schemas"].pop(name, None)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
 
+def openapi_document() -> dict[str, Any]:
+    """What GET /openapi.json answers."""
+    return Application().openapi()
+
+
 def build_app(service: Service) -> FastAPI:
-    """No documentation pages: theirs load scripts from another site. /openapi.json has it all. Raises
-    ConfigError for a bad file of API keys."""
-    app = Application(title="moeserve", docs_url=None, redoc_url=None)
+    """Raises ConfigError for a bad file of API keys."""
+    app = Application()
     app.state.service = service
-    for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
-        app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
