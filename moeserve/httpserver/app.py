@@ -9,7 +9,16 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from moeserve.httpserver import chat, completions, generate, messages, openai_responses, status, tokenize
+from moeserve.httpserver import (
+    chat,
+    completions,
+    generate,
+    messages,
+    openai_responses,
+    pages,
+    status,
+    tokenize,
+)
 from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
 from moeserve.httpserver.errors import ApiError, error_body
@@ -47,11 +56,11 @@ class Application(FastAPI):
 
 
 def build_app(service: Service) -> FastAPI:
-    """No documentation pages: theirs load scripts from another site. /openapi.json has it all. Raises
+    """No documentation pages of FastAPI's: they load scripts from another site. /openapi.json has it all. Raises
     ConfigError for a bad file of API keys."""
     app = Application(title="moeserve", docs_url=None, redoc_url=None)
     app.state.service = service
-    for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
+    for module in (completions, chat, openai_responses, messages, generate, tokenize, status, pages):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

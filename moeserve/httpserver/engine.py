@@ -2,8 +2,8 @@
 
 One HTTP request is one `Batch` of one or more generations (each prompt times each choice). The batch's queue
 is the only buffer between the engine and the client's socket. It is bounded by what was asked for: a
-generation yields at most max_tokens tokens in at most as many items, so a client that does not read holds
-its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
+generation yields at most max_tokens tokens in at most as many items, and what was asked for of its prompt, so a
+client that does not read holds its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
 """
 
 from __future__ import annotations

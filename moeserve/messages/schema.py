@@ -81,6 +81,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower is sooner
     key_name: str = ""  # of the API key it came with; "" where there are none
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
+    progress: bool = False  # a PromptProgress is wanted for each step that reads on in its prompt
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +115,15 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     decode_ms: float  # first token to last token
 
 
+class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a prompt has been read: `done` of `total` tokens, `cached` of them found rather than computed."""
+
+    total: int
+    cached: int
+    done: int
+    ms: float  # since its first chunk was planned
+
+
 class TokensItem(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request. `finish_reason` and `usage` come together, on the last item only.
 
@@ -127,6 +137,7 @@ class TokensItem(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     usage: Usage | None = None
+    progress: PromptProgress | None = None  # alone in its item
 
 
 class TokensOut(msgspec.Struct, frozen=True, tag=True):
@@ -166,6 +177,7 @@ class TextItem(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
     usage: Usage | None = None
+    progress: PromptProgress | None = None
 
 
 class TextOut(msgspec.Struct, frozen=True, tag=True):
