@@ -119,8 +119,7 @@ class CompletionWork:
                 tally.take(index, item)
                 text, logprobs = writers[index].write(item)
                 told = (logprobs and logprobs["tokens"]) or (body.return_token_ids and item.token_ids)
-                told = told or item.progress
-                if item.finish_reason is None and not text and not told:
+                if item.finish_reason is None and not text and not told and item.progress is None:
                     continue  # a token whose text is held back: part of a character or of a stop string
                 choice = writers[index].choice(index, text, logprobs, item, item.token_ids)
                 chunk = self._envelope([choice])
