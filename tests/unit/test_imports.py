@@ -31,6 +31,12 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.sandbox": set(),
     "moeserve.models.gguf": {"moeserve.errors"},
     "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
+    "moeserve.placement": {
+        "moeserve.models.gguf",
+        "moeserve.models.qwen3moe.config",
+        "moeserve.config",
+        "moeserve.errors",
+    },
     "moeserve.kernels": {"moeserve.errors"},
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME
@@ -47,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }
-TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
+TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels")
 TORCH_FORBIDDEN_WITHIN = ("moeserve.models.gguf",)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
