@@ -9,7 +9,16 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from moeserve.httpserver import chat, completions, generate, messages, openai_responses, status, tokenize
+from moeserve.httpserver import (
+    chat,
+    completions,
+    experts,
+    generate,
+    messages,
+    openai_responses,
+    status,
+    tokenize,
+)
 from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
 from moeserve.httpserver.errors import ApiError, error_body
@@ -51,7 +60,7 @@ def build_app(service: Service) -> FastAPI:
     ConfigError for a bad file of API keys."""
     app = Application(title="moeserve", docs_url=None, redoc_url=None)
     app.state.service = service
-    for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
+    for module in (completions, chat, openai_responses, messages, generate, tokenize, experts, status):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

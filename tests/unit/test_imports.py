@@ -24,7 +24,13 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.router": FRAME,
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
     "moeserve.httpserver": FRAME
-    | {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.grammar", "moeserve.chatformat"},
+    | {
+        "moeserve.tokenizer",
+        "moeserve.models.gguf",
+        "moeserve.grammar",
+        "moeserve.chatformat",
+        "moeserve.placement.heat",
+    },
     "moeserve.tokenizer": {"moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
     "moeserve.grammar": {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
     "moeserve.chatformat": set(),
