@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from moeserve.httpserver import (
     chat,
     completions,
+    experts,
     generate,
     messages,
     openai_responses,
@@ -60,7 +61,17 @@ def build_app(service: Service) -> FastAPI:
     ConfigError for a bad file of API keys."""
     app = Application(title="moeserve", docs_url=None, redoc_url=None)
     app.state.service = service
-    for module in (completions, chat, openai_responses, messages, generate, tokenize, status, pages):
+    for module in (
+        completions,
+        chat,
+        openai_responses,
+        messages,
+        generate,
+        tokenize,
+        experts,
+        status,
+        pages,
+    ):
         app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

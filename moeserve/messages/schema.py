@@ -90,6 +90,10 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
+class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
+    """Asks for one ExpertUse; several that overlap get one together."""
+
+
 # ---------------------------------------------------------------- router -> detokenizer
 
 
@@ -308,6 +312,16 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     idle_ms: float  # how long the worker waited for this plan after the step before
 
 
+class ExpertUse(msgspec.Struct, frozen=True, tag=True):
+    """How often each expert was routed to since the start, and where it lives now. Goes on to httpserver."""
+
+    layers: int
+    experts: int  # of a layer
+    experts_per_token: int
+    tokens: bytes  # int64 [layers, experts]: tokens routed to each
+    on_gpu: bytes  # uint8 [layers, experts]: 1 where the expert lives in GPU memory
+
+
 class WorkerError(msgspec.Struct, frozen=True, tag=True):
     message: str
 
@@ -333,8 +347,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish and exit. Sent to router and detokenizer after the httpserver has drained."""
 
 
-ToRouter = GenerateRequest | Abort | StopHit | Shutdown
+ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | Shutdown
 ToDetokenizer = OpenText | CloseText | TokensOut | RequestError | Shutdown
-ToHttp = TextOut | RequestError | LoadReport | EngineReady | EngineDead | LoadProgress
+ToHttp = TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineDead | LoadProgress
 ToLauncher = ProcessReady | ProcessFailed
-FromWorker = WorkerReady | StepResult | WorkerError
+FromWorker = WorkerReady | StepResult | ExpertUse | WorkerError

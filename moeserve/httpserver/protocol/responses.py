@@ -239,3 +239,25 @@ class Health(TypedDict):
     stage: NotRequired[str]
     fraction: NotRequired[float]
     cause: NotRequired[str]
+
+
+class Experts(TypedDict):
+    object: Literal["experts"]
+    model: str
+    layers: int
+    experts: int  # of a layer
+    experts_per_token: int
+    counts: list[list[int]]  # [layers][experts]: tokens routed to each since the start
+    gpu_experts: list[list[int]]  # of each layer: the ids of those in GPU memory, ascending
+
+
+class ExpertsHeat(TypedDict):
+    """The file that --expert-heat reads, as docs/placement.md describes it."""
+
+    format: Literal["moeserve-expert-heat"]
+    version: Literal[1]
+    model: str
+    layers: int
+    experts: int
+    experts_per_token: int
+    counts: list[list[int]]
