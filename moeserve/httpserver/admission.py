@@ -31,6 +31,7 @@ class Wish:
     ignore_eos: bool = False
     priority: int = 0
     cache_salt: str = ""
+    progress: bool = False
     prompt_param: str = "prompt"
     max_tokens_param: str = "max_tokens"
     stop_param: str = "stop_token_ids"
@@ -80,6 +81,7 @@ class Admission:
                     priority=wish.priority,
                     key_name=key_name.get(),
                     cache_salt=wish.cache_salt,
+                    progress=wish.progress,
                 )
                 requests.append(request)
         return requests

@@ -2,8 +2,8 @@
 
 One HTTP request is one `Batch` of one or more generations (each prompt times each choice). The batch's queue
 is the only buffer between the engine and the client's socket. It is bounded by what was asked for: a
-generation yields at most max_tokens tokens in at most as many items, so a client that does not read holds
-its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
+generation yields at most max_tokens tokens in at most as many items, and what was asked for of its prompt, so a
+client that does not read holds its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moeserve.httpserver.errors import ApiError
+from moeserve.httpserver.expert_use import ExpertUseFeed
 from moeserve.httpserver.metrics import Metrics
 from moeserve.httpserver.protocol.responses import Health
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel, ChannelFull
@@ -24,6 +25,7 @@ from moeserve.messages.schema import (
     Abort,
     EngineDead,
     EngineReady,
+    ExpertUse,
     GenerateRequest,
     LoadProgress,
     LoadReport,
@@ -107,6 +109,7 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborts: set[asyncio.Task[None]] = set()
+        self.expert_use = ExpertUseFeed(self.to_router)
 
     # ------------------------------------------------------------ state
 
@@ -226,6 +229,8 @@ class EngineClient:
                 self._failed(message)
             case LoadReport():
                 self.metrics.load = message
+            case ExpertUse():
+                self.expert_use.received(message)
             case LoadProgress():
                 self.progress = message
             case EngineReady(ready=ready):
@@ -233,7 +238,9 @@ class EngineClient:
             case EngineDead(cause=cause):
                 self.dead = cause
                 log.error("the engine is dead: %s", cause)
-                self._fail_all(ApiError(500, f"the engine died: {cause}", code="engine_dead"))
+                error = ApiError(500, f"the engine died: {cause}", code="engine_dead")
+                self._fail_all(error)
+                self.expert_use.failed(error)
 
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)
