@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ENV_PREFIX = "MOESERVE_"
-GROUPS = ("Model", "Network", "Chat", "Capacity", "CPU engine", "Server")
+GROUPS = ("Model", "Network", "Chat", "Capacity", "CPU engine", "GPU", "Server")
 
 
 def _option(
@@ -166,6 +166,41 @@ class ServerConfig:
         "cores: each compute thread on a core of its own; nodes: on its memory node's cores; none: wherever the "
         "kernel puts it; auto: cores where there are enough of them, else nodes",
         choices=("auto", "cores", "nodes", "none"),
+    )
+    num_gpu_experts: int | None = _option(
+        None,
+        "GPU",
+        "experts of each layer that live in GPU memory: the hottest by --expert-heat, else the ids below N (default: "
+        "as many as fit)",
+        low=0,
+        high=4096,
+    )
+    gpu_memory_budget: float | None = _option(
+        None,
+        "GPU",
+        "GPU memory to use for everything; how many experts fit is computed from the file (default: what is free)",
+        low=0.01,
+        high=1e6,
+        metavar="GIB",
+    )
+    expert_heat: str | None = _option(
+        None,
+        "GPU",
+        "how often each expert is used, as a server exports it under /v1/experts/heat: the hottest go to the GPU first",
+        metavar="PATH",
+    )
+    placement_rules: str | None = _option(
+        None,
+        "GPU",
+        "YAML file of rules that place tensors by their names; what none of them matches follows the other flags",
+        metavar="PATH",
+    )
+    n_gpu_layers: int | None = _option(
+        None,
+        "GPU",
+        "layers, from the last, whose attention and router are on the GPU, where not even these fit (default: all)",
+        low=1,
+        high=1024,
     )
     seed: int | None = _option(
         None, "Server", "makes the seeds of requests that set none reproducible", low=0, high=(1 << 63) - 1

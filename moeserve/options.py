@@ -120,11 +120,17 @@ def resolve(config: ServerConfig) -> ServerConfig:
         config,
         model=str(model),
         served_model_name=config.served_model_name or _api_name(model),
-        api_key_file=config.api_key_file and os.path.abspath(Path(config.api_key_file).expanduser()),
+        api_key_file=_absolute(config.api_key_file),
         threads=config.threads or usable_cores(),
         otlp_endpoint=traces_url(config.otlp_endpoint, os.environ),
-        data_dir=config.data_dir and os.path.abspath(Path(config.data_dir).expanduser()),
+        data_dir=_absolute(config.data_dir),
+        expert_heat=_absolute(config.expert_heat),
+        placement_rules=_absolute(config.placement_rules),
     )
+
+
+def _absolute(path: str | None) -> str | None:
+    return path and os.path.abspath(Path(path).expanduser())
 
 
 def demonstration_model() -> Path:

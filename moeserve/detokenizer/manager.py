@@ -73,6 +73,7 @@ class RequestText:
             token_ids=item.token_ids[:taken],
             logprobs=None if item.logprobs is None else item.logprobs[:taken],
             prompt_logprobs=item.prompt_logprobs,
+            progress=item.progress,
         )
         return out if item.finish_reason is None else self.finish(out, item)
 

@@ -10,13 +10,15 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moeserve.httpserver import pages
 from moeserve.httpserver.metrics import Metrics
 from moeserve.httpserver.record import RequestRecord, record_of_request, trace_of_request
 from moeserve.tracing import Span, Tracer
 
 log = logging.getLogger(__name__)
 
-QUIET_PATHS: Final = frozenset({"/health", "/metrics"})  # asked every few seconds: debug level, and no span
+# Asked every few seconds, by probes and our own pages: debug level, and no span.
+QUIET_PATHS: Final = pages.PATHS | {"/health", "/metrics", "/v1/experts"}
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status for a client that did not wait
 _COMPLETION_PATHS: Final = frozenset({"/v1/completions", "/generate", "/generate_stream"})
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"})

@@ -32,6 +32,7 @@ class Wish:
     ignore_eos: bool = False
     priority: int = 0
     cache_salt: str = ""
+    progress: bool = False
     prompt_param: str = "prompt"
     max_tokens_param: str = "max_tokens"
     stop_param: str = "stop_token_ids"
@@ -82,6 +83,7 @@ class Admission:
                     key_name=key_name.get(),
                     cache_salt=wish.cache_salt,
                     origin=Origin(logs.request_id.get()),
+                    progress=wish.progress,
                 )
                 requests.append(request)
         return requests

@@ -9,7 +9,17 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from moeserve.httpserver import chat, completions, generate, messages, openai_responses, status, tokenize
+from moeserve.httpserver import (
+    chat,
+    completions,
+    experts,
+    generate,
+    messages,
+    openai_responses,
+    pages,
+    status,
+    tokenize,
+)
 from moeserve.httpserver.access import Access
 from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
@@ -43,7 +53,17 @@ class Application(FastAPI):
 
     def __init__(self) -> None:
         super().__init__(title="moeserve", docs_url=None, redoc_url=None)
-        for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
+        for module in (
+            completions,
+            chat,
+            openai_responses,
+            messages,
+            generate,
+            tokenize,
+            experts,
+            status,
+            pages,
+        ):
             self.include_router(module.router)
 
     def openapi(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 One HTTP request is one `Batch` of one or more generations (each prompt times each choice). The batch's queue
 is the only buffer between the engine and the client's socket. It is bounded by what was asked for: a
-generation yields at most max_tokens tokens in at most as many items, so a client that does not read holds
-its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
+generation yields at most max_tokens tokens in at most as many items, and what was asked for of its prompt, so a
+client that does not read holds its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from moeserve.httpserver import generation_span
 from moeserve.httpserver.errors import ApiError
+from moeserve.httpserver.expert_use import ExpertUseFeed
 from moeserve.httpserver.metrics import Metrics, Status
 from moeserve.httpserver.protocol.responses import Health
 from moeserve.httpserver.record import RequestRecord, record_of_request, trace_of_request
@@ -27,6 +28,7 @@ from moeserve.messages.schema import (
     Abort,
     EngineDead,
     EngineReady,
+    ExpertUse,
     GenerateRequest,
     LoadProgress,
     LoadReport,
@@ -127,6 +129,7 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborts: set[asyncio.Task[None]] = set()
+        self.expert_use = ExpertUseFeed(self.to_router)
 
     # ------------------------------------------------------------ state
 
@@ -247,6 +250,8 @@ class EngineClient:
                 self._failed(message)
             case LoadReport():
                 self.metrics.load = message
+            case ExpertUse():
+                self.expert_use.received(message)
             case LoadProgress():
                 self.progress = message
             case EngineReady(ready=ready):
@@ -254,7 +259,9 @@ class EngineClient:
             case EngineDead(cause=cause):
                 self.dead = cause
                 log.error("the engine is dead: %s", cause)
-                self._fail_all(ApiError(500, f"the engine died: {cause}", code="engine_dead"))
+                error = ApiError(500, f"the engine died: {cause}", code="engine_dead")
+                self._fail_all(error)
+                self.expert_use.failed(error)
 
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)

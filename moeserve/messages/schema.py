@@ -89,12 +89,17 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     key_name: str = ""  # of the API key it came with; "" where there are none
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
     origin: Origin = Origin()
+    progress: bool = False  # a PromptProgress is wanted for each step that reads on in its prompt
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """The client has gone. No answer is owed; the router frees everything within one step."""
 
     id: int
+
+
+class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
+    """Asks for one ExpertUse; several that overlap get one together."""
 
 
 # ---------------------------------------------------------------- router -> detokenizer
@@ -123,6 +128,15 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     decode_ms: float  # first token to last token
 
 
+class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a prompt has been read: `done` of `total` tokens, `cached` of them found rather than computed."""
+
+    total: int
+    cached: int
+    done: int
+    ms: float  # since its first chunk was planned
+
+
 class TokensItem(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request. `finish_reason` and `usage` come together, on the last item only.
 
@@ -136,6 +150,7 @@ class TokensItem(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     usage: Usage | None = None
+    progress: PromptProgress | None = None  # alone in its item
 
 
 class TokensOut(msgspec.Struct, frozen=True, tag=True):
@@ -175,6 +190,7 @@ class TextItem(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
     usage: Usage | None = None
+    progress: PromptProgress | None = None
 
 
 class TextOut(msgspec.Struct, frozen=True, tag=True):
@@ -306,6 +322,16 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     idle_ms: float  # how long the worker waited for this plan after the step before
 
 
+class ExpertUse(msgspec.Struct, frozen=True, tag=True):
+    """How often each expert was routed to since the start, and where it lives now. Goes on to httpserver."""
+
+    layers: int
+    experts: int  # of a layer
+    experts_per_token: int
+    tokens: bytes  # int64 [layers, experts]: tokens routed to each
+    on_gpu: bytes  # uint8 [layers, experts]: 1 where the expert lives in GPU memory
+
+
 class WorkerError(msgspec.Struct, frozen=True, tag=True):
     message: str
 
@@ -331,8 +357,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish and exit. Sent to router and detokenizer after the httpserver has drained."""
 
 
-ToRouter = GenerateRequest | Abort | StopHit | Shutdown
+ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | Shutdown
 ToDetokenizer = OpenText | CloseText | TokensOut | RequestError | Shutdown
-ToHttp = TextOut | RequestError | LoadReport | EngineReady | EngineDead | LoadProgress
+ToHttp = TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineDead | LoadProgress
 ToLauncher = ProcessReady | ProcessFailed
-FromWorker = WorkerReady | StepResult | WorkerError
+FromWorker = WorkerReady | StepResult | ExpertUse | WorkerError

@@ -11,6 +11,7 @@ import torch
 
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
 from moeserve.messages.schema import (
+    ExpertUse,
     NewSeq,
     Row,
     Sampled,
@@ -107,6 +108,12 @@ class Runner:
         self._step_ended = time.perf_counter()
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
+
+    def expert_use(self) -> ExpertUse:
+        tokens = self._model.heat[:, 0].numpy()
+        layers, experts = tokens.shape
+        on_gpu = np.zeros((layers, experts), np.uint8)
+        return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
 
     def weight_bytes_read(self) -> int:
         """Bytes of weights that the steps so far had to read: each distinct expert once a step."""

@@ -33,13 +33,25 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.router": FRAME,
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
     "moeserve.httpserver": FRAME
-    | {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.grammar", "moeserve.chatformat"},
+    | {
+        "moeserve.tokenizer",
+        "moeserve.models.gguf",
+        "moeserve.grammar",
+        "moeserve.chatformat",
+        "moeserve.placement.heat",
+    },
     "moeserve.tokenizer": {"moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
     "moeserve.grammar": {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
     "moeserve.chatformat": set(),
     "moeserve.sandbox": set(),
     "moeserve.models.gguf": {"moeserve.errors"},
     "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
+    "moeserve.placement": {
+        "moeserve.models.gguf",
+        "moeserve.models.qwen3moe.config",
+        "moeserve.config",
+        "moeserve.errors",
+    },
     "moeserve.kernels": {"moeserve.errors"},
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME
@@ -56,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }
-TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
+TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels")
 TORCH_FORBIDDEN_WITHIN = ("moeserve.models.gguf",)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
