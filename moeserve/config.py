@@ -46,12 +46,17 @@ class ServerConfig:
     model: str = _option(
         "",
         "Model",
-        "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), or a folder that holds one; "
-        "left out, the small demonstration model that ships with moeserve is served",
-        metavar="PATH",
+        "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), a folder that holds one, or a folder with "
+        "config.json, tokenizer.json and *.safetensors; or a name on the Hugging Face Hub, to be downloaded: org/repo, "
+        "org/repo:Q4_K_M, org/repo:file.gguf; left out, the small demonstration model that ships with moeserve is "
+        "served",
+        metavar="MODEL",
     )
     served_model_name: str | None = _option(
-        None, "Model", "the model's name in the API (default: the file's name without .gguf)", metavar="NAME"
+        None,
+        "Model",
+        "the model's name in the API (default: the file's name without .gguf, or that on the hub)",
+        metavar="NAME",
     )
     max_model_len: int | None = _option(
         None,

@@ -46,6 +46,7 @@ class RequestText:
         skipped = special if options.skip_special_tokens else _NOTHING_SKIPPED
         self._decoder = TokenDecoder(token_bytes, skipped)
         self._finder = StopFinder(options.stop, options.include_stop)
+        self._min_tokens = options.min_tokens
         self.num_tokens = 0  # output tokens taken, up to and including the one that completed a stop string
         self.held: TextItem | None = None  # the item with the stop string, awaiting the router's last
 
@@ -60,7 +61,8 @@ class RequestText:
         taken = 0
         for token_id in item.token_ids:
             taken += 1
-            text += self._finder.push(self._decoder.push(token_id))
+            may_stop = self.num_tokens + taken >= self._min_tokens
+            text += self._finder.push(self._decoder.push(token_id), may_stop)
             if self.stop_hit:
                 break
         self.num_tokens += taken

@@ -57,6 +57,7 @@ class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
     skip_special_tokens: bool = True
+    min_tokens: int = 0  # a stop string that is complete before so many tokens came is text as any other
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -28,8 +28,8 @@ class _Open(NamedTuple):
 
 
 class Journal:
-    """Sees the messages that come and go; the scheduler knows nothing of it. One request costs it about 10 us without
-    traces, and 250 us with them."""
+    """Sees the messages that come and go; the scheduler knows nothing of it. A request costs it 15 us of CPU time
+    for its debug lines, or 100 us for its spans, their sending included."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer

@@ -139,7 +139,7 @@ def test_missing_model_is_refused_before_anything_starts(
 ) -> None:
     for path, message in (
         (tmp_path / "no.gguf", f"there is no {tmp_path}/no.gguf"),
-        (tmp_path, "no .gguf file"),
+        (tmp_path, "neither a .gguf file nor a config.json"),
     ):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(["--model", str(path)])

@@ -22,6 +22,16 @@ FRAME = {
     "moeserve.tracing",
 }
 
+# What a model is loaded from; none of it knows torch.
+MODEL_FILES = {
+    "moeserve.models.errors",
+    "moeserve.models.gguf",
+    "moeserve.models.huggingface",
+    "moeserve.models.qwen2_split",
+    "moeserve.models.regular_file",
+    "moeserve.models.source",
+}
+
 # What each package may import of ours, besides itself. What is not listed here may import anything of ours.
 ALLOWED: dict[str, set[str]] = {
     "moeserve.messages": set(),
@@ -31,20 +41,26 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.tracing": {"moeserve.config", "moeserve.errors"},
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
-    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
+    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.source"},
     "moeserve.httpserver": FRAME
     | {
         "moeserve.tokenizer",
-        "moeserve.models.gguf",
+        "moeserve.models.source",
         "moeserve.grammar",
         "moeserve.chatformat",
         "moeserve.placement.heat",
     },
-    "moeserve.tokenizer": {"moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
-    "moeserve.grammar": {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
+    "moeserve.tokenizer": {*MODEL_FILES, "moeserve.errors", "moeserve.sandbox"},
+    "moeserve.grammar": {
+        "moeserve.tokenizer",
+        "moeserve.models.source",
+        "moeserve.errors",
+        "moeserve.sandbox",
+    },
     "moeserve.chatformat": set(),
     "moeserve.sandbox": set(),
-    "moeserve.models.gguf": {"moeserve.errors"},
+    "moeserve.models.gguf": {"moeserve.errors", "moeserve.models.errors", "moeserve.models.regular_file"},
+    "moeserve.models.huggingface": MODEL_FILES,
     "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
     "moeserve.placement": {
         "moeserve.models.gguf",
@@ -53,6 +69,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.errors",
     },
     "moeserve.kernels": {"moeserve.errors"},
+    "moeserve.hub": {"moeserve.errors", "moeserve.models.huggingface"},
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME
     | {
@@ -68,8 +85,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }
-TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels")
-TORCH_FORBIDDEN_WITHIN = ("moeserve.models.gguf",)
+TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
+TORCH_FORBIDDEN_WITHIN = tuple(MODEL_FILES)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
 

@@ -16,7 +16,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from .errors import GGUFError
-from .metadata import Metadata, MetadataValue, StringArray
+from .metadata import MappedStrings, Metadata, MetadataValue
 from .quant_types import QUANT_TYPES, type_name
 
 MAGIC = b"GGUF"
@@ -51,12 +51,18 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the file. Its bytes lie at `offset` of part `part`, `nbytes` of them, rows contiguous."""
+    """One tensor of a model, rows contiguous."""
 
     name: str
     shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]
     type: GGMLQuantizationType
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor(TensorInfo):
+    """One tensor of a GGUF: its bytes lie at `offset` of part `part`."""
+
     part: int  # which file of a split set, from 0
     offset: int  # bytes from the start of that file
 
@@ -64,7 +70,7 @@ class TensorInfo:
 @dataclass(frozen=True, slots=True)
 class Header:
     metadata: Metadata
-    tensors: list[TensorInfo]  # in the file's order
+    tensors: list[MappedTensor]  # in the file's order
 
 
 def read_header(path: Path, buffer: mmap.mmap, part: int) -> Header:
@@ -104,7 +110,7 @@ def _alignment(metadata: Metadata) -> int:
     return alignment
 
 
-def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[TensorInfo]:
+def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[MappedTensor]:
     relative: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int, int]] = []
     seen: set[str] = set()
     for index in range(count):
@@ -123,7 +129,7 @@ def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[Te
         relative.append((name, shape, kind, nbytes, offset))
     data_start = -(-walk.position // alignment) * alignment
     tensors = [
-        TensorInfo(n, shape, kind, size, part, data_start + at) for n, shape, kind, size, at in relative
+        MappedTensor(n, shape, kind, size, part, data_start + at) for n, shape, kind, size, at in relative
     ]
     _check_extents(walk, tensors)
     return tensors
@@ -159,7 +165,7 @@ def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[G
     return quant.type, nbytes
 
 
-def _check_extents(walk: _Walk, tensors: list[TensorInfo]) -> None:
+def _check_extents(walk: _Walk, tensors: list[MappedTensor]) -> None:
     """Each tensor lies within the file, and no two overlap: together they claim no more than it has."""
     end, owner = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
@@ -246,7 +252,7 @@ class _Walk:
         if kind == GGUFValueType.STRING:
             start = self.position
             self._skip_strings(count)
-            return StringArray(self._buffer, start, count)
+            return MappedStrings(self._buffer, start, count)
         dtype = self._scalar(kind)[1]
         start = self.advance(count * int(dtype[-1]))
         array = np.frombuffer(self._buffer, dtype, count, start)
