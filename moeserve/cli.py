@@ -43,11 +43,11 @@ def serve(arguments: list[str]) -> int:
     """The server. Exit codes: those of `launcher.launch`; 2 for a bad flag or environment variable."""
     parser = serve_parser()
     from moeserve.launcher import launch
-    from moeserve.process import set_up_logging
+    from moeserve.logs import set_up_logging
 
     try:
         asked = parse(parser, arguments, os.environ)
-        set_up_logging("launcher", asked.log_level)
+        set_up_logging("launcher", asked.log_level, asked.log_format)
         config = resolve(asked)
     except UserError as error:
         parser.error(str(error))

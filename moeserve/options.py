@@ -20,6 +20,7 @@ from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
+from moeserve.tracing import traces_url
 
 DEMONSTRATION_MODEL = "tiny-qwen3moe-q4_k_m.gguf"
 MODEL_SOURCE = "--model or MOESERVE_MODEL"
@@ -113,8 +114,8 @@ def _help(option: dataclasses.Field[Any]) -> str:
 
 def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
-    number of threads. A model that is named and not here is downloaded. Raises ConfigError, or another UserError, when
-    it cannot be had."""
+    number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
+    another UserError, when it cannot be had."""
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     return dataclasses.replace(
         config,
@@ -122,6 +123,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
         served_model_name=config.served_model_name or api_name,
         api_key_file=_absolute(config.api_key_file),
         threads=config.threads or usable_cores(),
+        otlp_endpoint=traces_url(config.otlp_endpoint, os.environ),
         data_dir=_absolute(config.data_dir),
         expert_heat=_absolute(config.expert_heat),
         placement_rules=_absolute(config.placement_rules),

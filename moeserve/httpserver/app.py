@@ -20,6 +20,7 @@ from moeserve.httpserver import (
     status,
     tokenize,
 )
+from moeserve.httpserver.access import Access
 from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
 from moeserve.httpserver.errors import ApiError, error_body
@@ -30,6 +31,7 @@ from moeserve.httpserver.protocol.generate import GenerateRequestBody
 from moeserve.httpserver.protocol.messages import CountTokensRequest, MessagesRequest
 from moeserve.httpserver.protocol.openai_responses import InputTokensRequest, ResponsesRequest
 from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.record import record_of_request
 from moeserve.httpserver.service import Service
 from moeserve.httpserver.sse import JsonResponse
 
@@ -96,11 +98,14 @@ def build_app(service: Service) -> FastAPI:
     keys = ApiKeys.from_config(service.config)
     if keys:
         app.add_middleware(ApiKey, keys=keys)
+    app.add_middleware(Access, metrics=service.metrics, tracer=service.engine.tracer)
     app.add_middleware(RequestId)
     return app
 
 
 def _respond(request: Request, error: ApiError) -> Response:
+    if (record := record_of_request.get()) is not None and not record.error:
+        record.error = error.message
     body = error_body(request.url.path, error, request_id_of(request))
     return JsonResponse(body, status_code=error.status, headers=error.headers())
 
@@ -125,6 +130,9 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """uvicorn logs the traceback; the client gets none of it."""
-    cause = "internal error; the server's log has the cause"
-    return _respond(request, ApiError(500, cause, code="internal_error"))
+    """uvicorn logs the traceback; the client gets none of it. This answer goes past our middleware."""
+    identity = request_id_of(request)
+    cause = f"internal error; the server's log has the cause, under the request id {identity}"
+    response = _respond(request, ApiError(500, cause, code="internal_error"))
+    response.headers["x-request-id"] = identity
+    return response

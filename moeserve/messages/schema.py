@@ -70,6 +70,13 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The HTTP request that a generation is of, for log lines and traces."""
+
+    request_id: str = ""  # X-Request-Id, visible ASCII
+    trace: str = ""  # W3C's traceparent of the span that it is a child of; "" where there are no traces
+
+
 # ---------------------------------------------------------------- httpserver -> router
 
 
@@ -82,6 +89,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower is sooner
     key_name: str = ""  # of the API key it came with; "" where there are none
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
+    origin: Origin = Origin()
     progress: bool = False  # a PromptProgress is wanted for each step that reads on in its prompt
 
 
@@ -103,6 +111,7 @@ class OpenText(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     text: TextOptions
+    origin: Origin = Origin()
 
 
 class CloseText(msgspec.Struct, frozen=True, tag=True):
@@ -271,6 +280,7 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     num_prompt: int
     prefix_slots: bytes  # int32
     sampling: SamplingParams
+    request_id: str = ""  # for log lines
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

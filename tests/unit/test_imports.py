@@ -13,7 +13,14 @@ PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A child process's own frame: allowed to every process's package, unlike another process's package.
-FRAME = {"moeserve.process", "moeserve.config", "moeserve.errors", "moeserve.messages"}
+FRAME = {
+    "moeserve.process",
+    "moeserve.config",
+    "moeserve.errors",
+    "moeserve.messages",
+    "moeserve.logs",
+    "moeserve.tracing",
+}
 
 # What a model is loaded from; none of it knows torch.
 MODEL_FILES = {
@@ -30,6 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.messages": set(),
     "moeserve.errors": set(),
     "moeserve.config": set(),
+    "moeserve.logs": set(),
+    "moeserve.tracing": {"moeserve.config", "moeserve.errors"},
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.source"},
@@ -71,7 +80,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.tokenizer",
         "moeserve.grammar",
     },
-    "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
+    "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
     "moeserve.launcher": FRAME | {"moeserve"},
