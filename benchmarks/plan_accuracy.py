@@ -13,6 +13,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,9 +29,11 @@ from moeserve.options import resolve
 from moeserve.placement import ModelSizes, Wishes, place
 from moeserve.plan.machine import measure
 from moeserve.plan.memory import predict
+from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed
 from moeserve.worker.loading import load_runner
 
+PREFILLS = 3  # in a round
 Figures = dict[str, float]  # tokens a second, by name
 
 
@@ -47,13 +52,15 @@ class Accuracy:
         self._model = Qwen3MoeConfig.from_gguf(self._gguf)
         self._model.check_tensors(self._gguf)
         self._sizes = ModelSizes.of(self._gguf.tensors, self._model)
-        self._bench = EngineBench(
-            load_runner(self._config, lambda *_: None), self._config.max_num_batched_tokens
-        )
+        # Sampled: greedy streams of a model with random weights run into the same tokens, which ask for the same
+        # experts; a plan knows nothing of that.
+        runner = load_runner(self._config, lambda *_: None)
+        self._bench = EngineBench(runner, self._config.max_num_batched_tokens, temperature=1.0)
         self._bench.prefill(1, 32)  # the first touch of every buffer
 
     def predicted(self) -> Figures:
-        speed = CpuSpeed(self._model, self._sizes, measure(self._config, self._gguf, self._model))
+        rates = measure(self._config, self._gguf, self._model)
+        speed = CpuSpeed(self._model, self._sizes, Routing(self._model), rates)
         figures = {
             f"prefill {self._prompt}": speed.prefill(self._prompt, self._config.max_num_batched_tokens)
         }
@@ -62,12 +69,13 @@ class Accuracy:
         }
 
     def measured(self) -> Figures:
-        figures: Figures = {}
+        """From the median of the steps: an interrupted one does not count."""
+        prompt, bench = self._prompt, self._bench
+        figures = {f"prefill {prompt}": prompt / _median([partial(bench.prefill, 1, prompt)] * PREFILLS)}
         for batch in self._batches:
-            for figure in self._bench.figures([batch], self._prompt, self._gen):
-                if figure.phase == "decode" or batch == 1:
-                    name = f"prefill {self._prompt}" if figure.phase == "prefill" else f"decode {batch}"
-                    figures[name] = figure.tok_s
+            bench.prefill(batch, prompt)
+            steps = [partial(bench.decode, batch, prompt + i, 1) for i in range(self._gen)]
+            figures[f"decode {batch}"] = batch / _median(steps)
         return figures
 
     def compare(self, rounds: int) -> None:
@@ -87,6 +95,16 @@ class Accuracy:
             print(
                 f"{name:<14}{middle[0]:>12.1f}{middle[1]:>12.1f}{statistics.median(ratios):>8.2f}   {shown}"
             )
+
+
+def _median(work: Sequence[Callable[[], None]]) -> float:
+    """Seconds."""
+    times: list[float] = []
+    for one in work:
+        start = time.perf_counter()
+        one()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def pss(server: Server) -> int:

@@ -19,6 +19,7 @@ from moeserve.placement.options import wishes_of
 from moeserve.plan.machine import CpuRates, GpuRates, measure
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, gpu_reserved_bytes, predict
 from moeserve.plan.report import Plan, Speed, as_json, as_text
+from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.worker.memory import available_bytes
 
@@ -66,7 +67,11 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     gpu = None if args.gpu_memory is None else int(args.gpu_memory * GIB)
     reserved = gpu_reserved_bytes(config, model)
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
-    placement = place(sizes, wishes_of(config, model), room)
+    wishes = wishes_of(config, model)
+    routing = Routing(model, wishes.counts)
+    if gpu is None:
+        wishes = dataclasses.replace(wishes, counts=None)  # here it tells what is read, not what goes where
+    placement = place(sizes, wishes, room)
     memory = predict(
         config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
     )
@@ -83,7 +88,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
         users=_users(config, memory),
         cpu_rates=cpu_rates,
         gpu_rates=gpu_rates,
-        speed=_speed(config, model, sizes, placement, cpu_rates, gpu_rates),
+        speed=_speed(config, model, sizes, routing, placement, cpu_rates, gpu_rates),
         command=command_line(config, args, memory),
         cautions=_cautions(config, args, memory),
     )
@@ -114,11 +119,16 @@ def _speed(
     config: ServerConfig,
     model: Qwen3MoeConfig,
     sizes: ModelSizes,
+    routing: Routing,
     placement: Placement,
     cpu: CpuRates,
     gpu: GpuRates | None,
 ) -> Speed:
-    speed = CpuSpeed(model, sizes, cpu) if gpu is None else HybridSpeed(model, sizes, placement, cpu, gpu)
+    speed = (
+        CpuSpeed(model, sizes, routing, cpu)
+        if gpu is None
+        else HybridSpeed(model, sizes, routing, placement, cpu, gpu)
+    )
     longest = config.max_model_len or model.context_length
     context = min(CONTEXT, longest // 2)
     prompts = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
@@ -162,6 +172,8 @@ def _cautions(config: ServerConfig, args: argparse.Namespace, memory: Memory) ->
 def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory) -> str:
     """What was asked for, and what the plan has fixed."""
     given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
+    if args.gpu_memory is None:
+        given.pop("expert_heat", None)  # of no use to the CPU engine
     if args.gpu_memory is not None and config.gpu_memory_budget is None:
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
     if args.ram is not None or args.gpu_memory is not None:

@@ -1,13 +1,14 @@
 """Predicted speed: what a step reads, what it computes, and what it costs beside that.
 
-A step of n tokens reads the dense weights once, the head if a row samples, and each expert that any token is routed
-to: of E experts of a layer, with k a token and routing without preference, E (1 - (1 - k/E)^n). It computes the
-products of each token with its own. Reading and computing overlap, but not wholly:
+A step of n tokens reads the dense weights and the head once, and each expert that any token is routed to: of E
+experts of a layer, with k a token and routing without preference, E (1 - (1 - k/E)^n); with a heat file, the sum over
+its experts' own probabilities. It computes the products of each token with its own. Reading and computing overlap, but
+not wholly:
 
     seconds = sqrt(reading^2 + computing^2) + attention + operations + step + rows
 
-which follows steps of 1 to 512 tokens measured on two Zen 5 cores within 10% where either is short and where both
-are alike (docs/placement.md).
+which follows measured steps of 1 to 512 tokens, where one of the two is short and where both are alike
+(docs/placement.md).
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from dataclasses import dataclass
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import ModelSizes, Placement
 from moeserve.plan.machine import OPS_A_LAYER, CpuRates, GpuRates
+from moeserve.plan.routing import Routing
 
-# Shares of a rate that the engine reaches, measured on two Zen 5 cores with Q4_K_M: weights are read at 84 to 93% of
-# what reading alone reaches; attention multiplies at these shares of the experts' rate.
-READ_SHARE = 0.90
+# Shares of a rate that the engine reaches, measured on two Zen 5 cores with Q4_K_M. Weights are read at 79 to 93% of
+# what reading alone reaches; norms, rotation and quantising take a tenth of the time of the products; attention
+# multiplies at these shares of the experts' rate.
+READ_SHARE = 0.85
+PRODUCT_SHARE = 0.9
 PREFILL_ATTENTION_SHARE = 0.27
 DECODE_ATTENTION_SHARE = 0.063
 SAMPLED_VALUES = 3.0e9  # logits that greedy sampling looks at a second; 7 us cached and 50 us not, of 151,936
@@ -55,9 +59,10 @@ class Step:
 class CpuSpeed:
     """Of the CPU engine."""
 
-    def __init__(self, model: Qwen3MoeConfig, sizes: ModelSizes, rates: CpuRates) -> None:
+    def __init__(self, model: Qwen3MoeConfig, sizes: ModelSizes, routing: Routing, rates: CpuRates) -> None:
         self._model = model
         self._sizes = sizes
+        self._routing = routing
         self._rates = rates
 
     def decode(self, streams: int, context: int) -> float:
@@ -76,6 +81,7 @@ class CpuSpeed:
         rates, model = self._rates, self._model
         reading = self._bytes(step) / (rates.read * READ_SHARE)
         computing = self._dense_ops(step) / rates.dense_ops + self._expert_ops(step) / rates.expert_ops
+        computing /= PRODUCT_SHARE
         share = DECODE_ATTENTION_SHARE if step.tokens == 1 else PREFILL_ATTENTION_SHARE
         attention = attention_ops(model, step) / (share * rates.expert_ops)
         operations = model.num_layers * OPS_A_LAYER * rates.op_s
@@ -83,9 +89,11 @@ class CpuSpeed:
         return math.hypot(reading, computing) + attention + operations + rates.step_s + rows
 
     def _bytes(self, step: Step) -> float:
-        touched = experts_touched(self._model, step.all_tokens)
-        layers = sum(layer.dense.cpu + touched * layer.expert.cpu for layer in self._sizes.layers)
-        return layers + self._sizes.head.cpu
+        tokens = step.all_tokens
+        return self._sizes.head.cpu + sum(
+            layer.dense.cpu + float(self._routing.touched(index, tokens).sum()) * layer.expert.cpu
+            for index, layer in enumerate(self._sizes.layers)
+        )
 
     def _dense_ops(self, step: Step) -> float:
         return 2.0 * (
@@ -104,12 +112,14 @@ class HybridSpeed:
         self,
         model: Qwen3MoeConfig,
         sizes: ModelSizes,
+        routing: Routing,
         placement: Placement,
         cpu: CpuRates,
         gpu: GpuRates,
     ) -> None:
         self._model = model
         self._sizes = sizes
+        self._routing = routing
         self._placement = placement
         self._cpu = cpu
         self._gpu = gpu
@@ -148,22 +158,24 @@ class HybridSpeed:
     def _layer_seconds(self, step: Step, index: int) -> float:
         layer, sizes = self._placement.layers[index], self._sizes.layers[index]
         tokens, model = step.all_tokens, self._model
-        touched = experts_touched(model, tokens)
-        share = len(layer.gpu_experts) / model.num_experts  # of the routes, where routing has no preference
+        touched = self._routing.touched(index, tokens)
+        on_gpu_touched = float(touched[list(layer.gpu_experts)].sum())
+        in_ram_touched = float(touched.sum()) - on_gpu_touched
+        share = self._routing.share(index, layer.gpu_experts)  # of the routes
         dense_ops = 2.0 * tokens * dense_parameters(model) / model.num_layers
         expert_ops = 2.0 * tokens * expert_parameters(model) / model.num_layers
         in_ram = self._cpu_seconds(
-            (1 - share) * touched * sizes.expert.cpu, (1 - share) * expert_ops, self._cpu.expert_ops
+            in_ram_touched * sizes.expert.cpu, (1 - share) * expert_ops, self._cpu.expert_ops
         )
         if layer.dense == "cpu":
             dense = self._cpu_seconds(sizes.dense.cpu, dense_ops, self._cpu.dense_ops)
             return dense + in_ram + OPS_A_LAYER * self._cpu.op_s
-        on_gpu = self._gpu_seconds(share * touched * sizes.expert.cuda, share * expert_ops)
-        handoff = HANDOFF_S if share < 1 else 0.0
+        on_gpu = self._gpu_seconds(on_gpu_touched * sizes.expert.cuda, share * expert_ops)
+        handoff = HANDOFF_S if len(layer.gpu_experts) < model.num_experts else 0.0
         return self._gpu_seconds(sizes.dense.cuda, dense_ops) + max(on_gpu, in_ram) + handoff + GPU_LAYER_S
 
     def _cpu_seconds(self, nbytes: float, ops: float, rate: float) -> float:
-        return math.hypot(nbytes / (self._cpu.read * READ_SHARE), ops / rate)
+        return math.hypot(nbytes / (self._cpu.read * READ_SHARE), ops / (rate * PRODUCT_SHARE))
 
     def _gpu_seconds(self, nbytes: float, ops: float) -> float:
         return math.hypot(nbytes / self._gpu_read, ops / (self._gpu.ops * GPU_OPS_SHARE))
@@ -175,11 +187,6 @@ class HybridSpeed:
     @property
     def _head_parameters(self) -> int:
         return self._model.vocab_size * self._model.hidden_size
-
-
-def experts_touched(model: Qwen3MoeConfig, tokens: int) -> float:
-    """Different experts of a layer that so many tokens are routed to, where routing has no preference."""
-    return model.num_experts * (1 - (1 - model.top_k / model.num_experts) ** tokens)
 
 
 def dense_parameters(model: Qwen3MoeConfig) -> int:
