@@ -85,7 +85,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
     "moeserve.launcher": FRAME | {"moeserve"},
 }
-TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
+TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.plan")
 TORCH_FORBIDDEN_WITHIN = tuple(MODEL_FILES)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
