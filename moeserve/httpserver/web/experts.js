@@ -134,7 +134,7 @@ byId("view").onsubmit = (event) => event.preventDefault();
 byId("view").oninput = () => use && show();
 
 setUpTheme();
-setUpKeyDialog(() => trying(refresh));
+setUpKeyDialog(async () => (await awaitModel()) && (await trying(refresh)));
 drawLegend(byId("legend"));
 await awaitModel();
 await poll();
