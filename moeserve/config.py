@@ -73,8 +73,8 @@ class ServerConfig:
     api_key: tuple[str, ...] = _option(
         (),
         "Network",
-        "require this bearer token on every request but /health and /metrics; give the flag again (in the "
-        "variable: after a comma) for more keys, which get equal shares of a busy server",
+        "require this bearer token on every request but /health, /metrics and the web pages; give the flag again (in "
+        "the variable: after a comma) for more keys, which get equal shares of a busy server",
         metavar="KEY",
     )
     api_key_file: str | None = _option(
