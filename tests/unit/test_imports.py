@@ -62,7 +62,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
-    "moeserve.launcher": FRAME | {"moeserve"},
+    "moeserve.launcher": FRAME | {"moeserve", "moeserve.runtime_directory"},
+    "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
 TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
 TORCH_FORBIDDEN_WITHIN = tuple(MODEL_FILES)
