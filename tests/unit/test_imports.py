@@ -83,7 +83,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
-    "moeserve.launcher": FRAME | {"moeserve"},
+    "moeserve.launcher": FRAME | {"moeserve", "moeserve.runtime_directory"},
+    "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
 TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.plan")
 TORCH_FORBIDDEN_WITHIN = tuple(MODEL_FILES)
