@@ -1,5 +1,5 @@
-"""The operators of torch.ops.moeserve against their references: the dispatcher's way to the C++ on CPU tensors, and what
-it calls for CUDA ones, under Triton's interpreter where there is no GPU."""
+"""The operators of torch.ops.moeserve against their references: the dispatcher's way to the C++ on CPU tensors, and
+what it calls for CUDA ones, under Triton's interpreter where there is no GPU."""
 
 from __future__ import annotations
 

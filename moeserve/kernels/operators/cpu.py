@@ -89,7 +89,7 @@ def attention(
 
 
 def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    room = RoutingRoom(*logits.shape, top_k)
+    room = RoutingRoom(len(logits), logits.shape[1], top_k)
     _stream().route(logits, len(logits), room)
     _stream().wait()
     return room.ids, room.weights
@@ -121,11 +121,11 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    state = SamplerState(*logits.shape)
+    state = SamplerState(len(logits), logits.shape[1])
     for i in range(len(logits)):
         state.bind(
             i, temperature=float(temperature[i]), top_k=int(top_k[i]), top_p=float(top_p[i]), min_p=float(min_p[i]),
             seed=int(seeds[i]) % 2**64, output=np.zeros(int(positions[i]), np.int32),
         )  # fmt: skip
-    tokens, _ = state.sample(logits.numpy(), np.arange(len(logits), dtype=np.int32))
+    tokens, _ = state.sample(logits, np.arange(len(logits), dtype=np.int32))
     return torch.from_numpy(tokens)
