@@ -51,8 +51,8 @@ _SCHEMAS = {
         "(Tensor x, Tensor ids, Tensor weights, Tensor[] gate, int gate_kind, Tensor[] up, int up_kind, "
         "Tensor[] down, int down_kind) -> Tensor"
     ),
-    # sampling. logits float32 [n, vocab]; temperature, top_p, min_p float64, top_k int32, seeds, positions int64 [n], on
-    # the CPU. Gives int32 [n] tokens.
+    # sampling. logits float32 [n, vocab]; temperature, top_p, min_p float64, top_k int32, seeds, positions int64 [n],
+    # on the CPU. Gives int32 [n] tokens.
     "sample": (
         "(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seeds, Tensor positions) "
         "-> Tensor"
