@@ -215,8 +215,8 @@ def _explained(name: HubName) -> Iterator[None]:
         raise HubError(f"{name}: {hub} answered with status {status}; {remedy}") from error
     except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise HubError(
-            f"{name}: neither a local path nor in the cache ({constants.HF_HUB_CACHE}), and {_why_offline()}, or name a "
-            "local file"
+            f"{name}: neither a local path nor in the cache ({constants.HF_HUB_CACHE}), and {_why_offline()}, or name "
+            "a local file"
         ) from error
     except httpx2.TransportError as error:
         raise HubError(
