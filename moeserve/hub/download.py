@@ -52,6 +52,7 @@ from .progress import Progress
 LARGEST_OVER_HTTP = 50 * 10**9  # bytes: the hub's limit; larger files come in Xet's chunks
 
 log = logging.getLogger(__name__)
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
 
 
 def fetch(name: HubName) -> Path:
