@@ -43,11 +43,11 @@ def serve(arguments: list[str]) -> int:
     """The server. Exit codes: those of `launcher.launch`; 2 for a bad flag or environment variable."""
     parser = serve_parser()
     from moeserve.launcher import launch
-    from moeserve.process import set_up_logging
+    from moeserve.logs import set_up_logging
 
     try:
         asked = parse(parser, arguments, os.environ)
-        set_up_logging("launcher", asked.log_level)
+        set_up_logging("launcher", asked.log_level, asked.log_format)
         config = resolve(asked)
     except UserError as error:
         parser.error(str(error))
@@ -69,8 +69,15 @@ def simulate(arguments: list[str]) -> int:
     return run_simulate(arguments)
 
 
+def plan(arguments: list[str]) -> int:
+    from moeserve.plan.command import main as run_plan
+
+    return run_plan(arguments)
+
+
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
+    "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
     "bench": Command(bench, "measure the engine, its steps, or a running server"),
     "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
 }

@@ -20,6 +20,7 @@ from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
+from moeserve.tracing import traces_url
 
 DEMONSTRATION_MODEL = "tiny-qwen3moe-q4_k_m.gguf"
 MODEL_SOURCE = "--model or MOESERVE_MODEL"
@@ -38,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             flag_name(option.name),
             action="append" if _is_repeatable(option) else "store",
             default=None,
-            metavar=_metavar(option),
+            metavar=value_name(option),
             help=_help(option),
         )
 
@@ -95,7 +96,8 @@ def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
     return isinstance(option.default, tuple)
 
 
-def _metavar(option: dataclasses.Field[Any]) -> str:
+def value_name(option: dataclasses.Field[Any]) -> str:
+    """What stands for the option's value in `--help`."""
     if option.metadata["choices"]:
         return "{" + ",".join(option.metadata["choices"]) + "}"
     names = {int: "N", float: "SECONDS", str: "TEXT"}
@@ -112,17 +114,24 @@ def _help(option: dataclasses.Field[Any]) -> str:
 
 def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
-    number of threads. A model that is named and not here is downloaded. Raises ConfigError, or another UserError, when
-    it cannot be had."""
+    number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
+    another UserError, when it cannot be had."""
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     return dataclasses.replace(
         config,
         model=str(model),
         served_model_name=config.served_model_name or api_name,
-        api_key_file=config.api_key_file and os.path.abspath(Path(config.api_key_file).expanduser()),
+        api_key_file=_absolute(config.api_key_file),
         threads=config.threads or usable_cores(),
-        data_dir=config.data_dir and os.path.abspath(Path(config.data_dir).expanduser()),
+        otlp_endpoint=traces_url(config.otlp_endpoint, os.environ),
+        data_dir=_absolute(config.data_dir),
+        expert_heat=_absolute(config.expert_heat),
+        placement_rules=_absolute(config.placement_rules),
     )
+
+
+def _absolute(path: str | None) -> str | None:
+    return path and os.path.abspath(Path(path).expanduser())
 
 
 def demonstration_model() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moeserve.detokenizer.journal import Journal
 from moeserve.detokenizer.manager import Detokenizer, serve
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_DETOKENIZER
@@ -18,7 +19,8 @@ def main(process: Process) -> None:
     to_http = PushChannel(process.context, process.paths.http)
     vocabulary = Vocabulary.from_gguf(open_model(Path(process.config.model)))
     process.ready()
-    serve(Detokenizer(vocabulary.token_bytes, vocabulary.special), inbox, to_router, to_http)
+    detokenizer = Detokenizer(vocabulary.token_bytes, vocabulary.special)
+    serve(detokenizer, inbox, to_router, to_http, Journal.wanted(process.tracer))
 
 
 if __name__ == "__main__":

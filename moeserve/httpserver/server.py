@@ -52,7 +52,7 @@ async def serve(process: Process) -> None:
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
     metrics = Metrics(config.served_model_name or Path(config.model).stem)
-    engine = EngineClient(to_router, inbox, metrics)
+    engine = EngineClient(to_router, inbox, metrics, process.tracer)
     service = Service(config, metrics.model_name, engine, metrics, responses)
     server = Server(service)
     try:
@@ -169,15 +169,14 @@ def load_text(config: ServerConfig) -> ModelText:
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:
     config = service.config
-    debugging = config.log_level == "debug"
     return uvicorn.Config(
         build_app(service),
         http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="debug" if debugging else "warning",
-        access_log=debugging,
+        log_level="debug" if config.log_level == "debug" else "warning",
+        access_log=False,  # `access.py` does it
         server_header=False,
         backlog=BACKLOG,
         limit_concurrency=config.max_num_queued_reqs + config.max_num_seqs + SPARE_CONNECTIONS,

@@ -17,6 +17,8 @@ from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
 from moeserve.models.source import open_model
+from moeserve.placement import ModelSizes, place
+from moeserve.placement.options import wishes_of
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
@@ -41,6 +43,8 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_model(path))))
     gguf = open_model(path)
     model_config = Qwen3MoeConfig.from_gguf(gguf)
+    model_config.check_tensors(gguf)
+    place(ModelSizes.of(gguf.tensors, model_config), wishes_of(config, model_config), gpu=None)
     in_place = config.weight_layout == "file"
     if in_place and not gguf.is_mapped:
         raise ConfigError("--weight-layout file needs a GGUF file; leave it out, or say panels")

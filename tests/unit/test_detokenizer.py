@@ -26,6 +26,7 @@ from moeserve.messages.schema import (
     OpenText,
     ProcessFailed,
     ProcessReady,
+    PromptProgress,
     RequestError,
     Shutdown,
     StopHit,
@@ -182,6 +183,11 @@ def test_unfinished_character_at_the_end_becomes_a_replacement() -> None:
 def test_prompt_logprobs_pass_through_without_tokens() -> None:
     probs = [logprob(5, 1)]
     assert opened().tokens(TokensOut([item(b"", prompt_logprobs=probs)]))[0][0].prompt_logprobs == probs
+
+
+def test_progress_passes_through_without_tokens() -> None:
+    progress = PromptProgress(total=9, cached=2, done=4, ms=1.5)
+    assert opened().tokens(TokensOut([item(b"", progress=progress)]))[0][0].progress == progress
 
 
 def test_requests_do_not_share_half_characters() -> None:

@@ -27,7 +27,7 @@ LAUNCH = """
 import sys
 from moeserve.config import ServerConfig
 from moeserve import launcher
-from moeserve.process import set_up_logging
+from moeserve.logs import set_up_logging
 port, timeout = int(sys.argv[1]), float(sys.argv[2])
 config = ServerConfig(model="tiny.gguf", port=port, shutdown_timeout=timeout, api_key=("secret",))
 launcher.EXIT_TIMEOUT_S = 3.0
