@@ -15,6 +15,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moeserve import logs
 from moeserve.httpserver import pages
 from moeserve.httpserver.api_keys import ApiKeys, key_name
 from moeserve.httpserver.errors import MESSAGES_PATH, ApiError, error_body
@@ -44,6 +45,7 @@ class RequestId:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})[_STATE_KEY] = request_id
+        logs.request_id.set(request_id)  # for the lines that this request's task writes
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

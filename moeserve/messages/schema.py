@@ -57,6 +57,7 @@ class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
     skip_special_tokens: bool = True
+    min_tokens: int = 0  # a stop string that is complete before so many tokens came is text as any other
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +68,13 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     top_ids: list[int]
     top_logprobs: list[float]
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The HTTP request that a generation is of, for log lines and traces."""
+
+    request_id: str = ""  # X-Request-Id, visible ASCII
+    trace: str = ""  # W3C's traceparent of the span that it is a child of; "" where there are no traces
 
 
 # ---------------------------------------------------------------- httpserver -> router
@@ -81,6 +89,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower is sooner
     key_name: str = ""  # of the API key it came with; "" where there are none
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
+    origin: Origin = Origin()
     progress: bool = False  # a PromptProgress is wanted for each step that reads on in its prompt
 
 
@@ -102,6 +111,7 @@ class OpenText(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     text: TextOptions
+    origin: Origin = Origin()
 
 
 class CloseText(msgspec.Struct, frozen=True, tag=True):
@@ -270,6 +280,7 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     num_prompt: int
     prefix_slots: bytes  # int32
     sampling: SamplingParams
+    request_id: str = ""  # for log lines
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

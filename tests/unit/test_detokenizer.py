@@ -86,6 +86,20 @@ def opened(**options: object) -> Detokenizer:
     return detokenizer
 
 
+def test_a_stop_string_counts_only_after_min_tokens() -> None:
+    detokenizer = opened(stop=("b",), min_tokens=4)
+    (out,), hits = detokenizer.tokens(TokensOut([item(b"ab")]))
+    assert (out.text, hits) == ("ab", [])
+    (out,), hits = detokenizer.tokens(TokensOut([item(b"b")]))  # the third token
+    assert (out.text, hits) == ("b", [])
+    items, hits = detokenizer.tokens(TokensOut([item(b"bx")]))  # the fourth, and what came after it
+    assert (items, hits) == ([], [StopHit(id=1, num_tokens=4)])
+    (out,), _ = detokenizer.tokens(TokensOut([item(b"", finish_reason="length", usage=USAGE)]))
+    assert (out.text, out.finish_reason, out.stop_reason) == ("", "stop", "b")
+    assert out.usage is not None
+    assert out.usage.completion_tokens == 4
+
+
 @given(
     st.text(alphabet="ab🙂é", max_size=30).map(str.encode),
     st.lists(st.text(alphabet="ab🙂é", min_size=1, max_size=4), max_size=3).map(tuple),

@@ -90,6 +90,7 @@ class OpenAIRequest(StructuredFields):
             stop=tuple(self.stop),
             include_stop=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
+            min_tokens=self.min_tokens,
         )
 
     def sampling(self, *, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:

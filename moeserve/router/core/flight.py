@@ -120,6 +120,7 @@ class Flight:
                 num_prompt=request.num_prompt,
                 prefix_slots=request.slots.tobytes(),
                 sampling=_sampling(request),
+                request_id=request.request_id,
             )
         )
 

@@ -60,6 +60,7 @@ class Request:
         "priority",
         "quantile",
         "req_slot",
+        "request_id",
         "resume_after",
         "sampling",
         "size",
@@ -82,6 +83,7 @@ class Request:
         self.arrival: float = message.arrival
         self.priority: int = message.priority
         self.tenant: str = message.key_name
+        self.request_id: str = message.origin.request_id
         self.cache_salt: str = message.cache_salt  # its prompt is found by those with the same salt only
         self.wants_progress: bool = message.progress
         # Seniority, smallest first: arrival moved by priority, then id so that no two compare equal.

@@ -89,7 +89,7 @@ class Scheduler:
         self._open[request.id] = request
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
-        self._out.append(OpenText(id=request.id, text=message.text))
+        self._out.append(OpenText(id=request.id, text=message.text, origin=message.origin))
 
     def _refusal(self, message: GenerateRequest) -> RequestError | None:
         if self._closed is not None:
