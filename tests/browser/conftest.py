@@ -55,7 +55,7 @@ def page(browser: Browser) -> Iterator[Page]:
     assert [one for one in problems if not one.startswith("Failed to load resource")] == []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def keyed_server(tiny_model: Path) -> Iterator[Server]:
     """One that wants a key, and reads prompts in small steps."""
     with running_server(tiny_model, "--api-key", KEY, "--max-num-batched-tokens", "64") as running:
