@@ -28,7 +28,7 @@ from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import route
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, step_sizes
+from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
 from moeserve.models.qwen3moe.gpu_weights import GpuExperts, GpuLayer, GpuWeights, Product
 from moeserve.models.qwen3moe.rope import rope_tables
 
@@ -72,7 +72,7 @@ class GpuQwen3Moe:
         self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
-        arena = Arena(self.device, max(_room_bytes(config, size, floats, self.device) for size in self.sizes))
+        arena = Arena(self.device, max(room_bytes(config, size, floats) for size in self.sizes))
         self._rooms = {size: Room(config, arena, size, floats, self.device) for size in self.sizes}
         self.head_sizes = [size for size in self.sizes if size <= self.LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], config.vocab_size, device=self.device)
@@ -200,12 +200,6 @@ def _tensors(planes: Planes) -> list[Tensor]:
 
 def _part(whole: Tensor | None, part: slice) -> Tensor | None:
     return None if whole is None else whole[part]
-
-
-def _room_bytes(config: Qwen3MoeConfig, rows: int, floats: torch.dtype, device: torch.device) -> int:
-    measured = Arena(device)
-    Room(config, measured, rows, floats, torch.device("meta"))
-    return measured.used
 
 
 def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:

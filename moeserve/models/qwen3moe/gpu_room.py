@@ -97,3 +97,11 @@ def _activations(
     if not quantised:
         return GpuActivations(x, None, None)
     return GpuActivations(x, arena.take(rows, cols, dtype=torch.int8), arena.take(rows, cols // 32))
+
+
+def room_bytes(c: Qwen3MoeConfig, rows: int, floats: torch.dtype) -> int:
+    """Of the arena."""
+    meta = torch.device("meta")
+    measured = Arena(meta)
+    Room(c, measured, rows, floats, meta)
+    return measured.used
