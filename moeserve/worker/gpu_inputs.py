@@ -1,8 +1,8 @@
 """A step's rows on their way to the GPU: one pinned buffer, one copy.
 
-    counts     [COUNTS]   the step's rows, then how many of them are sampled by each call of the head; 16 bytes apart,
-                          as kernels are compiled for aligned addresses
-    then int32 [stride] each: token ids, positions, KV slots, request slots, sampled rows, their request slots
+counts     [COUNTS]   the step's rows, then how many of them are sampled by each call of the head; 16 bytes apart,
+                      as kernels are compiled for aligned addresses
+then int32 [stride] each: token ids, positions, KV slots, request slots, sampled rows, their request slots
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class StepInputs:
     def __init__(self, size: int, head_rows: int, nobody: int, device: torch.device) -> None:
         stride = -(-(size + head_rows) // _ALIGN) * _ALIGN
         self._nobody = nobody
-        self._host = torch.zeros(COUNTS + _FIELDS * stride, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = torch.zeros(
+            COUNTS + _FIELDS * stride, dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
         self._device = torch.zeros_like(self._host, device=device)
         self._fields = self._host[COUNTS:].view(_FIELDS, stride).numpy()
         self._counts = self._host[:COUNTS].numpy()

@@ -35,8 +35,8 @@ def load_gpu_runner(
     on_progress: Callable[[str, int, int], None],
     device: torch.device,
 ) -> GpuRunner:
-    """Loads the model and allocates everything a step needs. Raises GGUFError for a bad file, ConfigError where the GPU's
-    memory does not suffice."""
+    """Loads the model and allocates everything a step needs. Raises GGUFError for a bad file, ConfigError where the
+    GPU's memory does not suffice."""
     path = Path(config.model)
     # Its helper thread builds the vocabulary while this one loads the weights.
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))

@@ -37,9 +37,7 @@ def planes_bytes(gguf: GGUFFile) -> int:
     return sum(tensor_bytes(tensor) for tensor in gguf.tensors.values())
 
 
-def room_bytes(
-    config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, device: torch.device
-) -> int:
+def room_bytes(config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, device: torch.device) -> int:
     """What a worker takes beside weights and KV pool."""
     sizes = step_sizes(max_tokens)
     head_rows = max(size for size in sizes if size <= GpuQwen3Moe.LOGIT_ROWS)

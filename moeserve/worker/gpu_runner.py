@@ -79,9 +79,18 @@ class GpuRunner:
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
+    def step_bytes(self, plan: StepPlan) -> int:
+        """Runs one plan and counts the bytes of weights that it had to read: each distinct expert once."""
+        before = self._model.heat.clone()
+        self.step(plan)
+        distinct = (self._model.heat != before).sum(dim=1).tolist()
+        return self._model.weight_bytes(distinct)
+
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
-        prefix = torch.frombuffer(bytearray(seq.prefix_slots), dtype=torch.int32) if seq.prefix_slots else None
+        prefix = (
+            torch.frombuffer(bytearray(seq.prefix_slots), dtype=torch.int32) if seq.prefix_slots else None
+        )
         if prefix is not None:
             self._slot_table[seq.req_slot, : len(prefix)].copy_(prefix)
         output = tokens[seq.num_prompt :]

@@ -51,8 +51,9 @@ def plan_capacity(
     else:
         slots = min(config.max_num_seqs * wanted_len, fits)
     if slots < min(wanted_len, 64):
+        kind = "memory" if device == "CPU" else "GPU memory"
         raise ConfigError(
-            f"only {free_bytes / 2**30:.2f} GiB of {'GPU ' if device == 'GPU' else ''}memory are free after the weights, room for {fits} tokens of "
+            f"only {free_bytes / 2**30:.2f} GiB of {kind} are free after the weights, room for {fits} tokens of "
             "KV: free some memory, or choose a smaller model"
         )
     if config.max_model_len is not None and config.max_model_len > slots:

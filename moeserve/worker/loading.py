@@ -47,15 +47,21 @@ def load_runner(config: ServerConfig, on_progress: Progress) -> Runner | GpuRunn
     if choose_device(config.device) == "cpu":
         return load_cpu_runner(config, on_progress)
     _set_up_torch()
-    from moeserve.worker.gpu_loading import load_gpu_runner  # not above: a machine without a GPU may lack Triton
+    from moeserve.worker.gpu_loading import (
+        load_gpu_runner,
+    )  # not above: a machine without a GPU may lack Triton
 
     return load_gpu_runner(config, open_model(config), on_progress, torch.device("cuda", 0))
 
 
 def open_model(config: ServerConfig) -> GGUFFile:
-    """With the file's tensors, or with random ones of their shapes."""
+    """With the file's tensors, or with random ones of their shapes. Raises GGUFError."""
     path = Path(config.model)
-    return open_dummy(path) if config.load_format == "dummy" else open_gguf(path)
+    if config.load_format != "dummy":
+        return open_gguf(path)
+    if config.weight_layout == "file":
+        raise ConfigError("--load-format dummy has no file to compute from: leave --weight-layout at panels")
+    return open_dummy(path)
 
 
 def _set_up_torch() -> None:

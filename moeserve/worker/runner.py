@@ -197,9 +197,7 @@ class Runner:
         return found
 
 
-def entries(
-    tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]
-) -> list[Sampled]:
+def entries(tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]) -> list[Sampled]:
     """failed: of some rows, why their requests cannot go on."""
     return [
         Sampled(token_id, logprob) if row not in failed else Sampled(-1, error=failed[row])

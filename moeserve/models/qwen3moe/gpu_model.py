@@ -95,15 +95,23 @@ class GpuQwen3Moe:
         _multiply(w.output, h.final, count, h.logits)
         return h.logits
 
+    def weight_bytes(self, distinct: list[int]) -> int:
+        """Of a step that reads so many of each layer's experts."""
+        w = self._weights
+        total = w.output.nbytes
+        for layer, read in zip(w.layers, distinct, strict=True):
+            total += layer.attn_output.nbytes + layer.router.nbytes + sum(p.nbytes for p in layer.qkv)
+            if layer.experts is not None:
+                total += layer.experts.nbytes * read // layer.experts.gate.experts
+        return total
+
     def _attention(
         self, layer: GpuLayer, before: GpuLayer | None, r: Room, batch: GpuBatch, kv: KvLayer
     ) -> None:
         eps, count = self.config.rms_eps, batch.count
         if before is None:
             y = r.y
-            add_norm(
-                r.x, None, None, None, None, None, count, layer.attn_norm, eps, y.x, y.codes, y.scales
-            )
+            add_norm(r.x, None, None, None, None, None, count, layer.attn_norm, eps, y.x, y.codes, y.scales)
         else:
             self._add_experts(before, r, layer.attn_norm, count, r.y, None)
         q, k, v = self._project(layer, r, count)
@@ -133,11 +141,14 @@ class GpuQwen3Moe:
 
     def _attend(self, r: Room, batch: GpuBatch, kv: KvLayer) -> None:
         a, d = r.attended, r.decode
+        assert a.x is not None
         for first in range(0, batch.num_decode, MAX_DECODE_ROWS):
             part = slice(first, min(first + MAX_DECODE_ROWS, batch.num_decode))
+            codes = None if a.codes is None else a.codes[part]
+            scales = None if a.scales is None else a.scales[part]
             decode_attention(
-                r.q[part], kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part], batch.count,
-                d.sums, d.stats, d.counters, a.x[part], _part(a.codes, part), _part(a.scales, part),
+                r.q[part], kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
+                batch.count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(r.q, kv.keys, kv.values, self._slot_table, batch.tiles, a.x)
@@ -178,11 +189,10 @@ class GpuQwen3Moe:
         self, layer: GpuLayer, r: Room, weight: Tensor, count: Tensor, y: GpuActivations, rows: Tensor | None
     ) -> None:
         """x += the experts' outputs of `layer`, and the norm of that; of `rows` alone, x stays as it was."""
-        parts = (r.parts, r.weights, r.ids if layer.places is None else r.places)
-        none = (None, None, None)
+        parts = r.parts if layer.experts is not None else None
+        places = r.ids if layer.places is None else r.places
         add_norm(
-            r.x, *(parts if layer.experts is not None else none), None, rows, count, weight, self.config.rms_eps,
-            y.x, y.codes, y.scales,
+            r.x, parts, r.weights, places, None, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
         )  # fmt: skip
 
 
@@ -196,10 +206,6 @@ def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -
 
 def _tensors(planes: Planes) -> list[Tensor]:
     return [planes.codes, planes.scales, planes.supers]
-
-
-def _part(whole: Tensor | None, part: slice) -> Tensor | None:
-    return None if whole is None else whole[part]
 
 
 def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:

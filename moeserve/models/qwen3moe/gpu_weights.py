@@ -64,7 +64,9 @@ class GpuLayer:
     ffn_norm: Tensor
     router: Product
     experts: GpuExperts | None  # None: none is here
-    places: Tensor | None  # int32 [E]: an expert's place in `experts`, -1 for one that is not there; None: all, in order
+    places: (
+        Tensor | None
+    )  # int32 [E]: an expert's place in `experts`, -1 for one that is not there; None: all, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,6 @@ class GpuWeights:
     layers: list[GpuLayer]
     output_norm: Tensor
     output: Product
-
-    @property
-    def head_bytes(self) -> int:
-        return self.output.nbytes
 
 
 class GpuLoader:
