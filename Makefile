@@ -15,16 +15,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all test-clients lint format docs clean
+.PHONY: serve test test-all test-clients lint browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: lint
+test-all: lint browser
 	$(BIN)/python -m pytest
 
 CLIENTS := build/clients
@@ -40,6 +40,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+
+browser:
+	scripts/install_browser.sh
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix-only .

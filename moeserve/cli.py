@@ -69,8 +69,15 @@ def simulate(arguments: list[str]) -> int:
     return run_simulate(arguments)
 
 
+def plan(arguments: list[str]) -> int:
+    from moeserve.plan.command import main as run_plan
+
+    return run_plan(arguments)
+
+
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
+    "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
     "bench": Command(bench, "measure the engine, its steps, or a running server"),
     "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
 }

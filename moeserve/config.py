@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ENV_PREFIX = "MOESERVE_"
-GROUPS = ("Model", "Network", "Chat", "Capacity", "CPU engine", "GPU", "Server")
+GROUPS = ("Model", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
 
 
 def _option(
@@ -66,6 +66,13 @@ class ServerConfig:
         low=16,
         high=1 << 24,
     )
+    load_format: str = _option(
+        "auto",
+        "Model",
+        "auto: the file's weights; dummy: random ones of the file's shapes and types, for benchmarks (the file may end "
+        "before its tensors)",
+        choices=("auto", "dummy"),
+    )
     host: str = _option("127.0.0.1", "Network", "address to listen on; 0.0.0.0 admits other machines")
     port: int = _option(
         8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535
@@ -73,8 +80,8 @@ class ServerConfig:
     api_key: tuple[str, ...] = _option(
         (),
         "Network",
-        "require this bearer token on every request but /health and /metrics; give the flag again (in the "
-        "variable: after a comma) for more keys, which get equal shares of a busy server",
+        "require this bearer token on every request but /health, /metrics and the web pages; give the flag again (in "
+        "the variable: after a comma) for more keys, which get equal shares of a busy server",
         metavar="KEY",
     )
     api_key_file: str | None = _option(
@@ -136,6 +143,12 @@ class ServerConfig:
         "whose computed prompts and answers are used again: shared: everyone's; per-key: those of the same API key; "
         "off: nobody's",
         choices=("shared", "per-key", "off"),
+    )
+    device: str = _option(
+        "auto",
+        "Device",
+        "cuda: the first NVIDIA GPU; cpu: none; auto: a GPU if there is one that can be used",
+        choices=("auto", "cpu", "cuda"),
     )
     threads: int | None = _option(
         None,

@@ -15,8 +15,7 @@ TIMEOUT_S: Final = 30.0  # it comes between two steps, and a step with a long pr
 
 
 class ExpertUseFeed:
-    """`received` and `failed` are called by the engine's reader, `latest` by the routes: all on the event loop's
-    thread."""
+    """`received` and `failed` are called by the engine's reader, `latest` by the routes: all on one event loop."""
 
     def __init__(self, to_router: AsyncPushChannel) -> None:
         self._to_router = to_router

@@ -102,7 +102,7 @@ def _folder(name: HubName, sizes: Mapping[str, int]) -> list[str]:
     if name.wanted is None:
         problem += ", nor a config.json with *.safetensors"
     elif weights:
-        problem += f", but safetensors: leave out {':' + name.wanted!r}"
+        problem += f", but safetensors: leave out :{name.wanted}"
     files = [f"{size / 1e9:8.2f} GB  {file}" for file, size in sorted(sizes.items())]
     raise HubError(f"{name}: {problem}. It has\n{listing(files)}")
 

@@ -52,13 +52,20 @@ from .progress import Progress
 LARGEST_OVER_HTTP = 50 * 10**9  # bytes: the hub's limit; larger files come in Xet's chunks
 
 log = logging.getLogger(__name__)
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
 
 
 def fetch(name: HubName) -> Path:
     """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. Raises HubError."""
     with _explained(name):
-        commit, sizes = _online(name.repo) or _cached(name)
-        files = choose(name, sizes)
+        listing = _online(name.repo)
+        commit, sizes = listing or _cached(name)
+        try:
+            files = choose(name, sizes)
+        except HubError as error:
+            if listing is not None:
+                raise
+            raise HubError(f"{error}\nThis is what the cache has: {_why_offline()}") from None
         if not files[0].endswith(".gguf"):
             config = Path(hf_hub_download(name.repo, files[0], revision=commit))
             check_supported(config, read_json(config))  # before gigabytes that we could not serve
@@ -182,6 +189,12 @@ def _check_space(name: HubName, blobs: list[_Blob]) -> None:
         )
 
 
+def _why_offline() -> str:
+    if constants.is_offline_mode():
+        return "HF_HUB_OFFLINE is set; unset it"
+    return f"{constants.ENDPOINT} cannot be reached; check the network and HF_ENDPOINT"
+
+
 @contextmanager
 def _explained(name: HubName) -> Iterator[None]:
     """The library's errors in our words: the cause and what to do."""
@@ -202,12 +215,8 @@ def _explained(name: HubName) -> Iterator[None]:
         remedy = "check HF_TOKEN" if status in (401, 403) else "try again later"
         raise HubError(f"{name}: {hub} answered with status {status}; {remedy}") from error
     except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        cause = f"{hub} cannot be reached"
-        remedy = "check the network and HF_ENDPOINT"
-        if constants.is_offline_mode():
-            cause, remedy = "HF_HUB_OFFLINE is set", "unset it"
         raise HubError(
-            f"{name}: neither a local path nor in the cache ({constants.HF_HUB_CACHE}), and {cause}; {remedy}, or name "
+            f"{name}: neither a local path nor in the cache ({constants.HF_HUB_CACHE}), and {_why_offline()}, or name "
             "a local file"
         ) from error
     except httpx2.TransportError as error:

@@ -83,9 +83,16 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
-    "moeserve.launcher": FRAME | {"moeserve"},
+    "moeserve.launcher": FRAME | {"moeserve", "moeserve.runtime_directory"},
+    "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
-TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
+TORCH_ALLOWED = (
+    "moeserve.worker",
+    "moeserve.models",
+    "moeserve.kernels",
+    "moeserve.plan",
+    "moeserve.bench.engine",
+)
 TORCH_FORBIDDEN_WITHIN = tuple(MODEL_FILES)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}

@@ -3,7 +3,7 @@
 import { getJson, getText } from "./api.js";
 import { byId, el, number, oneDigit } from "./dom.js";
 import { HeatMap, drawLegend } from "./heatmap.js";
-import { askForKey, awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
+import { awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
 
 const POLL_MS = 2000;
 
@@ -22,12 +22,14 @@ function show() {
   const ofLayer = byId("scale").value === "layer";
   const values = order.map((ids, layer) => {
     const hottest = ofLayer ? Math.max(...use.counts[layer]) : most;
-    return ids.map((expert) => (hottest ? use.counts[layer][expert] / hottest : 0));
+    // The root, since few experts take most: in proportion, nearly all would look cold.
+    return ids.map((expert) => (hottest ? Math.sqrt(use.counts[layer][expert] / hottest) : 0));
   });
   map.show(values, order.map((ids, layer) => ids.map((expert) => onGpu[layer].has(expert))));
   byId("most").textContent = ofLayer ? "the layer's hottest" : `${number.format(most)} tokens`;
   showTotals(onGpu);
   showLayers(onGpu);
+  if (map.cursor) describe(...map.cursor);
 }
 
 function showTotals(onGpu) {
@@ -55,11 +57,17 @@ function showLayers(onGpu) {
     const hottest = sum(ranked.slice(0, wanted).map(([count]) => count));
     const served = sum([...onGpu[layer]].map((expert) => counts[expert]));
     const names = total ? ranked.slice(0, 5).map(([, expert]) => expert).join(", ") : "";
-    const share = el("meter", { max: 1, value: total ? hottest / total : 0, ariaLabel: "Share" });
-    const cells = [layer, number.format(total), [share, " ", percent(hottest, total)], onGpu[layer].size, percent(served, total), names];
+    const share = [bar(total ? hottest / total : 0), percent(hottest, total)];
+    const cells = [layer, number.format(total), share, onGpu[layer].size, percent(served, total), names];
     return el("tr", {}, ...cells.map((cell) => el("td", {}, ...[cell].flat())));
   });
   byId("layers").replaceChildren(...rows);
+}
+
+function bar(share) {
+  const filled = el("span");
+  filled.style.width = `${100 * share}%`;
+  return el("span", { className: "bar", ariaHidden: "true" }, filled);
 }
 
 /** What stands under the map, for the cell that is pointed at. */
@@ -85,7 +93,7 @@ function sum(numbers) {
 
 // ---------------------------------------------------------------- asking
 
-/** Shows what went wrong, and for a missing key asks for one. */
+/** Shows what went wrong. */
 async function trying(action) {
   try {
     await action();
@@ -94,7 +102,6 @@ async function trying(action) {
   } catch (error) {
     byId("problem").hidden = false;
     byId("problem").textContent = error.message;
-    if (error.status === 401) askForKey();
     return false;
   }
 }
@@ -126,7 +133,7 @@ byId("view").onsubmit = (event) => event.preventDefault();
 byId("view").oninput = () => use && show();
 
 setUpTheme();
-setUpKeyDialog(() => trying(refresh));
+setUpKeyDialog(async () => (await awaitModel()) && (await trying(refresh)));
 drawLegend(byId("legend"));
 await awaitModel();
 await poll();

@@ -4,8 +4,10 @@ const COLD = [38, 50, 62];
 // From never to most, in steps that look even: dark blue, purple, orange, pale yellow, on light pages too.
 const RAMP = [COLD, [74, 58, 122], [156, 63, 121], [226, 92, 74], [252, 158, 79], [255, 232, 170]];
 const MIN_CELL = 5; // CSS pixels
-const MAX_CELL = 26;
-const LABELS = 34; // room for the layers' numbers
+const MAX_CELL = 40;
+const LEFT = 34; // room for the layers' numbers
+const TOP = 6; // and for half of one above and below
+const MARK = "rgb(64 214 196)";
 
 /** Colour of a value from 0 to 1. */
 function colour(value) {
@@ -24,7 +26,7 @@ export function drawLegend(canvas) {
 }
 
 export class HeatMap {
-  /** `pointed(layer, column)` is called for the cell that the pointer or the arrow keys are at; null: none. */
+  /** `pointed(layer, column)` is called when the pointer or the arrow keys come to a cell; with nulls: to none. */
   constructor(canvas, pointed) {
     this.canvas = canvas;
     this.pointed = pointed;
@@ -35,10 +37,10 @@ export class HeatMap {
     new ResizeObserver(() => this.#draw()).observe(canvas.parentElement);
   }
 
-  /** `values[layer][column]` from 0 to 1; `framed[layer][column]` is true for an expert in GPU memory. */
-  show(values, framed) {
+  /** `values[layer][column]` from 0 to 1; `marked[layer][column]` is true for an expert in GPU memory. */
+  show(values, marked) {
     this.values = values;
-    this.framed = framed;
+    this.marked = marked;
     this.#draw();
   }
 
@@ -46,10 +48,10 @@ export class HeatMap {
     if (!this.values) return;
     const { canvas, values } = this;
     const columns = values[0].length;
-    const room = canvas.parentElement.clientWidth - LABELS;
+    const room = canvas.parentElement.clientWidth - LEFT;
     const cell = (this.cell = Math.min(Math.max(Math.floor(room / columns), MIN_CELL), MAX_CELL));
     const ratio = window.devicePixelRatio;
-    const [width, height] = [LABELS + cell * columns, cell * values.length];
+    const [width, height] = [LEFT + cell * columns, 2 * TOP + cell * values.length];
     canvas.width = width * ratio;
     canvas.height = height * ratio;
     canvas.style.width = `${width}px`;
@@ -60,7 +62,11 @@ export class HeatMap {
       this.#drawLabel(context, layer);
       row.forEach((value, column) => this.#drawCell(context, layer, column, value));
     });
-    if (this.cursor) this.#frame(context, ...this.cursor, getComputedStyle(canvas).color, 2);
+    if (this.cursor) this.#drawCursor(context, ...this.#placeOf(...this.cursor));
+  }
+
+  #placeOf(layer, column) {
+    return [LEFT + column * this.cell, TOP + layer * this.cell];
   }
 
   #drawLabel(context, layer) {
@@ -70,27 +76,31 @@ export class HeatMap {
     context.font = "10px system-ui, sans-serif";
     context.textAlign = "right";
     context.textBaseline = "middle";
-    context.fillText(layer, LABELS - 8, (layer + 0.5) * this.cell);
+    context.fillText(layer, LEFT - 8, TOP + (layer + 0.5) * this.cell);
   }
 
   #drawCell(context, layer, column, value) {
-    const gap = this.cell >= 8 ? 1 : 0.5;
-    const [x, y] = [LABELS + column * this.cell, layer * this.cell];
+    const [x, y] = this.#placeOf(layer, column);
+    const size = this.cell >= 10 ? this.cell - 1 : this.cell;
     context.fillStyle = colour(value);
-    context.fillRect(x, y, this.cell - gap, this.cell - gap);
-    if (this.framed[layer][column]) this.#frame(context, layer, column, "#4fd1c5", this.cell >= 10 ? 1.5 : 1);
+    context.fillRect(x, y, size, size);
+    if (!this.marked[layer][column]) return;
+    const thick = Math.max(1.5, this.cell / 8);
+    context.fillStyle = MARK;
+    context.fillRect(x, y + size - thick, size, thick);
   }
 
-  #frame(context, layer, column, style, width) {
-    context.strokeStyle = style;
-    context.lineWidth = width;
-    const size = this.cell - (this.cell >= 8 ? 1 : 0.5) - width;
-    context.strokeRect(LABELS + column * this.cell + width / 2, layer * this.cell + width / 2, size, size);
+  #drawCursor(context, x, y) {
+    for (const [style, out] of [["#000", 2], ["#fff", 1]]) {
+      context.strokeStyle = style;
+      context.lineWidth = 1;
+      context.strokeRect(x - out + 0.5, y - out + 0.5, this.cell + 2 * out - 1, this.cell + 2 * out - 1);
+    }
   }
 
   #cellAt(event) {
-    const column = Math.floor((event.offsetX - LABELS) / this.cell);
-    const layer = Math.floor(event.offsetY / this.cell);
+    const column = Math.floor((event.offsetX - LEFT) / this.cell);
+    const layer = Math.floor((event.offsetY - TOP) / this.cell);
     const isInside = this.values && layer >= 0 && layer < this.values.length && column >= 0 && column < this.values[0].length;
     return isInside ? [layer, column] : null;
   }
@@ -107,6 +117,7 @@ export class HeatMap {
   }
 
   #moveTo(cell) {
+    if (String(cell) === String(this.cursor)) return;
     this.cursor = cell;
     this.#draw();
     this.pointed(...(cell ?? [null, null]));

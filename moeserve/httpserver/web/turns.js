@@ -66,8 +66,8 @@ export function modelTurn(message, { regenerate, askForKey }) {
     summary.textContent = thoughtLine(message);
     if (fold.open) showMarkdown(thought, message.reasoning);
     showMarkdown(text, message.content);
-    showProgress(waiting.firstElementChild, bar, message);
     waiting.hidden = !["waiting", "reading"].includes(state);
+    if (!waiting.hidden) showProgress(waiting.firstElementChild, bar, message);
     showError(error, message.error, askForKey);
     actions.hidden = isRunning(message);
     figures.textContent = figuresLine(message);
