@@ -58,7 +58,8 @@ class ModelSource(Protocol):
         ...
 
 
-def open_model(path: Path) -> ModelSource:
+def open_model(path: Path, *, has_tensors: bool = True) -> ModelSource:
     """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one such model, or
-    a folder in Hugging Face's layout (config.json, tokenizer.json, *.safetensors). Raises ModelError."""
-    return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path)
+    a folder in Hugging Face's layout (config.json, tokenizer.json, *.safetensors). Without `has_tensors` a .gguf file
+    may end before its tensors' bytes, which must then not be asked for. Raises ModelError."""
+    return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path, has_tensors=has_tensors)

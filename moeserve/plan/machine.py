@@ -15,10 +15,10 @@ from gguf.constants import GGMLQuantizationType
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
-from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.quant_types import QUANT_TYPES
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource, open_model
 from moeserve.options import demonstration_model
 from moeserve.worker.loading import load_runner
 from moeserve.worker.places import plan_places
@@ -52,7 +52,7 @@ class GpuRates:
     pcie: float = 25e9  # bytes a second, from RAM
 
 
-def measure(config: ServerConfig, gguf: GGUFFile, model: Qwen3MoeConfig) -> CpuRates:
+def measure(config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig) -> CpuRates:
     """config: threads, isa and places are the server's."""
     step_s, row_s = _step_seconds(config)  # first: it refuses an --isa that is not there
     stream = CpuStream(
@@ -60,7 +60,7 @@ def measure(config: ServerConfig, gguf: GGUFFile, model: Qwen3MoeConfig) -> CpuR
         "" if config.isa == "auto" else config.isa,
     )
     op_s = _operation_seconds(stream)
-    layers = Qwen3MoeConfig.from_gguf(open_gguf(demonstration_model())).num_layers
+    layers = Qwen3MoeConfig.from_gguf(open_model(demonstration_model())).num_layers
     return CpuRates(
         read=_read_rate(stream),
         dense_ops=_dense_rate(stream, gguf),
@@ -82,7 +82,7 @@ def _read_rate(stream: CpuStream) -> float:
     return matrix.bytes / _seconds(read)
 
 
-def _dense_rate(stream: CpuStream, gguf: GGUFFile) -> float:
+def _dense_rate(stream: CpuStream, gguf: ModelSource) -> float:
     tensor = gguf.tensors[n.of_layer(0, n.ATTN_Q)]
     matrix = _zeros(stream, int(tensor.type), tensor.shape)
     x = Activations(TOKENS, matrix.cols)
@@ -96,7 +96,7 @@ def _dense_rate(stream: CpuStream, gguf: GGUFFile) -> float:
     return 2.0 * TOKENS * matrix.rows * matrix.cols / _seconds(multiply)
 
 
-def _expert_rate(stream: CpuStream, gguf: GGUFFile, model: Qwen3MoeConfig) -> float:
+def _expert_rate(stream: CpuStream, gguf: ModelSource, model: Qwen3MoeConfig) -> float:
     experts = min(SAMPLE_EXPERTS, model.num_experts)
     top_k = min(model.top_k, experts)
     parts = [gguf.tensors[n.of_layer(0, p)] for p in (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)]
