@@ -192,7 +192,9 @@ def _check_space(name: HubName, blobs: list[_Blob]) -> None:
 def _why_offline() -> str:
     if constants.is_offline_mode():
         return "only the cache is there: HF_HUB_OFFLINE is set; unset it"
-    return f"only the cache is there: {constants.ENDPOINT} cannot be reached; check the network and HF_ENDPOINT"
+    return (
+        f"only the cache is there: {constants.ENDPOINT} cannot be reached; check the network and HF_ENDPOINT"
+    )
 
 
 @contextmanager

@@ -12,12 +12,13 @@ from pathlib import Path
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import ModelSource, open_model
+from moeserve.models.source import ModelSource, open_metadata
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
-from moeserve.plan.machine import CpuRates, GpuRates, measure
+from moeserve.plan.machine import measure
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, gpu_reserved_bytes, predict
+from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Plan, Speed, as_json, as_text
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
@@ -59,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     """Raises UserError for a file or a wish that cannot be served."""
-    gguf = open_model(Path(config.model), has_tensors=False)
+    gguf = open_metadata(Path(config.model))
     model = Qwen3MoeConfig.from_gguf(gguf)
     model.check_tensors(gguf)
     sizes = ModelSizes.of(gguf.tensors, model)

@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A fresh profile, as wide as a laptop. What the page logs as an error, or throws, fails the test: the failed
     requests that some tests are about excepted."""
-    context = browser.new_context(viewport=ViewportSize(width=1100, height=720), color_scheme="light")
+    context = browser.new_context(viewport=ViewportSize(width=1100, height=780), color_scheme="light")
     page = context.new_page()
     page.set_default_timeout(30_000)
     problems: list[str] = []
@@ -55,7 +55,7 @@ def page(browser: Browser) -> Iterator[Page]:
     assert [one for one in problems if not one.startswith("Failed to load resource")] == []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def keyed_server(tiny_model: Path) -> Iterator[Server]:
     """One that wants a key, and reads prompts in small steps."""
     with running_server(tiny_model, "--api-key", KEY, "--max-num-batched-tokens", "64") as running:

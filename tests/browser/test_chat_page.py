@@ -235,13 +235,16 @@ def test_an_error_is_shown_with_its_cause(page: Page, server: Server) -> None:
 def test_a_missing_key_is_asked_for_and_kept_for_the_tab_only(page: Page, keyed_server: Server) -> None:
     open_chat(page, keyed_server)
     dialog = page.get_by_role("dialog", name="API key")
+    expect(dialog.get_by_role("alert")).to_have_text("This server wants a key.")
     dialog.get_by_label("Key").fill("wrong")
     page.keyboard.press("Enter")
-    expect(dialog).to_be_visible()
+    expect(dialog.get_by_role("alert")).to_have_text("The server does not take this key.")
     dialog.get_by_role("button", name="Cancel").click()
     send(page, "Hi")
     until_answered(page)
-    expect(page.get_by_role("alert")).to_contain_text("Error 401: a valid API key is required")
+    expect(page.locator(".turn").get_by_role("alert")).to_contain_text(
+        "Error 401: a valid API key is required"
+    )
     page.get_by_role("button", name="Enter an API key").click()
     dialog.get_by_label("Key").fill(KEY)
     page.keyboard.press("Enter")

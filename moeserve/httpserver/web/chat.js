@@ -73,7 +73,7 @@ function forRequest({ role, content, reasoning }) {
 function setRunning(isOn) {
   byId("send").hidden = isOn;
   byId("stop").hidden = !isOn;
-  log.ariaBusy = isOn; // so that a screen reader reads an answer when it is whole
+  byId("conversation").ariaBusy = isOn; // so that a screen reader reads an answer when it is whole
   byId("status").textContent = isOn ? "The model is answering." : "";
   for (const view of views) view.lock(isOn);
   if (!isOn && document.activeElement === document.body) words.focus();

@@ -3,7 +3,7 @@
 import { getJson, getText } from "./api.js";
 import { byId, el, number, oneDigit } from "./dom.js";
 import { HeatMap, drawLegend } from "./heatmap.js";
-import { askForKey, awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
+import { awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
 
 const POLL_MS = 2000;
 
@@ -93,7 +93,7 @@ function sum(numbers) {
 
 // ---------------------------------------------------------------- asking
 
-/** Shows what went wrong, and for a missing key asks for one. */
+/** Shows what went wrong. */
 async function trying(action) {
   try {
     await action();
@@ -102,7 +102,6 @@ async function trying(action) {
   } catch (error) {
     byId("problem").hidden = false;
     byId("problem").textContent = error.message;
-    if (error.status === 401) askForKey();
     return false;
   }
 }

@@ -25,7 +25,10 @@ export function setUpTheme() {
 export function setUpKeyDialog(changed) {
   const dialog = byId("key-dialog");
   const field = byId("key");
-  byId("open-key").onclick = askForKey;
+  byId("open-key").onclick = () => {
+    askForKey();
+    byId("key-problem").textContent = "";
+  };
   byId("key-cancel").onclick = () => dialog.close();
   dialog.querySelector("form").onsubmit = (event) => {
     event.preventDefault();
@@ -37,36 +40,44 @@ export function setUpKeyDialog(changed) {
 
 export function askForKey() {
   byId("key").value = apiKey.get();
+  byId("key-problem").textContent = apiKey.get() ? "The server does not take this key." : "This server wants a key.";
   byId("key-dialog").showModal();
 }
 
-/** Shows the model's name and returns its card; while the server is loading, says how far it is and waits.
- *  Returns null when the server wants a key that it has not got. */
+/** Shows the model's name and returns its card; while the server is loading or away, says so and waits. Returns null,
+ *  and asks, when the server wants another key. */
 export async function awaitModel() {
   const banner = byId("banner");
   for (;;) {
     const state = await health();
     banner.hidden = state.status === "ok";
-    if (state.status === "ok") break;
     banner.textContent = wordsFor(state);
+    if (state.status === "ok") {
+      try {
+        return shown(await servedModel());
+      } catch (error) {
+        banner.hidden = false;
+        banner.textContent = error.message;
+        if (error.status === 401) {
+          askForKey();
+          return null;
+        }
+      }
+    }
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   }
-  try {
-    const model = await servedModel();
-    byId("model").textContent = model.id;
-    byId("model").title = `${number.format(model.max_model_len)} tokens of context`;
-    return model;
-  } catch (error) {
-    if (error.status !== 401) throw error;
-    banner.hidden = false;
-    banner.textContent = "This server wants an API key.";
-    askForKey();
-    return null;
-  }
+}
+
+function shown(model) {
+  byId("model").textContent = model.id;
+  byId("model").title = `${number.format(model.max_model_len)} tokens of context`;
+  return model;
 }
 
 function wordsFor(state) {
   switch (state.status) {
+    case "ok":
+      return "";
     case "loading":
       return `The model is loading: ${state.stage}, ${Math.round(state.fraction * 100)}%`;
     case "draining":
