@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from benchmarks.server import Server, running_server
@@ -54,13 +55,19 @@ class Accuracy:
         self._sizes = ModelSizes.of(self._gguf.tensors, self._model)
         # Sampled: greedy streams of a model with random weights run into the same tokens, which ask for the same
         # experts; a plan knows nothing of that.
-        runner = load_runner(self._config, lambda *_: None)
-        self._bench = EngineBench(runner, self._config.max_num_batched_tokens, temperature=1.0)
+        self._runner = load_runner(self._config, lambda *_: None)
+        self._bench = EngineBench(self._runner, self._config.max_num_batched_tokens, temperature=1.0)
         self._bench.prefill(1, 32)  # the first touch of every buffer
+
+    def _routing(self) -> Routing:
+        """From the engine's own heat: random weights have their favourites among the experts."""
+        use = self._runner.expert_use()
+        counts = np.frombuffer(use.tokens, np.int64).reshape(use.layers, use.experts)
+        return Routing(self._model, counts.tolist())
 
     def predicted(self) -> Figures:
         rates = measure(self._config, self._gguf, self._model)
-        speed = CpuSpeed(self._model, self._sizes, Routing(self._model), rates)
+        speed = CpuSpeed(self._model, self._sizes, self._routing(), rates)
         figures = {
             f"prefill {self._prompt}": speed.prefill(self._prompt, self._config.max_num_batched_tokens)
         }
@@ -81,6 +88,7 @@ class Accuracy:
     def compare(self, rounds: int) -> None:
         """Before and after each run of the engine the machine is measured; both predictions count."""
         runs: list[tuple[Figures, Figures]] = []
+        self.measured()  # for the routing
         before = self.predicted()
         for _ in range(rounds):
             measured = self.measured()

@@ -52,6 +52,7 @@ from .progress import Progress
 LARGEST_OVER_HTTP = 50 * 10**9  # bytes: the hub's limit; larger files come in Xet's chunks
 
 log = logging.getLogger(__name__)
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
 
 
 def fetch(name: HubName) -> Path:
@@ -215,8 +216,8 @@ def _explained(name: HubName) -> Iterator[None]:
         raise HubError(f"{name}: {hub} answered with status {status}; {remedy}") from error
     except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise HubError(
-            f"{name}: neither a local path nor in the cache ({constants.HF_HUB_CACHE}), and {_why_offline()}, or name a "
-            "local file"
+            f"{name}: neither a local path nor in the cache ({constants.HF_HUB_CACHE}), and {_why_offline()}, or name "
+            "a local file"
         ) from error
     except httpx2.TransportError as error:
         raise HubError(

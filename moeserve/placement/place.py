@@ -5,8 +5,8 @@ The order in which a GPU's memory is given away:
 1. what the engine needs beside weights and KV (`Gpu.reserved_bytes`);
 2. the dense parts: embedding, head, and of each layer attention, norms and router; of all layers or the last
    --n-gpu-layers;
-3. where RAM experts may be streamed to the GPU for long prompts, two buffers of a layer's; where there is no room
-   for these, nothing is streamed unless a rule asks for it;
+3. where RAM experts may be streamed to the GPU for long prompts, two buffers of a layer's; if that would take more
+   than half of what is left, nothing is streamed unless a rule asks for it;
 4. experts that rules or --num-gpu-experts put there;
 5. KV: what --max-total-tokens asks for, else a quarter of what is left, more when experts leave more;
 6. the other experts, hottest first, as far as they fit: unless 4. has said how many.
@@ -113,15 +113,13 @@ class _Planner:
         if count is not None:
             for layer, experts in enumerate(chosen):
                 experts.update(self._hottest_of(layer, count))
-        if self._room(chosen) < self._least_kv_bytes:
-            # Streaming is a convenience unless a rule asks for it.
+        if self._room(chosen) < max(self._stream_bytes(chosen), self._least_kv_bytes):
             self._prefill = ["cpu" if way == "auto" else way for way in self._prefill]
         left = self._left(chosen)
         if count is None:
-            kv = min(self._most_kv_bytes, max(int(left * KV_SHARE), self._least_kv_bytes))
-            # Again, as there are fewer experts left to stream, and the buffers for that get smaller.
-            while self._fill(chosen, self._left(chosen) - kv):
-                pass
+            share = int((left + self._stream_bytes(chosen)) * KV_SHARE)
+            kv = min(self._most_kv_bytes, max(share, self._least_kv_bytes))
+            self._fill(chosen, kv)
             left = self._left(chosen)
         return self._result(chosen, min(left, self._most_kv_bytes))
 
@@ -203,17 +201,17 @@ class _Planner:
         """Equally hot ones by id: without heat, the ids below `count`."""
         return sorted(self._open_experts(layer), key=lambda e: (-self._heat(layer, e), e))[:count]
 
-    def _fill(self, chosen: list[set[int]], room: int) -> bool:
-        """Puts the hottest of all layers on the GPU until one does not fit; equally hot ones by id, so that all
-        layers get alike. False when not a single one fits."""
+    def _fill(self, chosen: list[set[int]], kv: int) -> None:
+        """Puts the hottest of all layers on the GPU, as many as leave room for `kv` bytes of KV; equally hot ones by
+        id, so that all layers get alike. An expert more may take less memory, by what the buffers for streaming
+        shrink: so the largest number that fits is looked for, from all of them down."""
         units = [(at, e) for at, got in enumerate(chosen) for e in self._open_experts(at) if e not in got]
         units.sort(key=lambda unit: (-self._heat(*unit), unit[1], unit[0]))
-        for index, (layer, expert) in enumerate(units):
-            room -= self._sizes.layers[layer].expert.cuda
-            if room < 0:
-                return index > 0
+        for layer, expert in units:
             chosen[layer].add(expert)
-        return False
+        while units and self._room(chosen) < kv:
+            layer, expert = units.pop()
+            chosen[layer].discard(expert)
 
     # ---------------------------------------------------------------- memory
 

@@ -16,8 +16,9 @@ from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
-from moeserve.plan.machine import CpuRates, GpuRates, measure
+from moeserve.plan.machine import measure
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, gpu_reserved_bytes, predict
+from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Plan, Speed, as_json, as_text
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +20,10 @@ from moeserve.models.gguf import names as n
 from moeserve.models.gguf.quant_types import QUANT_TYPES
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.options import demonstration_model
+from moeserve.placement import ModelSizes
+from moeserve.plan.rates import CpuRates
+from moeserve.plan.routing import Routing
+from moeserve.plan.speed import CpuSpeed, Step
 from moeserve.worker.loading import load_runner
 from moeserve.worker.places import plan_places
 
@@ -27,48 +31,70 @@ READ_BYTES = 512 << 20  # more than any last-level cache holds
 TOKENS = 256  # of a product that is measured; beyond it the rate hardly grows
 SAMPLE_EXPERTS = 16  # enough to have as many tokens an expert as a full prefill step has
 SECONDS = 0.15  # for each figure
-OPS_A_LAYER = 9
-ROWS, POSITIONS = 16, 512  # of the packaged model's steps
-
-
-@dataclass(frozen=True, slots=True)
-class CpuRates:
-    """Of all threads together."""
-
-    read: float  # bytes a second, of weights that are read and nothing else
-    dense_ops: float  # multiplications and additions a second, of a matrix with many tokens
-    expert_ops: float  # the same of routed experts
-    op_s: float  # of an operation that has next to nothing to do
-    step_s: float  # what a step takes beside its operations
-    row_s: float  # and each row that samples, without a vocabulary to speak of
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRates:
-    """What a plan assumes of a GPU. The defaults are a middling one's; say what yours has."""
-
-    read: float = 900e9  # bytes a second
-    ops: float = 150e12  # bf16
-    pcie: float = 25e9  # bytes a second, from RAM
+ROWS, PROMPT, POSITIONS = 16, 16, 256  # of the packaged model's steps
+MOST_STEPS = 100  # of these, while the context is next to nothing
 
 
 def measure(config: ServerConfig, gguf: GGUFFile, model: Qwen3MoeConfig) -> CpuRates:
     """config: threads, isa and places are the server's."""
-    step_s, row_s = _step_seconds(config)  # first: it refuses an --isa that is not there
+    steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
     stream = CpuStream(
         plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding),
         "" if config.isa == "auto" else config.isa,
     )
-    op_s = _operation_seconds(stream)
-    layers = Qwen3MoeConfig.from_gguf(open_gguf(demonstration_model())).num_layers
-    return CpuRates(
+    rates = CpuRates(
         read=_read_rate(stream),
         dense_ops=_dense_rate(stream, gguf),
         expert_ops=_expert_rate(stream, gguf, model),
-        op_s=op_s,
-        step_s=max(0.0, step_s - layers * OPS_A_LAYER * op_s),
-        row_s=row_s,
+        op_s=_operation_seconds(stream),
+        cache_bytes=_last_level_cache(),
     )
+    one, many = (seconds - _explained(rates, rows) for rows, seconds in steps.items())
+    row_s = max(0.0, (many - one) / (ROWS - 1))
+    return dataclasses.replace(rates, step_s=max(0.0, one - row_s), row_s=row_s)
+
+
+def _packaged_steps(config: ServerConfig) -> dict[int, float]:
+    """Seconds of the packaged model's decode steps, which have next to nothing to compute, with the real runner around
+    them; by their rows."""
+    small = dataclasses.replace(
+        config,
+        model=str(demonstration_model()),
+        max_num_seqs=ROWS,
+        max_model_len=POSITIONS,
+        max_total_tokens=ROWS * POSITIONS,
+        num_gpu_experts=None,
+        gpu_memory_budget=None,
+        expert_heat=None,
+        placement_rules=None,
+        n_gpu_layers=None,
+    )
+    bench = EngineBench(load_runner(small, lambda stage, done, total: None), step_tokens=64)
+
+    def seconds(rows: int) -> float:
+        bench.prefill(rows, PROMPT)
+        positions = iter(range(PROMPT, POSITIONS))
+        return _seconds(lambda: bench.decode(rows, next(positions), 1), most=MOST_STEPS)
+
+    return {rows: seconds(rows) for rows in (1, ROWS)}
+
+
+def _explained(rates: CpuRates, rows: int) -> float:
+    """Of a step of the packaged model: what its products, attention and operations take."""
+    gguf = open_gguf(demonstration_model())
+    model = Qwen3MoeConfig.from_gguf(gguf)
+    speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, model), Routing(model), rates)
+    return speed.seconds(Step(rows, 1, PROMPT + MOST_STEPS // 2))
+
+
+def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
+    """Of the first CPU; 0 where sysfs does not say."""
+    sizes = [0]
+    for size in (sysfs / "devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = size.read_text().strip()
+        if text.endswith("K") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) << 10)
+    return max(sizes)
 
 
 def _read_rate(stream: CpuStream) -> float:
@@ -114,33 +140,6 @@ def _expert_rate(stream: CpuStream, gguf: GGUFFile, model: Qwen3MoeConfig) -> fl
         stream.wait()
 
     return 6.0 * tokens * top_k * model.hidden_size * model.expert_ff / _seconds(compute)
-
-
-def _step_seconds(config: ServerConfig) -> tuple[float, float]:
-    """Of the packaged model's decode step, which has next to nothing to compute, with the real runner around it; and
-    of each further row."""
-    small = dataclasses.replace(
-        config,
-        model=str(demonstration_model()),
-        max_num_seqs=ROWS,
-        max_model_len=POSITIONS,
-        max_total_tokens=ROWS * POSITIONS,
-        num_gpu_experts=None,
-        gpu_memory_budget=None,
-        expert_heat=None,
-        placement_rules=None,
-        n_gpu_layers=None,
-    )
-    bench = EngineBench(load_runner(small, lambda stage, done, total: None), step_tokens=64)
-
-    def seconds(batch: int) -> float:
-        bench.prefill(batch, 16)
-        positions = iter(range(16, POSITIONS))
-        return _seconds(lambda: bench.decode(batch, next(positions), 1), most=POSITIONS - 32)
-
-    one = seconds(1)
-    row_s = max(0.0, (seconds(ROWS) - one) / (ROWS - 1))
-    return one - row_s, row_s
 
 
 def _operation_seconds(stream: CpuStream) -> float:

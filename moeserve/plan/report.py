@@ -11,8 +11,8 @@ from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import Placement
 from moeserve.placement.sizes import EXPERT_PARTS, plane_bytes
-from moeserve.plan.machine import CpuRates, GpuRates
 from moeserve.plan.memory import Memory
+from moeserve.plan.rates import CpuRates, GpuRates
 
 GIB = 1 << 30
 

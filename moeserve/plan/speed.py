@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import ModelSizes, Placement
-from moeserve.plan.machine import OPS_A_LAYER, CpuRates, GpuRates
+from moeserve.plan.rates import OPS_A_LAYER, CpuRates, GpuRates
 from moeserve.plan.routing import Routing
 
 # Shares of a rate that the engine reaches, measured on two Zen 5 cores with Q4_K_M. Weights are read at 79 to 93% of
@@ -64,6 +64,8 @@ class CpuSpeed:
         self._sizes = sizes
         self._routing = routing
         self._rates = rates
+        layers = sum(layer.dense.cpu + sizes.num_experts * layer.expert.cpu for layer in sizes.layers)
+        self._is_cached = layers + sizes.head.cpu <= rates.cache_bytes
 
     def decode(self, streams: int, context: int) -> float:
         """Tokens a second of all streams together."""
@@ -79,7 +81,7 @@ class CpuSpeed:
 
     def seconds(self, step: Step) -> float:
         rates, model = self._rates, self._model
-        reading = self._bytes(step) / (rates.read * READ_SHARE)
+        reading = 0.0 if self._is_cached else self._bytes(step) / (rates.read * READ_SHARE)
         computing = self._dense_ops(step) / rates.dense_ops + self._expert_ops(step) / rates.expert_ops
         computing /= PRODUCT_SHARE
         share = DECODE_ATTENTION_SHARE if step.tokens == 1 else PREFILL_ATTENTION_SHARE

@@ -110,7 +110,7 @@ def _rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return values
-    if kind not in _ROPE_KEYS:
+    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         raise ModelError(
             path, f"rope_type {kind!r} is not supported; supported are default, {', '.join(_ROPE_KEYS)}"
         )

@@ -138,11 +138,10 @@ def _weight_files(folder: Path) -> list[Path]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(index, "has no weight_map; download it again")
-    names = set(weight_map.values())
-    for name in names:
+    for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name:
             raise ModelError(index, f"names the file {name!r}; names without a folder are expected")
-    files = [folder / name for name in sorted(names)]
+    files = [folder / name for name in sorted(set(weight_map.values()))]
     missing = [file.name for file in files if not file.exists()]
     if missing:
         raise ModelError(

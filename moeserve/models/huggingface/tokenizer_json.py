@@ -70,7 +70,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> 
     }
     settings = _optional(folder / "tokenizer_config.json")
     values |= _special_tokens(folder / "tokenizer_config.json", settings, tokens)
-    values |= _end_tokens(folder, config)
+    values |= _end_tokens(folder, config, vocab_size)
     template = _chat_template(folder, settings)
     if template is not None:
         values["tokenizer.chat_template"] = template
@@ -112,7 +112,10 @@ def _tokens(
     kinds = np.full(size, UNUSED, np.int32)
     for piece, token_id in _dict(path, _dict(path, tokenizer, "model"), "vocab").items():
         kinds[_place(path, pieces, size, token_id, piece)] = NORMAL
-    for token in tokenizer.get("added_tokens") or []:
+    added = tokenizer.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise ModelError(path, "'added_tokens' is no list; download it again")
+    for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
             raise ModelError(path, f"'added_tokens' holds {str(token)[:80]!r}, which is no token")
         for flag in ("lstrip", "rstrip", "single_word"):
@@ -158,7 +161,7 @@ def _special_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) 
     return values
 
 
-def _end_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str, MetadataValue]:
     """Where generation ends: one id or several, in generation_config.json, else in config.json."""
     path = folder / "generation_config.json"
     given = _optional(path).get("eos_token_id")
@@ -167,8 +170,10 @@ def _end_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, MetadataVa
     if given is None:
         return {}
     ids = given if isinstance(given, list) else [given]
-    if not all(isinstance(token_id, int) and 0 <= token_id < MAX_VOCAB for token_id in ids):
-        raise ModelError(path, f"eos_token_id is {given!r}; one token id or a list of them is expected")
+    if not all(isinstance(token_id, int) and 0 <= token_id < size for token_id in ids):
+        raise ModelError(
+            path, f"eos_token_id is {given!r}; a token id below {size}, or a list of them, is expected"
+        )
     return {"tokenizer.generation_end_ids": np.array(ids, np.int64)}
 
 
@@ -179,8 +184,12 @@ def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return read_text(jinja)
     template = _optional(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        defaults = [
+            entry.get("template")
+            for entry in template
+            if isinstance(entry, dict) and entry.get("name") == "default"
+        ]
+        template = defaults[0] if defaults else None
     if template is not None and not isinstance(template, str):
         raise ModelError(folder / "tokenizer_config.json", "its chat_template is no text")
     return template
