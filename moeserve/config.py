@@ -46,12 +46,17 @@ class ServerConfig:
     model: str = _option(
         "",
         "Model",
-        "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), or a folder that holds one; "
-        "left out, the small demonstration model that ships with moeserve is served",
-        metavar="PATH",
+        "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), a folder that holds one, or a folder with "
+        "config.json, tokenizer.json and *.safetensors; or a name on the Hugging Face Hub, to be downloaded: org/repo, "
+        "org/repo:Q4_K_M, org/repo:file.gguf; left out, the small demonstration model that ships with moeserve is "
+        "served",
+        metavar="MODEL",
     )
     served_model_name: str | None = _option(
-        None, "Model", "the model's name in the API (default: the file's name without .gguf)", metavar="NAME"
+        None,
+        "Model",
+        "the model's name in the API (default: the file's name without .gguf, or that on the hub)",
+        metavar="NAME",
     )
     max_model_len: int | None = _option(
         None,
@@ -68,8 +73,8 @@ class ServerConfig:
     api_key: tuple[str, ...] = _option(
         (),
         "Network",
-        "require this bearer token on every request but /health and /metrics; give the flag again (in the "
-        "variable: after a comma) for more keys, which get equal shares of a busy server",
+        "require this bearer token on every request but /health, /metrics and the web pages; give the flag again (in "
+        "the variable: after a comma) for more keys, which get equal shares of a busy server",
         metavar="KEY",
     )
     api_key_file: str | None = _option(
@@ -206,7 +211,20 @@ class ServerConfig:
         None, "Server", "makes the seeds of requests that set none reproducible", low=0, high=(1 << 63) - 1
     )
     log_level: str = _option(
-        "info", "Server", "how much to log", choices=("debug", "info", "warning", "error")
+        "info",
+        "Server",
+        "how much to log: a line a request at info, its way through the processes at debug",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = _option(
+        "text", "Server", "lines to read, or a JSON object a line", choices=("text", "json")
+    )
+    otlp_endpoint: str | None = _option(
+        None,
+        "Server",
+        "send OpenTelemetry traces of requests to this OTLP/HTTP collector, such as http://localhost:4318 (default: "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, else none); needs moeserve[otel]",
+        metavar="URL",
     )
     shutdown_timeout: float = _option(
         30.0, "Server", "seconds that running requests are given to finish after SIGTERM", low=0, high=86400

@@ -24,6 +24,7 @@ from moeserve.messages.schema import (
     ToRouter,
 )
 from moeserve.router.core.scheduler import ProtocolError, Scheduler
+from moeserve.router.journal import Journal
 from moeserve.router.worker_client import Worker, WorkerDied
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,10 @@ class RouterManager:
         inbox: PullChannel[ToRouter],
         detokenizer: PushChannel,
         http: PushChannel,
+        journal: Journal | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._journal = journal
         self._worker: Worker | None = worker  # None: it died
         self._inbox = inbox
         self._detokenizer = detokenizer
@@ -86,6 +89,8 @@ class RouterManager:
     def _receive(self, message: ToRouter) -> None:
         match message:
             case GenerateRequest():
+                if self._journal is not None:
+                    self._journal.received(message)
                 self._scheduler.add(message)
             case Abort(id=id):
                 self._scheduler.abort(id)
@@ -124,6 +129,8 @@ class RouterManager:
     def _flush(self) -> None:
         for message in self._scheduler.take_messages():
             self._detokenizer.send(message)
+            if self._journal is not None:
+                self._journal.sent(message)
 
     def _report_load(self, now: float) -> None:
         """A LoadReport when something changed: every 50 ms at most, but at once when the last request ends,

@@ -13,10 +13,10 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.messages.schema import WorkerReady
-from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
+from moeserve.models.source import open_model
 from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import wishes_of
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -33,19 +33,21 @@ SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "a
 def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:
     """Loads the model of `config.model` and allocates everything a step needs.
 
-    Raises GGUFError for a bad file, ConfigError where the memory does not suffice or the CPU lacks `config.isa`.
+    Raises ModelError for a bad file, ConfigError where the memory does not suffice or the CPU lacks `config.isa`.
     """
     torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
     torch.set_grad_enabled(False)
     stream = _open_stream(config)
     path = Path(config.model)
     # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
-    gguf = open_gguf(path)
+    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_model(path))))
+    gguf = open_model(path)
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
     place(ModelSizes.of(gguf.tensors, model_config), wishes_of(config, model_config), gpu=None)
     in_place = config.weight_layout == "file"
+    if in_place and not gguf.is_mapped:
+        raise ConfigError("--weight-layout file needs a GGUF file; leave it out, or say panels")
     if not in_place:
         _check_memory(gguf.file_bytes)
     weights = WeightLoader(stream, gguf, model_config, on_progress, in_place).load()

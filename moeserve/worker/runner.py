@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
@@ -22,6 +23,8 @@ from moeserve.messages.schema import (
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.sampler import SamplerState
+
+log = logging.getLogger(__name__)
 
 Int32s = npt.NDArray[np.int32]
 
@@ -125,6 +128,10 @@ class Runner:
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
+        if log.isEnabledFor(logging.DEBUG):
+            cached = len(seq.prefix_slots) // 4
+            extra = {"request_id": seq.request_id}
+            log.debug("slot %d: %d tokens, %d cached", seq.req_slot, len(tokens), cached, extra=extra)
         output = tokens[seq.num_prompt :]
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
         self._constraints.bind(seq.req_slot, seq.sampling, output)

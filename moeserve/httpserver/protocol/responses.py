@@ -43,6 +43,16 @@ class Timings(TypedDict):
     decode_tokens_per_second: float | None
 
 
+class PromptProgress(TypedDict):
+    """llama-server's: `processed` of `total` prompt tokens, `cache` of them not computed anew, `time_ms` since
+    the first of them was."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class CompletionLogprobs(TypedDict):
     """Parallel lists over tokens; `text_offset` counts characters of the tokens' own strings."""
 
@@ -74,6 +84,7 @@ class Completion(TypedDict):
     choices: list[CompletionChoice]
     usage: NotRequired[UsageInfo | None]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 class TopLogprob(TypedDict):
@@ -173,6 +184,7 @@ class ChatCompletionChunk(TypedDict):
     choices: list[ChatChunkChoice]
     usage: NotRequired[UsageInfo | None]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 class GenerateToken(TypedDict):
