@@ -11,8 +11,10 @@ from pathlib import Path
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.models.gguf import GGUFFile, open_gguf
+from moeserve.models.gguf import open_gguf
+from moeserve.models.huggingface import is_hugging_face_folder, open_folder
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     """Raises UserError for a file or a wish that cannot be served."""
-    gguf = open_gguf(Path(config.model), has_tensors=False)
+    gguf = _open(Path(config.model))
     model = Qwen3MoeConfig.from_gguf(gguf)
     model.check_tensors(gguf)
     sizes = ModelSizes.of(gguf.tensors, model)
@@ -95,8 +97,13 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     )
 
 
+def _open(path: Path) -> ModelSource:
+    """Of a GGUF file, the header is enough."""
+    return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path, has_tensors=False)
+
+
 def cpu_rates_of(
-    args: argparse.Namespace, config: ServerConfig, gguf: GGUFFile, model: Qwen3MoeConfig
+    args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig
 ) -> CpuRates:
     """Measured, but for what the user says. The time of operations is this machine's."""
     rates = measure(config, gguf, model)
