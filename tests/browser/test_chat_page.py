@@ -242,7 +242,9 @@ def test_a_missing_key_is_asked_for_and_kept_for_the_tab_only(page: Page, keyed_
     dialog.get_by_role("button", name="Cancel").click()
     send(page, "Hi")
     until_answered(page)
-    expect(page.locator(".turn").get_by_role("alert")).to_contain_text("Error 401: a valid API key is required")
+    expect(page.locator(".turn").get_by_role("alert")).to_contain_text(
+        "Error 401: a valid API key is required"
+    )
     page.get_by_role("button", name="Enter an API key").click()
     dialog.get_by_label("Key").fill(KEY)
     page.keyboard.press("Enter")

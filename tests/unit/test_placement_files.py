@@ -88,7 +88,7 @@ def test_a_file_that_is_no_json(tmp_path: Path, text: str | bytes) -> None:
 def test_planes_are_at_most_a_little_larger() -> None:
     for kind, quant in QUANT_TYPES.items():
         in_file = quant.row_bytes(512) * 6
-        tensor = TensorInfo("t", (2, 3, 512), kind, in_file, 0, 0)
+        tensor = TensorInfo("t", (2, 3, 512), kind, in_file)
         if kind in UNQUANTISED:
             assert plane_bytes(tensor) == in_file
         else:
@@ -98,7 +98,7 @@ def test_planes_are_at_most_a_little_larger() -> None:
 
 def test_rows_are_padded_on_a_gpu() -> None:
     q8 = next(kind for kind in QUANT_TYPES if kind.name == "Q8_0")
-    short, whole = (TensorInfo("t", (10, cols), q8, 0, 0, 0) for cols in (32, 256))
+    short, whole = (TensorInfo("t", (10, cols), q8, 0) for cols in (32, 256))
     assert plane_bytes(short) == plane_bytes(whole) == 10 * PLANE_BYTES[q8]
 
 
