@@ -69,7 +69,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         placement_rules=None,
         n_gpu_layers=None,
     )
-    bench = EngineBench(load_runner(small, lambda stage, done, total: None), step_tokens=64)
+    bench = EngineBench(load_runner(small, lambda stage, done, total: None), step_tokens=64, temperature=1.0)
 
     def seconds(rows: int) -> float:
         bench.prefill(rows, PROMPT)
