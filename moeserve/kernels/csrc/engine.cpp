@@ -104,7 +104,7 @@ class Stream {
                Address routes, Address heat, Address x) {
     pool_.submit(ExpertsOp{kernels_, &gate, &up, &down, y, at<const int32_t>(ids), at<const float>(weights),
                            n, top_k, h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes),
-                           at<int64_t>(heat), at<float>(x)});
+                           at<int64_t>(heat), at<float>(x), true});
   }
   void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
 

@@ -177,7 +177,7 @@ struct RouteOp {
   void operator()(Team& team) const;
 };
 
-// x[t] += sum over t's experts of weight * down(silu(gate(y)) * up(y)). An expert's weights are read once a step,
+// x[t] = or += sum over t's experts of weight * down(silu(gate(y)) * up(y)). An expert's weights are read once a step,
 // whoever asks for them.
 struct ExpertsOp {
   const Kernels* k;
@@ -185,7 +185,7 @@ struct ExpertsOp {
   const Matrix* up;
   const Matrix* down;
   Activations y;         // input
-  const int32_t* ids;    // [n, top_k]
+  const int32_t* ids;    // [n, top_k]; below 0: none
   const float* weights;  // [n, top_k]
   int n, top_k;
   Activations h;  // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
@@ -194,10 +194,14 @@ struct ExpertsOp {
   int32_t* routes;  // [n * top_k]: row of h -> index into ids and weights
   int64_t* heat;    // [2, experts]: adds the tokens routed to each expert, and 1 for each that has any
   float* x;         // [n, hidden]
+  bool add;         // to what x holds
   void operator()(Team& team) const;
 
+  // The two parts of it: one thread's, which the others wait for, and everyone's. False for an id that is no expert's.
+  bool sort_routes() const;
+  void compute(Team& team) const;
+
  private:
-  void group(Team& team) const;
   void gate_up(int64_t rank, int64_t panel) const;
   void down_panel(Team& team, int64_t panel) const;
 };
