@@ -69,9 +69,10 @@ void bind_handoff(nb::module_& m) {
              double timeout_s) {
             const Kernels* kernels = select_kernels(isa.c_str());
             if (kernels == nullptr) throw std::invalid_argument("no kernels for " + isa);
-            new (self) Handoff(kernels, pool, layers, at<uint8_t>(requests), at<uint8_t>(answers),
-                               {even, odd}, {h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes)},
-                               max_tokens, top_k, timeout_s);
+            new (self)
+                Handoff(kernels, pool, layers, at<uint8_t>(requests), at<uint8_t>(answers), {even, odd},
+                        {h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes)}, max_tokens, top_k,
+                        timeout_s);
           },
           "pool"_a, "isa"_a, "layers"_a, "requests"_a, "answers"_a, "even"_a, "odd"_a, "h"_a, "starts"_a,
           "active"_a, "routes"_a, "max_tokens"_a, "top_k"_a, "timeout_s"_a, nb::keep_alive<1, 2>())

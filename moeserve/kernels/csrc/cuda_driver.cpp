@@ -5,7 +5,7 @@
 namespace moeserve {
 namespace {
 
-using Result = int;  // CUresult, 0: success
+using Result = int;                 // CUresult, 0: success
 constexpr unsigned kWaitEqual = 1;  // CU_STREAM_WAIT_VALUE_EQ
 
 struct Driver {

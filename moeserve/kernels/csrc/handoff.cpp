@@ -88,7 +88,8 @@ void Handoff::serve(Team& team, uint32_t step) {
 
 // Prepares the step's next work in op_ and answering_; false: the step is over. The first thread only.
 bool Handoff::take(Turn& turn) {
-  while (unfinished_.load(std::memory_order_acquire) != 0) relax();  // the others still read op_ and its scratch
+  while (unfinished_.load(std::memory_order_acquire) != 0)
+    relax();  // the others still read op_ and its scratch
   if (turn.deferred != 0) {
     const uint32_t rows = std::exchange(turn.deferred, 0);
     const int layer = turn.layer - 1;

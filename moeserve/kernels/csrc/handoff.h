@@ -58,7 +58,8 @@ class Handoff {
   };
 
   Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, uint8_t* requests, uint8_t* answers,
-          const std::array<Slot, 2>& slots, const Scratch& scratch, int max_tokens, int top_k, double timeout_s);
+          const std::array<Slot, 2>& slots, const Scratch& scratch, int max_tokens, int top_k,
+          double timeout_s);
   ~Handoff();
   Handoff(const Handoff&) = delete;
 

@@ -31,7 +31,7 @@ def experts(
     matrix. Nothing gives the truth, `quantize.reference.round_trip` what the integer formats compute.
     """
     out = torch.zeros(len(y), down.shape[1], dtype=torch.float64)
-    for expert in sorted(set(ids.flatten().tolist())):
+    for expert in sorted(set(ids[ids >= 0].tolist())):
         tokens, j = torch.nonzero(ids == expert, as_tuple=True)
         x = y[tokens]
         hidden = silu(linear(into_gate(x), gate[expert])) * linear(into_up(x), up[expert])

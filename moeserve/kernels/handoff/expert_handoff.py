@@ -39,7 +39,9 @@ class CpuExperts:
     gate: Matrix  # [E, ff, hidden], only the E experts that are here
     up: Matrix  # [E, ff, hidden]
     down: Matrix  # [E, hidden, ff]
-    local_ids: Tensor  # int32 [the layer's experts], on the GPU: an expert's place in the matrices, -1: not here
+    local_ids: (
+        Tensor  # int32 [the layer's experts], on the GPU: an expert's place in the matrices, -1: not here
+    )
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -71,8 +73,8 @@ class ExpertHandoff:
 
         device: whose tensors `publish` and `collect` take; "cpu" (under Triton's interpreter) is for tests.
         max_deferred: how many of a token's top_k experts, those of the least weight, are added one layer late where
-        they are on the CPU, so that the CPU works on while the GPU does the next layer's attention (expert deferral,
-        https://doi.org/10.1145/3731569.3764843); never in the last layer, nor before one without CPU experts.
+        they are on the CPU, so that the CPU works on while the GPU does the next layer's attention (expert deferral:
+        KTransformers, SOSP 2025); never in the last layer, nor before one without CPU experts.
         timeout_s: how long a step may stand still, on either side, before it counts as hung; it must cover
         what compiles between `begin` and the last layer. polling: wait with a kernel that polls, even if the driver
         could wait itself.
@@ -219,23 +221,30 @@ class ExpertHandoff:
         into_down = [e.down.integer for e in some]
         self._h = Activations(routes, width, f32=not all(into_down), q8=any(into_down))
         self._sorted = [torch.empty(size, dtype=torch.int32) for size in (experts + 1, experts + 1, routes)]
-        natives = [
-            _C.HandoffLayer(*((None,) * 3 if e is None else e.matrices), heat.data_ptr())
-            for e, heat in zip(self._layers, self._heat, strict=True)
-        ]
+        even, odd = self._region.slots
+        starts, active, sorted_routes = (t.data_ptr() for t in self._sorted)
         return _C.Handoff(
             self._stream.pool,
             self._stream.isa,
-            natives,
+            [_native_layer(e, heat) for e, heat in zip(self._layers, self._heat, strict=True)],
             self._region.requests.data_ptr(),
             self._region.answers.data_ptr(),
-            *(slot.native(self._hidden) for slot in self._region.slots),
+            even.native(self._hidden),
+            odd.native(self._hidden),
             self._h.native,
-            *(t.data_ptr() for t in self._sorted),
+            starts,
+            active,
+            sorted_routes,
             max_tokens=self._max_tokens,
             top_k=self._top_k,
             timeout_s=timeout_s,
         )
+
+
+def _native_layer(experts: CpuExperts | None, heat: Tensor) -> _C.HandoffLayer:
+    if experts is None:
+        return _C.HandoffLayer(None, None, None, 0)
+    return _C.HandoffLayer(experts.gate, experts.up, experts.down, heat.data_ptr())
 
 
 def _check_shapes(layers: Sequence[CpuExperts | None], hidden: int, max_tokens: int) -> None:

@@ -8,9 +8,7 @@ from torch import Tensor
 from moeserve.kernels.experts.reference import experts
 
 
-def split(
-    ids: Tensor, weights: Tensor, local_ids: Tensor, max_deferred: int = 0
-) -> tuple[Tensor, Tensor]:
+def split(ids: Tensor, weights: Tensor, local_ids: Tensor, max_deferred: int = 0) -> tuple[Tensor, Tensor]:
     """Which of the chosen experts the CPU computes at once and which one layer later, by their places there.
 
     ids int32 [n, top_k], below 0: none; weights [n, top_k]; local_ids int32 [experts], -1: not on the CPU. Gives two

@@ -51,8 +51,8 @@ def publish_kernel(
 
     Where given: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
     steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the row
-    has an expert on the CPU now, 2 if one later. deferred_before, deferred_here int32: whether the layer before has left
-    something and whether this one does; DEFER: of TOP_K, how many of the least weight may be left.
+    has an expert on the CPU now, 2 if one later. deferred_before, deferred_here int32: whether the layer before has
+    left something and whether this one does; DEFER: of TOP_K, how many of the least weight may be left.
     """
     if PDL:
         gdc_launch_dependents()
@@ -82,7 +82,9 @@ def publish_kernel(
         c = tl.arange(0, SIZE)
         value = tl.load(x + row * COLS + c, c < COLS, 0.0).to(tl.float32)
         if codes is not None:
-            store_row(value, codes + row * (COLS + COLS // 2), metas + row * (COLS // 4 + COLS // 8), COLS, SIZE)
+            store_row(
+                value, codes + row * (COLS + COLS // 2), metas + row * (COLS // 4 + COLS // 8), COLS, SIZE
+            )
         if floats is not None:
             tl.store(floats + row * COLS + c, value, c < COLS)
     # Whoever comes last raises the flag. The barrier puts the whole program's stores before the ticket; the ticket
