@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.gpu.layer import Batch, Q4, Q6, LayerWeights, Room, layer, random_layer
+from benchmarks.gpu.layer import Q4, Q6, Batch, LayerWeights, Room, layer, random_layer
 from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.embed.cuda import embed
@@ -13,7 +13,7 @@ from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sample
 
 CONTEXT = 256  # tokens that every row attends to
-BATCHES = (1, 2, 8, 16, 64)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Model:
@@ -27,11 +27,11 @@ class Model:
         self.values = [torch.randn(slots, s.kv_heads, s.dim, device="cuda").half() for _ in range(layers)]
 
     def bytes_of_step(self, room: Room) -> float:
-        """Of weights that a step must read: distinct experts as the last routing chose them."""
+        """Of weights and KV that a step must read; distinct experts as the last layer's routing."""
         total = float(self.head.nbytes)
         distinct = len(room.ids.unique())
         for w in self.layers:
-            total += sum(p.nbytes for p in (*w.qkv, w.attn_output, w.router))
+            total += sum(p.nbytes for p in (w.qkv, w.v_beside, w.attn_output, w.router) if p)
             total += sum(p.nbytes for p in (w.gate, w.up, w.down)) * distinct / SHAPE.experts
         kv = room.n * CONTEXT * SHAPE.kv_heads * SHAPE.dim * 2 * 2 * len(self.layers)
         return total + kv
@@ -66,11 +66,15 @@ class Step:
         for slot in range(n):
             self.sampler.bind(slot, temperature=0.0)
 
-    def run_layers(self) -> None:
+    def run(self, _: int = 0) -> None:
+        self.run_layers()
+        self.run_head()
+
+    def run_layers(self, _: int = 0) -> None:
         m, r = self.model, self.room
         embed(self.tokens, r.count, tensors(m.table), int(m.table.type), r.x)
         for i, w in enumerate(m.layers):
-            layer(w, r, self.batch, m.keys[i], m.values[i], first=i == 0)
+            layer(w, r, self.batch, m.keys[i], m.values[i], i)
 
     def run_head(self) -> None:
         m, r, f, st, room = self.model, self.room, self.final, self.sampler, self.sampling
@@ -78,7 +82,18 @@ class Step:
             r.x, r.parts, r.weights, r.ids, None, self.batch.req_slots, r.count, m.layers[0].attn_norm, SHAPE.eps,
             f.x, f.codes, f.scales,
         )  # fmt: skip
-        linear(f.x, f.codes, f.scales, r.count, tensors(m.head), int(m.head.type), SHAPE.hidden, self.logits)
+        linear(
+            f.x,
+            f.codes,
+            f.scales,
+            r.count,
+            tensors(m.head),
+            int(m.head.type),
+            None,
+            0,
+            SHAPE.hidden,
+            self.logits,
+        )
         sample(
             self.logits, self.batch.req_slots, r.count, st.params, st.bias_ids, st.bias_values, st.stop_ids, st.history,
             None, None, room.block_max, room.block_sum, room.values, room.ids, self.picked,
@@ -90,16 +105,17 @@ def run() -> None:
     print(f"decode, {len(model.layers)} layers, context {CONTEXT}, greedy:")
     for n in BATCHES:
         step = Step(model, n)
-        step.run_layers()
-        step.run_head()
+        step.run()
         torch.cuda.synchronize()
-        whole = seconds(lambda i: (step.run_layers(), step.run_head()), 1)  # noqa: B023
-        layers = seconds(lambda i: step.run_layers(), 1)  # noqa: B023
+        whole = seconds(step.run, 1)
+        layers = seconds(step.run_layers, 1)
         floor = model.bytes_of_step(step.room) / BYTES_PER_S
-        assert torch.isfinite(step.logits).all() and (step.picked >= 0).all()
+        assert torch.isfinite(step.logits).all()
+        assert (step.picked >= 0).all()
         print(
-            f"batch {n:3}: {whole * 1e3:7.3f} ms a step, {n / whole:7.0f} tok/s, {layers / len(model.layers) * 1e6:6.1f} us a "
-            f"layer, head and choice {(whole - layers) * 1e6:6.1f} us, {floor / whole:5.1%} of the memory floor",
+            f"batch {n:3}: {whole * 1e3:7.3f} ms a step, {n / whole:7.0f} tok/s, "
+            f"{layers / len(model.layers) * 1e6:6.1f} us a layer, head and choice {(whole - layers) * 1e6:6.1f} us, "
+            f"{floor / whole:5.1%} of the memory floor",
             flush=True,
         )
 
@@ -111,6 +127,5 @@ def warm_up_cases() -> list[tuple[int]]:
 def warm_up(n: int) -> None:
     model = Model(2)
     step = Step(model, n)
-    step.run_layers()
-    step.run_head()
+    step.run()
     torch.cuda.synchronize()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.layer import Batch, Q4, Q6, Room, product
+from benchmarks.gpu.layer import Q4, Q6, Batch, Room, product
 from benchmarks.gpu.prefill import batch_of as prefill_batch
 from benchmarks.gpu.shape import SHAPE, random_planes, report, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
@@ -77,7 +75,7 @@ def experts(n: int) -> None:
     flops = 2.0 * n * s.top_k * s.ff * s.hidden
     time = seconds(
         lambda i: experts_up(
-            r.y.x, r.y.codes, r.y.scales, tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden, *blocks[i % 4], r.count,
+            r.y.x, r.y.codes, r.y.scales, tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden, *blocks[i % 4],
             s.top_k, r.h.x, r.h.codes, r.h.scales,
         ),
         cached(n),
@@ -91,14 +89,16 @@ def experts(n: int) -> None:
     )
     report(f"experts down (Q6_K) n={n}", time, down.nbytes * distinct, flops)
     r.weights.normal_()
-    norms: Callable[[int], None] = lambda i: add_norm(  # noqa: E731
-        r.x, r.parts, r.weights, all_ids[0], None, None, r.count, torch.ones(s.hidden, device="cuda") if i < 0 else ones,
-        s.eps, r.y.x, r.y.codes, r.y.scales,
-    )  # fmt: skip
     ones = torch.ones(s.hidden, device="cuda")
+    time = seconds(
+        lambda i: add_norm(
+            r.x, r.parts, r.weights, all_ids[0], None, None, r.count, ones, s.eps, r.y.x, r.y.codes, r.y.scales,
+        ),
+        cached(n),
+    )  # fmt: skip
     report(
         f"add_norm of 8 parts n={n}",
-        seconds(norms, cached(n)),
+        time,
         n * s.hidden * (8 * r.parts.element_size() + 12),
     )
 
@@ -107,29 +107,20 @@ def rope(n: int) -> None:
     s, r = SHAPE, Room(n, decode=False)
     batch = prefill_batch(n)
     keys = torch.empty(n, s.kv_heads, s.dim, dtype=torch.float16, device="cuda")
-    q, kv = s.heads * s.dim, s.kv_heads * s.dim
+    q_cols, kv_cols = s.heads * s.dim, s.kv_heads * s.dim
     r.projected.normal_()
-    parts = r.projected.split([q, kv, kv], dim=1)
+    q, k, v = r.projected.split([q_cols, kv_cols, kv_cols], dim=1)
     ones = torch.ones(s.dim, device="cuda")
     values = torch.empty_like(keys)
     time = seconds(
         lambda i: rope_store(
-            *parts,
-            ones,
-            ones,
-            s.eps,
-            batch.cos,
-            batch.sin,
-            batch.positions,
-            batch.slots,
-            r.count,
-            r.q,
-            keys,
-            values,
+            q, k, v, ones, ones, s.eps, batch.cos, batch.sin, batch.positions, batch.slots, r.count, r.q, keys, values,
         ),
         cached(n),
+    )  # fmt: skip
+    report(
+        f"rope_store n={n}", time, n * ((q_cols + 2 * kv_cols) * (r.projected.element_size() + 2) + s.dim * 4)
     )
-    report(f"rope_store n={n}", time, n * ((q + 2 * kv) * (r.projected.element_size() + 2) + s.dim * 4))
 
 
 def attention_decode(n: int, length: int) -> None:

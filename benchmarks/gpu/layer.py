@@ -23,7 +23,8 @@ Q4, Q6 = GgmlType.Q4_K, GgmlType.Q6_K
 @dataclass
 class LayerWeights:
     attn_norm: Tensor
-    qkv: list[Planes]  # rows of q, k and v, one after another: those of one type in one matrix
+    qkv: Planes  # rows of q, k and v, one after another
+    v_beside: Planes | None  # v by itself, where its type is another
     q_norm: Tensor
     k_norm: Tensor
     attn_output: Planes
@@ -38,11 +39,11 @@ def random_layer(index: int, s: Shape = SHAPE, device: str = "cuda") -> LayerWei
     """Q4_K_M: in half of the layers v and down are Q6_K."""
     q, kv = s.heads * s.dim, s.kv_heads * s.dim
     more = index % 2 == 0
-    qkv = [(Q4, q + kv), (Q6, kv)] if more else [(Q4, q + 2 * kv)]
     ones = torch.ones(s.hidden, device=device)
     return LayerWeights(
         attn_norm=ones,
-        qkv=[random_planes(kind, rows, s.hidden, device=device, seed=index) for kind, rows in qkv],
+        qkv=random_planes(Q4, q + kv if more else q + 2 * kv, s.hidden, device=device, seed=index),
+        v_beside=random_planes(Q6, kv, s.hidden, device=device, seed=index) if more else None,
         q_norm=torch.ones(s.dim, device=device),
         k_norm=torch.ones(s.dim, device=device),
         attn_output=random_planes(Q4, s.hidden, q, device=device, seed=index),
@@ -61,7 +62,7 @@ class Room:
         few = n <= GEMV_TOKENS
         self.n, self.shape = n, s
         self.blocks = BlockRoom(n, s.top_k, s.experts, device)
-        gemv = self.blocks.method.gemm is None
+        gemv = self.blocks.method.up is None
         wide = torch.float32 if few else torch.bfloat16
         self.count = torch.tensor([n], dtype=torch.int32, device=device)
         self.x = torch.empty(n, s.hidden, device=device)
@@ -73,6 +74,9 @@ class Room:
         self.decode = DecodeRoom(n, s.heads, s.kv_heads, s.dim, device) if decode else None
         self.output = torch.empty(n, 1, s.hidden, dtype=wide, device=device)
         self.logits = torch.empty(n, s.experts, device=device)
+        # Random weights route all rows alike in the deeper layers; what is timed is a uniform routing instead, another
+        # in every layer.
+        self.choices = torch.randn(16, n, s.experts, device=device)
         self.ids = torch.empty(n, s.top_k, dtype=torch.int32, device=device)
         self.weights = torch.empty(n, s.top_k, device=device)
         self.h = GpuActivations.empty(n * s.top_k, s.ff, device, dtype=None if gemv else wide, quantised=gemv)
@@ -92,19 +96,21 @@ class Batch:
     tiles: Tensor | None = None
 
 
-def layer(w: LayerWeights, room: Room, batch: Batch, keys: Tensor, values: Tensor, *, first: bool) -> None:
+def layer(w: LayerWeights, room: Room, batch: Batch, keys: Tensor, values: Tensor, index: int) -> None:
     """x = x + attention, y its norm, experts' products in room.parts: the next layer's norm adds them."""
-    attention_block(w, room, batch, keys, values, first=first)
-    experts_block(w, room)
+    attention_block(w, room, batch, keys, values, first=index == 0)
+    experts_block(w, room, index)
 
 
 def attention_block(
     w: LayerWeights, r: Room, batch: Batch, keys: Tensor, values: Tensor, *, first: bool
 ) -> None:
     s = r.shape
-    previous = (None, None, None) if first else (r.parts, r.weights, r.ids)
-    add_norm(r.x, *previous, None, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
-    q, k, v = project(w, r)
+    parts, weights, ids = (None, None, None) if first else (r.parts, r.weights, r.ids)
+    add_norm(r.x, parts, weights, ids, None, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
+    product(r.y, r, w.qkv, r.projected, w.v_beside)
+    widths = [s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim]
+    q, k, v = r.projected.split(widths, dim=1)
     rope_store(
         q,
         k,
@@ -135,38 +141,24 @@ def attention_block(
     product(r.attended, r, w.attn_output, r.output.view(r.n, -1))
 
 
-def project(w: LayerWeights, r: Room) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [n, ..]: every matrix has an output of its own, rows one after another."""
-    s = r.shape
-    flat = r.projected.view(-1)
-    outs, at = [], 0
-    for p in w.qkv:
-        out = flat[at : at + r.n * p.rows].view(r.n, p.rows)
-        at += r.n * p.rows
-        product(r.y, r, p, out)
-        outs.append(out)
-    q, kv = s.heads * s.dim, s.kv_heads * s.dim
-    if len(outs) == 1:
-        return outs[0][:, :q], outs[0][:, q : q + kv], outs[0][:, q + kv :]
-    return outs[0][:, :q], outs[0][:, q:], outs[1]
+def product(x: GpuActivations, r: Room, p: Planes, out: Tensor, beside: Planes | None = None) -> None:
+    other = None if beside is None else tensors(beside)
+    other_kind = 0 if beside is None else int(beside.type)
+    linear(x.x, x.codes, x.scales, r.count, tensors(p), int(p.type), other, other_kind, p.cols, out)
 
 
-def product(x: GpuActivations, r: Room, p: Planes, out: Tensor) -> None:
-    linear(x.x, x.codes, x.scales, r.count, tensors(p), int(p.type), p.cols, out)
-
-
-def experts_block(w: LayerWeights, r: Room) -> None:
+def experts_block(w: LayerWeights, r: Room, index: int) -> None:
     s, b = r.shape, r.blocks
     add_norm(r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
     product(GpuActivations(r.y.x, None, None), r, w.router, r.logits)
-    route(r.logits, None, r.count, r.ids, None, r.weights, None)
+    route(r.choices[index % 16], None, r.count, r.ids, None, r.weights, None)
     block_expert, block_routes = r.ids.view(-1), None
     if b.method.block > 1:
         align_routes(r.ids, r.count, s.experts, b.expert, b.routes)
         block_expert, block_routes = b.expert, b.routes
     experts_up(
         r.y.x, r.y.codes, r.y.scales, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden,
-        block_expert, block_routes, r.count, s.top_k, r.h.x, r.h.codes, r.h.scales,
+        block_expert, block_routes, s.top_k, r.h.x, r.h.codes, r.h.scales,
     )  # fmt: skip
     experts_down(
         r.h.x,

@@ -34,7 +34,8 @@ def q8(x: Tensor) -> GpuActivations:
 
 
 def through(x: GpuActivations) -> Tensor:
-    assert x.codes is not None and x.scales is not None
+    assert x.codes is not None
+    assert x.scales is not None
     return x.codes.double() * x.scales.double().repeat_interleave(32, dim=1)
 
 
@@ -50,26 +51,25 @@ def check_linear(kind: int) -> Result:
         assert x.x is not None
         floats = x.x if few else x.x.bfloat16()
         out = torch.full((n + 1, p.rows), math.nan, device="cuda")
-        linear(floats, x.codes, x.scales, counter(n), tensors(p), kind, p.cols, out)
+        linear(floats, x.codes, x.scales, counter(n), tensors(p), kind, None, 0, p.cols, out)
         taken = through(x) if few and p.quantised else floats.double()
         e = error(out[:n], taken[:n] @ w.double().T)
         assert out[n].isnan().all()
         results.append((f"linear {p.type.name} n={n}", e, 1e-6 if few else 4e-3))
-    x = torch.full((4, p.cols), math.nan, device="cuda")
+    rows = torch.full((4, p.cols), math.nan, device="cuda")
     ids = torch.randint(0, p.rows, (4,), dtype=torch.int32, device="cuda")
-    embed(ids, counter(4), tensors(p), kind, x)
-    return [*results, (f"embed {p.type.name}", error(x, w[ids.long()]), 1e-7)]
+    embed(ids, counter(4), tensors(p), kind, rows)
+    return [*results, (f"embed {p.type.name}", error(rows, w[ids.long()]), 1e-7)]
 
 
 def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
 
-    s = SHAPE
     experts, top_k, hidden, ff = 16, 4, 512, 256
     gate, up = (random_planes(GgmlType(k), experts, ff, hidden, seed=i) for i, k in enumerate(kinds[:2]))
     down = random_planes(GgmlType(kinds[2]), experts, hidden, ff)
     room = BlockRoom(n, top_k, experts, "cuda")
-    gemv = room.method.gemm is None
+    gemv = room.method.up is None
     x = q8(torch.randn(n, hidden, device="cuda") * 5)
     assert x.x is not None
     floats = x.x if gemv else x.x.bfloat16()
@@ -86,7 +86,7 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
         block_expert, block_routes = room.expert, room.routes
     experts_up(
         floats, x.codes, x.scales, tensors(gate), kinds[0], tensors(up), kinds[1], hidden, block_expert, block_routes,
-        counter(n), top_k, h.x, h.codes, h.scales,
+        top_k, h.x, h.codes, h.scales,
     )  # fmt: skip
     experts_down(
         h.x, h.codes, h.scales, tensors(down), kinds[2], ff, block_expert, block_routes, counter(n), parts
@@ -140,8 +140,8 @@ def check_rope() -> Result:
     slots = torch.randperm(100, device="cuda")[:n].int()
     kv = torch.zeros(4, 100, s.kv_heads, s.dim, device="cuda", dtype=torch.float16)
     expected = reference(
-        *(t.unflatten(1, (-1, s.dim)) for t in (q, k, v)), q_norm, k_norm, 1e-6, angles.cos()[positions.long()],
-        angles.sin()[positions.long()], slots, kv[0], kv[1],
+        q.unflatten(1, (-1, s.dim)), k.unflatten(1, (-1, s.dim)), v.unflatten(1, (-1, s.dim)), q_norm, k_norm, 1e-6,
+        angles.cos()[positions.long()], angles.sin()[positions.long()], slots, kv[0], kv[1],
     )  # fmt: skip
     q_out = torch.empty(n, s.heads, s.dim, device="cuda", dtype=torch.float16)
     cos, sin = angles.cos(), angles.sin()
@@ -178,11 +178,11 @@ def check_attention() -> Result:
             results.append((f"decode attention n={n}, time {again}", error(out.x, expected), 1e-3))
         results.append((f"decode attention q8 n={n}", error(through(out), expected), 8e-3))
     chunks = [(0, 300, 0, 0), (300, 1, 1999, 1), (301, 170, 900, 2), (471, 64, 64, 3)]
-    columns = [np.array(c, np.int32) for c in zip(*chunks, strict=True)]
-    tiles = torch.from_numpy(prefill_tiles(*columns, s.heads, s.kv_heads)).cuda()
+    first, count, position, request = np.array(chunks, np.int32).T
+    tiles = prefill_tiles(first, count, position, request, s.heads, s.kv_heads)
     q = (torch.randn(535, s.heads, s.dim, device="cuda") / s.dim**0.5).half()
     mixed = torch.full((535, s.heads * s.dim), math.nan, device="cuda", dtype=torch.bfloat16)
-    prefill_attention(q, keys, values, table, tiles, mixed)
+    prefill_attention(q, keys, values, table, torch.from_numpy(tiles).cuda(), mixed)
     expected = attention(q.cpu(), *pool, [Sequence(r, c, p, table[i].cpu()) for r, c, p, i in chunks]).cuda()
     return [*results, ("prefill attention", error(mixed, expected), 4e-3)]
 

@@ -10,6 +10,7 @@ from benchmarks.gpu.shape import FLOPS_PER_S, SHAPE, seconds
 from moeserve.kernels.attention.cuda import prefill_tiles
 
 TOKENS = (512, 2048, 8192)
+KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
 def batch_of(n: int) -> Batch:
@@ -46,17 +47,22 @@ def run() -> None:
         keys = torch.empty(n, s.kv_heads, s.dim, dtype=torch.float16, device="cuda")
         values = torch.empty_like(keys)
         room.x.normal_()
-        one = {"first": True}
-        attention = seconds(
-            lambda i: attention_block(layers[i % 4], room, batch, keys, values, **one), 8, graph=False
-        )  # noqa: B023
-        experts = seconds(lambda i: experts_block(layers[i % 4], room), 8, graph=False)  # noqa: B023
+
+        def attend(i: int, room: Room = room, batch: Batch = batch, kv: KeysValues = (keys, values)) -> None:
+            attention_block(layers[i % 4], room, batch, *kv, first=True)
+
+        def compute_experts(i: int, room: Room = room) -> None:
+            experts_block(layers[i % 4], room, i)
+
+        attention = seconds(attend, 8, graph=False)
+        experts = seconds(compute_experts, 8, graph=False)
         floors = flops_of(n)
         whole = (attention + experts) * s.layers
         print(
             f"prefill {n:5}: {n / whole:7.0f} tok/s; a layer's attention block {attention * 1e6:7.0f} us "
             f"({floors[0] / attention / 1e12:5.0f} TFLOP/s), experts {experts * 1e6:7.0f} us "
-            f"({floors[1] / experts / 1e12:5.0f} TFLOP/s); {sum(floors) / FLOPS_PER_S * s.layers / whole:5.1%} of the compute floor",
+            f"({floors[1] / experts / 1e12:5.0f} TFLOP/s); "
+            f"{sum(floors) / FLOPS_PER_S * s.layers / whole:5.1%} of the compute floor",
             flush=True,
         )
 
@@ -73,5 +79,5 @@ def warm_up(n: int) -> None:
     for i in range(2):
         w = random_layer(i)
         attention_block(w, room, batch, keys, torch.empty_like(keys), first=True)
-        experts_block(w, room)
+        experts_block(w, room, i)
     torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,7 +79,7 @@ def seconds(launches: Callable[[int], None], count: int, *, graph: bool = True, 
                 for i in range(count):
                     launches(i)
             recorded.replay()
-        times = []
+        times: list[float] = []
         for _ in range(repeats):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record(stream)
@@ -90,7 +91,7 @@ def seconds(launches: Callable[[int], None], count: int, *, graph: bool = True, 
             end.record(stream)
             stream.synchronize()
             times.append(start.elapsed_time(end) / 1000 / count)
-    return sorted(times)[len(times) // 2]
+    return statistics.median(times)
 
 
 def report(name: str, time: float, bytes: float, flops: float = 0.0) -> None:

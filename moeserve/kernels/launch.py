@@ -1,9 +1,9 @@
 """Launching Triton kernels at a few microseconds a call.
 
-Triton's own `kernel[grid](...)` binds and specialises its arguments anew at every call. Here the compiled kernel is found
-by what can make it another one: the compile-time arguments, the tensors' types and alignment, the launch options (the
-idea is FlagGems' LibEntry). Kernels take no specialised integers: what is not a tensor or compile-time is the same kernel for every
-value.
+Triton's own `kernel[grid](...)` binds and specialises its arguments anew at every call. Here the compiled kernel is
+found by what can make it another one: the compile-time arguments, the tensors' types and alignment, the launch options
+(the idea is FlagGems' LibEntry). Kernels take no runtime integers, which Triton would specialise on: an argument is a
+tensor or compile-time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def _has_dependent_launch() -> bool:
     return torch.cuda.get_device_capability()[0] >= 9
 
 
-# Programmatic dependent launch (Hopper on): a kernel may start while the one before it ends, and waits itself (gdc_wait)
-# before it reads what that one wrote.
+# Programmatic dependent launch (Hopper on): a kernel may start while the one before it ends, and waits itself
+# (gdc_wait) before it reads what that one wrote.
 PDL = _has_dependent_launch()
 
 

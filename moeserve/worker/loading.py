@@ -1,9 +1,10 @@
-"""From a configuration to a Runner: threads, weights, KV pool."""
+"""From a configuration to what executes plans: threads, weights, KV pool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -13,33 +14,63 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.messages.schema import WorkerReady
-from moeserve.models.gguf import open_gguf
+from moeserve.models.gguf import GGUFFile, open_gguf
+from moeserve.models.gguf.dummy import open_dummy
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
+from moeserve.worker.device import choose_device
 from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.places import plan_places
 from moeserve.worker.runner import Runner
 
+if TYPE_CHECKING:
+    from moeserve.worker.gpu_runner import GpuRunner
+
 # The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
 SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
 
 
-def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:
-    """Loads the model of `config.model` and allocates everything a step needs.
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
-    Raises GGUFError for a bad file, ConfigError where the memory does not suffice or the CPU lacks `config.isa`.
+
+def load_runner(config: ServerConfig, on_progress: Progress) -> Runner | GpuRunner:
+    """Loads the model of `config.model` on the device that `config.device` chooses, and allocates everything a step
+    needs.
+
+    Raises GGUFError for a bad file, ConfigError where the memory does not suffice, the CPU lacks `config.isa`, or there
+    is no such device.
     """
+    if choose_device(config.device) == "cpu":
+        return load_cpu_runner(config, on_progress)
+    _set_up_torch()
+    from moeserve.worker.gpu_loading import load_gpu_runner  # not above: a machine without a GPU may lack Triton
+
+    return load_gpu_runner(config, open_model(config), on_progress, torch.device("cuda", 0))
+
+
+def open_model(config: ServerConfig) -> GGUFFile:
+    """With the file's tensors, or with random ones of their shapes."""
+    path = Path(config.model)
+    return open_dummy(path) if config.load_format == "dummy" else open_gguf(path)
+
+
+def _set_up_torch() -> None:
     torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
     torch.set_grad_enabled(False)
+
+
+def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
+    """On the CPU."""
+    _set_up_torch()
     stream = _open_stream(config)
     path = Path(config.model)
     # Its helper thread builds the vocabulary while this one loads the weights.
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
-    gguf = open_gguf(path)
+    gguf = open_model(config)
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     in_place = config.weight_layout == "file"
     if not in_place:

@@ -64,12 +64,12 @@ def test_slices_of_rows_fill_a_stack() -> None:
 
 
 def test_size_is_the_files_or_a_little_more() -> None:
-    """Bits a weight, where the columns fill whole units: the GGUF's, and an eighth more for K-quants' unpacked scales."""
+    """Bits a weight, where the columns fill whole units: the GGUF's, and a little for unpacked scales."""
 
     def bits(planes: Planes) -> float:
         return planes.nbytes * 8 / (planes.experts * planes.rows * planes.cols)
 
     sizes = {kind: bits(empty_planes(kind, (4, 2048), "cpu")) for kind in FORMATS}
     for kind, form in FORMATS.items():
-        assert 0 <= sizes[kind] - 8 * form.block_bytes / form.block <= 0.13, kind
+        assert 0 <= sizes[kind] - 8 * form.block_bytes / form.block <= 0.19, kind
     assert sizes[GgmlType.Q4_K] == 4.625

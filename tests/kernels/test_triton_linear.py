@@ -7,7 +7,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.embed.cuda import embed
-from moeserve.kernels.linear.cuda import GemmTile, linear, run_gemm, weight_of
+from moeserve.kernels.linear.cuda import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import GgmlType, Planes, dequantize, repack
 from moeserve.kernels.quantize.reference import quantize, round_trip
@@ -31,7 +31,7 @@ def run(p: Planes, x: torch.Tensor, live: int, *, integer: bool) -> torch.Tensor
     q = quantize(x.float().cpu()) if integer else None
     out = torch.full((len(x), p.rows), GUARD, device=DEVICE)
     codes, scales = (None, None) if q is None else (q.codes.to(DEVICE), q.scales.to(DEVICE))
-    linear(x.to(DEVICE), codes, scales, counter(live), tensors(p), int(p.type), p.cols, out)
+    linear(x.to(DEVICE), codes, scales, counter(live), tensors(p), int(p.type), None, 0, p.cols, out)
     assert (out[live:] == GUARD).all()
     return out[:live].cpu()
 
@@ -60,9 +60,24 @@ def test_shapes(rows: int, cols: int, tokens: int) -> None:
     kind = weights.Type.Q4_K if cols % 256 == 0 else weights.Type.Q5_0
     p = planes_of(kind, rows, cols)
     x = activations("heavy-tailed", tokens, cols).half()
-    few = tokens <= 4
+    few = tokens <= GEMV_TOKENS
     expected = reference(round_trip(x) if few else x, dequantize(p, 0).cpu())
     assert nmse(run(p, x, tokens, integer=few), expected) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_a_matrix_beside(tokens: int) -> None:
+    p, beside = planes_of(weights.Type.Q4_K, 40, 256), planes_of(weights.Type.Q6_K, 24, 256)
+    x = activations("gaussian", tokens, 256).half()
+    q = quantize(x.float())
+    out = torch.full((tokens, 64), GUARD, device=DEVICE)
+    linear(
+        x.to(DEVICE), q.codes.to(DEVICE), q.scales.to(DEVICE), counter(tokens - 1), tensors(p), int(p.type),
+        tensors(beside), int(beside.type), 256, out,
+    )  # fmt: skip
+    w = torch.cat([dequantize(p, 0), dequantize(beside, 0)]).cpu()
+    assert nmse(out[:-1].cpu(), reference(round_trip(x) if tokens <= GEMV_TOKENS else x, w)[:-1]) < 1e-7
+    assert (out[-1] == GUARD).all()
 
 
 def test_large_tiles() -> None:
@@ -70,8 +85,8 @@ def test_large_tiles() -> None:
     x = activations("gaussian", 70, 512).half()
     out = torch.full((70, 130), GUARD, device=DEVICE)
     weight = weight_of(tensors(p), int(p.type), p.cols)
-    tile = GemmTile(64, 128, 32, 4, 2)
-    run_gemm(x.to(DEVICE), weight, None, None, None, counter(70), out, top_k=1, tile=tile)
+    tile = GemmTile(64, 128, 2, 8, 2)
+    run_gemm(x.to(DEVICE), weight, None, None, counter(70), out, tile=tile)
     assert nmse(out.cpu(), reference(x, dequantize(p, 0).cpu())) < 1e-7
 
 

@@ -25,7 +25,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def check_norm(y: GpuActivations, expected: torch.Tensor, live: int) -> None:
-    assert y.x is not None and y.codes is not None and y.scales is not None
+    assert y.x is not None
+    assert y.codes is not None
+    assert y.scales is not None
     assert nmse(y.x[:live].cpu(), expected) < 1e-12
     assert (y.x[live:] == GUARD).all()
     q = quantize(expected.float())
@@ -108,7 +110,8 @@ def test_a_row_without_a_slot_stores_nothing() -> None:
         q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), ones, ones, EPS, angle, angle, ints([0]), ints([-1]), counter(1),
         torch.empty(1, 1, 32, device=DEVICE), keys, values,
     )  # fmt: skip
-    assert not keys.any() and not values.any()
+    assert not keys.any()
+    assert not values.any()
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (10, 3), (4, 4), (5, 1)])
@@ -128,7 +131,8 @@ def test_routing(experts: int, top_k: int) -> None:
     assert torch.equal(mine[:live].cpu(), ids)
     assert torch.equal(local[:live].cpu(), where[ids.long()])
     assert torch.allclose(mine_weights[:live].cpu().double(), weights, rtol=1e-5, atol=1e-12)
-    assert (mine[live:] == -1).all() and (mine_weights[live:] == 0).all()
+    assert (mine[live:] == -1).all()
+    assert (mine_weights[live:] == 0).all()
     assert torch.equal(heat.cpu() - 100, torch.bincount(ids.flatten().long(), minlength=experts).int())
 
 

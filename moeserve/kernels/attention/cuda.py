@@ -79,7 +79,7 @@ def decode_attention(
         splits,
         PDL,
         num_warps=4,
-        num_stages=2,
+        num_stages=3,
         launch_pdl=PDL,
     )
 
@@ -92,7 +92,7 @@ def prefill_tiles(
     heads: int,
     kv_heads: int,
 ) -> npt.NDArray[np.int32]:
-    """The tiles of chunks of rows[i] .. + counts[i] - 1, at positions[i] on: int32 [tiles, 4] for `prefill_attention`."""
+    """Tiles of chunks rows[i] .. + counts[i] - 1 at positions[i] on: int32 [tiles, 4] for `prefill_attention`."""
     step = tile_tokens(heads, kv_heads)
     tiles = -(-counts // step)
     chunk = np.repeat(np.arange(len(rows)), tiles)

@@ -16,6 +16,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.triton import quantize_groups
 
+LEAST = tl.constexpr(4)  # blocks of a split: what it would save of fewer, putting the parts together costs
+
 
 @triton.jit
 def attend(
@@ -57,8 +59,17 @@ def attend(
 
 
 @triton.jit
-def combine(part_sums, part_stats, at, splits, G: tl.constexpr, SIZE: tl.constexpr, SPLITS: tl.constexpr):
-    """The parts of `splits` splits, from part `at` on, as one normalised [G, SIZE]."""
+def combine(
+    part_sums,
+    part_stats,
+    at,
+    splits,
+    HEADS: tl.constexpr,
+    G: tl.constexpr,
+    SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The parts of `splits` splits, from part `at` on, as one normalised [G, SIZE], four at a time."""
     g, d = tl.arange(0, G), tl.arange(0, SIZE)
     s = tl.arange(0, SPLITS)
     stat = part_stats + ((at + s[:, None]) * G + g[None, :]) * 2
@@ -68,10 +79,20 @@ def combine(part_sums, part_stats, at, splits, G: tl.constexpr, SIZE: tl.constex
     top = tl.max(largest, 0)
     whole = tl.sum(total * tl.exp2(largest - top[None, :]), 0)
     acc = tl.zeros([G, SIZE], tl.float32)
-    for i in range(splits):
-        part = (at + i) * G + g
-        shrink = tl.exp2(tl.load(part_stats + part * 2, cache_modifier=".cg") - top)
-        acc += tl.load(part_sums + part[:, None] * SIZE + d[None, :], cache_modifier=".cg") * shrink[:, None]
+    for first in range(0, splits, 4):
+        i = first + tl.arange(0, 4)
+        part = (at + i)[:, None] * G + g[None, :]
+        live = (i < splits)[:, None] & (g < HEADS)[None, :]
+        shrink = tl.exp2(
+            tl.load(part_stats + part * 2, live, float("-inf"), cache_modifier=".cg") - top[None, :]
+        )
+        sums = tl.load(
+            part_sums + part[:, :, None] * SIZE + d[None, None, :],
+            live[:, :, None],
+            0.0,
+            cache_modifier=".cg",
+        )
+        acc += tl.sum(sums * shrink[:, :, None], 0)
     return acc / whole[:, None]
 
 
@@ -112,7 +133,7 @@ def decode_kernel(
 
     q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type. part_sums [n, KV_HEADS, SPLITS, G, SIZE]
     and part_stats [.., 2] float32: room; counters int32 [n, KV_HEADS]: zeros before and after.
-    out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE: powers of two that hold a group and a head.
+    out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE: powers of two that hold a group, a head.
     """
     if PDL:
         gdc_launch_dependents()
@@ -122,7 +143,7 @@ def decode_kernel(
         return
     group: tl.constexpr = HEADS // KV_HEADS
     length = tl.load(positions + i) + 1
-    per = tl.cdiv(tl.cdiv(length, BLOCK), SPLITS) * BLOCK
+    per = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK), SPLITS), LEAST) * BLOCK
     splits = tl.cdiv(length, per)
     if split >= splits:
         return
@@ -140,12 +161,12 @@ def decode_kernel(
     else:
         at = (i.to(tl.int64) * KV_HEADS + h) * SPLITS
         part = (at + split) * G + g
-        tl.store(part_sums + part[:, None] * SIZE + d[None, :], acc)
+        tl.store(part_sums + part[:, None] * SIZE + d[None, :], acc, (g < group)[:, None])
         tl.store(part_stats + part * 2, largest)
         tl.store(part_stats + part * 2 + 1, total)
         tl.debug_barrier()  # every thread's part is written before the count says so
         arrived = tl.atomic_add(counters + i * KV_HEADS + h, 1, sem="acq_rel")
         if arrived == splits - 1:
             tl.store(counters + i * KV_HEADS + h, 0)
-            result = combine(part_sums, part_stats, at, splits, G, SIZE, SPLITS)
+            result = combine(part_sums, part_stats, at, splits, group, G, SIZE, SPLITS)
             store_heads(result, out, codes, scales, head, group, DIM, G, SIZE)

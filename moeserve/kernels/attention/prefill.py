@@ -47,7 +47,7 @@ def prefill_kernel(
     TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     SIZE: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles, KV heads). tiles int32 [tiles, 4]: first row, rows (at most BT), position of the first, request slot.
+    """Grid (tiles, KV heads). tiles int32 [tiles, 4]: first row, rows (at most BT), its position, request slot.
 
     q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type; out [n, HEADS * DIM].
     ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE: one that holds DIM.

@@ -8,21 +8,15 @@ from torch import Tensor
 from moeserve.kernels.embed.triton import embed_kernel
 from moeserve.kernels.launch import PDL
 from moeserve.kernels.linear.cuda import weight_of
-from moeserve.kernels.planes.formats import UNIT
-
-UNITS = 4  # of a step
+from moeserve.kernels.planes.formats import units_of
 
 
 def embed(ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor) -> None:
     """x[i] = row ids[i] of the table in planes, for i < count[0]. ids int32 [n], x float32 [n, hidden]."""
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
-    if table.format is None:
-        steps = -(-hidden // (16 * UNITS))
-    else:
-        steps = -(-hidden // (UNIT * UNITS)) * table.format.low_bits
     embed_kernel(
-        (n, steps),
+        (n, units_of(hidden)),
         ids,
         count,
         table.codes if table.format is None else table.codes.view(torch.uint8),
@@ -31,7 +25,6 @@ def embed(ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor
         x,
         hidden,
         table.format,
-        UNITS,
         PDL,
         num_warps=1,
         launch_pdl=PDL,

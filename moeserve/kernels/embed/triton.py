@@ -8,32 +8,41 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.linear.gemm import field_weights, load_parts
+from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min
 
 
 @kernel
 def embed_kernel(
-    ids, count, codes, scales, supers, x,
-    COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr, PDL: tl.constexpr,
+    ids, count, codes, scales, supers, x, COLS: tl.constexpr, F: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """x[i] = row ids[i], float32 [n, COLS]; grid (n, steps): a step is one low part of UB units, or 16 * UB floats."""
+    """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    i, step = tl.program_id(0), tl.program_id(1)
+    UNITS: tl.constexpr = (COLS + 127) // 128
+    i, u = tl.program_id(0), tl.program_id(1)
     if i >= tl.load(count):
         return
-    x += i.to(tl.int64) * COLS
-    r = tl.load(ids + i) + tl.zeros([1], tl.int32)
-    b = tl.arange(0, UB * 16)
+    row = tl.load(ids + i).to(tl.int64)
+    c = tl.arange(0, 128)
+    live = u * 128 + c < COLS
     if F is None:
-        k = step * (UB * 16) + b
-        row = tl.load(codes + r.to(tl.int64)[:, None] * COLS + k[None, :], (k < COLS)[None, :], 0.0)
-        tl.store(x + k[None, :], row.to(tl.float32), (k < COLS)[None, :])
+        value = tl.load(codes + row * COLS + u * 128 + c, live, 0.0).to(tl.float32)
     else:
-        low, high, words, d, live = load_parts(codes, scales, supers, r, step, COLS, F, UB)
-        for j in tl.static_range(8 // F.low_bits):
-            f = step % F.low_bits * (8 // F.low_bits) + j
-            k = (step // F.low_bits * UB + b // 16) * 128 + f * 16 + b % 16
-            w = field_weights(low, high, words, d, step % F.low_bits, j, live, F, UB)
-            tl.store(x + k[None, :], w, (k < COLS)[None, :])
+        f = c // 16
+        at = codes + row * ((F.low_bits + F.high_bits) * UNITS * 16) + u * 16 + c % 16
+        low = tl.load(at + (f * F.low_bits // 8) * (UNITS * 16)).to(tl.int32)
+        high = low
+        if F.high_bits > 0:
+            high = tl.load(at + (F.low_bits + f * F.high_bits // 8) * (UNITS * 16)).to(tl.int32)
+        q = merge_codes(low, high, f * F.low_bits % 8, f * F.high_bits % 8, F, BYTE_ONES)
+        if F.is_signed:
+            q = q.to(tl.uint8).to(tl.int8, bitcast=True)
+        d = c
+        if F.has_super:
+            d = tl.load(supers + row * ((COLS + 255) // 256) + u // 2 + c * 0)
+        g = c // F.group
+        word, min_word = load_words(scales + (row * UNITS + u) * F.words + c * 0, g, live, F)
+        s, m = scale_and_min(word, min_word, d, g, F)
+        value = q.to(tl.float32) * s - m
+    tl.store(x + i.to(tl.int64) * COLS + u * 128 + c, value, live)

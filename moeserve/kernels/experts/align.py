@@ -22,7 +22,7 @@ def align_kernel(
     """Grid (EXPERTS). ids int32 [n, TOP_K], below 0: no route; rows from count[0] on are none either.
 
     block_expert int32 [BLOCKS]: each block's expert, -1 for unused ones; block_routes int32 [BLOCKS, BLOCK]: its routes
-    (row * TOP_K + j) in rising order, -1 where it is not full. E: a power of two above EXPERTS; CHUNK: routes at a time.
+    (row * TOP_K + j) in rising order, -1 where it is not full. E: a power of two above EXPERTS; CHUNK: routes a pass.
     """
     if PDL:
         gdc_launch_dependents()

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from moeserve.kernels.experts.align import align_kernel
 from moeserve.kernels.launch import PDL
-from moeserve.kernels.linear.cuda import GemmTile, run_gemm, run_gemv, weight_of
+from moeserve.kernels.linear.cuda import (
+    GemmTile,
+    Routing,
+    gemv_tile,
+    run_gated_gemm,
+    run_gated_gemv,
+    run_gemm,
+    run_gemv,
+    weight_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +26,24 @@ class Method:
     """How a batch of some size goes through the experts."""
 
     block: int  # routes of a block; 1: a block is a route, nothing is sorted
-    gemm: GemmTile | None  # None: GEMV
+    tokens: int  # at once, of a GEMV
+    up: GemmTile | None  # None: GEMV
+    down: GemmTile | None
 
 
 def method_for(tokens: int) -> Method:
     """By the rows of the batch, the padding included. The borders are measured (benchmarks/gpu_kernels.py)."""
     if tokens <= 2:
-        return Method(1, None)
-    if tokens <= 32:
-        return Method(4, None)
-    if tokens <= 512:
-        return Method(16, GemmTile(16, 64, 64, 4, 4))
-    if tokens <= 2048:
-        return Method(64, GemmTile(64, 128, 64, 8, 3))
-    return Method(128, GemmTile(128, 128, 64, 8, 3))
+        return Method(1, 1, None, None)
+    if tokens <= 16:
+        return Method(8, 2, None, None)
+    if tokens <= 64:
+        return Method(4, 4, None, None)
+    if tokens <= 256:
+        return Method(16, 0, GemmTile(16, 32, 2, 4, 3), GemmTile(16, 64, 2, 4, 3))
+    if tokens <= 1024:
+        return Method(64, 0, GemmTile(64, 64, 2, 8, 3), GemmTile(64, 128, 2, 8, 3))
+    return Method(128, 0, GemmTile(128, 64, 2, 8, 2), GemmTile(128, 128, 2, 8, 2))
 
 
 def num_blocks(tokens: int, top_k: int, experts: int, block: int) -> int:
@@ -75,7 +88,6 @@ def experts_up(
     cols: int,
     block_expert: Tensor,
     block_routes: Tensor | None,
-    count: Tensor,
     top_k: int,
     h: Tensor | None,
     h_codes: Tensor | None,
@@ -86,27 +98,14 @@ def experts_up(
     Without block_routes, block b is route b, and block_expert the routes' experts. h [n * top_k, ff], or as int8.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
-    block = 1 if block_routes is None else block_routes.shape[1]
-    tile = _tile_of_block(block)
-    if tile is None:
-        run_gemv(
-            x,
-            codes,
-            scales,
-            g,
-            u,
-            block_expert,
-            block_routes,
-            count,
-            None if h_codes is not None else h,
-            h_codes,
-            h_scales,
-            top_k=top_k,
-            block=block,
-        )
+    routing, method = Routing(block_expert, block_routes), _method_of(block_routes)
+    if method.up is None:
+        tile = gemv_tile(g if u.format is not None else u, tokens=method.tokens, gated=True)
+        run_gated_gemv(x, codes, scales, g, u, routing, top_k, h, h_codes, h_scales, tile=tile)
     else:
-        assert x is not None and h is not None
-        run_gemm(x, g, u, block_expert, block_routes, count, h, top_k=top_k, tile=tile)
+        assert x is not None
+        assert h is not None
+        run_gated_gemm(x, g, u, routing, top_k, h, tile=method.up)
 
 
 def experts_down(
@@ -125,34 +124,21 @@ def experts_down(
     parts [n, top_k, hidden]; norm.add_norm weighs and adds them."""
     w = weight_of(down, down_kind, cols)
     out = parts.view(-1, parts.shape[-1])
-    block = 1 if block_routes is None else block_routes.shape[1]
-    tile = _tile_of_block(block)
-    if tile is None:
-        run_gemv(
-            h,
-            h_codes,
-            h_scales,
-            w,
-            None,
-            block_expert,
-            block_routes,
-            count,
-            out,
-            None,
-            None,
-            top_k=1,
-            block=block,
-        )
+    routing, method = Routing(block_expert, block_routes), _method_of(block_routes)
+    if method.down is None:
+        tile = gemv_tile(w, tokens=method.tokens)
+        run_gemv(h, h_codes, h_scales, w, None, routing, count, out, tile=tile, blocks=0)
     else:
         assert h is not None
-        run_gemm(h, w, None, block_expert, block_routes, count, out, top_k=1, tile=tile)
+        run_gemm(h, w, None, routing, count, out, tile=method.down)
 
 
-_TILES = {m.block: m.gemm for m in map(method_for, (1, 8, 64, 1024, 8192))}
+_METHODS = {m.block: m for m in map(method_for, (1, 16, 64, 256, 1024, 8192))}
 
 
-def _tile_of_block(block: int) -> GemmTile | None:
-    return _TILES[block]
+def _method_of(block_routes: Tensor | None) -> Method:
+    """Blocks of different sizes are different methods'."""
+    return _METHODS[1 if block_routes is None else block_routes.shape[1]]
 
 
 class BlockRoom:

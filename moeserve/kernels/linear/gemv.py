@@ -129,7 +129,7 @@ def load_field(x_codes, column, COLS: tl.constexpr):
 def zeros_of(like, T: tl.constexpr):
     out = ()
     for _ in tl.static_range(T):
-        out = out + (tl.zeros(like.shape, tl.float32),)
+        out = (*out, tl.zeros(like.shape, tl.float32))
     return out
 
 
@@ -161,10 +161,10 @@ def dot_units(
             x0, sum0 = load_field(x_codes[t], column, COLS)
             x1, sum1 = load_field(x_codes[t], column + 16, COLS)
             xs = tl.load(x_scales[t] + column // 32, column < COLS, 0.0)
-            new = new + (acc[t] + xs * multiply_columns(x0, x1, sum0, sum1, q0, q1, s0, m0, s1, m1, F),)
+            new = (*new, acc[t] + xs * multiply_columns(x0, x1, sum0, sum1, q0, q1, s0, m0, s1, m1, F))
             if F_UP is not None:
                 more = multiply_columns(x0, x1, sum0, sum1, p0, p1, t0, n0, t1, n1, F_UP)
-                up_new = up_new + (up_acc[t] + xs * more,)
+                up_new = (*up_new, up_acc[t] + xs * more)
         acc, up_acc = new, up_new
     return acc, up_acc
 
@@ -186,8 +186,8 @@ def dot_quantised(
     codes, scales, supers, up_codes, up_scales, up_supers, x_codes, x_scales, r,
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BK: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """Rows r [1, BR, NB] times T rows of activations: tuples of T of float32 [BR, NB], of the matrix and, unless F_UP is
-    None, of the up matrix. BK: columns at once."""
+    """Rows r [1, BR, NB] times T rows of activations: tuples of T of float32 [BR, NB], of the matrix and, unless F_UP
+    is None, of the up matrix. BK: columns at once."""
     u = tl.arange(0, BK // 128)[:, None, None]
     like = u + r
     acc = zeros_of(like, T)
@@ -199,9 +199,9 @@ def dot_quantised(
         )  # fmt: skip
     out, up_out = (), ()
     for t in tl.static_range(T):
-        out = out + (tl.sum(acc[t], 0),)
+        out = (*out, tl.sum(acc[t], 0))
         if F_UP is not None:
-            up_out = up_out + (tl.sum(up_acc[t], 0),)
+            up_out = (*up_out, tl.sum(up_acc[t], 0))
     return out, up_out
 
 
@@ -214,7 +214,7 @@ def dot_rows(
     if F is None:
         out = ()
         for t in tl.static_range(T):
-            out = out + (dot_floats(codes, x[t], r, COLS, BK),)
+            out = (*out, dot_floats(codes, x[t], r, COLS, BK))
     else:
         out, _ = dot_quantised(
             codes, scales, supers, None, None, None, x_codes, x_scales, r, COLS, F, None, BK, T
@@ -247,13 +247,13 @@ def token_rows(
             route = tl.load(block_routes + i + t)
         else:
             route = tl.where(i + t < last, i + t, -1)
-        routes = routes + (route,)
+        routes = (*routes, route)
         token = (tl.maximum(route, 0) // TOP_K).to(tl.int64)
         if x is not None:
-            xs = xs + (x + token * COLS,)
+            xs = (*xs, x + token * COLS)
         if x_codes is not None:
-            codes = codes + (x_codes + token * (COLS // 4),)
-            scales = scales + (x_scales + token * (COLS // 32),)
+            codes = (*codes, x_codes + token * (COLS // 4))
+            scales = (*scales, x_scales + token * (COLS // 32))
     return routes, xs, codes, scales
 
 
@@ -287,8 +287,8 @@ def gemv_kernel(
     """out[i] = W x[i], [.., ROWS + BESIDE_ROWS], the last columns by the matrix beside where there is one.
 
     Grid (row tiles of W, then those of the matrix beside; blocks). With block_expert: block b is of expert
-    block_expert[b] (none below 0) and computes routes block_routes[b, BLOCK] (none below 0; without block_routes route b
-    alone). Without: block b computes rows b * BLOCK on, below count[0]. T of them at once.
+    block_expert[b] (none below 0) and computes routes block_routes[b, BLOCK] (none below 0; without block_routes route
+    b alone). Without: block b computes rows b * BLOCK on, below count[0]. T of them at once.
     """
     if PDL:
         gdc_launch_dependents()
@@ -334,8 +334,8 @@ def gated_gemv_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK: tl.constexpr, T: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes and
-    out_scales. Grid (row tiles, blocks); blocks as in gemv_kernel."""
+    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes
+    and out_scales. Grid (row tiles, blocks); blocks as in gemv_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

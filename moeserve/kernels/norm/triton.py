@@ -18,7 +18,7 @@ def add_norm_kernel(
 ):  # fmt: skip
     """A program per row i < count[0]; row rows[i] of x where rows is given (x is then not written).
 
-    x float32 [n, COLS]; parts [n, P, COLS], weighed by part_weights [n, P], those with part_ids [n, P] below 0 left out;
+    x float32 [n, COLS]; parts [n, P, COLS], by part_weights [n, P], without those whose part_ids [n, P] are < 0;
     extra float32 [n, COLS]. y, codes with scales: [m, COLS] each, where given. SIZE: COLS or the power of two above.
     """
     if PDL:

@@ -34,12 +34,12 @@ def dequantize(planes: Planes, expert: int | None = None) -> Tensor:
 
 
 def _codes(f: Format, planes: Tensor) -> Tensor:
-    """uint8 [rows, parts, units, 32] to float32 [rows, units, groups, columns of a group]."""
+    """uint8 [rows, parts, units, 16] to float32 [rows, units, groups, columns of a group]."""
     low, high = planes.split([f.low_parts, f.high_parts], dim=1)
     codes = _split(low, f.low_bits)
     if f.high_bits:
         codes = codes | _split(high, f.high_bits) << f.low_bits
-    values = codes.permute(0, 2, 1, 3)  # [rows, units, 8, 32]
+    values = codes.permute(0, 2, 1, 3)  # [rows, units, 8, 16]
     if f.table != Table.NONE:
         levels = torch.tensor(LEVELS[f.table], dtype=torch.float32, device=planes.device)
         numbers = levels[values.long()]
@@ -51,7 +51,7 @@ def _codes(f: Format, planes: Tensor) -> Tensor:
 
 
 def _split(parts: Tensor, bits: int) -> Tensor:
-    """[rows, bits, units, 32] bytes to [rows, 8, units, 32] values of `bits` bits."""
+    """[rows, bits, units, 16] bytes to [rows, 8, units, 16] values of `bits` bits."""
     if bits == 8:
         return parts
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=parts.device)[:, None, None]
@@ -61,6 +61,7 @@ def _split(parts: Tensor, bits: int) -> Tensor:
 
 def _scales(f: Format, words: Tensor, supers: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """int32 [rows, units, words] to float32 scales and mins [rows, units, groups, 1]."""
+    units = words.shape[1]
     octets = words.contiguous().view(torch.uint8)  # [rows, units, bytes]
     if f.scale == Scale.E8M0:
         return torch.ldexp(torch.ones_like(octets, dtype=torch.float32), octets.int() - 128)[..., None], None
@@ -70,7 +71,7 @@ def _scales(f: Format, words: Tensor, supers: Tensor | None) -> tuple[Tensor, Te
         pairs = octets.view(torch.float16).float().unflatten(2, (-1, 2))
         return pairs[..., :1], -pairs[..., 1:]
     assert supers is not None
-    halves = supers[..., None].view(torch.float16).float()
+    halves = supers[..., None].view(torch.float16).float().repeat_interleave(2, dim=1)[:, :units]
     d, dmin = halves[..., :1], halves[..., 1:]  # [rows, units, 1]
     if f.scale == Scale.I8:
         return (d * octets.view(torch.int8).float())[..., None], None

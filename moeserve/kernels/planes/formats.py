@@ -8,8 +8,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-UNIT = 256  # columns; a K-quant's super-block
-FIELD = 32  # columns
+UNIT = 128  # columns
+FIELD = 16  # columns
+SUPER = 256  # columns: a K-quant's super-block
+QUANT_GROUP = 32  # columns that share a scale of int8 activations
 
 
 class GgmlType(IntEnum):
@@ -36,7 +38,7 @@ class GgmlType(IntEnum):
 class Scale(IntEnum):
     """How a unit's scale words are read; d and dmin are the super-block's."""
 
-    U8_MIN = 0  # words 0 and 1: 8 scales, words 2 and 3: 8 mins, a byte each. s = d * scale, m = dmin * min
+    U8_MIN = 0  # word 0: 4 scales, word 1: 4 mins, a byte each. s = d * scale, m = dmin * min
     NIBBLE_MIN = 1  # byte g of the words: scale in the low nibble, min in the high
     I8 = 2  # byte g of the words, signed. s = d * scale
     F16 = 3  # half g of the words. s = half
@@ -60,7 +62,7 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object a type, known by its identity: launches hash it
 class Format:
-    """A quantised type. A unit has 256 / group groups, each with a scale."""
+    """A quantised type. A unit has 128 / group groups, each with a scale."""
 
     block: int  # columns of a GGUF block
     block_bytes: int
@@ -88,6 +90,20 @@ class Format:
         return {Scale.F16: groups // 2, Scale.F16_MIN: groups}.get(self.scale, groups // 4)
 
     @property
+    def is_signed(self) -> bool:
+        """Codes are signed bytes."""
+        return self.low_bits == 8 or self.table != Table.NONE
+
+    @property
+    def bias(self) -> float:
+        """A kernel's floats of codes are (code + bias) * unit: bit patterns that need no conversion."""
+        return 32896.0 if self.is_signed else 128.0
+
+    @property
+    def unit(self) -> float:
+        return 1.0 if self.is_signed else 1.0 / 128
+
+    @property
     def has_min(self) -> bool:
         """m is not 0: a min of its own, or the offset's."""
         return self.offset != 0 or self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN)
@@ -95,11 +111,6 @@ class Format:
     @property
     def groups_per_word(self) -> int:
         return {Scale.F16: 2, Scale.F16_MIN: 1}.get(self.scale, 4)
-
-    @property
-    def half_words(self) -> int:
-        """Of the first 128 columns' scales: where in the words the other half's begin."""
-        return 1 if self.scale == Scale.U8_MIN else self.words // 2
 
     @property
     def has_super(self) -> bool:
@@ -136,9 +147,9 @@ class Planes:
     experts: int
     rows: int
     cols: int
-    codes: Tensor  # uint8 [experts, rows, parts, units, 32], or floats [experts, rows, cols]
+    codes: Tensor  # uint8 [experts, rows, parts, units, 16], or floats [experts, rows, cols]
     scales: Tensor  # int32 [experts, rows, units, words]; empty for floats
-    supers: Tensor  # int32 [experts, rows, units]; empty where the type has none
+    supers: Tensor  # int32 [experts, rows, super-blocks]; empty where the type has none
 
     @property
     def quantised(self) -> bool:
@@ -152,3 +163,6 @@ class Planes:
 def units_of(cols: int) -> int:
     return -(-cols // UNIT)
 
+
+def supers_of(cols: int) -> int:
+    return -(-cols // SUPER)

@@ -21,6 +21,7 @@ from moeserve.kernels.planes.formats import (
     GgmlType,
     Planes,
     Scale,
+    supers_of,
     units_of,
 )
 
@@ -57,7 +58,9 @@ def empty_planes(kind: GgmlType, shape: tuple[int, ...], device: torch.device | 
         experts, rows, f.low_parts + f.high_parts, units, FIELD, dtype=torch.uint8, device=device
     )
     scales = torch.empty(experts, rows, units, f.words, dtype=torch.int32, device=device)
-    supers = torch.empty(experts, rows, units, dtype=torch.int32, device=device) if f.has_super else none
+    supers = (
+        torch.empty(experts, rows, supers_of(cols), dtype=torch.int32, device=device) if f.has_super else none
+    )
     return Planes(kind, experts, rows, cols, codes, scales, supers)
 
 
@@ -90,17 +93,17 @@ def repack_into(planes: Planes, source: Tensor, row: int) -> None:
 
 
 def _pack_codes(f: Format, codes: Tensor) -> Tensor:
-    """uint8 [n, blocks, block] to [n, parts, units, 32]."""
+    """uint8 [n, blocks, block] to [n, parts, units, 16]."""
     n = len(codes)
     fields = _to_units(codes.reshape(n, -1), UNIT).view(n, -1, UNIT // FIELD, FIELD).transpose(1, 2)
-    parts = [_merge(fields & ((1 << f.low_bits) - 1), f.low_bits)]  # fields: [n, 8, units, 32]
+    parts = [_merge(fields & ((1 << f.low_bits) - 1), f.low_bits)]  # fields: [n, 8, units, 16]
     if f.high_bits:
         parts.append(_merge(fields >> f.low_bits, f.high_bits))
     return torch.cat(parts, dim=1)
 
 
 def _merge(fields: Tensor, bits: int) -> Tensor:
-    """[n, 8, units, 32] of `bits`-bit values to [n, bits, units, 32] bytes of consecutive fields."""
+    """[n, 8, units, 16] of `bits`-bit values to [n, bits, units, 16] bytes of consecutive fields."""
     n, _, units, _ = fields.shape
     grouped = fields.reshape(n, bits, 8 // bits, units, FIELD)
     out = grouped[:, :, 0].clone()
@@ -137,7 +140,7 @@ def _nibbles(qs: Tensor) -> Tensor:
 
 def _spread(qs: Tensor, width: int, bits: int) -> Tensor:
     """Bytes in runs of `width`: all first `bits`-bit fields of a run, then all second ones, ..."""
-    runs = qs.unflatten(-1, (-1, 1, width))
+    runs: Tensor = qs.unflatten(-1, (-1, 1, width))
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=qs.device)[:, None]
     return ((runs >> shifts) & ((1 << bits) - 1)).flatten(-3)
 

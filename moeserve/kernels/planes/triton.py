@@ -39,32 +39,62 @@ def table_word(table, first):
 
 
 @triton.constexpr_function
-def lookup_assembly(table):
-    """Looks up four nibbles, one in each byte of a word: 8 levels by byte permutation, twice, then by bit 3."""
+def lookup_lines(table, source, to):
+    """Looks up four nibbles, one in each byte of `source`: 8 levels by byte permutation, twice, then by bit 3."""
     words = [table_word(table, first) for first in (0, 4, 8, 12)]
-    return f"""{{
-        .reg .b32 n, s, low, high, mask;
-        and.b32 n, $1, 0x07070707;
-        shr.u32 s, n, 4;
-        or.b32 n, n, s;
-        prmt.b32 s, n, 0, 0x4420;
-        mov.b32 low, {words[0]};
-        mov.b32 high, {words[1]};
-        prmt.b32 low, low, high, s;
-        mov.b32 high, {words[2]};
-        mov.b32 mask, {words[3]};
-        prmt.b32 high, high, mask, s;
-        shl.b32 mask, $1, 4;
-        prmt.b32 mask, mask, 0, 0xBA98;
-        lop3.b32 $0, mask, high, low, 0xCA;
-    }}"""
+    return f"""
+        and.b32 n, {source}, 0x07070707;
+        shr.u32 p, n, 4;
+        or.b32 n, n, p;
+        prmt.b32 p, n, 0, 0x4420;
+        mov.b32 a, {words[0]};
+        mov.b32 b, {words[1]};
+        prmt.b32 a, a, b, p;
+        mov.b32 b, {words[2]};
+        mov.b32 n, {words[3]};
+        prmt.b32 b, b, n, p;
+        shl.b32 p, {source}, 4;
+        prmt.b32 p, p, 0, 0xBA98;
+        lop3.b32 {to}, p, b, a, 0xCA;
+    """
+
+
+@triton.constexpr_function
+def lookup_assembly(table):
+    return "{ .reg .b32 n, p, a, b;" + lookup_lines(table, "$1", "$0") + "}"
+
+
+@triton.constexpr_function
+def field_assembly(F, f):
+    """Four bytes of a field's low part ($4) and high part ($5) to four floats (code + F.bias) * F.unit.
+
+    Codes below 128 become bits 16 .. 22 of 1.0 (1 + code / 128), signed bytes bits 8 .. 15 of 2^15.
+    """
+    low_mask, high_mask = ((1 << F.low_bits) - 1) * 0x01010101, ((1 << F.high_bits) - 1) * 0x01010101
+    lines = [
+        ".reg .b32 q, h, n, p, a, b;",
+        f"shr.b32 q, $4, {f * F.low_bits % 8};",
+        f"and.b32 q, q, {low_mask:#x};",
+    ]
+    if F.high_bits:
+        lines += [f"shr.b32 h, $5, {f * F.high_bits % 8};", f"and.b32 h, h, {high_mask:#x};"]
+        lines += [f"shl.b32 h, h, {F.low_bits};", "or.b32 q, q, h;"]
+    if F.table:
+        lines.append(lookup_lines(int(F.table), "q", "q"))
+    lines.append("xor.b32 q, q, 0x80808080;")
+    exponent, selector = ("0x47000000", "0x74{}4") if F.is_signed else ("0x3F000000", "0x7{}44")
+    lines += [f"prmt.b32 ${i}, q, {exponent}, {selector.format(i)};" for i in range(4)]
+    return "{ " + " ".join(lines) + " }"
 
 
 @triton.jit
 def look_up(codes, TABLE: tl.constexpr, ONES: tl.constexpr):
-    """Nibbles, one a byte of int32 words, to the table's levels as signed bytes (with ONES = 1 the lowest byte counts)."""
+    """Nibbles, one a byte, to the table's levels as signed bytes."""
     if COMPILED:
-        levels = tl.inline_asm_elementwise(lookup_assembly(TABLE), "=r,r", [codes], tl.int32, True, 1)
+        if ONES == 1:
+            levels = tl.inline_asm_elementwise(lookup_assembly(TABLE), "=r,r", [codes], codes.dtype, True, 4)
+        else:
+            levels = tl.inline_asm_elementwise(lookup_assembly(TABLE), "=r,r", [codes], tl.int32, True, 1)
     else:
         levels = codes * 0
         for byte in tl.static_range(1 if ONES == 1 else 4):
@@ -108,10 +138,9 @@ def power_of_two(byte):
 
 @triton.jit
 def load_words(words, g, mask, F: tl.constexpr):
-    """The words with the scale (and the min) of group g. words: pointers to the word of group 0."""
+    """The words with the scale (and the min) of group g. words: pointers to a unit's first word."""
     if F.scale == _U8_MIN:
-        word = words + g // 4
-        return tl.load(word, mask, 0), tl.load(word + 2, mask, 0)
+        return tl.load(words, mask, 0), tl.load(words + 1, mask, 0)
     word = tl.load(words + g // F.groups_per_word, mask, 0)
     return word, word
 

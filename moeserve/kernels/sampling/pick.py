@@ -27,20 +27,22 @@ from moeserve.kernels.sampling.scan import (
 )
 
 TILE = tl.constexpr(1024)  # candidates at a time
+WAYS = tl.constexpr(16)  # keys tried at once
+LOWEST = tl.constexpr(-2139095041)  # a key below every float's but NaN's
 
 
 @triton.jit
 def key_of(x):
-    """The place of x among all floats, as int64; +0 and -0 are one."""
+    """The place of x among all floats, as int32; +0 and -0 are one."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, -2147483648 - bits.to(tl.int64), bits.to(tl.int64))
+    return tl.where(bits < 0, -2147483648 - bits, bits)
 
 
 @triton.jit
 def kth_block(maxima, k):
     """A value that at least k entries of the row reach: the k-th largest of the blocks' maxima [B], -inf if there are
     fewer."""
-    above = tl.sum((maxima[None, :] > maxima[:, None]).to(tl.int32), 1)
+    above = tl.sum((maxima[:, None] > maxima[None, :]).to(tl.int32), 0)
     kth = tl.min(tl.where(above < k, maxima, float("inf")), 0)
     return tl.where(tl.sum((maxima > float("-inf")).to(tl.int32), 0) >= k, kth, float("-inf"))
 
@@ -49,7 +51,7 @@ def kth_block(maxima, k):
 def gather(x, block_max, floor, values, ids, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """Writes the entries of row x that are >= floor (float64), and not -inf, in id order. Gives how many."""
     n = 0
-    for block in range(0, BLOCKS):
+    for block in range(BLOCKS):
         if tl.load(block_max + block).to(tl.float64) >= floor:
             c = block * BLOCK + tl.arange(0, BLOCK)
             value = tl.load(x + c, c < VOCAB, float("-inf"))
@@ -74,34 +76,52 @@ def load_tile(values, ids, start, n, key, limit):
 
 @triton.jit
 def weight_of(value, top, scale, BY_MASS: tl.constexpr):
-    return tl.exp((value - top) * scale).to(tl.float64) if BY_MASS else tl.full(value.shape, 1.0, tl.float64)
+    return tl.exp((value - top) * scale) if BY_MASS else tl.full(value.shape, 1.0, tl.float32)
 
 
 @triton.jit
 def mass_from(values, ids, n, key, limit, least, top, scale, BY_MASS: tl.constexpr):
-    """The mass (or number) of a head's candidates whose key is at least `least`."""
+    """The mass (or number) of a head's candidates whose key is at least `least`, float64."""
     mass = tl.full([], 0.0, tl.float64)
     for start in range(0, n, TILE):
         value, _, place, inside = load_tile(values, ids, start, n, key, limit)
-        mass += tl.sum(tl.where(inside & (place >= least), weight_of(value, top, scale, BY_MASS), 0.0), 0)
+        weight = tl.where(inside & (place >= least), weight_of(value, top, scale, BY_MASS), 0.0)
+        mass += tl.sum(weight.to(tl.float64), 0)
     return mass
+
+
+@triton.jit
+def masses_from(values, ids, n, key, limit, pivots, top, scale, BY_MASS: tl.constexpr):
+    """The same for WAYS keys at once: float64 [WAYS]."""
+    mass = tl.zeros([TILE, WAYS], tl.float32)
+    for start in range(0, n, TILE):
+        value, _, place, inside = load_tile(values, ids, start, n, key, limit)
+        weight = tl.where(inside, weight_of(value, top, scale, BY_MASS), 0.0)
+        mass += tl.where(place[:, None] >= pivots[None, :], weight[:, None], 0.0)
+    return tl.sum(mass.to(tl.float64), 0)
 
 
 @triton.jit
 def cut(values, ids, n, key, limit, target, top, scale, BY_MASS: tl.constexpr):
     """The shortest head, within the head (key, limit), of mass (or number) `target`; all of it if none is."""
-    low = tl.full([], -2139095041, tl.int64)  # below every finite float
-    high = key_of(top)
-    if mass_from(values, ids, n, key, limit, low, top, scale, BY_MASS) > target:
-        while low < high:  # the largest key from which on there is enough
-            middle = low + (high - low + 1) // 2
-            if mass_from(values, ids, n, key, limit, middle, top, scale, BY_MASS) >= target:
-                low = middle
-            else:
-                high = middle - 1
-        before = mass_from(values, ids, n, key, limit, low + 1, top, scale, BY_MASS)
-        limit = last_tie(values, ids, n, key, limit, low, target - before, top, scale, BY_MASS)
-        key = low
+    low = tl.full([], LOWEST, tl.int32).to(tl.int64)
+    high = key_of(top).to(tl.int64)
+    if mass_from(values, ids, n, key, limit, LOWEST, top, scale, BY_MASS) > target:
+        while (
+            low < high
+        ):  # the largest key from which on there is enough, WAYS + 1 times as near with every pass
+            step = (high - low + WAYS) // (WAYS + 1)
+            pivots = tl.minimum(low + step * (1 + tl.arange(0, WAYS)), high).to(tl.int32)
+            masses = masses_from(values, ids, n, key, limit, pivots, top, scale, BY_MASS)
+            enough = tl.sum((masses >= target).to(tl.int32), 0)
+            beyond = low + step * (enough + 1) - 1
+            low = tl.minimum(low + step * enough, high)
+            high = tl.where(enough < WAYS, tl.minimum(beyond, high), high)
+            high = tl.maximum(high, low)
+        place = low.to(tl.int32)
+        before = mass_from(values, ids, n, key, limit, place + 1, top, scale, BY_MASS)
+        limit = last_tie(values, ids, n, key, limit, place, target - before, top, scale, BY_MASS)
+        key = place
     return key, limit
 
 
@@ -113,7 +133,7 @@ def last_tie(values, ids, n, key, limit, place, wanted, top, scale, BY_MASS: tl.
     for start in range(0, n, TILE):
         value, token, here, inside = load_tile(values, ids, start, n, key, limit)
         tie = inside & (here == place)
-        weight = tl.where(tie, weight_of(value, top, scale, BY_MASS), 0.0)
+        weight = tl.where(tie, weight_of(value, top, scale, BY_MASS), 0.0).to(tl.float64)
         reached = tie & (seen + tl.cumsum(weight, 0) >= wanted)
         last = tl.minimum(last, tl.min(tl.where(reached, token, 2147483647), 0))
         seen += tl.sum(weight, 0)
@@ -123,14 +143,13 @@ def last_tie(values, ids, n, key, limit, place, wanted, top, scale, BY_MASS: tl.
 @triton.jit
 def draw(values, ids, n, key, limit, u, top, scale):
     """The first id of the head at which the running mass exceeds u times the whole."""
-    low = tl.full([], -2139095041, tl.int64)
-    target = u * mass_from(values, ids, n, key, limit, low, top, scale, True)
+    target = u * mass_from(values, ids, n, key, limit, LOWEST, top, scale, True)
     chosen = 2147483647
     last = -1
     seen = tl.full([], 0.0, tl.float64)
     for start in range(0, n, TILE):
         value, token, _, inside = load_tile(values, ids, start, n, key, limit)
-        weight = tl.where(inside, weight_of(value, top, scale, True), 0.0)
+        weight = tl.where(inside, weight_of(value, top, scale, True), 0.0).to(tl.float64)
         running = seen + tl.cumsum(weight, 0)
         chosen = tl.minimum(chosen, tl.min(tl.where((weight > 0) & (running > target), token, 2147483647), 0))
         last = tl.maximum(last, tl.max(tl.where(weight > 0, token, -1), 0))
@@ -183,14 +202,12 @@ def filter_and_draw(
         if by_rank:
             floor = tl.maximum(floor, kth_block(maxima, top_k).to(tl.float64) if top_k <= BLOCKS else floor)
         n = gather(x, block_max, floor, values, ids, VOCAB, BLOCK, BLOCKS)
-        key, limit = tl.full([], -2139095041, tl.int64), 2147483647
+        key, limit = tl.full([], LOWEST, tl.int32), 2147483647
         if by_rank & (n > top_k):
             key, limit = cut(values, ids, n, key, limit, top_k.to(tl.float64), top, scale, False)
         if top_p < 1:
             if by_rank | (min_p > 0):
-                mass = mass_from(
-                    values, ids, n, key, limit, tl.full([], -2139095041, tl.int64), top, scale, True
-                )
+                mass = mass_from(values, ids, n, key, limit, LOWEST, top, scale, True)
             key, limit = cut(values, ids, n, key, limit, top_p * mass, top, scale, True)
         token = draw(values, ids, n, key, limit, u, top, scale)
     else:

@@ -98,8 +98,8 @@ def scan_kernel(
 ):  # fmt: skip
     """Grid (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], each row's parameters.
 
-    edited [n, VOCAB], where given: the logits after bias, penalties and masks. block_max float32 [n, blocks]: +inf where
-    the block holds a NaN or +inf; block_sum: of exp((x - block_max) / temperature), or with temperature 1 without slots.
+    edited [n, VOCAB], where given: the logits after bias, penalties and masks. block_max float32 [n, blocks]: +inf
+    where the block holds a NaN or +inf; block_sum: of exp((x - block_max) / temperature), temperature 1 without slots.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if row >= tl.load(count):

@@ -15,7 +15,7 @@ from moeserve.kernels.sampling.pick import TILE, gather, kth_block
 def rank_of(x, block_max, value, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
     """1 + the number of larger logits."""
     larger = 0
-    for block in range(0, BLOCKS):
+    for block in range(BLOCKS):
         if tl.load(block_max + block) > value:
             c = block * BLOCK + tl.arange(0, BLOCK)
             larger += tl.sum((tl.load(x + c, c < VOCAB, float("-inf")) > value).to(tl.int32), 0)

@@ -61,8 +61,9 @@ class GGUFFile:
             self._buffers[tensor.part].madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
-def open_gguf(path: Path) -> GGUFFile:
-    """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one model.
+def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
+    """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one model. Without
+    `has_tensors` the file may end before its tensors' bytes, which must then not be asked for.
 
     Raises GGUFError.
     """
@@ -71,7 +72,8 @@ def open_gguf(path: Path) -> GGUFFile:
     paths = _split_set(path)
     buffers = [_map(part) for part in paths]
     headers = [
-        read_header(part, buffer, i) for i, (part, buffer) in enumerate(zip(paths, buffers, strict=True))
+        read_header(part, buffer, i, has_tensors=has_tensors)
+        for i, (part, buffer) in enumerate(zip(paths, buffers, strict=True))
     ]
     _check_split(paths, headers)
     return GGUFFile(paths, buffers, headers)
