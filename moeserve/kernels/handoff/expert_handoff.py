@@ -21,7 +21,7 @@ from torch import Tensor
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix
-from moeserve.kernels.handoff.region import Region
+from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, publish_kernel
 from moeserve.kernels.handoff.wait import choose_wait, wait_by_polling
 from moeserve.kernels.launch import PDL
@@ -124,42 +124,19 @@ class ExpertHandoff:
         Contiguous, on the device, n <= max_tokens. What is not on the CPU is left out; when that is
         everything, the stream will not wait.
         """
-        experts = self._layers[layer]
         n = len(x)
-        if experts is None or not 0 < n <= self._max_tokens:
+        if self._layers[layer] is None or not 0 < n <= self._max_tokens:
             raise ValueError(f"layer {layer} cannot hand off {n} rows")
-        slot, defer = self._region.slots[layer % 2], self._defer[layer]
-        codes = metas = None
-        if slot.q8 is not None:
-            codes, metas = slot.q8.view(torch.int8), slot.q8.view(torch.int32).view(-1)[self._hidden // 4 :]
-        publish_kernel(
-            (n,),
+        region = self._region
+        self._launch_publish(
+            layer,
             x,
             ids,
             weights,
-            experts.local_ids,
-            codes,
-            metas,
-            slot.f32,
-            slot.ids,
-            slot.deferred,
-            slot.weights,
-            self._region.requests[layer],
-            self._region.answers[layer],
+            region.slots[layer % 2],
+            region.requests[layer],
+            region.answers[layer],
             self._steps[layer:],
-            self._ticket,
-            self._present[layer % 2],
-            self._deferred[layer - 1 :] if self._comes_late(layer) else None,
-            self._deferred[layer:],
-            self._hidden,
-            self._top_k,
-            defer,
-            self._size,
-            1 << (self._top_k - 1).bit_length(),
-            PDL,
-            num_warps=max(1, min(8, self._size // 256)),
-            launch_pdl=PDL,
-            enable_fp_fusion=False,  # the rounding of store_row is two steps
         )
 
     def collect(self, layer: int, out: Tensor) -> None:
@@ -211,6 +188,52 @@ class ExpertHandoff:
             raise HandoffError(error)
         return self._native
 
+    def _launch_publish(
+        self,
+        layer: int,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        slot: Slot,
+        request: Tensor,
+        answer: Tensor,
+        steps: Tensor,
+    ) -> None:
+        experts = self._layers[layer]
+        assert experts is not None
+        codes = metas = None
+        if slot.q8 is not None:
+            codes, metas = slot.q8.view(torch.int8), slot.q8.view(torch.int32).view(-1)[self._hidden // 4 :]
+        publish_kernel(
+            (len(x),),
+            x,
+            ids,
+            weights,
+            experts.local_ids,
+            codes,
+            metas,
+            slot.f32,
+            slot.ids,
+            slot.deferred,
+            slot.weights,
+            request,
+            answer,
+            steps,
+            self._ticket,
+            self._present[layer % 2],
+            self._deferred[layer - 1 :] if self._comes_late(layer) else None,
+            self._deferred[layer:],
+            self._hidden,
+            self._top_k,
+            self._defer[layer],
+            self._size,
+            1 << (self._top_k - 1).bit_length(),
+            PDL,
+            num_warps=max(1, min(8, self._size // 256)),
+            launch_pdl=PDL,
+            enable_fp_fusion=False,  # the rounding of store_row is two steps
+        )
+
     def _comes_late(self, layer: int) -> bool:
         """Whether the layer's result may hold deferred experts of the one before."""
         return layer > 0 and self._defer[layer - 1] > 0 and self._layers[layer - 1] is not None
@@ -250,9 +273,6 @@ def _native_layer(experts: CpuExperts | None, heat: Tensor) -> _C.HandoffLayer:
 def _check_shapes(layers: Sequence[CpuExperts | None], hidden: int, max_tokens: int) -> None:
     if hidden % 32 or not 0 < max_tokens < 1 << 20:
         raise ValueError(f"hidden {hidden} must be a multiple of 32, max_tokens {max_tokens} below {1 << 20}")
-    widths = {e.down.cols for e in layers if e is not None}
-    if len(widths) > 1:
-        raise ValueError(f"layers of different widths: {sorted(widths)}")
     for index, e in enumerate(layers):
         if e is None:
             continue
@@ -261,3 +281,6 @@ def _check_shapes(layers: Sequence[CpuExperts | None], hidden: int, max_tokens: 
         expected = [(e.gate.experts, ff, hidden)] * 2 + [(e.gate.experts, hidden, ff)]
         if shapes != expected:
             raise ValueError(f"layer {index}: experts of shapes {shapes}, not {expected}")
+    widths = {e.down.cols for e in layers if e is not None}
+    if len(widths) > 1:
+        raise ValueError(f"layers of different widths: {sorted(widths)}")
