@@ -119,9 +119,9 @@ class Step:
     def seconds(self, ids: Tensor) -> float:
         """Of a layer; ids [STEPS, layers, n, TOP_K], on the device."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        for chosen in ids:
+        for i, chosen in enumerate(ids):
             self.handoff.begin()
-            if chosen is ids[0]:
+            if i == 0:
                 start.record()
             self.ids.copy_(chosen)
             self.graph.replay()

@@ -38,7 +38,11 @@ Handoff::Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, 
       max_tokens_(max_tokens),
       top_k_(top_k),
       timeout_s_(timeout_s),
-      watchdog_([this] { watch(); }) {}
+      watchdog_([this] { watch(); }) {
+  for (const Layer& l : layers_) {
+    if (l.down != nullptr) parts_.fit(pool_, max_tokens_ * top_k_, l.down->rows);
+  }
+}
 
 Handoff::~Handoff() {
   if (served_.load() != begun_.load()) abandon("closed while a step was under way");
@@ -137,7 +141,8 @@ bool Handoff::prepare(int layer, const int32_t* ids, uint32_t rows, float* out, 
                   scratch_.routes,
                   l.heat,
                   out,
-                  add};
+                  add,
+                  parts_.data()};
   if (!op_.sort_routes()) {
     abandon("layer " + std::to_string(layer) + ": an expert was asked for that the CPU does not have");
     return false;

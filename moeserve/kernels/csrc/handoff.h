@@ -102,6 +102,7 @@ class Handoff {
   uint8_t* answers_;
   const std::array<Slot, 2> slots_;
   const Scratch scratch_;
+  Parts parts_;
   const int max_tokens_, top_k_;
   const double timeout_s_;
 
