@@ -4,6 +4,7 @@
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
 #   make format                                                   rewrite Python and C++ files in the project's format
+#   make docs                                                     write docs/flags.md and docs/api.md anew
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,16 +14,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all lint format clean
+.PHONY: serve test test-all lint browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: lint
+test-all: lint browser
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.installed-test
@@ -31,10 +32,16 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 
+browser:
+	scripts/install_browser.sh
+
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CSRC)
+
+docs: $(VENV)/.installed
+	$(BIN)/python scripts/generate_docs.py
 
 clean:
 	rm -rf $(VENV) build

@@ -65,9 +65,10 @@ class Figure:
 class EngineBench:
     """Drives a Runner as the router would, with all sequences in step. KV slots are handed out in order."""
 
-    def __init__(self, runner: Runner | GpuRunner, step_tokens: int) -> None:
+    def __init__(self, runner: Runner | GpuRunner, step_tokens: int, temperature: float = 0.0) -> None:
         self._runner = runner
         self._step_tokens = step_tokens
+        self._temperature = temperature
         self._random = np.random.default_rng(0)
         self._step = 0
 
@@ -99,9 +100,9 @@ class EngineBench:
         return seconds, self._runner.weight_bytes_read() - before if isinstance(self._runner, Runner) else 0
 
     def prefill(self, batch: int, prompt: int) -> None:
-        sampling = SamplingParams(max_tokens=1 << 20, temperature=0.0)
         vocab = self._runner.ready().vocab_size
         for seq in range(batch):
+            sampling = SamplingParams(max_tokens=1 << 20, temperature=self._temperature, seed=seq)
             tokens = self._random.integers(0, vocab, prompt, dtype=np.int32)
             new = [NewSeq(seq, tokens.tobytes(), prompt, b"", sampling)]
             for start in range(0, prompt, self._step_tokens):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -21,8 +20,6 @@ from numpy.typing import NDArray
 from moeserve.grammar.engine import Bits, Engine
 from moeserve.grammar.errors import GrammarError
 from moeserve.messages.schema import SamplingParams
-from moeserve.models.gguf import open_gguf
-from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.guide import Guide
 
 Int32s = NDArray[np.int32]
@@ -127,11 +124,6 @@ class Constraints:
         if taken > MAX_STEP_S:
             return _failure(f"a token took {taken:.2f} s; {MAX_STEP_S:g} s at most are spent on one")
         return _Next(is_masked)
-
-
-def grammar_engine(model: Path) -> Engine:
-    """With the vocabulary of the model's file."""
-    return Engine(TextTokenizer.from_gguf(open_gguf(model, has_tensors=False)))
 
 
 def _failure(cause: object) -> _Next:

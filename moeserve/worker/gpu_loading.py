@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.messages.schema import WorkerReady
-from moeserve.models.gguf import GGUFFile
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
 from moeserve.models.qwen3moe.gpu_weights import GpuLoader
-from moeserve.worker.constraints import Constraints, grammar_engine
+from moeserve.models.source import ModelSource
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.constraints import Constraints
 from moeserve.worker.gpu_memory import check_weights, free_bytes, planes_bytes, room_bytes
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.kv_pool import Capacity, bytes_per_token, plan_capacity
@@ -29,15 +30,14 @@ LANES = 32
 
 def load_gpu_runner(
     config: ServerConfig,
-    gguf: GGUFFile,
+    gguf: ModelSource,
     on_progress: Callable[[str, int, int], None],
     device: torch.device,
 ) -> GpuRunner:
     """Loads the model and allocates everything a step needs. Raises GGUFError for a bad file, ConfigError where the
     GPU's memory does not suffice."""
-    path = Path(config.model)
     # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: grammar_engine(path))
+    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
     _check_lanes(gguf, model_config)
@@ -68,7 +68,7 @@ def allocate(model: Qwen3MoeConfig, num_slots: int, device: torch.device) -> lis
     ]
 
 
-def _check_lanes(gguf: GGUFFile, c: Qwen3MoeConfig) -> None:
+def _check_lanes(gguf: ModelSource, c: Qwen3MoeConfig) -> None:
     for name, size in (("embedding_length", c.hidden_size), ("expert_feed_forward_length", c.expert_ff)):
         if size % LANES:
             raise ConfigError(f"{gguf.path}: {name} is {size}; the GPU engine needs a multiple of {LANES}")
@@ -81,7 +81,7 @@ def _empty_cache(device: torch.device) -> None:
 
 
 def _ready(
-    config: ServerConfig, model: Qwen3MoeConfig, capacity: Capacity, gguf: GGUFFile, device: torch.device
+    config: ServerConfig, model: Qwen3MoeConfig, capacity: Capacity, gguf: ModelSource, device: torch.device
 ) -> WorkerReady:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
     return WorkerReady(

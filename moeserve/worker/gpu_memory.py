@@ -8,11 +8,12 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kernels.planes import GgmlType, empty_planes
-from moeserve.models.gguf import GGUFFile, TensorInfo
+from moeserve.models.gguf import TensorInfo
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
 from moeserve.models.qwen3moe.gpu_room import room_bytes as layers_room_bytes
 from moeserve.models.qwen3moe.gpu_room import step_sizes
+from moeserve.models.source import ModelSource
 from moeserve.worker.gpu_sampler import sampler_bytes
 
 # CUDA graphs, the kernels' code, cuBLAS-less torch and the allocator's rounding: measured, see docs/hybrid.md.
@@ -33,7 +34,7 @@ def tensor_bytes(tensor: TensorInfo) -> int:
     return empty_planes(GgmlType(int(tensor.type)), tensor.shape, "meta").nbytes
 
 
-def planes_bytes(gguf: GGUFFile) -> int:
+def planes_bytes(gguf: ModelSource) -> int:
     return sum(tensor_bytes(tensor) for tensor in gguf.tensors.values())
 
 
@@ -50,7 +51,7 @@ def room_bytes(config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, dev
     return layers + logits + tables + sampler + overhead
 
 
-def check_weights(gguf: GGUFFile, device: torch.device) -> None:
+def check_weights(gguf: ModelSource, device: torch.device) -> None:
     """Raises ConfigError where the weights alone do not fit."""
     needed, free = planes_bytes(gguf), free_bytes(device)
     if needed + OVERHEAD_BYTES > free and device.type == "cuda":

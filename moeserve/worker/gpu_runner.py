@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moeserve.kernels.attention.cuda import prefill_tiles
 from moeserve.messages.schema import (
+    ExpertUse,
     NewSeq,
     Row,
     Sampled,
@@ -80,6 +81,12 @@ class GpuRunner:
         self._step_ended = time.perf_counter()
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
+
+    def expert_use(self) -> ExpertUse:
+        tokens = self._model.heat.cpu().numpy().astype(np.int64)
+        layers, experts = tokens.shape
+        on_gpu = np.ones((layers, experts), np.uint8)
+        return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
 
     def step_bytes(self, plan: StepPlan) -> int:
         """Runs one plan and counts the bytes of weights that it had to read: each distinct expert once."""

@@ -1,4 +1,5 @@
-"""Every kernel compiles for a Hopper GPU, which takes none: what Triton's interpreter lets pass, its compiler may refuse.
+"""Every kernel compiles for a Hopper GPU, which takes none: what Triton's interpreter lets pass, its compiler may
+refuse.
 
 A call of an operator on tensors without data (device "meta") compiles what it would launch.
 """

@@ -46,6 +46,7 @@ class DummyFile(GGUFFile):
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.metadata, self.tensors = file.path, file.metadata, file.tensors
         self.file_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
+        self.is_mapped = False
         self._pools: dict[Type, Bytes] = {}
         self._scratch: Bytes = np.empty(0, np.uint8)
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from moeserve.kernels import _C
 from moeserve.kernels.planes import FORMATS, GgmlType, Planes, empty_planes, repack_into
-from moeserve.models.gguf import GGUFFile
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource
 
 PIECE_BYTES = 32 << 20
 
@@ -81,7 +81,7 @@ class GpuLoader:
     """Reads one model; used once."""
 
     def __init__(
-        self, gguf: GGUFFile, config: Qwen3MoeConfig, device: torch.device, progress: Progress
+        self, gguf: ModelSource, config: Qwen3MoeConfig, device: torch.device, progress: Progress
     ) -> None:
         self._gguf = gguf
         self._config = config
