@@ -21,6 +21,9 @@ NAMES = ["bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs"]
 CHUNKS = [512, 33, 7, 1]  # tensor cores, tensor cores in chunks, integer products, recorded decode steps
 
 
+GPU_EXPERTS = [8, 4, 0]  # of each layer's 8
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def fixture(request: pytest.FixtureRequest) -> Fixture:
     golden = _folder() / f"tiny-qwen3moe-{request.param}.golden.json"
@@ -29,10 +32,14 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
     return Fixture.load(golden)
 
 
-@pytest.fixture(scope="module")
-def driver(fixture: Fixture) -> Driver:
-    runner = load_runner(small_config(_folder() / f"{fixture.name}.gguf", device="cuda"), lambda *_: None)
+@pytest.fixture(scope="module", params=GPU_EXPERTS, ids=lambda n: f"{n} on the GPU")
+def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
+    config = small_config(
+        _folder() / f"{fixture.name}.gguf", device="cuda", num_gpu_experts=request.param, threads=4
+    )
+    runner = load_runner(config, lambda *_: None)
     assert isinstance(runner, GpuRunner)
+    print(f"DEVICE {runner.ready().device}")
     return Driver(runner)
 
 
