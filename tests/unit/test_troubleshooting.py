@@ -37,5 +37,5 @@ def test_the_reader_sees_all_ways_of_writing_a_text() -> None:
     found = set(texts())
     assert "port … of … is in use: choose another with --port" in found  # an f-string
     assert "the folder holds no .gguf file" in found  # a constant
-    assert any(text.endswith("with --weight-layout file") for text in found)  # joined pieces
+    assert any(text.endswith("it is private") for text in found)  # joined pieces
     assert all(HOLE * 2 not in text for text in found)
