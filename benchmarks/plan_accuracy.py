@@ -3,9 +3,11 @@
 
     python -m benchmarks.plan_accuracy model.gguf [--rounds 3] [--prompt 512] [--gen 16] [--batch 1,4,16]
 
-In each round the machine is measured and the speed predicted, then the engine runs; on a shared machine the two see
-about the same minute. The ratio is predicted over measured, the median of the rounds. Memory is the PSS of all
-processes after a prompt and an answer, whose KV is counted as the plan counts it.
+Memory is that of all processes of a server after two prompts and answers, whose KV is counted as the plan counts it.
+Beside what was predicted just before stands the worker's time of the second's steps, as /metrics has it.
+
+Then the engine without a server. In each round the machine is measured and the speed predicted, then the engine runs;
+on a shared machine the two see about the same minute. Ratios are predicted over measured, of rounds their median.
 """
 
 from __future__ import annotations
@@ -115,27 +117,50 @@ def _median(work: Sequence[Callable[[], None]]) -> float:
     return statistics.median(times)
 
 
-def pss(server: Server) -> int:
-    return sum(process.memory_full_info().pss for process in server.processes())
+def memory_of(server: Server) -> int:
+    """Bytes of all processes as if nothing else ran: PSS, but a library's pages count whole although other programs on
+    this machine may share them."""
+    private = 0
+    files: dict[str, int] = {}  # the most that one process has of each
+    for process in server.processes():
+        for area in process.memory_maps(grouped=True):
+            private += area.anonymous
+            if area.path.startswith("/"):
+                files[area.path] = max(files.get(area.path, 0), area.rss - area.anonymous)
+    return private + sum(files.values())
 
 
-def compare_memory(path: Path, prompt: int) -> None:
+def compare_server(path: Path, prompt: int, gen: int) -> None:
+    """Memory, and one request's speed."""
     config = resolve(ServerConfig(model=str(path)))
     gguf = open_gguf(path)
     model = Qwen3MoeConfig.from_gguf(gguf)
     sizes = ModelSizes.of(gguf.tensors, model)
     placement = place(sizes, Wishes(), None)
     memory = predict(config, model, sizes, placement, psutil.virtual_memory().available, 0)
+    random = np.random.default_rng(1)
+    body = {"max_tokens": gen, "ignore_eos": True, "temperature": 1, "seed": 1}
     with running_server(path, ready_timeout=600) as server:
-        body = {"prompt": [1] * prompt, "max_tokens": 16, "ignore_eos": True}
-        usage = server.post("/v1/completions", body)["usage"]
-        measured = pss(server)
-    kv = usage["total_tokens"] * sizes.kv_bytes * model.num_layers
+        server.post("/v1/completions", body | {"prompt": [1] * prompt})  # the first touch of every buffer
+        tokens = random.integers(0, model.vocab_size, prompt).tolist()
+        speed = CpuSpeed(model, sizes, Routing(model), measure(config, gguf, model))
+        before = server.metrics()
+        server.post("/v1/completions", body | {"prompt": tokens})
+        after = server.metrics()
+        measured = memory_of(server)
+    kv = 2 * (prompt + gen) * sizes.kv_bytes * model.num_layers
     predicted = memory.ram_start + kv
     print(
         f"memory: predicted {predicted / 2**20:,.0f} MiB, measured {measured / 2**20:,.0f} MiB, "
-        f"ratio {predicted / measured:.3f} (KV of {usage['total_tokens']:,} tokens included)"
+        f"ratio {predicted / measured:.3f} (KV of {2 * (prompt + gen):,} tokens included)"
     )
+    for phase, count, rate in (
+        ("prefill", prompt, speed.prefill(prompt, config.max_num_batched_tokens)),
+        ("decode", gen - 1, speed.decode(1, prompt + gen // 2)),
+    ):
+        name = f"moeserve:{phase}_step_seconds_sum"
+        shown = count / (after[name] - before[name])
+        print(f"server, {phase}: predicted {rate:,.1f}, measured {shown:,.1f}, ratio {rate / shown:.2f}")
 
 
 def main() -> None:
@@ -147,13 +172,13 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--gen", type=int, default=16)
     parser.add_argument("--batch", default="1,4,16")
-    parser.add_argument("--skip-memory", action="store_true")
-    parser.add_argument("--skip-speed", action="store_true")
+    parser.add_argument("--skip-server", action="store_true")
+    parser.add_argument("--skip-engine", action="store_true")
     args = parser.parse_args()
     print(args.model.name)
-    if not args.skip_memory:
-        compare_memory(args.model, min(args.prompt * 2, 1000))
-    if not args.skip_speed:
+    if not args.skip_server:
+        compare_server(args.model, args.prompt, 4 * args.gen)
+    if not args.skip_engine:
         batches = [int(batch) for batch in args.batch.split(",")]
         Accuracy(args.model, args.prompt, args.gen, batches).compare(args.rounds)
 

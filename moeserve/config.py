@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ENV_PREFIX = "MOESERVE_"
-GROUPS = ("Model", "Network", "Chat", "Capacity", "CPU engine", "GPU", "Server")
+GROUPS = ("Model", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
 
 
 def _option(
@@ -65,6 +65,13 @@ class ServerConfig:
         "the KV pool holds if that is less)",
         low=16,
         high=1 << 24,
+    )
+    load_format: str = _option(
+        "auto",
+        "Model",
+        "auto: the file's weights; dummy: random ones of the file's shapes and types, for benchmarks (the file may end "
+        "before its tensors)",
+        choices=("auto", "dummy"),
     )
     host: str = _option("127.0.0.1", "Network", "address to listen on; 0.0.0.0 admits other machines")
     port: int = _option(
@@ -136,6 +143,12 @@ class ServerConfig:
         "whose computed prompts and answers are used again: shared: everyone's; per-key: those of the same API key; "
         "off: nobody's",
         choices=("shared", "per-key", "off"),
+    )
+    device: str = _option(
+        "auto",
+        "Device",
+        "cuda: the first NVIDIA GPU; cpu: none; auto: a GPU if there is one that can be used",
+        choices=("auto", "cpu", "cuda"),
     )
     threads: int | None = _option(
         None,

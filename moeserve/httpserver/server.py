@@ -28,7 +28,7 @@ from moeserve.httpserver.responses_store import ResponseStore
 from moeserve.httpserver.service import Service
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
-from moeserve.models.source import open_model
+from moeserve.models.source import open_metadata
 from moeserve.process import Process
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -157,7 +157,7 @@ class Server(uvicorn.Server):
 
 def load_text(config: ServerConfig) -> ModelText:
     """Raises ModelError, TemplateError, ConfigError."""
-    gguf = open_model(Path(config.model))
+    gguf = open_metadata(Path(config.model))
     tokenizer = TextTokenizer.from_gguf(gguf)
     renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary)
     try:

@@ -135,7 +135,7 @@ class _Planner:
             default: Device = "cuda" if index >= first else "cpu"
             dense.append(self._one_place(what, tensors, f"blk.{index}.dense", default))
         if "cuda" not in dense:
-            raise ConfigError("no layer is left on the GPU by --placement-rules; use the CPU engine for that")
+            raise ConfigError("--placement-rules leaves no layer on the GPU; use the CPU engine for that")
         embedding = self._one_place("the embedding", [n.TOKEN_EMBD], "token_embd", dense[0])
         head = self._one_place("the head", [n.OUTPUT, n.OUTPUT_NORM], "output", dense[-1])
         return embedding, dense, head

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource, open_metadata
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     """Raises UserError for a file or a wish that cannot be served."""
-    gguf = open_gguf(Path(config.model), has_tensors=False)
+    gguf = open_metadata(Path(config.model))
     model = Qwen3MoeConfig.from_gguf(gguf)
     model.check_tensors(gguf)
     sizes = ModelSizes.of(gguf.tensors, model)
@@ -96,7 +96,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
 
 
 def cpu_rates_of(
-    args: argparse.Namespace, config: ServerConfig, gguf: GGUFFile, model: Qwen3MoeConfig
+    args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig
 ) -> CpuRates:
     """Measured, but for what the user says. The time of operations is this machine's."""
     rates = measure(config, gguf, model)

@@ -15,10 +15,10 @@ from gguf.constants import GGMLQuantizationType
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
-from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.quant_types import QUANT_TYPES
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource, open_model
 from moeserve.options import demonstration_model
 from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
@@ -35,7 +35,7 @@ ROWS, PROMPT, POSITIONS = 16, 16, 256  # of the packaged model's steps
 MOST_STEPS = 100  # of these, while the context is next to nothing
 
 
-def measure(config: ServerConfig, gguf: GGUFFile, model: Qwen3MoeConfig) -> CpuRates:
+def measure(config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig) -> CpuRates:
     """config: threads, isa and places are the server's."""
     steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
     stream = CpuStream(
@@ -69,7 +69,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         placement_rules=None,
         n_gpu_layers=None,
     )
-    bench = EngineBench(load_runner(small, lambda stage, done, total: None), step_tokens=64)
+    bench = EngineBench(load_runner(small, lambda stage, done, total: None), step_tokens=64, temperature=1.0)
 
     def seconds(rows: int) -> float:
         bench.prefill(rows, PROMPT)
@@ -81,7 +81,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
 
 def _explained(rates: CpuRates, rows: int) -> float:
     """Of a step of the packaged model: what its products, attention and operations take."""
-    gguf = open_gguf(demonstration_model())
+    gguf = open_model(demonstration_model())
     model = Qwen3MoeConfig.from_gguf(gguf)
     speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, model), Routing(model), rates)
     return speed.seconds(Step(rows, 1, PROMPT + MOST_STEPS // 2))
@@ -108,7 +108,7 @@ def _read_rate(stream: CpuStream) -> float:
     return matrix.bytes / _seconds(read)
 
 
-def _dense_rate(stream: CpuStream, gguf: GGUFFile) -> float:
+def _dense_rate(stream: CpuStream, gguf: ModelSource) -> float:
     tensor = gguf.tensors[n.of_layer(0, n.ATTN_Q)]
     matrix = _zeros(stream, int(tensor.type), tensor.shape)
     x = Activations(TOKENS, matrix.cols)
@@ -122,7 +122,7 @@ def _dense_rate(stream: CpuStream, gguf: GGUFFile) -> float:
     return 2.0 * TOKENS * matrix.rows * matrix.cols / _seconds(multiply)
 
 
-def _expert_rate(stream: CpuStream, gguf: GGUFFile, model: Qwen3MoeConfig) -> float:
+def _expert_rate(stream: CpuStream, gguf: ModelSource, model: Qwen3MoeConfig) -> float:
     experts = min(SAMPLE_EXPERTS, model.num_experts)
     top_k = min(model.top_k, experts)
     parts = [gguf.tensors[n.of_layer(0, p)] for p in (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)]

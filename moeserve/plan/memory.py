@@ -12,7 +12,7 @@ from moeserve.config import ServerConfig
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import ModelSizes, Placement
 
-PROCESSES_BYTES = 296 << 20
+PROCESSES_BYTES = 384 << 20
 VOCABULARY_BYTES = 1550  # of each token
 SHARE_OF_FREE_MEMORY = 0.5  # of what the weights leave, for KV: as worker/kv_pool.py
 LOGIT_ROWS = 64

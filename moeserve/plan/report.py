@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from moeserve.models.gguf import GGUFFile
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource
 from moeserve.placement import Placement
 from moeserve.placement.sizes import EXPERT_PARTS, plane_bytes
 from moeserve.plan.memory import Memory
@@ -29,7 +29,7 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Plan:
     model: Qwen3MoeConfig
-    gguf: GGUFFile
+    gguf: ModelSource
     placement: Placement
     memory: Memory
     ram: int  # bytes that there are

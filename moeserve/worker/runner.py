@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,13 @@ log = logging.getLogger(__name__)
 Int32s = npt.NDArray[np.int32]
 
 
+class PromptSpan(NamedTuple):
+    row: int  # of the plan
+    places: Int32s  # rows of the step whose logits say how likely the targets were
+    targets: Int32s  # token ids
+    top_n: int
+
+
 class Sequences:
     """What the worker remembers of each request slot. One writer: the runner.
 
@@ -51,6 +60,24 @@ class Sequences:
         self.num_prompt[seq.req_slot] = seq.num_prompt
         self.prompt_logprobs[seq.req_slot] = seq.sampling.prompt_logprobs
         return tokens
+
+    def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
+        """Sampled tokens; the last one of a full context is never an input and has no place."""
+        inside = positions < self.tokens.shape[1]
+        self.tokens[slots[inside], positions[inside]] = tokens[inside]
+
+    def prompt_spans(self, rows: list[Row], layout: Layout, at_most: int) -> Iterator[PromptSpan]:
+        """What prompt logprobs a step owes, in order, in spans of up to `at_most` tokens."""
+        for index, row in enumerate(rows):
+            top_n = self.prompt_logprobs[row.req_slot]
+            if top_n is None:
+                continue
+            # Position p predicts the token at p + 1; the prompt's last position predicts no prompt token.
+            last = min(row.start + row.count, self.num_prompt[row.req_slot] - 1)
+            for start in range(row.start, last, at_most):
+                end = min(start + at_most, last)
+                places = np.arange(start, end, dtype=np.int32) - row.start + layout.offset[index]
+                yield PromptSpan(index, places, self.tokens[row.req_slot, start + 1 : end + 1], top_n)
 
 
 class Layout:
@@ -170,27 +197,23 @@ class Runner:
             logits = self._logits(layout.sampled_rows[part])
             tokens, logprobs = self._sampler.sample(logits, slots, self._constraints.masks_for(slots))
             failed = self._constraints.accept(slots, tokens)
-            inside = (
-                positions < self._ready.max_model_len
-            )  # the last token of a full context is never an input
-            self._sequences.tokens[slots[inside], positions[inside]] = tokens[inside]
-            for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True)):
-                cause = failed.get(row)
-                sampled.append(Sampled(token_id, logprob) if cause is None else Sampled(-1, error=cause))
+            self._sequences.append(slots, positions, tokens)
+            sampled += entries(tokens, logprobs, failed)
         return sampled
 
     def _prompt_logprobs(self, rows: list[Row], layout: Layout) -> dict[int, list[TokenLogprob]]:
         found: dict[int, list[TokenLogprob]] = {}
-        for index, row in enumerate(rows):
-            top_n = self._sequences.prompt_logprobs[row.req_slot]
-            if top_n is None:
-                continue
-            # Position p predicts the token at p + 1; the prompt's last position predicts no prompt token.
-            last = min(row.start + row.count, self._sequences.num_prompt[row.req_slot] - 1)
-            found[index] = []
-            for start in range(row.start, last, Qwen3Moe.LOGIT_ROWS):
-                end = min(start + Qwen3Moe.LOGIT_ROWS, last)
-                places = np.arange(start, end, dtype=np.int32) - row.start + layout.offset[index]
-                targets = self._sequences.tokens[row.req_slot, start + 1 : end + 1]
-                found[index] += self._sampler.prompt_logprobs(self._logits(places), targets, top_n)
+        for span in self._sequences.prompt_spans(rows, layout, Qwen3Moe.LOGIT_ROWS):
+            logits = self._logits(span.places)
+            found.setdefault(span.row, []).extend(
+                self._sampler.prompt_logprobs(logits, span.targets, span.top_n)
+            )
         return found
+
+
+def entries(tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]) -> list[Sampled]:
+    """failed: of some rows, why their requests cannot go on."""
+    return [
+        Sampled(token_id, logprob) if row not in failed else Sampled(-1, error=failed[row])
+        for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True))
+    ]

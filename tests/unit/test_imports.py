@@ -86,7 +86,13 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME | {"moeserve", "moeserve.runtime_directory"},
     "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
-TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.plan")
+TORCH_ALLOWED = (
+    "moeserve.worker",
+    "moeserve.models",
+    "moeserve.kernels",
+    "moeserve.plan",
+    "moeserve.bench.engine",
+)
 TORCH_FORBIDDEN_WITHIN = tuple(MODEL_FILES)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}

@@ -161,9 +161,8 @@ class WeightLoader:
     def _vector(self, name: str) -> torch.Tensor:
         tensor = self._gguf.tensors[name]
         out = torch.empty(tensor.shape)
-        _C.dequantize_row(
-            int(tensor.type), self._gguf.data(name).ctypes.data, tensor.shape[0], out.data_ptr()
-        )
+        data = self._gguf.data(name)  # lives until the call returns
+        _C.dequantize_row(int(tensor.type), data.ctypes.data, tensor.shape[0], out.data_ptr())
         self._finish(name)
         return out
 

@@ -48,6 +48,7 @@ class Request:
         "first_token_at",
         "id",
         "last_token_at",
+        "made_way_at",
         "max_kv",
         "max_tokens",
         "node",
@@ -106,6 +107,7 @@ class Request:
         self.req_slot: int = -1
         self.target: int = 0  # tokens known when it was bound: those that prefill must compute
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was bound first
+        self.made_way_at: int = -1  # num_output when it was last paused to make way for another key
         self.num_lost: int = 0  # positions that were computed before the last pause
         self.resume_after: int = 0  # the last step that may have had a row of it when it was paused
 
