@@ -129,7 +129,7 @@ class Step:
         self.done.record()
         self.done.synchronize()
         self.handoff.check()
-        return start.elapsed_time(end) / 1e3 / len(ids) / self.layers
+        return float(start.elapsed_time(end)) / 1e3 / len(ids) / self.layers
 
 
 def draw(steps: int, layers: int, n: int, seed: int) -> Tensor:
