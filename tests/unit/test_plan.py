@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from moeserve.cli import main
 from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import Gpu, ModelSizes, Wishes, place
 from moeserve.plan import command
+from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
@@ -90,6 +92,7 @@ def test_what_cannot_be(capsys: pytest.CaptureFixture[str], tiny_model: Path, tm
     assert "GiB of GPU memory do not suffice" in fails(capsys, *model, "--gpu-memory", "0.9")
     assert "there is nothing to place" in fails(capsys, *model, "--num-gpu-experts", "1")
     assert "there is no" in fails(capsys, "--model", str(tmp_path / "none.gguf"))
+    assert "contradicts --device cpu" in fails(capsys, *model, "--gpu-memory", "9", "--device", "cpu")
     assert "must be above 0" in fails(capsys, *model, "--ram", "0")
     assert "must be above 0" in fails(capsys, *model, "--ram", "nan")
 
@@ -117,6 +120,12 @@ def test_measured_here(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert all(rate > 0 for rate in shown["speed"]["decode"].values())
     given = run(capsys, "--model", str(tiny_model), "--cpu-bandwidth", "7", "--cpu-gops", "8")
     assert (given["rates"]["cpu"]["read"], given["rates"]["cpu"]["dense_ops"]) == (7e9, 8e9)
+
+
+def test_a_gpu_is_measured_on_its_own() -> None:
+    """The same code on the CPU, with little to do."""
+    rates = measure_gpu(torch.device("cpu"), nbytes=1 << 20, side=64)
+    assert min(rates.read, rates.ops, rates.pcie) > 1e6
 
 
 # ---------------------------------------------------------------- the model of speed
