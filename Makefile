@@ -3,6 +3,7 @@
 #   make serve [MODEL=/path/to/model.gguf] [ARGS="--port 9000"]   a server, on the packaged small model by default
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
+#   make test-clients                                             the programs of docs/clients.md, with every client
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write docs/flags.md and docs/api.md anew
 
@@ -14,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all lint browser format docs clean
+.PHONY: serve test test-all test-clients lint browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -25,6 +26,14 @@ test: lint browser
 
 test-all: lint browser
 	$(BIN)/python -m pytest
+
+CLIENTS := build/clients
+
+test-clients: $(VENV)/.installed-test
+	test -d $(CLIENTS)/venv || $(PYTHON) -m venv $(CLIENTS)/venv
+	$(CLIENTS)/venv/bin/pip install --quiet langchain-openai langchain-anthropic llama-index-llms-openai-like
+	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk
+	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

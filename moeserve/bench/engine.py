@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tqdm import tqdm
 
 from moeserve.config import ServerConfig
@@ -36,6 +35,10 @@ SHARED = (
     "model",
     "load_format",
     "device",
+    "num_gpu_experts",
+    "gpu_memory_budget",
+    "expert_heat",
+    "placement_rules",
     "threads",
     "isa",
     "weight_layout",
@@ -89,8 +92,6 @@ class EngineBench:
 
     def read_gb_s(self) -> float:
         """GB/s of reading all experts once, with all threads; on a GPU of a copy, both ways counted."""
-        if not isinstance(self._runner, Runner):
-            return copy_gb_s()
         seconds, read = self._runner.read_experts()
         return read / seconds / 1e9
 
@@ -125,20 +126,6 @@ class EngineBench:
     def _run(self, plan: StepPlan) -> None:
         self._runner.step(plan)
         self._step += 1
-
-
-def copy_gb_s() -> float:
-    """Of a copy within the GPU's memory, bytes read and written."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(4):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        target.copy_(source)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return 2 * len(source) / min(seconds) / 1e9
 
 
 def _slots(batch: int, seq: int, start: int, count: int) -> bytes:

@@ -65,7 +65,7 @@ def fetch(name: HubName) -> Path:
         except HubError as error:
             if listing is not None:
                 raise
-            raise HubError(f"{error}\nThis is what the cache has: {_why_offline()}") from None
+            raise HubError(f"{error}\n({_why_offline()})") from None
         if not files[0].endswith(".gguf"):
             config = Path(hf_hub_download(name.repo, files[0], revision=commit))
             check_supported(config, read_json(config))  # before gigabytes that we could not serve
@@ -191,8 +191,10 @@ def _check_space(name: HubName, blobs: list[_Blob]) -> None:
 
 def _why_offline() -> str:
     if constants.is_offline_mode():
-        return "HF_HUB_OFFLINE is set; unset it"
-    return f"{constants.ENDPOINT} cannot be reached; check the network and HF_ENDPOINT"
+        return "only the cache is there: HF_HUB_OFFLINE is set; unset it"
+    return (
+        f"only the cache is there: {constants.ENDPOINT} cannot be reached; check the network and HF_ENDPOINT"
+    )
 
 
 @contextmanager
@@ -216,8 +218,8 @@ def _explained(name: HubName) -> Iterator[None]:
         raise HubError(f"{name}: {hub} answered with status {status}; {remedy}") from error
     except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise HubError(
-            f"{name}: neither a local path nor in the cache ({constants.HF_HUB_CACHE}), and {_why_offline()}, or name "
-            "a local file"
+            f"{name}: neither a local path nor in {constants.HF_HUB_CACHE}, and {_why_offline()}, or name a local "
+            "file"
         ) from error
     except httpx2.TransportError as error:
         raise HubError(

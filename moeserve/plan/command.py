@@ -13,10 +13,8 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.models.gguf import open_gguf
-from moeserve.models.huggingface import is_hugging_face_folder, open_folder
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import ModelSource
+from moeserve.models.source import ModelSource, open_metadata
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
@@ -67,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     """Raises UserError for a file or a wish that cannot be served."""
-    gguf = _open(Path(config.model))
+    gguf = open_metadata(Path(config.model))
     model = Qwen3MoeConfig.from_gguf(gguf)
     model.check_tensors(gguf)
     sizes = ModelSizes.of(gguf.tensors, model)
@@ -111,11 +109,6 @@ def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
     if choose_device(config.device) == "cpu":
         return None
     return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES  # the context is ours
-
-
-def _open(path: Path) -> ModelSource:
-    """Of a GGUF file, the header is enough."""
-    return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path, has_tensors=False)
 
 
 def cpu_rates_of(

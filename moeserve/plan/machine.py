@@ -16,10 +16,9 @@ from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
 from moeserve.models.gguf import names as n
-from moeserve.models.gguf import open_gguf
 from moeserve.models.gguf.quant_types import QUANT_TYPES
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import ModelSource
+from moeserve.models.source import ModelSource, open_model
 from moeserve.options import demonstration_model
 from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
@@ -85,7 +84,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
 
 def _explained(rates: CpuRates, rows: int) -> float:
     """Of a step of the packaged model: what its products, attention and operations take."""
-    gguf = open_gguf(demonstration_model())
+    gguf = open_model(demonstration_model())
     model = Qwen3MoeConfig.from_gguf(gguf)
     speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, model), Routing(model), rates)
     return speed.seconds(Step(rows, 1, PROMPT + MOST_STEPS // 2))

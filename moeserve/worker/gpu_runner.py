@@ -23,24 +23,36 @@ from moeserve.messages.schema import (
     TokenLogprob,
     WorkerReady,
 )
+from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam
 from moeserve.models.qwen3moe.gpu_model import FEW_ROWS, GpuBatch, GpuQwen3Moe
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.graphs import Launches, Recorder
 from moeserve.worker.runner import Int32s, Layout, Sequences, entries
+from moeserve.worker.step_end import StepEnd
+
+COPIED = 1 << 30  # bytes
 
 
 class GpuRunner:
     """Owns the model, the KV pool, the sampler and the grammars. Steps run one at a time, in the order of the calls."""
 
     def __init__(
-        self, model: GpuQwen3Moe, slot_table: Tensor, ready: WorkerReady, constraints: Constraints
+        self,
+        model: GpuQwen3Moe,
+        slot_table: Tensor,
+        ready: WorkerReady,
+        constraints: Constraints,
+        experts_in_ram: ExpertsInRam | None = None,
     ) -> None:
-        """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's."""
+        """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's.
+        experts_in_ram: the model's, where there are any."""
         self._model = model
         self._ready = ready
         self._slot_table = slot_table
+        self._experts_in_ram = experts_in_ram
+        self._done = StepEnd(model.device, head_rows=model.head_sizes[-1], yields=experts_in_ram is not None)
         self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
         head_rows = model.head_sizes[-1]
         self._sampler = GpuSampler(ready.max_num_seqs, ready.vocab_size, head_rows, model.device)
@@ -61,7 +73,7 @@ class GpuRunner:
         recorder = Recorder(self._model.device)
         most = _rounded(self._ready.max_num_seqs, self._model.sizes)
         for size in reversed([size for size in self._model.head_sizes if size <= most]):
-            self._decode[size] = recorder.record(lambda size=size: self._decode_step(size))  # type: ignore[misc]
+            self._decode[size] = recorder.record(lambda size=size: self._decode_step(size), self._model.begin)  # type: ignore[misc]
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one plan. The plan is the router's and trusted; any exception is fatal to the worker."""
@@ -76,6 +88,9 @@ class GpuRunner:
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout, inputs.size)
         # What prompts asked for has overwritten the logits of a recorded step.
         sampled = self._sample(layout, inputs, has_logits and not prompt_logprobs)
+        if not sampled:
+            self._done.wait()
+        self._model.check()
         self._step_ended = time.perf_counter()
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
@@ -83,15 +98,35 @@ class GpuRunner:
     def expert_use(self) -> ExpertUse:
         tokens = self._model.heat.cpu().numpy().astype(np.int64)
         layers, experts = tokens.shape
-        on_gpu = np.ones((layers, experts), np.uint8)
+        on_gpu = self._model.on_gpu.numpy().astype(np.uint8)
         return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
 
     def step_bytes(self, plan: StepPlan) -> int:
-        """Runs one plan and counts the bytes of weights that it had to read: each distinct expert once."""
+        """Runs one plan and counts the bytes of weights that it had to read from the slower memory in use, each
+        distinct expert once: from RAM where experts are there, else from the GPU's."""
         before = self._model.heat.clone()
         self.step(plan)
-        distinct = (self._model.heat != before).sum(dim=1).tolist()
-        return self._model.weight_bytes(distinct)
+        used = (self._model.heat != before).cpu()
+        if self._experts_in_ram is None:
+            return self._model.weight_bytes(used)
+        return self._experts_in_ram.bytes_of(used & ~self._model.on_gpu)
+
+    def read_experts(self) -> tuple[float, int]:
+        """That memory's speed: seconds and bytes of one plain read of all experts in RAM, or of a copy within the GPU's
+        memory (1 GiB, best of four, read and written)."""
+        if self._experts_in_ram is not None:
+            return self._experts_in_ram.read()
+        source = torch.empty(COPIED, dtype=torch.uint8, device=self._model.device)
+        target = torch.empty_like(source)
+        seconds = []
+        for _ in range(4):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")
+            start.record()
+            target.copy_(source)
+            end.record()
+            end.synchronize()
+            seconds.append(start.elapsed_time(end) / 1e3)
+        return min(seconds), 2 * COPIED
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
@@ -107,6 +142,7 @@ class GpuRunner:
     def _forward(self, inputs: StepInputs, layout: Layout) -> bool:
         """Launches the step; True where that included the head."""
         each_alone = layout.n <= FEW_ROWS or layout.n == len(layout.count)
+        self._model.begin()
         recorded = self._decode.get(inputs.size) if each_alone else None
         if recorded is not None:
             recorded()
@@ -165,7 +201,7 @@ class GpuRunner:
             wanted = self._sampler.wanted_logprobs(slots)
             has_wanted = any(top is not None for top in wanted)
             scores = self._sampler.score(logits, chosen, count) if has_wanted else None
-            tokens = chosen.cpu().numpy()[: len(slots)]  # waits for the step
+            tokens = self._done.read(chosen[: len(slots)])
             failed = self._constraints.accept(slots, tokens)
             self._sequences.append(slots, positions, tokens)
             logprobs = [None] * len(slots) if scores is None else scores.read(wanted)

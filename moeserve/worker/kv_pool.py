@@ -13,8 +13,9 @@ from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
 # The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
-# the page cache, the other processes and whatever else runs on the machine. A GPU has none of that.
-SHARE_OF_FREE_MEMORY = {"CPU": 0.5, "GPU": 0.95}
+# the page cache, the other processes and whatever else runs on the machine. Of a GPU's memory the placement has
+# already left the pool its share.
+SHARE_OF_FREE_MEMORY = {"CPU": 0.5, "GPU": 1.0}
 BYTES_PER_VALUE = 2  # float16
 
 log = logging.getLogger(__name__)

@@ -22,10 +22,10 @@ from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import wishes_of
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
+from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device
 from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
 from moeserve.worker.memory import available_bytes
-from moeserve.worker.places import plan_places
 from moeserve.worker.runner import Runner
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _set_up_torch() -> None:
 def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     """On the CPU."""
     _set_up_torch()
-    stream = _open_stream(config)
+    stream = open_stream(config)
     gguf = open_weights(config)
     # Its helper thread builds the vocabulary while this one loads the weights.
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
@@ -80,7 +80,7 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
             "--weight-layout file needs a GGUF file and its own weights; leave it out, or say panels"
         )
     if not in_place:
-        _check_memory(gguf.file_bytes)
+        check_ram(gguf.file_bytes, remedy="or read it from disk with --weight-layout file")
     weights = WeightLoader(stream, gguf, model_config, on_progress, in_place).load()
     capacity = plan_capacity(config, model_config, available_bytes())
     model = Qwen3Moe(
@@ -93,23 +93,6 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     )
     ready = _ready(config, model_config, capacity, stream, weights.bytes)
     return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
-
-
-def _open_stream(config: ServerConfig) -> CpuStream:
-    places = plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding)
-    try:
-        return CpuStream(places, "" if config.isa == "auto" else config.isa)
-    except ValueError as error:
-        raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
-
-
-def _check_memory(file_bytes: int) -> None:
-    free = available_bytes()
-    if file_bytes > free:
-        raise ConfigError(
-            f"the model's weights take {file_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory are free: "
-            "free some memory, choose a smaller model or quantisation, or read it from disk with --weight-layout file"
-        )
 
 
 def _ready(

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 from playwright.sync_api import Page, expect
 
 from benchmarks.server import Server
+from moeserve.messages.schema import ExpertUse
 from tests.browser.conftest import KEY, Screenshot
-from tests.e2e.clients import TEXT, completion
+from tests.e2e.clients import TEXT, completion, within
+from tests.unit.http_harness import http_server
 
 CELL = 40  # CSS pixels: the widest, which a model with few experts gets
 LEFT, TOP = 34, 6  # of the first cell
+MARK = [64, 214, 196]
 
 
 def counts(server: Server) -> list[list[int]]:
@@ -31,15 +35,15 @@ def point_at(page: Page, layer: int, column: int) -> str:
     return page.locator("#reading").inner_text()
 
 
-def colour_at(page: Page, layer: int, column: int) -> int:
-    """Red plus green plus blue, in the middle of a cell."""
-    place = [LEFT + (column + 0.3) * CELL, TOP + (layer + 0.3) * CELL]
+def colour_at(page: Page, layer: int, column: int, *, down: float = 0.3) -> list[int]:
+    """Red, green and blue; `down` is a share of the cell's height."""
+    place = [LEFT + (column + 0.3) * CELL, TOP + (layer + down) * CELL]
     script = """([x, y]) => {
       const context = document.querySelector("#canvas").getContext("2d");
-      return context.getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data[0];
+      return [...context.getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data.slice(0, 3)];
     }"""
-    red: int = page.evaluate(script, place)
-    return red
+    colour: list[int] = page.evaluate(script, place)
+    return colour
 
 
 def test_the_map_shows_what_the_server_counts_while_it_counts(
@@ -62,7 +66,7 @@ def test_the_map_shows_what_the_server_counts_while_it_counts(
             f"Layer {layer}, expert {ranked[-1]}: {row[ranked[-1]]:,} tokens, {share} of the layer, on CPU"
         )
         assert point_at(page, layer, ranked[-1]) == expected
-        assert colour_at(page, layer, ranked[-1]) == 255 > colour_at(page, layer, ranked[0])
+        assert colour_at(page, layer, ranked[-1])[0] == 255 > colour_at(page, layer, ranked[0])[0]
         hottest = 100 * sum(row[expert] for expert in ranked[-top_k:]) / sum(row)
         expect(page.locator("#layers tr").nth(layer)).to_contain_text(f"{hottest:.1f}%")
     screenshot(page, "experts")
@@ -73,7 +77,7 @@ def test_the_hottest_come_first_on_demand(page: Page, server: Server) -> None:
     expect(page.locator("#layers tr").first).to_be_visible()
     page.get_by_label("live").uncheck()
     page.get_by_label("Order").select_option("hottest first")
-    reds = [colour_at(page, 1, column) for column in range(8)]
+    reds = [colour_at(page, 1, column)[0] for column in range(8)]
     assert reds == sorted(reds, reverse=True)
     page.get_by_label("Hottest", exact=True).fill("8")
     expect(page.locator("#layers tr").first).to_contain_text("100.0%")
@@ -115,3 +119,21 @@ def test_the_key_is_asked_for(page: Page, keyed_server: Server) -> None:
     expect(page.locator("#layers tr").first).to_be_visible()
     expect(page.locator("#problem")).to_be_hidden()
     expect(page.locator("#banner")).to_be_hidden()
+
+
+def test_experts_in_gpu_memory_are_marked(page: Page) -> None:
+    """A real httpserver process; an engine of the test's says what a machine with a GPU would."""
+    counts = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
+    on_gpu = np.array([[1, 0, 1], [0, 1, 0]], np.uint8)
+    with http_server() as server:
+        page.goto(server.url + "/experts")
+        assert within(10, lambda: server.expert_use_asked > 0)
+        server.send(ExpertUse(2, 3, 2, counts.tobytes(), on_gpu.tobytes()))
+        expect(page.locator("#layers tr")).to_have_count(2)
+        assert total(page, "In GPU memory") == "3 of 6"
+        assert total(page, "Served by the GPU") == "92.9%"  # 13 of 14
+        underlined = [[colour_at(page, layer, e, down=0.92) == MARK for e in range(3)] for layer in range(2)]
+        assert underlined == on_gpu.astype(bool).tolist()
+        assert point_at(page, 0, 0) == "Layer 0, expert 0: 5 tokens, 71.4% of the layer, on GPU"
+        assert point_at(page, 0, 1) == "Layer 0, expert 1: 0 tokens, 0.0% of the layer, on CPU"
+        expect(page.locator("#layers tr").nth(1)).to_contain_text("85.7%")

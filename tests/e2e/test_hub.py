@@ -147,7 +147,7 @@ def test_offline_the_cache_serves_and_what_it_lacks_is_named(client: Client, hub
     cached, lacks, knows_not = client.ask(there, lacking, unknown, HF_HUB_OFFLINE="1")
     assert cached == found
     assert "nothing fits 'Q5_K_M'" in lacks
-    assert "tiny-Q8_0.gguf\nThis is what the cache has: HF_HUB_OFFLINE is set; unset it" in lacks
+    assert "tiny-Q8_0.gguf\n(only the cache is there: HF_HUB_OFFLINE is set; unset it" in lacks
     assert "HF_HUB_OFFLINE is set; unset it" in knows_not
     assert len(hub.requests) == asked
     cached, knows_not = client.ask(there, unknown, HF_ENDPOINT="http://127.0.0.1:9")

@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
 ERRORS = {"ConfigError", "ModelError", "GGUFError", "HubError"}
 # Not of a server's start.
-ELSEWHERE = ("bench", "simulate", "workload", "process.py")
+ELSEWHERE = ("bench", "plan", "simulate", "workload", "process.py")
 HOLE = "…"
 
 

@@ -57,7 +57,7 @@ export async function awaitModel() {
         return shown(await servedModel());
       } catch (error) {
         banner.hidden = false;
-        banner.textContent = error.message;
+        banner.textContent = error.status === 401 ? "This server wants an API key." : error.message;
         if (error.status === 401) {
           askForKey();
           return null;

@@ -19,6 +19,16 @@ namespace moeserve {
 
 class Pool;
 
+// About 50 us: longer than the gap between two operations of a step, shorter than what a sleeping thread costs
+// the other processes of a two-core machine when the server is idle.
+constexpr int kSpins = 1500;
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
 // A thread's view of the running operation.
 class Team {
  public:
@@ -49,7 +59,9 @@ class Team {
   template <class F>
   void for_last_panels(int64_t outer, int64_t panels, F&& f);
 
-  void barrier();
+  // All threads meet. `spins`: how long to look before sleeping; a step that a GPU is in the midst of is worth more
+  // than the usual.
+  void barrier(int spins = kSpins);
 
   // Memory of this thread, at least `bytes`, 64-byte aligned, kept between operations; contents undefined.
   void* scratch(size_t bytes);
@@ -134,7 +146,7 @@ class Pool {
   Slot& next_slot();
   void publish();
   void thread_main(int thread, const std::vector<int>& cpus);
-  void arrive_and_wait(Team& team, bool end_of_op);
+  void arrive_and_wait(Team& team, bool end_of_op, int spins);
 
   std::vector<std::unique_ptr<Team>> teams_;
   std::vector<int> node_threads_;  // [nodes + 1]: the first thread of each node

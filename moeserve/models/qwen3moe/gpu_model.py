@@ -6,6 +6,8 @@
         x = x + sum of the chosen experts' down(silu(gate(y)) * up(y))            y = ffn_norm(x)
     logits = output(output_norm(x))
 
+Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`).
+
 A block's output is added to x by the norm that comes next, in one launch. Nothing here waits for the GPU, reads from it
 or allocates on it, so a step can be recorded in a CUDA graph.
 """
@@ -22,6 +24,7 @@ from moeserve.kernels.attention.cuda import decode_attention, prefill_attention
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.embed.cuda import embed
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
+from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
@@ -60,13 +63,16 @@ class GpuQwen3Moe:
         slot_table: Tensor,
         max_tokens: int,
         max_model_len: int,
+        handoff: ExpertHandoff | None = None,
     ) -> None:
-        """slot_table: int32 [requests, length], the KV slots of each request by position."""
+        """slot_table: int32 [requests, length], the KV slots of each request by position. handoff: to the experts in
+        RAM, where there are any."""
         self.config = config
         self.device = slot_table.device
         self._weights = weights
         self._kv = kv
         self._slot_table = slot_table
+        self._handoff = handoff
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(config, max_model_len))
         # int32 [layers, experts]: tokens routed to each expert since start.
         self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
@@ -78,6 +84,16 @@ class GpuQwen3Moe:
         logits = torch.empty(self.head_sizes[-1], config.vocab_size, device=self.device)
         self._heads = {size: Head(config, logits, size, floats, self.device) for size in self.head_sizes}
 
+    def begin(self) -> None:
+        """Before each `forward` or its replay: the CPU pool stands by for the step. No part of a graph."""
+        if self._handoff is not None:
+            self._handoff.begin()
+
+    def check(self) -> None:
+        """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
+        if self._handoff is not None:
+            self._handoff.check()
+
     def forward(self, batch: GpuBatch) -> None:
         """Launches all layers. What `logits` then reads stays until the next call."""
         w, r = self._weights, self._rooms[len(batch.token_ids)]
@@ -85,7 +101,7 @@ class GpuQwen3Moe:
         for i, layer in enumerate(w.layers):
             before = None if i == 0 else w.layers[i - 1]
             self._attention(layer, before, r, batch, self._kv[i])
-            self._experts(layer, r, batch, self.heat[i])
+            self._experts(i, layer, r, batch)
 
     def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
         """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
@@ -95,14 +111,21 @@ class GpuQwen3Moe:
         _multiply(w.output, h.final, count, h.logits)
         return h.logits
 
-    def weight_bytes(self, distinct: list[int]) -> int:
-        """Of a step that reads so many of each layer's experts."""
+    @property
+    def on_gpu(self) -> Tensor:
+        """bool [layers, experts], on the CPU: which experts live in GPU memory."""
+        everywhere = torch.ones(self.config.num_experts, dtype=torch.bool)
+        places = [layer.places for layer in self._weights.layers]
+        return torch.stack([everywhere if p is None else (p >= 0).cpu() for p in places])
+
+    def weight_bytes(self, used: Tensor) -> int:
+        """Of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
         w = self._weights
         total = w.output.nbytes
-        for layer, read in zip(w.layers, distinct, strict=True):
+        for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
             total += layer.attn_output.nbytes + layer.router.nbytes + sum(p.nbytes for p in layer.qkv)
             if layer.experts is not None:
-                total += layer.experts.nbytes * read // layer.experts.gate.experts
+                total += layer.experts.nbytes * count // layer.experts.gate.experts
         return total
 
     def _attention(
@@ -153,7 +176,7 @@ class GpuQwen3Moe:
         if batch.tiles is not None:
             prefill_attention(r.q, kv.keys, kv.values, self._slot_table, batch.tiles, a.x)
 
-    def _experts(self, layer: GpuLayer, r: Room, batch: GpuBatch, heat: Tensor) -> None:
+    def _experts(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
         y, count = r.y, batch.count
         add_norm(
             r.x, r.output, None, None, None, None, count, layer.ffn_norm, self.config.rms_eps, y.x, y.codes, y.scales
@@ -161,9 +184,15 @@ class GpuQwen3Moe:
         _multiply(layer.router, y, count, r.router_logits)
         places = r.ids if layer.places is None else r.places
         local = None if layer.places is None else r.places
-        route(r.router_logits, layer.places, count, r.ids, local, r.weights, heat)
+        route(r.router_logits, layer.places, count, r.ids, local, r.weights, self.heat[index])
+        handoff = None if layer.places is None else self._handoff
+        if handoff is not None:
+            assert y.x is not None
+            handoff.publish(index, y.x, r.ids, r.weights)
         if layer.experts is not None:
             self._run_experts(layer.experts, places, r, count)
+        if handoff is not None:
+            handoff.collect(index, r.from_cpu)
 
     def _run_experts(self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor) -> None:
         """r.parts of the routes whose place in `experts` is not below 0."""
@@ -190,9 +219,9 @@ class GpuQwen3Moe:
     ) -> None:
         """x += the experts' outputs of `layer`, and the norm of that; of `rows` alone, x stays as it was."""
         parts = r.parts if layer.experts is not None else None
-        places = r.ids if layer.places is None else r.places
+        places, extra = (r.ids, None) if layer.places is None else (r.places, r.from_cpu)
         add_norm(
-            r.x, parts, r.weights, places, None, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
+            r.x, parts, r.weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
         )  # fmt: skip
 
 

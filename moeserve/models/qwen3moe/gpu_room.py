@@ -74,6 +74,7 @@ class Room:
         self.weights = arena.take(rows, c.top_k)
         self.h = _activations(arena, rows * c.top_k, c.expert_ff, acts, quantised=self.is_gemv)
         self.parts = arena.take(rows, c.top_k, c.hidden_size, dtype=wide)
+        self.from_cpu = arena.take(rows, c.hidden_size)  # what the experts in RAM add
         self.decode = DecodeRoom(min(rows, MAX_DECODE_ROWS), c.num_heads, c.num_kv_heads, c.head_dim, device)
 
 
