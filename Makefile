@@ -3,6 +3,8 @@
 #   make serve [MODEL=/path/to/model.gguf] [ARGS="--port 9000"]   a server, on the packaged small model by default
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
+#   make fuzz                                                     10,000 generated requests, none a server error (30 min)
+#   make schemas                                                  200 random JSON schemas, every answer valid
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write docs/flags.md and docs/api.md anew
 
@@ -14,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all lint browser format docs clean
+.PHONY: serve test test-all fuzz schemas lint browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -25,6 +27,12 @@ test: lint browser
 
 test-all: lint browser
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/e2e/test_api_fuzz.py
+
+schemas: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/e2e/test_structured.py -k every_random_schema
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
