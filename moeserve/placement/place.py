@@ -5,7 +5,7 @@ The order in which a GPU's memory is given away:
 1. what the engine needs beside weights and KV (`Gpu.reserved_bytes`);
 2. the dense parts: embedding, head, and of each layer attention, norms and router; of all layers or the last
    --n-gpu-layers;
-3. where RAM experts may be streamed to the GPU for long prompts, two buffers of a layer's; if that would take more
+3. where RAM experts may be streamed to the GPU for long prompts, three buffers of a layer's; if that would take more
    than half of what is left, nothing is streamed unless a rule asks for it;
 4. experts that rules or --num-gpu-experts put there;
 5. KV: what --max-total-tokens asks for, else a quarter of what is left, more when experts leave more;
@@ -25,7 +25,7 @@ from moeserve.placement.sizes import DENSE_PARTS, EXPERT_PARTS, ModelSizes
 
 KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
 MIN_KV_TOKENS = 64
-STREAM_BUFFERS = 2
+STREAM_BUFFERS = 3  # two on their way, one unpacked
 GIB = 1 << 30
 NO_SPLIT = (
     "dense parts of the model in RAM are not supported beside a GPU yet: leave more experts in RAM instead, or use the "
@@ -250,7 +250,7 @@ class _Planner:
         return sum(size.on(device) for size, where in parts if where == device)
 
     def _stream_bytes(self, chosen: list[set[int]]) -> int:
-        """Two buffers that hold the RAM experts of whichever layer has most."""
+        """Buffers that hold the RAM experts of whichever layer has most."""
         return STREAM_BUFFERS * max(
             (self._sizes.num_experts - len(experts)) * layer.expert.cuda
             if where == "cuda" and prefill != "cpu"
