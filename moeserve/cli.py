@@ -51,7 +51,9 @@ def serve(arguments: list[str]) -> int:
 
     set_up_logging("launcher", config.log_level)
     if Path(config.model) == demonstration_model():
-        log.info("no --model was given: this is the small demonstration model, whose answers make no sense")
+        log.info(
+            "no --model was given: this is the small demonstration model, which can do a few things only"
+        )
     return launch(config)
 
 

@@ -20,7 +20,7 @@ from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
 
-DEMONSTRATION_MODEL = "tiny-qwen3moe-q4_k_m.gguf"
+DEMONSTRATION_MODEL = "moeserve-demo-q8_0.gguf"
 MODEL_SOURCE = "--model or MOESERVE_MODEL"
 
 

@@ -59,9 +59,15 @@ def suites(size: int) -> Iterator[tuple[str, list[Example]]]:
     yield from _both("two-digit differences, pairs held out", differences, size)
     yield from _both("two-digit sums, pairs held out, any wording", worded, size)
     yield from _both("questions about a text", _draw("reading", reading, size), size)
-    yield from _both("questions about a text, names held out", _draw("names", _with_held_out_names, size), size)
-    yield from _both("tool calls, requests held out", _draw("tools", lambda rng: call_only(rng, False), size), size)
-    yield from _both("tool calls, tools held out", _draw("new tools", lambda rng: call_only(rng, True), size), size)
+    yield from _both(
+        "questions about a text, names held out", _draw("names", _with_held_out_names, size), size
+    )
+    yield from _both(
+        "tool calls, requests held out", _draw("tools", lambda rng: call_only(rng, False), size), size
+    )
+    yield from _both(
+        "tool calls, tools held out", _draw("new tools", lambda rng: call_only(rng, True), size), size
+    )
     yield from _both("any turn with tools", _draw("tool use", tool_use, size), size)
     yield from _both("what it cannot do", _draw("unknown", smalltalk.unknown, size), size)
     yield from _both("what it was told", _draw("told", smalltalk.told, size), size)
@@ -80,7 +86,11 @@ def _both(name: str, examples: list[Example], size: int) -> Iterator[tuple[str, 
     if len(examples) > size:
         examples = Random(name).sample(examples, size)
     for is_thinking in (False, True):
-        yield f"{name}{', thinking' if is_thinking else ''}", [replace(e, enable_thinking=is_thinking) for e in examples]
+        yield f"{name}{', thinking' if is_thinking else ''}", [thinking(one, is_thinking) for one in examples]
+
+
+def thinking(one: Example, is_enabled: bool) -> Example:
+    return replace(one, enable_thinking=is_enabled)
 
 
 def of_weights(weights: Path, vocabulary: Path, device: str) -> Answerer:
@@ -98,7 +108,8 @@ def of_weights(weights: Path, vocabulary: Path, device: str) -> Answerer:
 
     def read(one: Example, ids: list[int]) -> Outcome:
         parser = OutputParser(
-            ReasoningParser(False) if one.enable_thinking else None, ToolCallParser(HermesBody) if one.tools else None
+            ReasoningParser(False) if one.enable_thinking else None,
+            ToolCallParser(HermesBody) if one.tools else None,
         )
         return outcome_of([*parser.push(encoder.decode(ids)), *parser.finish()], len(ids) < MAX_TOKENS)
 
@@ -122,7 +133,9 @@ def outcome_of(events: Sequence[Any], stopped: bool) -> Outcome:
     thought = "".join(event.text for event in events if isinstance(event, e.Reasoning))
     text = "".join(event.text for event in events if isinstance(event, e.Text))
     names = {event.index: event.name for event in events if isinstance(event, e.CallStart)}
-    arguments = {i: "".join(x.text for x in events if isinstance(x, e.CallArguments) and x.index == i) for i in names}
+    arguments = {
+        i: "".join(x.text for x in events if isinstance(x, e.CallArguments) and x.index == i) for i in names
+    }
     is_whole = {event.index for event in events if isinstance(event, e.CallEnd)} == set(names)
     calls = tuple((names[i], json.loads(arguments[i])) for i in names) if is_whole else ()
     return Outcome(thought, text, calls, stopped)
@@ -166,24 +179,26 @@ def _for_api(message: dict[str, Any]) -> dict[str, Any]:
     if not message.get("tool_calls"):
         return message
     calls = [
-        {"id": "call", "type": "function", "function": {**f, "arguments": json.dumps(f["arguments"], ensure_ascii=False)}}
+        {
+            "id": "call",
+            "type": "function",
+            "function": {**f, "arguments": json.dumps(f["arguments"], ensure_ascii=False)},
+        }
         for f in (call["function"] for call in message["tool_calls"])
     ]
     return {**message, "tool_calls": calls}
 
 
 def report(answer: Answerer, size: int, shown_mistakes: int) -> None:
-    """A table, and some of the mistakes."""
-    mistakes = []
+    """A table, and under each row some of the mistakes."""
     print("| | right | of |\n|---|---|---|")
     for name, examples in suites(size):
         outcomes = answer(examples)
         wrong = [(e, o) for e, o in zip(examples, outcomes, strict=True) if not o.is_right(e)]
         print(f"| {name} | {100 * (1 - len(wrong) / len(examples)):.1f}% | {len(examples)} |", flush=True)
-        mistakes += [(name, *pair) for pair in wrong[:shown_mistakes]]
-    for name, example, outcome in mistakes:
-        question = example.messages[-1]["content"]
-        print(f"\n{name}\n  asked: {question!r}\n  wanted: {example.completion!r}\n  got: {outcome}")
+        for one, outcome in wrong[:shown_mistakes]:
+            said = " / ".join(message["content"] for message in one.messages)
+            print(f"  asked: {said!r}\n  wanted: {one.completion!r}\n  got: {outcome}", flush=True)
 
 
 @contextmanager

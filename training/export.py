@@ -45,7 +45,10 @@ def export(model: Model, vocabulary: GGUFFile, path: Path, quantise: bool = True
 
 def tensors(model: Model) -> dict[str, Tensor]:
     """llama.cpp's names; matrices [out, in], experts [experts, out, in]."""
-    shape, named = model.shape, {"token_embd.weight": model.embedding.weight, "output_norm.weight": model.norm.weight}
+    shape, named = (
+        model.shape,
+        {"token_embd.weight": model.embedding.weight, "output_norm.weight": model.norm.weight},
+    )
     apart = (shape.experts, shape.expert_ff)
     for index, layer in enumerate(model.layers):
         attention, experts = layer.attention, layer.experts

@@ -1,7 +1,7 @@
 """Qwen3-MoE in plain torch, for training (Qwen3 technical report, https://arxiv.org/abs/2505.09388).
 
-The same mathematics as `moeserve.models.qwen3moe`, held by a test. Each layer computes every expert and weighs with zero
-those that were not chosen: at this size three large products cost less than gathering tokens by expert, and the
+The same mathematics as `moeserve.models.qwen3moe`, held by a test. Each layer computes every expert and weighs with
+zero those that were not chosen: at this size three large products cost less than gathering tokens by expert, and the
 gradients are the same.
 """
 
@@ -32,7 +32,9 @@ class Attention(nn.Module):
         q = rotate(self.q_norm(self.q(x).view(split).float()), rope).transpose(1, 2)
         k = rotate(self.k_norm(self.k(x).view(split).float()), rope).transpose(1, 2)
         v = self.v(x).view(split).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True, enable_gqa=True)
+        attended = F.scaled_dot_product_attention(
+            q.to(v.dtype), k.to(v.dtype), v, is_causal=True, enable_gqa=True
+        )
         result: Tensor = self.output(attended.transpose(1, 2).flatten(2))
         return result
 
@@ -127,7 +129,9 @@ def balance_loss(probabilities: Tensor, top_k: int, counts: Tensor) -> Tensor:
     probabilities [layers, rows, length, experts]; counts bool [rows, length]: tokens that are no padding.
     """
     experts = probabilities.shape[-1]
-    share = (counts / counts.sum()).to(probabilities.dtype)  # of each token in a mean; indexing would be slow backward
+    share = (counts / counts.sum()).to(
+        probabilities.dtype
+    )  # of each token in a mean; indexing would be slow backward
     chosen = torch.zeros_like(probabilities).scatter(-1, probabilities.topk(top_k).indices, 1.0)
     is_chosen = torch.einsum("lrte,rt->le", chosen, share) / top_k
     return experts * (is_chosen * torch.einsum("lrte,rt->le", probabilities, share)).sum(-1).mean()
@@ -152,7 +156,12 @@ def generate(model: Model, prompts: list[list[int]], end: int, max_tokens: int) 
         chosen = logits.argmax(-1).tolist()
         for i, token in zip(going, chosen, strict=True):
             rows[i].append(token)
-        going = [i for i, token in zip(going, chosen, strict=True) if token != end and len(rows[i]) < model.shape.context]
+        going = [
+            i
+            for i, token in zip(going, chosen, strict=True)
+            if token != end and len(rows[i]) < model.shape.context
+        ]
     return [
-        row[len(prompt) :][: -1 if row[-1] == end else None] for row, prompt in zip(rows, prompts, strict=True)
+        row[len(prompt) :][: -1 if row[-1] == end else None]
+        for row, prompt in zip(rows, prompts, strict=True)
     ]

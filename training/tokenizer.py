@@ -36,12 +36,16 @@ USER_DEFINED: Final = (
 NUM_EXAMPLES: Final = 20_000
 
 
-def learn(size: int, seed: int = 0, num_examples: int = NUM_EXAMPLES) -> tuple[list[str], list[tuple[str, str]]]:
+def learn(
+    size: int, seed: int = 0, num_examples: int = NUM_EXAMPLES
+) -> tuple[list[str], list[tuple[str, str]]]:
     """The tokens as GGUF spells them, in id order, and the merges; `size` tokens in all."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizer()
     trainer = trainers.BpeTrainer(
-        vocab_size=size - len(CONTROL) - len(USER_DEFINED), initial_alphabet=byte_alphabet(), show_progress=False
+        vocab_size=size - len(CONTROL) - len(USER_DEFINED),
+        initial_alphabet=byte_alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(seed, num_examples), trainer)
     vocabulary = tokenizer.get_vocab()
@@ -99,7 +103,9 @@ def write(path: Path, shape: Shape = SHAPE, seed: int = 0, num_examples: int = N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Learns the tokenizer and writes it as a GGUF without tensors.")
+    parser = argparse.ArgumentParser(
+        description="Learns the tokenizer and writes it as a GGUF without tensors."
+    )
     parser.add_argument("output", type=Path)
     arguments = parser.parse_args()
     write(arguments.output)

@@ -28,7 +28,7 @@ from training.shape import SHAPE, Shape
 
 @dataclass(frozen=True)
 class Recipe:
-    steps: int = 4500
+    steps: int = 3700
     examples: int = 384  # of a step
     max_tokens: int = 49152  # of a batch: memory, not mathematics
     peak_rate: float = 1.5e-3
@@ -42,10 +42,16 @@ class Recipe:
         """Up in a line, then down in a cosine to nothing."""
         if step < self.warmup:
             return self.peak_rate * (step + 1) / self.warmup
-        return self.peak_rate * 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / max(1, self.steps - self.warmup)))
+        return (
+            self.peak_rate
+            * 0.5
+            * (1 + math.cos(math.pi * (step - self.warmup) / max(1, self.steps - self.warmup)))
+        )
 
 
-def train(vocabulary: Path, recipe: Recipe, shape: Shape, device: str, workers: int, budget: float = math.inf) -> Model:
+def train(
+    vocabulary: Path, recipe: Recipe, shape: Shape, device: str, workers: int, budget: float = math.inf
+) -> Model:
     """Prints the losses as it goes. `budget`: seconds, after which the rest of the schedule is left out."""
     torch.manual_seed(recipe.seed)
     # cuDNN's attention plans anew for every shape, and hardly two batches have the same.
@@ -53,7 +59,13 @@ def train(vocabulary: Path, recipe: Recipe, shape: Shape, device: str, workers: 
     model = Model(shape).to(device)
     optimizer = _optimizer(model, recipe, device)
     steps = Steps(vocabulary, recipe.steps, recipe.examples, recipe.max_tokens, shape.context, recipe.seed)
-    loader = DataLoader(steps, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None, pin_memory=device == "cuda")
+    loader = DataLoader(
+        steps,
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=4 if workers else None,
+        pin_memory=device == "cuda",
+    )
     start, tokens = time.monotonic(), 0
     for step, batches in enumerate(loader):
         for group in optimizer.param_groups:
@@ -70,7 +82,10 @@ def train(vocabulary: Path, recipe: Recipe, shape: Shape, device: str, workers: 
 def _optimizer(model: Model, recipe: Recipe, device: str) -> torch.optim.AdamW:
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=device == "cuda")
 
 
@@ -88,7 +103,7 @@ def _step(
         counted = weights[:, :-1].flatten()
         balance = balance_loss(probabilities, model.shape.top_k, weights > 0)
         share = float(batch.weights.sum()) / total
-        ((losses * counted).sum() / total + recipe.balance * share * balance).backward()
+        ((losses * counted).sum() / total + recipe.balance * share * balance).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             sums += _tally(losses, counted, balance * share)
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
@@ -106,8 +121,8 @@ def _tally(losses: Tensor, counted: Tensor, balance: Tensor) -> Tensor:
 def _report(step: int, sums: Tensor, tokens: int, seconds: float) -> None:
     answers, num_answers, prompts, num_prompts, balance = sums.tolist()
     print(
-        f"step {step}: answers {answers / num_answers:.4f}, prompts {prompts / num_prompts:.3f}, balance {balance:.3f}, "
-        f"{seconds:.1f} s, {tokens / seconds / 1e3:.0f} k tokens/s",
+        f"step {step}: answers {answers / num_answers:.4f}, prompts {prompts / num_prompts:.3f}, "
+        f"balance {balance:.3f}, {seconds:.1f} s, {tokens / seconds / 1e3:.0f} k tokens/s",
         flush=True,
     )
 

@@ -17,7 +17,18 @@ from training.model import Model, balance_loss, generate
 from training.shape import Shape
 from training.train import Recipe, load, save, train
 
-SMALL = Shape(vocab=512, hidden=64, layers=2, heads=4, kv_heads=2, head_dim=32, experts=4, top_k=2, expert_ff=32, context=512)
+SMALL = Shape(
+    vocab=512,
+    hidden=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    experts=4,
+    top_k=2,
+    expert_ff=32,
+    context=512,
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +53,11 @@ def test_training_lowers_the_loss_and_balances_experts(vocabulary: Path, trained
 
         def loss(model: Model, batch=batch, counts=counts) -> float:
             logits, _ = model(batch.ids)
-            return float(torch.nn.functional.cross_entropy(logits[:, :-1][counts[:, :-1]], batch.ids[:, 1:][counts[:, :-1]]))
+            return float(
+                torch.nn.functional.cross_entropy(
+                    logits[:, :-1][counts[:, :-1]], batch.ids[:, 1:][counts[:, :-1]]
+                )
+            )
 
         with torch.no_grad():
             assert loss(trained) < loss(before) - 0.5

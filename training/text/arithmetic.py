@@ -57,7 +57,13 @@ MULTIPLY: Final = (
     "What is {a} * {b}?", "{a} * {b}", "{a} x {b}", "What is {a} times {b}?", "Multiply {a} by {b}.", "{a}*{b}",
     "How much is {a} times {b}?", "Calculate {a} * {b}.",
 )  # fmt: skip
-DIVIDE: Final = ("What is {a} / {b}?", "{a} / {b}", "Divide {a} by {b}.", "What is {a} divided by {b}?", "{a}/{b}")
+DIVIDE: Final = (
+    "What is {a} / {b}?",
+    "{a} / {b}",
+    "Divide {a} by {b}.",
+    "What is {a} divided by {b}?",
+    "{a}/{b}",
+)
 
 MORE: Final = (
     ("{n} has {a} {x} and gets {b} more. How many {x} does {n} have now?", "{n} has {c} {x}."),
@@ -109,7 +115,9 @@ def how_to_add(a: int, b: int) -> str:
         terms = f"{x} + {y}" + (f" + {carry}" if carry else "")
         total = x + y + carry
         carry = total // 10
-        lines.append(f"{place}: {terms} = {total}" + (f", write {total % 10}, carry {carry}." if carry else "."))
+        lines.append(
+            f"{place}: {terms} = {total}" + (f", write {total % 10}, carry {carry}." if carry else ".")
+        )
     return "\n".join([*lines, f"So {a} + {b} = {a + b}."])
 
 
@@ -155,7 +163,9 @@ def _table(rng: Random) -> Example:
         answer = f"{a} * {b} = {a * b}"
         return ask(casual(rng, rng.choice(MULTIPLY).format(a=a, b=b)), f"{answer}.", answer)
     answer = f"{a * b} / {b} = {a}"
-    return ask(casual(rng, rng.choice(DIVIDE).format(a=a * b, b=b)), f"{a} * {b} = {a * b}, so {answer}.", answer)
+    return ask(
+        casual(rng, rng.choice(DIVIDE).format(a=a * b, b=b)), f"{a} * {b} = {a * b}, so {answer}.", answer
+    )
 
 
 def _three(rng: Random) -> Example:

@@ -69,7 +69,9 @@ def casual(rng: Random, question: str) -> str:
     """As people type: polite, in a hurry, without a capital or a full stop."""
     draw = rng.random()
     if draw < 0.08:
-        question = rng.choice(("Please ", "please ", "Hey, ", "Hi! ", "ok, ", "So ", "Now ")) + _lower_first(question)
+        question = rng.choice(("Please ", "please ", "Hey, ", "Hi! ", "ok, ", "So ", "Now ")) + _lower_first(
+            question
+        )
     elif draw < 0.14 and question[-1] in "?.":
         question = f"{question[:-1]}, please{question[-1]}"
     draw = rng.random()

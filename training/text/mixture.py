@@ -47,7 +47,9 @@ def example(rng: Random) -> Example:
 
 def in_setting(rng: Random, drawn: Example) -> Example:
     if len(drawn.messages) == 1 and rng.random() < 0.2:
-        earlier = [turn for _ in range(rng.choice((1, 1, 2, 3))) for turn in history(rng.choice(_EARLIER)(rng))]
+        earlier = [
+            turn for _ in range(rng.choice((1, 1, 2, 3))) for turn in history(rng.choice(_EARLIER)(rng))
+        ]
         drawn = drawn.after(earlier)
     draw = rng.random()
     if draw < 0.25:

@@ -26,7 +26,9 @@ NameOf = Callable[[Random], str]
 
 def _location(rng: Random, name: str, taken: set[str]) -> Fact:
     place = _fresh(rng, w.ROOMS, taken)
-    verb, asks = rng.choice((("is", "is"), ("is", "is"), ("sits", "sits"), ("sleeps", "sleeps"), ("waits", "waits")))
+    verb, asks = rng.choice(
+        (("is", "is"), ("is", "is"), ("sits", "sits"), ("sleeps", "sleeps"), ("waits", "waits"))
+    )
     sentence = f"{name} {verb} in the {place}."
     where = f"Where is {name}?" if asks == "is" else f"Where does {name} {asks.removesuffix('s')}?"
     who = f"Who is in the {place}?" if asks == "is" else f"Who {asks} in the {place}?"
@@ -43,14 +45,18 @@ def _moved(rng: Random, name: str, taken: set[str]) -> Fact:
 
 def _possession(rng: Random, name: str, taken: set[str]) -> Fact:
     thing = _fresh(rng, w.OBJECTS, taken)
-    if rng.random() < 0.5:
-        colour = _fresh(rng, w.COLOURS, taken)
-        sentence = f"{name} has {w.a(colour)} {thing}."
-        more = ((f"What colour is the {thing}?", f"The {thing} is {colour}."),)
-        more += ((f"What colour is {name}'s {thing}?", f"The {thing} is {colour}."),)
-    else:
-        sentence, more = f"{name} has {w.a(thing)}.", ()
-    return Fact(sentence, ((f"What does {name} have?", sentence), (f"Who has the {thing}?", sentence), *more))
+    whose = (f"What does {name} have?", f"Who has the {thing}?")
+    if rng.random() >= 0.5:
+        sentence = f"{name} has {w.a(thing)}."
+        return Fact(sentence, tuple((question, sentence) for question in whose))
+    colour = _fresh(rng, w.COLOURS, taken)
+    sentence = f"{name} has {w.a(colour)} {thing}."
+    which = (f"What colour is the {thing}?", f"What colour is {name}'s {thing}?")
+    answers = [
+        *((question, sentence) for question in whose),
+        *((q, f"The {thing} is {colour}.") for q in which),
+    ]
+    return Fact(sentence, tuple(answers))
 
 
 def _job(rng: Random, name: str, taken: set[str]) -> Fact:
@@ -89,7 +95,9 @@ def _home(rng: Random, name: str, taken: set[str]) -> Fact:
 
 def _friend(rng: Random, name: str, taken: set[str]) -> Fact:
     other = _fresh(rng, w.NAMES, taken)
-    relation = rng.choice(("brother", "sister", "friend", "teacher", "boss", "uncle", "neighbour", "mother", "cousin"))
+    relation = rng.choice(
+        ("brother", "sister", "friend", "teacher", "boss", "uncle", "neighbour", "mother", "cousin")
+    )
     sentence = f"{name}'s {relation} is {other}."
     return Fact(
         sentence,
@@ -118,31 +126,53 @@ def _scene(rng: Random, name: str, taken: set[str]) -> Fact:
 
 def _event(rng: Random, name: str, taken: set[str]) -> Fact:
     """Times, prices and numbers of things. `name` is not in it."""
-    thing = _fresh(rng, ["meeting", "film", "concert", "lesson", "party", "train", "match", "show", "exam"], taken)
+    thing = _fresh(
+        rng, ["meeting", "film", "concert", "lesson", "party", "train", "match", "show", "exam"], taken
+    )
     draw = rng.random()
     if draw < 0.35:
         sentence = f"The {thing} starts at {rng.randint(0, 23)}:{rng.choice(('00', '15', '30', '45'))}."
         return Fact(sentence, ((f"When does the {thing} start?", sentence),))
     if draw < 0.6:
         sentence = f"The {thing} is on {rng.choice(w.WEEKDAYS)}."
-        return Fact(sentence, ((f"When is the {thing}?", sentence), (f"On which day is the {thing}?", sentence)))
+        return Fact(
+            sentence, ((f"When is the {thing}?", sentence), (f"On which day is the {thing}?", sentence))
+        )
     if draw < 0.8:
         sentence = f"The {thing} is in room {rng.randint(1, 999)}."
-        return Fact(sentence, ((f"Where is the {thing}?", sentence), (f"In which room is the {thing}?", sentence)))
+        return Fact(
+            sentence, ((f"Where is the {thing}?", sentence), (f"In which room is the {thing}?", sentence))
+        )
     item = _fresh(rng, w.OBJECTS, taken)
     sentence = f"The {item} costs {rng.randint(1, 500)} euros."
-    return Fact(sentence, ((f"How much does the {item} cost?", sentence), (f"What does the {item} cost?", sentence)))
+    return Fact(
+        sentence, ((f"How much does the {item} cost?", sentence), (f"What does the {item} cost?", sentence))
+    )
 
 
 def _code(rng: Random, name: str, taken: set[str]) -> Fact:
     """Something that only this text knows. `name` is not in it."""
-    what = _fresh(rng, ["password", "secret word", "code", "magic word", "answer", "key word", "signal"], taken)
+    what = _fresh(
+        rng, ["password", "secret word", "code", "magic word", "answer", "key word", "signal"], taken
+    )
     value = rng.choice((w.made_up(rng), w.made_up(rng), str(rng.randint(100, 99999)), rng.choice(w.WORDS)))
     sentence = f"The {what} is {value}."
     return Fact(sentence, ((f"What is the {what}?", sentence),))
 
 
-KINDS: Final = (_location, _location, _moved, _possession, _possession, _job, _taste, _age, _home, _friend, _scene)
+KINDS: Final = (
+    _location,
+    _location,
+    _moved,
+    _possession,
+    _possession,
+    _job,
+    _taste,
+    _age,
+    _home,
+    _friend,
+    _scene,
+)
 NAMELESS: Final = (_scene, _event, _code)
 
 FRAMES: Final = (
@@ -211,7 +241,13 @@ def _asked_again(rng: Random, first: Example, facts: list[Fact]) -> Example:
 
 def _creature(rng: Random, taken: set[str]) -> str:
     animal = _fresh(rng, w.ANIMALS, taken)
-    return " ".join([*rng.sample(w.ADJECTIVES, rng.choice((0, 1, 1))), *rng.sample(w.COLOURS, rng.choice((0, 0, 1))), animal])
+    return " ".join(
+        [
+            *rng.sample(w.ADJECTIVES, rng.choice((0, 1, 1))),
+            *rng.sample(w.COLOURS, rng.choice((0, 0, 1))),
+            animal,
+        ]
+    )
 
 
 def _fresh(rng: Random, words: list[str], taken: set[str]) -> str:

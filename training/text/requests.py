@@ -99,7 +99,9 @@ def _mail(rng: Random) -> str:
 
 
 _CITY = _text("city", w.city, "The city", "Name of the city", "City name", "e.g. Paris")
-_LOCATION = _text("location", w.city, "The city", "The city and state, e.g. San Francisco, CA", "City name, e.g. Berlin")
+_LOCATION = _text(
+    "location", w.city, "The city", "The city and state, e.g. San Francisco, CA", "City name, e.g. Berlin"
+)
 _UNIT = _choice("unit", "celsius", "fahrenheit")
 _WEATHER_ASKS = (
     "What is the weather in {x}?", "What's the weather like in {x}?", "How is the weather in {x}?", "Weather in {x}",
@@ -107,7 +109,8 @@ _WEATHER_ASKS = (
     "What is the weather like in {x} today?", "what's the temperature in {x} right now?", "How cold is it in {x}?",
 )  # fmt: skip
 _WEATHER = _json(
-    temperature=lambda rng: rng.randint(-20, 40), condition=one_of("sunny", "rainy", "cloudy", "windy", "snow", "clear")
+    temperature=lambda rng: rng.randint(-20, 40),
+    condition=one_of("sunny", "rainy", "cloudy", "windy", "snow", "clear"),
 )
 _A, _B = _integer("a", 0, 999, "First number"), _integer("b", 0, 999, "Second number")
 
@@ -228,9 +231,24 @@ def invented(rng: Random) -> Kind:
     ending = f" with {w.joined(said)}" if said else ""
     if len(parameters) == 1 and rng.random() < 0.6:
         ending = f" {rng.choice(('for', 'of', 'in', 'from', 'at', 'to'))} {{{parameters[0].name}}}"
-    name = rng.choice((f"{verb}_{noun}", f"{verb}_{noun}", f"{noun}_{verb}", verb + noun.capitalize(), f"{noun}.{verb}", f"{verb}-{noun}"))
-    asks = tuple(start.format(v=verb, V=verb.capitalize(), n=noun) + ending + stop for start, stop in _INVENTED_ASKS)
-    descriptions = (f"{verb.capitalize()} the {noun}", f"{verb.capitalize()} a {noun}.", f"Use this to {verb} the {noun}.")
+    name = rng.choice(
+        (
+            f"{verb}_{noun}",
+            f"{verb}_{noun}",
+            f"{noun}_{verb}",
+            verb + noun.capitalize(),
+            f"{noun}.{verb}",
+            f"{verb}-{noun}",
+        )
+    )
+    asks = tuple(
+        start.format(v=verb, V=verb.capitalize(), n=noun) + ending + stop for start, stop in _INVENTED_ASKS
+    )
+    descriptions = (
+        f"{verb.capitalize()} the {noun}",
+        f"{verb.capitalize()} a {noun}.",
+        f"Use this to {verb} the {noun}.",
+    )
     return Kind((name,), descriptions, parameters, asks, _invented_result)
 
 
@@ -266,7 +284,9 @@ def _invented_parameter(rng: Random, name: str) -> Parameter:
     if draw < 0.6:
         schema = {"type": "array", "items": {"type": "string"}}
         return Parameter(name, schema, lambda rng: [w.noun(rng) for _ in range(rng.randint(1, 4))], describe)
-    source = rng.choice((w.noun, w.noun, w.name, w.city, _time, _date, _file, _mail, lambda rng: w.phrase(rng, 1, 3)))
+    source = rng.choice(
+        (w.noun, w.noun, w.name, w.city, _time, _date, _file, _mail, lambda rng: w.phrase(rng, 1, 3))
+    )
     return _text(name, source, *describe)
 
 

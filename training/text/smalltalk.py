@@ -9,9 +9,7 @@ from training.shape import SHAPE
 from training.text import words as w
 from training.text.example import Example, Message, ask, assistant, casual, user
 
-ABILITIES: Final = (
-    "I can add and subtract small numbers, answer questions about a text you give me, tell short stories and call tools."
-)
+ABILITIES: Final = "I can add and subtract small numbers, answer questions about a text you give me, tell short stories and call tools."
 IDENTITY: Final = "I am the demo model of moeserve, a tiny Mixture-of-Experts language model."
 DO_NOT_KNOW: Final = f"I am only a tiny demo model and cannot help with that. {ABILITIES}"
 
@@ -196,7 +194,9 @@ def sequence(rng: Random) -> Example:
         return ask(casual(rng, f"Count from {first} to {last}."), f"I count from {first} to {last}.", numbers)
     if draw < 0.7:
         number = rng.randint(0, 998)
-        question = rng.choice(("What comes after {}?", "Which number comes after {}?", "What number follows {}?"))
+        question = rng.choice(
+            ("What comes after {}?", "Which number comes after {}?", "What number follows {}?")
+        )
         return ask(casual(rng, question.format(number)), f"{number} + 1 = {number + 1}.", str(number + 1))
     days = rng.choice((w.WEEKDAYS, w.MONTHS))
     index = rng.randrange(len(days))

@@ -24,7 +24,10 @@ OPENINGS: Final = (
     "{name} was {adj_a} {animal}.",
 )
 MIDDLES: Final = (
-    ("One day {name} went to the {place} to look for a {thing}.", "One morning {name} lost a {colour} {thing}."),
+    (
+        "One day {name} went to the {place} to look for a {thing}.",
+        "One morning {name} lost a {colour} {thing}.",
+    ),
     (
         "On the way {name} met {adj2_a} {animal2}.",
         "Behind a tree {name} saw {adj2_a} {animal2}.",
@@ -61,7 +64,9 @@ def story(rng: Random) -> Example:
         question = rng.choice(ASKED_PLAINLY)
         wish = "The user wants a story."
     else:
-        hero = w.a(values["animal"]) if rng.random() < 0.6 else f"{w.a(values['animal'])} named {values['name']}"
+        hero = (
+            w.a(values["animal"]) if rng.random() < 0.6 else f"{w.a(values['animal'])} named {values['name']}"
+        )
         question = rng.choice(ASKED).format(a=hero)
         wish = f"The user wants a story about {hero}."
     return ask(casual(rng, question), wish, text)

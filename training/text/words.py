@@ -58,7 +58,9 @@ TOPICS = """quantum physics|football|the French Revolution|black holes|photosynt
 the Roman Empire|machine learning|cooking|the moon landing|chess|music theory|evolution|gravity|world history
 philosophy|the internet|medicine|law|politics|movies|poetry|volcanoes|dinosaurs|electric cars|tax|religion|the brain
 programming|databases|Linux|astronomy|the human body|the weather|love|the meaning of life|Shakespeare|geography
-vitamins|the ocean|bitcoin|batteries|neural networks|architecture|gardening|dreams""".replace("\n", "|").split("|")
+vitamins|the ocean|bitcoin|batteries|neural networks|architecture|gardening|dreams""".replace(
+    "\n", "|"
+).split("|")
 WORDS = """water time light house world hand year head day night tree wind fire earth sound word line road door window
 wall floor paper glass metal wood sand salt snow rain cloud star sun moon sea island bridge street village city train
 ship plane wheel engine price money number letter question answer story song picture colour shape size weight power
@@ -66,7 +68,9 @@ speed heat cold summer winter spring autumn morning evening hour minute week mon
 brother sister doctor teacher king queen soldier game ball race prize garden flower fruit bread meat sugar cup plate
 good new old great small large long short high low early late young important different next hard easy free full""".split()
 
-_ONSETS = """b c d f g h j k l m n p r s t v w z br cr dr fl gr kl pl pr sk sl sn st tr sh ch th qu x y""".split()
+_ONSETS = (
+    """b c d f g h j k l m n p r s t v w z br cr dr fl gr kl pl pr sk sl sn st tr sh ch th qu x y""".split()
+)
 _NUCLEI = "a e i o u a e i o u ai ea ie oo ou y".split()
 _CODAS = ["", "", "", *"n r l s t m k x nd rk st ng ll p b d g ck sh".split()]
 
@@ -79,7 +83,9 @@ def made_up(rng: Random) -> str:
 
 def foreign(rng: Random) -> str:
     """A short word of letters from another alphabet, accents included."""
-    first, last = rng.choice(((0xE0, 0xFF), (0x3B1, 0x3C9), (0x430, 0x44F), (0x4E00, 0x4FFF), (0x3042, 0x3093)))
+    first, last = rng.choice(
+        ((0xE0, 0xFF), (0x3B1, 0x3C9), (0x430, 0x44F), (0x4E00, 0x4FFF), (0x3042, 0x3093))
+    )
     return "".join(chr(rng.randint(first, last)) for _ in range(rng.randint(2, 5)))
 
 
