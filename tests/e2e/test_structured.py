@@ -1,4 +1,4 @@
-"""Answers of a certain form from the real server: the packaged model prefers nothing, so only the grammar makes them
+"""Answers of a certain form from the real server: the tiny model prefers nothing, so only the grammar makes them
 what they are."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wishes, the checker's process and matchers, over the packaged model's vocabulary."""
+"""Wishes, the checker's process and matchers, over the tiny model's vocabulary."""
 
 from __future__ import annotations
 
