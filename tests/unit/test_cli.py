@@ -135,16 +135,16 @@ def test_split_set_and_folder_are_named_after_the_model(tmp_path: Path) -> None:
 
 
 def test_missing_model_is_refused_before_anything_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
     for path, message in (
         (tmp_path / "no.gguf", f"there is no {tmp_path}/no.gguf"),
         (tmp_path, "neither a .gguf file nor a config.json"),
     ):
-        with pytest.raises(SystemExit) as exit_info:
-            cli.main(["--model", str(path)])
-        assert exit_info.value.code == 2
-        assert message in capsys.readouterr().err
+        assert cli.main(["--model", str(path)]) == 2
+        assert message in caplog.text
+        caplog.clear()
 
 
 def fake_sys(tmp_path: Path, siblings: dict[int, str], quota: str | None = None) -> Path:
