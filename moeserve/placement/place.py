@@ -224,9 +224,13 @@ class _Planner:
         units.sort(key=lambda unit: (-self._heat(*unit), unit[1], unit[0]))
         for layer, expert in units:
             chosen[layer].add(expert)
-        while units and self._room(chosen) < kv:
+        room, stream = self._room(chosen), self._stream_bytes(chosen)
+        while units and room < kv:
             layer, expert = units.pop()
             chosen[layer].discard(expert)
+            grown = max(stream, self._stream_bytes_of(layer, chosen[layer]))
+            room += self._sizes.layers[layer].expert.cuda - (grown - stream)
+            stream = grown
 
     # ---------------------------------------------------------------- memory
 
@@ -250,15 +254,14 @@ class _Planner:
         return sum(size.on(device) for size, where in parts if where == device)
 
     def _stream_bytes(self, chosen: list[set[int]]) -> int:
-        """Two buffers that hold the RAM experts of whichever layer has most."""
-        return STREAM_BUFFERS * max(
-            (self._sizes.num_experts - len(experts)) * layer.expert.cuda
-            if where == "cuda" and prefill != "cpu"
-            else 0
-            for layer, where, prefill, experts in zip(
-                self._sizes.layers, self._dense, self._prefill, chosen, strict=True
-            )
-        )
+        """The buffers hold the RAM experts of whichever layer has most."""
+        return max(self._stream_bytes_of(layer, experts) for layer, experts in enumerate(chosen))
+
+    def _stream_bytes_of(self, layer: int, experts: set[int]) -> int:
+        if self._dense[layer] == "cpu" or self._prefill[layer] == "cpu":
+            return 0
+        in_ram = self._sizes.num_experts - len(experts)
+        return STREAM_BUFFERS * in_ram * self._sizes.layers[layer].expert.cuda
 
     def _expert_bytes(self, chosen: list[set[int]]) -> int:
         return sum(
