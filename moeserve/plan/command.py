@@ -15,7 +15,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.source import ModelSource, open_metadata
-from moeserve.options import flag_name, read_options, resolve
+from moeserve.options import flag_name, read_options, resolve, value_name
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
 from moeserve.plan.gpu_machine import measure_gpu
@@ -209,9 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     options = {field.name: field for field in dataclasses.fields(ServerConfig)}
     for name in SHARED:
-        parser.add_argument(
-            flag_name(name), metavar=options[name].metadata["metavar"], help=_help(options[name])
-        )
+        parser.add_argument(flag_name(name), metavar=value_name(options[name]), help=_help(options[name]))
     machine = parser.add_argument_group("the machine")
     number = _positive
     machine.add_argument(
