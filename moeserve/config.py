@@ -220,6 +220,14 @@ class ServerConfig:
         low=1,
         high=1024,
     )
+    gpu_prefill_token_threshold: int | None = _option(
+        None,
+        "GPU",
+        "from so many tokens in a step on, prompts are read on the GPU, to which the experts in RAM are streamed, and "
+        "below by the CPU (default: measured at the start)",
+        low=1,
+        high=1 << 20,
+    )
     seed: int | None = _option(
         None, "Server", "makes the seeds of requests that set none reproducible", low=0, high=(1 << 63) - 1
     )

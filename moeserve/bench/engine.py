@@ -39,6 +39,7 @@ SHARED = (
     "gpu_memory_budget",
     "expert_heat",
     "placement_rules",
+    "gpu_prefill_token_threshold",
     "threads",
     "isa",
     "weight_layout",

@@ -14,6 +14,7 @@ class Matrix:
     experts: int
     bytes: int
     integer: bool
+    address: int  # of the panels, or of the file's rows
 
 class LinearGroup:
     def __init__(self, matrices: list[Matrix]) -> None: ...

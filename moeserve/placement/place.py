@@ -5,7 +5,7 @@ The order in which a GPU's memory is given away:
 1. what the engine needs beside weights and KV (`Gpu.reserved_bytes`);
 2. the dense parts: embedding, head, and of each layer attention, norms and router; of all layers or the last
    --n-gpu-layers;
-3. where RAM experts may be streamed to the GPU for long prompts, two buffers of a layer's; if that would take more
+3. where RAM experts may be streamed to the GPU for long prompts, three buffers of a layer's; if that would take more
    than half of what is left, nothing is streamed unless a rule asks for it;
 4. experts that rules or --num-gpu-experts put there;
 5. KV: what --max-total-tokens asks for, else a quarter of what is left, more when experts leave more;
@@ -25,7 +25,7 @@ from moeserve.placement.sizes import DENSE_PARTS, EXPERT_PARTS, ModelSizes
 
 KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
 MIN_KV_TOKENS = 64
-STREAM_BUFFERS = 2
+COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has them unpacked
 GIB = 1 << 30
 NO_SPLIT = (
     "dense parts of the model in RAM are not supported beside a GPU yet: leave more experts in RAM instead, or use the "
@@ -39,7 +39,7 @@ class Gpu:
 
     free_bytes: int
     reserved_bytes: int  # what the engine takes beside weights and KV
-    can_stream: bool = False  # RAM experts' weights to the GPU, for long prompts
+    can_stream: bool = True  # RAM experts' weights to the GPU, for long prompts
     can_split: bool = False  # dense parts of some layers in RAM, of others on the GPU
 
 
@@ -261,7 +261,8 @@ class _Planner:
         if self._dense[layer] == "cpu" or self._prefill[layer] == "cpu":
             return 0
         in_ram = self._sizes.num_experts - len(experts)
-        return STREAM_BUFFERS * in_ram * self._sizes.layers[layer].expert.cuda
+        expert = self._sizes.layers[layer].expert
+        return in_ram * (COPIES * expert.cpu + expert.cuda)
 
     def _expert_bytes(self, chosen: list[set[int]]) -> int:
         return sum(

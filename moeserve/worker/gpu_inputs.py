@@ -7,6 +7,7 @@ then int32 [stride] each: token ids, positions, KV slots, request slots, sampled
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +58,16 @@ class StepInputs:
         f[3, n : self.size] = self._nobody
         f[4, :m] = layout.sampled_rows
         f[5, :m] = layout.sampled_slots
+
+    def fill_unreal(self, n: int, vocab: int) -> None:
+        """A prompt of n random tokens that belongs to nobody, for timing."""
+        self._counts[:] = 0
+        self._counts[0] = n
+        f = self._fields
+        f[0, : self.size] = np.random.default_rng(0).integers(0, vocab, self.size)
+        f[1, : self.size] = np.arange(self.size)
+        f[2, : self.size] = -1
+        f[3, : self.size] = self._nobody
 
     def copy(self) -> None:
         """Launches the copy to the device."""

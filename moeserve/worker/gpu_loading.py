@@ -15,6 +15,7 @@ from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.messages.schema import WorkerReady
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam, load_cpu_experts
+from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
 from moeserve.models.qwen3moe.gpu_room import step_sizes
 from moeserve.models.qwen3moe.gpu_weights import GpuLoader
@@ -70,10 +71,14 @@ def load_gpu_runner(
         max_tokens=max_tokens,
         max_model_len=capacity.max_model_len,
         handoff=None if in_ram is None else _handoff(in_ram, model_config, max_tokens, device),
+        expert_stream=None if in_ram is None else _expert_stream(in_ram, placement, device),
+        prefill=[layer.prefill for layer in placement.layers],
     )
     ready = _ready(config, model_config, capacity, placement, device, in_ram)
     runner = GpuRunner(model, slot_table, ready, constraints, in_ram)
     runner.record()
+    if model.can_stream:
+        runner.set_prefill_threshold(config.gpu_prefill_token_threshold)
     return runner
 
 
@@ -96,6 +101,22 @@ def _handoff(in_ram: ExpertsInRam, c: Qwen3MoeConfig, max_tokens: int, device: t
     return ExpertHandoff(
         in_ram.stream, in_ram.layers, rows, c.hidden_size, c.top_k, device, timeout_s=HANG_SECONDS
     )
+
+
+def _expert_stream(in_ram: ExpertsInRam, placement: Placement, device: torch.device) -> ExpertStream | None:
+    """None, with the reason in the log, where the experts in RAM cannot be streamed."""
+    if placement.stream_bytes == 0:
+        return None
+    if in_ram.stream.nodes > 1:
+        log.warning(
+            "experts on several memory nodes are not streamed to the GPU: prompts are read on the CPU"
+        )
+        return None
+    try:
+        return ExpertStream(in_ram.layers, device)
+    except RuntimeError as error:
+        log.warning("experts are not streamed to the GPU: their memory cannot be pinned (%s)", error)
+        return None
 
 
 def allocate(model: Qwen3MoeConfig, num_slots: int, device: torch.device) -> list[KvLayer]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam
 from moeserve.models.qwen3moe.gpu_model import FEW_ROWS, GpuBatch, GpuQwen3Moe
+from moeserve.worker.calibration import crossover
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
@@ -33,6 +35,7 @@ from moeserve.worker.runner import Int32s, Layout, Sequences, entries
 from moeserve.worker.step_end import StepEnd
 
 COPIED = 1 << 30  # bytes
+CALIBRATED = (64, 128, 256, 512, 1024, 2048)  # tokens
 
 
 class GpuRunner:
@@ -63,6 +66,7 @@ class GpuRunner:
         }
         self._decode: dict[int, Launches] = {}
         self._logits: dict[int, Tensor] = {}  # what a recorded step leaves its logits in
+        self._threshold: int | None = None  # tokens; None: the RAM experts are never streamed
         self._step_ended = time.perf_counter()
 
     def ready(self) -> WorkerReady:
@@ -74,6 +78,42 @@ class GpuRunner:
         most = _rounded(self._ready.max_num_seqs, self._model.sizes)
         for size in reversed([size for size in self._model.head_sizes if size <= most]):
             self._decode[size] = recorder.record(lambda size=size: self._decode_step(size), self._model.begin)  # type: ignore[misc]
+
+    def set_prefill_threshold(self, tokens: int | None) -> None:
+        """Steps with prompts stream the RAM experts from so many tokens on. None: calibrates it, which takes a few
+        seconds; may find that streaming never pays."""
+        limit = min(self._model.sizes[-1], self._ready.max_model_len)
+        sizes = [size for size in CALIBRATED if size <= limit]
+        self._threshold = crossover(self._time_step, sizes) if tokens is None else tokens
+        way = (
+            "never streamed"
+            if self._threshold is None
+            else f"streamed to steps of {self._threshold} tokens on"
+        )
+        self._ready = msgspec.structs.replace(
+            self._ready, device=f"{self._ready.device.removesuffix(')')}, {way})"
+        )
+
+    def _time_step(self, n: int, streamed: bool) -> float:
+        """Seconds of a prompt of n tokens, the better of two."""
+        inputs = self._inputs[_rounded(n, self._model.sizes)]
+        inputs.fill_unreal(n, self._ready.vocab_size)
+        one = np.array([n, 0], np.int32)
+        c = self._model.config
+        tiles = prefill_tiles(
+            one[1:], one[:1], one[1:], one[1:] + self._ready.max_num_seqs, c.num_heads, c.num_kv_heads
+        )
+        batch = self._batch(inputs, 0, torch.from_numpy(tiles).to(self._model.device), streamed)
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            inputs.copy()
+            self._model.begin(batch)
+            self._launch(batch)
+            self._done.wait()
+            self._model.check()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Runs one plan. The plan is the router's and trusted; any exception is fatal to the worker."""
@@ -142,37 +182,43 @@ class GpuRunner:
     def _forward(self, inputs: StepInputs, layout: Layout) -> bool:
         """Launches the step; True where that included the head."""
         each_alone = layout.n <= FEW_ROWS or layout.n == len(layout.count)
-        self._model.begin()
         recorded = self._decode.get(inputs.size) if each_alone else None
         if recorded is not None:
+            self._model.begin()
             recorded()
             return True
         inputs.copy()
         num_decode = layout.n if each_alone else _leading_ones(layout.count)
-        self._launch(inputs, num_decode, None if each_alone else self._tiles(layout, num_decode))
+        tiles = None if each_alone else self._tiles(layout, num_decode)
+        streams = tiles is not None and self._threshold is not None and layout.n >= self._threshold
+        batch = self._batch(inputs, num_decode, tiles, streams)
+        self._model.begin(batch)
+        self._launch(batch)
         return False
 
     def _decode_step(self, size: int) -> None:
         """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
         inputs = self._inputs[size]
         inputs.copy()
-        self._launch(inputs, size, None)
+        self._launch(self._batch(inputs, size, None, streams=False))
         rows, _, count = inputs.head(0, size)
         self._logits[size] = self._model.logits(size, rows, count)
 
-    def _launch(self, inputs: StepInputs, num_decode: int, tiles: Tensor | None) -> None:
-        self._slot_table.index_put_((inputs.req_slots, inputs.positions), inputs.kv_slots)
-        self._model.forward(
-            GpuBatch(
-                inputs.count,
-                inputs.token_ids,
-                inputs.positions,
-                inputs.kv_slots,
-                inputs.req_slots,
-                num_decode,
-                tiles,
-            )
+    def _batch(self, inputs: StepInputs, num_decode: int, tiles: Tensor | None, streams: bool) -> GpuBatch:
+        return GpuBatch(
+            inputs.count,
+            inputs.token_ids,
+            inputs.positions,
+            inputs.kv_slots,
+            inputs.req_slots,
+            num_decode,
+            tiles,
+            streams,
         )
+
+    def _launch(self, batch: GpuBatch) -> None:
+        self._slot_table.index_put_((batch.req_slots, batch.positions), batch.kv_slots)
+        self._model.forward(batch)
 
     def _tiles(self, layout: Layout, num_decode: int) -> Tensor:
         """Of the chunks behind the first `num_decode` rows."""

@@ -21,7 +21,8 @@ NAMES = ["bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs"]
 CHUNKS = [512, 33, 7, 1]  # tensor cores, tensor cores in chunks, integer products, recorded decode steps
 
 
-GPU_EXPERTS = [8, 4, 0]  # of each layer's 8
+# Of each layer's 8 experts, how many are on the GPU, and from how many tokens on prompts stream the others there.
+PLACEMENTS = [(8, 1), (4, 1 << 20), (4, 1), (0, 1 << 20), (0, 1)]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -32,14 +33,19 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
     return Fixture.load(golden)
 
 
-@pytest.fixture(scope="module", params=GPU_EXPERTS, ids=lambda n: f"{n} on the GPU")
+@pytest.fixture(scope="module", params=PLACEMENTS, ids=str)
 def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
+    experts, threshold = request.param
     config = small_config(
-        _folder() / f"{fixture.name}.gguf", device="cuda", num_gpu_experts=request.param, threads=4
+        _folder() / f"{fixture.name}.gguf",
+        device="cuda",
+        num_gpu_experts=experts,
+        gpu_prefill_token_threshold=threshold,
+        threads=4,
     )
     runner = load_runner(config, lambda *_: None)
     assert isinstance(runner, GpuRunner)
-    print(f"DEVICE {runner.ready().device}")
+    print(f"DEVICE {runner.ready().device}, streamed from {threshold} tokens on")
     return Driver(runner)
 
 
