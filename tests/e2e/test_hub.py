@@ -200,6 +200,13 @@ def test_private_gated_and_missing_repositories(client: Client, hub: Hub) -> Non
     assert "a--b/c..d: " in errors[3]
 
 
+@pytest.mark.parametrize("answer", ["<html>Welcome!</html>", '{"detail": "nothing here"}'])
+def test_an_endpoint_that_is_no_hub(client: Client, hub: Hub, answer: str) -> None:
+    hub.other = answer
+    (error,) = client.ask(REPO)
+    assert f"what {hub.url} answers is no hub's; check HF_ENDPOINT" in error
+
+
 def test_what_cannot_be_chosen_or_served_is_not_downloaded(client: Client, hub: Hub) -> None:
     errors = client.ask(f"{REPO}:Q9", "acme/torn-GGUF", "acme/dense", "acme/text")
     assert "nothing fits 'Q9'" in errors[0]
