@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 def choose_device(wanted: str) -> str:
-    """"cpu" or "cuda". `wanted` is --device. Raises ConfigError where a GPU is asked for that cannot be used; "auto" then
-    takes the CPU and logs why where there is a GPU at all."""
+    """Gives "cpu" or "cuda". `wanted` is --device. Raises ConfigError where a GPU is asked for that cannot be used;
+    "auto" then takes the CPU, and logs why where there is a GPU at all."""
     if wanted == "cpu":
         return "cpu"
     obstacle = _obstacle()
@@ -32,9 +32,7 @@ def choose_device(wanted: str) -> str:
 def _obstacle() -> str | None:
     """Why the first GPU cannot be used, with the remedy; None where it can."""
     if torch.version.cuda is None:
-        return (
-            "this PyTorch was built without CUDA: install one with it, see https://pytorch.org/get-started/locally"
-        )
+        return "this PyTorch was built without CUDA: install one with it, see https://pytorch.org/get-started/locally"
     if not torch.cuda.is_available():
         return (
             f"no usable GPU: PyTorch is built for CUDA {torch.version.cuda}, and there is no NVIDIA GPU here or its "

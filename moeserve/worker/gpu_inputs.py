@@ -1,12 +1,13 @@
 """A step's rows on their way to the GPU: one pinned buffer, one copy.
 
-    counts     [COUNTS]   the step's rows, then how many of them are sampled by each call of the head; 16 bytes apart,
-                          as kernels are compiled for aligned addresses
-    then int32 [stride] each: token ids, positions, KV slots, request slots, sampled rows, their request slots
+counts     [COUNTS]   the step's rows, then how many of them are sampled by each call of the head; 16 bytes apart,
+                      as kernels are compiled for aligned addresses
+then int32 [stride] each: token ids, positions, KV slots, request slots, sampled rows, their request slots
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,9 @@ class StepInputs:
     def __init__(self, size: int, head_rows: int, nobody: int, device: torch.device) -> None:
         stride = -(-(size + head_rows) // _ALIGN) * _ALIGN
         self._nobody = nobody
-        self._host = torch.zeros(COUNTS + _FIELDS * stride, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = torch.zeros(
+            COUNTS + _FIELDS * stride, dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
         self._device = torch.zeros_like(self._host, device=device)
         self._fields = self._host[COUNTS:].view(_FIELDS, stride).numpy()
         self._counts = self._host[:COUNTS].numpy()
@@ -55,6 +58,16 @@ class StepInputs:
         f[3, n : self.size] = self._nobody
         f[4, :m] = layout.sampled_rows
         f[5, :m] = layout.sampled_slots
+
+    def fill_unreal(self, n: int, vocab: int) -> None:
+        """A prompt of n random tokens that belongs to nobody, for timing."""
+        self._counts[:] = 0
+        self._counts[0] = n
+        f = self._fields
+        f[0, : self.size] = np.random.default_rng(0).integers(0, vocab, self.size)
+        f[1, : self.size] = np.arange(self.size)
+        f[2, : self.size] = -1
+        f[3, : self.size] = self._nobody
 
     def copy(self) -> None:
         """Launches the copy to the device."""

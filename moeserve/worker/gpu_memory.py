@@ -7,12 +7,13 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.kernels.planes import GgmlType, empty_planes
-from moeserve.models.gguf import GGUFFile, TensorInfo
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
 from moeserve.models.qwen3moe.gpu_room import room_bytes as layers_room_bytes
 from moeserve.models.qwen3moe.gpu_room import step_sizes
+from moeserve.models.source import ModelSource
+from moeserve.placement import Gpu, ModelSizes, Placement, place
+from moeserve.placement.options import wishes_of
 from moeserve.worker.gpu_sampler import sampler_bytes
 
 # CUDA graphs, the kernels' code, cuBLAS-less torch and the allocator's rounding: measured, see docs/hybrid.md.
@@ -26,20 +27,7 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def tensor_bytes(tensor: TensorInfo) -> int:
-    """Of one tensor in planes; vectors are kept as float32."""
-    if len(tensor.shape) == 1:
-        return 4 * tensor.shape[0]
-    return empty_planes(GgmlType(int(tensor.type)), tensor.shape, "meta").nbytes
-
-
-def planes_bytes(gguf: GGUFFile) -> int:
-    return sum(tensor_bytes(tensor) for tensor in gguf.tensors.values())
-
-
-def room_bytes(
-    config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, device: torch.device
-) -> int:
+def room_bytes(config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, device: torch.device) -> int:
     """What a worker takes beside weights and KV pool."""
     sizes = step_sizes(max_tokens)
     head_rows = max(size for size in sizes if size <= GpuQwen3Moe.LOGIT_ROWS)
@@ -52,11 +40,18 @@ def room_bytes(
     return layers + logits + tables + sampler + overhead
 
 
-def check_weights(gguf: GGUFFile, device: torch.device) -> None:
-    """Raises ConfigError where the weights alone do not fit."""
-    needed, free = planes_bytes(gguf), free_bytes(device)
-    if needed + OVERHEAD_BYTES > free and device.type == "cuda":
+def plan_placement(
+    config: ServerConfig, model: Qwen3MoeConfig, gguf: ModelSource, max_tokens: int, device: torch.device
+) -> Placement:
+    """Where every part of the model goes. Raises ConfigError where that cannot be, with what would fit."""
+    gpu = Gpu(free_bytes(device), room_bytes(config, model, max_tokens, device))
+    placement = place(ModelSizes.of(gguf.tensors, model), wishes_of(config, model), gpu)
+    if any(layer.dense == "cpu" for layer in placement.layers) or "cpu" in (
+        placement.embedding,
+        placement.head,
+    ):
         raise ConfigError(
-            f"the model's weights take {needed / 2**30:.1f} GiB of GPU memory and {free / 2**30:.1f} GiB are free: "
-            "free some of it, choose a smaller model or quantisation, or run on the CPU with --device cpu"
+            "dense parts of the model in RAM (--n-gpu-layers, or a rule) are not supported beside a GPU: leave more "
+            "experts in RAM instead, or use --device cpu"
         )
+    return placement

@@ -107,8 +107,9 @@ class GpuSampler:
         is_edited = bitmask is not None or bool(state.edits[slots].any())
         tokens = self._tokens[:n]
         sample(
-            logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history,
-            bitmask, room.edited if is_edited else None, room.block_max, room.block_sum, room.values, room.ids, tokens,
+            logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids,
+            state.history, bitmask, room.edited if is_edited else None, room.block_max, room.block_sum, room.values,
+            room.ids, tokens,
         )  # fmt: skip
         return tokens
 
@@ -123,8 +124,8 @@ class GpuSampler:
             torch.empty(n, self._top, device=device),
         )
         logprobs(
-            logits, targets, count, room.block_max, room.block_sum, room.values, room.ids, scores.logprobs, scores.ranks,
-            scores.top_ids, scores.top_logprobs,
+            logits, targets, count, room.block_max, room.block_sum, room.values, room.ids, scores.logprobs,
+            scores.ranks, scores.top_ids, scores.top_logprobs,
         )  # fmt: skip
         return scores
 

@@ -20,8 +20,10 @@ class Recorder:
         self._is_gpu = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._is_gpu else None
 
-    def record(self, launches: Launches) -> Launches:
-        """Runs `launches` once, which compiles its kernels, and gives what runs them again from the current stream."""
+    def record(self, launches: Launches, before: Launches) -> Launches:
+        """Runs `before` and `launches` once, which compiles their kernels, and gives what runs the launches again from
+        the current stream. `before` is no part of that: what the host does for each run."""
+        before()
         launches()
         if not self._is_gpu:
             return launches

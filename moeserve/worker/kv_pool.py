@@ -13,8 +13,9 @@ from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
 # The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
-# the page cache, the other processes and whatever else runs on the machine. A GPU has none of that.
-SHARE_OF_FREE_MEMORY = {"CPU": 0.5, "GPU": 0.95}
+# the page cache, the other processes and whatever else runs on the machine. Of a GPU's memory the placement has
+# already left the pool its share.
+SHARE_OF_FREE_MEMORY = {"CPU": 0.5, "GPU": 1.0}
 BYTES_PER_VALUE = 2  # float16
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,9 @@ def plan_capacity(
     else:
         slots = min(config.max_num_seqs * wanted_len, fits)
     if slots < min(wanted_len, 64):
+        kind = "memory" if device == "CPU" else "GPU memory"
         raise ConfigError(
-            f"only {free_bytes / 2**30:.2f} GiB of {'GPU ' if device == 'GPU' else ''}memory are free after the weights, room for {fits} tokens of "
+            f"only {free_bytes / 2**30:.2f} GiB of {kind} are free after the weights, room for {fits} tokens of "
             "KV: free some memory, or choose a smaller model"
         )
     if config.max_model_len is not None and config.max_model_len > slots:

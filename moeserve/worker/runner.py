@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import torch
 
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
 from moeserve.messages.schema import (
+    ExpertUse,
     NewSeq,
     Row,
     Sampled,
@@ -23,6 +25,8 @@ from moeserve.messages.schema import (
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.sampler import SamplerState
+
+log = logging.getLogger(__name__)
 
 Int32s = npt.NDArray[np.int32]
 
@@ -132,6 +136,12 @@ class Runner:
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
+    def expert_use(self) -> ExpertUse:
+        tokens = self._model.heat[:, 0].numpy()
+        layers, experts = tokens.shape
+        on_gpu = np.zeros((layers, experts), np.uint8)
+        return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
+
     def weight_bytes_read(self) -> int:
         """Bytes of weights that the steps so far had to read: each distinct expert once a step."""
         return self._model.weight_bytes_read()
@@ -145,6 +155,10 @@ class Runner:
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
+        if log.isEnabledFor(logging.DEBUG):
+            cached = len(seq.prefix_slots) // 4
+            extra = {"request_id": seq.request_id}
+            log.debug("slot %d: %d tokens, %d cached", seq.req_slot, len(tokens), cached, extra=extra)
         output = tokens[seq.num_prompt :]
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
         self._constraints.bind(seq.req_slot, seq.sampling, output)
@@ -197,9 +211,7 @@ class Runner:
         return found
 
 
-def entries(
-    tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]
-) -> list[Sampled]:
+def entries(tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]) -> list[Sampled]:
     """failed: of some rows, why their requests cannot go on."""
     return [
         Sampled(token_id, logprob) if row not in failed else Sampled(-1, error=failed[row])

@@ -54,7 +54,7 @@ def test_many_tokens(kind: weights.Type) -> None:
     assert nmse(run(p, x, 18, integer=False), reference(x[:18], dequantize(p, 0).cpu())) < 1e-7
 
 
-@pytest.mark.parametrize(("rows", "cols"), [(1, 256), (3, 5120), (130, 768), (33, 96)])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 256), (130, 768), (33, 96)])
 @pytest.mark.parametrize("tokens", [1, 3, 17])
 def test_shapes(rows: int, cols: int, tokens: int) -> None:
     kind = weights.Type.Q4_K if cols % 256 == 0 else weights.Type.Q5_0
@@ -63,6 +63,11 @@ def test_shapes(rows: int, cols: int, tokens: int) -> None:
     few = tokens <= GEMV_TOKENS
     expected = reference(round_trip(x) if few else x, dequantize(p, 0).cpu())
     assert nmse(run(p, x, tokens, integer=few), expected) < 1e-6
+
+
+def test_more_columns_than_a_pass_takes() -> None:
+    p, x = planes_of(weights.Type.Q4_K, 3, 5120), activations("gaussian", 1, 5120)
+    assert nmse(run(p, x, 1, integer=True), reference(round_trip(x), dequantize(p, 0).cpu())) < 1e-12
 
 
 @pytest.mark.parametrize("tokens", [3, 20])

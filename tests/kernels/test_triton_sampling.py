@@ -31,12 +31,12 @@ def sample_rows(
     n = len(params)
     state = DeviceSamplerState(n + 1, VOCAB, DEVICE)
     for i, p in enumerate(params):
-        arrays = {
-            k: np.asarray(v, np.float32 if k == "bias_values" else np.int32)
-            for k, v in asdict(p).items()
-            if isinstance(v, tuple | list)
-        }
-        state.bind(i + 1, **{**asdict(p), **arrays})
+        arguments = asdict(p)
+        del arguments["allowed"]  # a grammar's mask comes as a bitmask
+        for k, v in arguments.items():
+            if isinstance(v, tuple | list):
+                arguments[k] = np.asarray(v, np.float32 if k == "bias_values" else np.int32)
+        state.bind(i + 1, **arguments)
     room = SamplingRoom(n, VOCAB, DEVICE)
     tokens = torch.full((n,), -7, dtype=torch.int32, device=DEVICE)
     edits = bool(state.edits.any()) or bitmask is not None

@@ -82,17 +82,11 @@ def combine(
     for first in range(0, splits, 4):
         i = first + tl.arange(0, 4)
         part = (at + i)[:, None] * G + g[None, :]
-        live = (i < splits)[:, None] & (g < HEADS)[None, :]
-        shrink = tl.exp2(
-            tl.load(part_stats + part * 2, live, float("-inf"), cache_modifier=".cg") - top[None, :]
-        )
-        sums = tl.load(
-            part_sums + part[:, :, None] * SIZE + d[None, None, :],
-            live[:, :, None],
-            0.0,
-            cache_modifier=".cg",
-        )
-        acc += tl.sum(sums * shrink[:, :, None], 0)
+        here = (i < splits)[:, None] & (g < HEADS)[None, :]
+        stats = tl.load(part_stats + part * 2, here, float("-inf"), cache_modifier=".cg")
+        from_sums = part_sums + part[:, :, None] * SIZE + d[None, None, :]
+        sums = tl.load(from_sums, here[:, :, None], 0.0, cache_modifier=".cg")
+        acc += tl.sum(sums * tl.exp2(stats - top[None, :])[:, :, None], 0)
     return acc / whole[:, None]
 
 

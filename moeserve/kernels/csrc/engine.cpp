@@ -147,7 +147,8 @@ void bind_engine(nb::module_& m) {
       .def_ro("cols", &Matrix::cols)
       .def_ro("experts", &Matrix::experts)
       .def_ro("bytes", &Matrix::bytes)
-      .def_prop_ro("integer", &Matrix::integer);
+      .def_prop_ro("integer", &Matrix::integer)
+      .def_prop_ro("address", [](const Matrix& m) { return reinterpret_cast<Address>(m.begin()); });
   nb::class_<LinearGroup>(m, "LinearGroup")
       .def(
           "__init__",

@@ -10,6 +10,8 @@ weights, scales and activations alike; a conversion would be a trip through shar
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def load_field(x_codes, column, COLS: tl.constexpr):
 def zeros_of(like, T: tl.constexpr):
     out = ()
     for _ in tl.static_range(T):
-        out = (*out, tl.zeros(like.shape, tl.float32))
+        out = out + (tl.zeros(like.shape, tl.float32),)
     return out
 
 
@@ -161,10 +163,10 @@ def dot_units(
             x0, sum0 = load_field(x_codes[t], column, COLS)
             x1, sum1 = load_field(x_codes[t], column + 16, COLS)
             xs = tl.load(x_scales[t] + column // 32, column < COLS, 0.0)
-            new = (*new, acc[t] + xs * multiply_columns(x0, x1, sum0, sum1, q0, q1, s0, m0, s1, m1, F))
+            new = new + (acc[t] + xs * multiply_columns(x0, x1, sum0, sum1, q0, q1, s0, m0, s1, m1, F),)
             if F_UP is not None:
                 more = multiply_columns(x0, x1, sum0, sum1, p0, p1, t0, n0, t1, n1, F_UP)
-                up_new = (*up_new, up_acc[t] + xs * more)
+                up_new = up_new + (up_acc[t] + xs * more,)
         acc, up_acc = new, up_new
     return acc, up_acc
 
@@ -199,9 +201,9 @@ def dot_quantised(
         )  # fmt: skip
     out, up_out = (), ()
     for t in tl.static_range(T):
-        out = (*out, tl.sum(acc[t], 0))
+        out = out + (tl.sum(acc[t], 0),)
         if F_UP is not None:
-            up_out = (*up_out, tl.sum(up_acc[t], 0))
+            up_out = up_out + (tl.sum(up_acc[t], 0),)
     return out, up_out
 
 
@@ -214,7 +216,7 @@ def dot_rows(
     if F is None:
         out = ()
         for t in tl.static_range(T):
-            out = (*out, dot_floats(codes, x[t], r, COLS, BK))
+            out = out + (dot_floats(codes, x[t], r, COLS, BK),)
     else:
         out, _ = dot_quantised(
             codes, scales, supers, None, None, None, x_codes, x_scales, r, COLS, F, None, BK, T
@@ -247,13 +249,13 @@ def token_rows(
             route = tl.load(block_routes + i + t)
         else:
             route = tl.where(i + t < last, i + t, -1)
-        routes = (*routes, route)
+        routes = routes + (route,)
         token = (tl.maximum(route, 0) // TOP_K).to(tl.int64)
         if x is not None:
-            xs = (*xs, x + token * COLS)
+            xs = xs + (x + token * COLS,)
         if x_codes is not None:
-            codes = (*codes, x_codes + token * (COLS // 4))
-            scales = (*scales, x_scales + token * (COLS // 32))
+            codes = codes + (x_codes + token * (COLS // 4),)
+            scales = scales + (x_scales + token * (COLS // 32),)
     return routes, xs, codes, scales
 
 

@@ -1,7 +1,8 @@
 """Random weights of a file's shapes and types, for benchmarks: the file's header is read, its tensors are not.
 
 The file may end where its tensors begin. Matrices come from pools of random blocks, each chunk of a tensor from another
-place of its type's pool, with scales that make weights of about STD; vectors (the norms) are ones.
+place of its type's pool; vectors (the norms) are ones. A matrix keeps the size of what it multiplies (weights of about
+1 / sqrt(columns)); the router's is ROUTER times larger, as a trained one's, whose choices are clear.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import numpy.typing as npt
 from gguf import quants
 from gguf.constants import GGMLQuantizationType as Type
 
+from . import names as n
 from .file import GGUFFile, open_gguf
+from .header import TensorInfo
 from .quant_types import QUANT_TYPES
 
-STD = 0.02
+ROUTER = 3.0
 POOL_BLOCKS = 1 << 13
 POOL_FLOATS = 1 << 20
 
@@ -46,7 +49,8 @@ class DummyFile(GGUFFile):
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.metadata, self.tensors = file.path, file.metadata, file.tensors
         self.file_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
-        self._pools: dict[Type, Bytes] = {}
+        self.is_mapped = False
+        self._pools: dict[tuple[Type, float], Bytes] = {}
         self._scratch: Bytes = np.empty(0, np.uint8)
 
     def data(self, name: str) -> Bytes:
@@ -55,7 +59,7 @@ class DummyFile(GGUFFile):
             return _as_bytes(np.ones(tensor.shape[0], np.float32), tensor.type)
         if len(self._scratch) < tensor.nbytes:
             self._scratch = np.empty(tensor.nbytes, np.uint8)
-        pool = self._pool(tensor.type)
+        pool = self._pool(tensor.type, std_of(tensor))
         block = QUANT_TYPES[tensor.type].type_size
         period = len(pool) // 2  # the pool is there twice
         rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -69,21 +73,28 @@ class DummyFile(GGUFFile):
     def advise_done(self, name: str) -> None:
         """Nothing is mapped."""
 
-    def _pool(self, kind: Type) -> Bytes:
-        if kind not in self._pools:
-            pool = _random_pool(kind)
-            self._pools[kind] = np.concatenate([pool, pool])
-        return self._pools[kind]
+    def _pool(self, kind: Type, std: float) -> Bytes:
+        key = (kind, std)
+        if key not in self._pools:
+            pool = _random_pool(kind, std)
+            self._pools[key] = np.concatenate([pool, pool])
+        return self._pools[key]
 
 
-def _random_pool(kind: Type) -> Bytes:
+def std_of(tensor: TensorInfo) -> float:
+    """Of a matrix' weights."""
+    scale = ROUTER if n.FFN_GATE_INP in tensor.name else 1.0
+    return float(scale / np.sqrt(tensor.shape[-1]))
+
+
+def _random_pool(kind: Type, std: float) -> Bytes:
     rng = np.random.default_rng(int(kind))
     if QUANT_TYPES[kind].block_size == 1:
-        return _as_bytes(rng.normal(0, STD, POOL_FLOATS).astype(np.float32), kind)
+        return _as_bytes(rng.normal(0, std, POOL_FLOATS).astype(np.float32), kind)
     blocks = rng.integers(0, 256, (POOL_BLOCKS, QUANT_TYPES[kind].type_size), np.uint8)
     _set_scales(blocks, kind, 1.0)
-    std = float(quants.dequantize(blocks[:256], kind).std())
-    _set_scales(blocks, kind, STD / std)
+    found = float(quants.dequantize(blocks[:256], kind).std())
+    _set_scales(blocks, kind, std / found)
     return blocks.reshape(-1)
 
 

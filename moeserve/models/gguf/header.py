@@ -16,7 +16,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from .errors import GGUFError
-from .metadata import Metadata, MetadataValue, StringArray
+from .metadata import MappedStrings, Metadata, MetadataValue
 from .quant_types import QUANT_TYPES, type_name
 
 MAGIC = b"GGUF"
@@ -52,12 +52,18 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the file. Its bytes lie at `offset` of part `part`, `nbytes` of them, rows contiguous."""
+    """One tensor of a model, rows contiguous."""
 
     name: str
     shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]
     type: GGMLQuantizationType
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor(TensorInfo):
+    """One tensor of a GGUF: its bytes lie at `offset` of part `part`."""
+
     part: int  # which file of a split set, from 0
     offset: int  # bytes from the start of that file
 
@@ -65,7 +71,7 @@ class TensorInfo:
 @dataclass(frozen=True, slots=True)
 class Header:
     metadata: Metadata
-    tensors: list[TensorInfo]  # in the file's order
+    tensors: list[MappedTensor]  # in the file's order
 
 
 def read_header(path: Path, buffer: mmap.mmap, part: int, *, has_tensors: bool = True) -> Header:
@@ -108,7 +114,7 @@ def _alignment(metadata: Metadata) -> int:
     return alignment
 
 
-def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[TensorInfo]:
+def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[MappedTensor]:
     relative: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int, int]] = []
     seen: set[str] = set()
     for index in range(count):
@@ -126,7 +132,9 @@ def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[Te
             )
         relative.append((name, shape, kind, nbytes, offset))
     data_start = -(-walk.position // alignment) * alignment
-    return [TensorInfo(n, shape, kind, size, part, data_start + at) for n, shape, kind, size, at in relative]
+    return [
+        MappedTensor(n, shape, kind, size, part, data_start + at) for n, shape, kind, size, at in relative
+    ]
 
 
 def _read_shape(walk: _Walk) -> tuple[int, ...]:
@@ -154,7 +162,7 @@ def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[G
     return quant.type, nbytes
 
 
-def _check_extents(walk: _Walk, tensors: list[TensorInfo], file_bytes: int) -> None:
+def _check_extents(walk: _Walk, tensors: list[MappedTensor], file_bytes: int) -> None:
     """Each tensor lies within the file, and no two overlap: together they claim no more than it has."""
     for tensor in tensors:
         if tensor.nbytes > file_bytes:
@@ -248,7 +256,7 @@ class _Walk:
         if kind == GGUFValueType.STRING:
             start = self.position
             self._skip_strings(count)
-            return StringArray(self._buffer, start, count)
+            return MappedStrings(self._buffer, start, count)
         dtype = self._scalar(kind)[1]
         start = self.advance(count * int(dtype[-1]))
         array = np.frombuffer(self._buffer, dtype, count, start)

@@ -6,12 +6,15 @@
         x = x + sum of the chosen experts' down(silu(gate(y)) * up(y))            y = ffn_norm(x)
     logits = output(output_norm(x))
 
+Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`).
+
 A block's output is added to x by the norm that comes next, in one launch. Nothing here waits for the GPU, reads from it
 or allocates on it, so a step can be recorded in a CUDA graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,12 +25,14 @@ from moeserve.kernels.attention.cuda import decode_attention, prefill_attention
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.embed.cuda import embed
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
+from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import route
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
 from moeserve.models.qwen3moe.gpu_weights import GpuExperts, GpuLayer, GpuWeights, Product
 from moeserve.models.qwen3moe.rope import rope_tables
@@ -44,6 +49,7 @@ class GpuBatch:
     req_slots: Tensor  # whose row of the slot table it reads
     num_decode: int  # the first rows, each of which attends by itself; of a step of up to FEW_ROWS rows, all
     tiles: Tensor | None  # of the other rows, attention.cuda.prefill_tiles; None where there are none
+    streams: bool = False  # the experts in RAM come to the GPU, instead of the rows to them
 
 
 FEW_ROWS = GEMV_TOKENS  # a product takes so few quantised, which only decode attention gives it
@@ -60,13 +66,24 @@ class GpuQwen3Moe:
         slot_table: Tensor,
         max_tokens: int,
         max_model_len: int,
+        handoff: ExpertHandoff | None = None,
+        expert_stream: ExpertStream | None = None,
+        prefill: Sequence[str] | None = None,
     ) -> None:
-        """slot_table: int32 [requests, length], the KV slots of each request by position."""
+        """slot_table: int32 [requests, length], the KV slots of each request by position. handoff: to the experts in
+        RAM, where there are any; expert_stream: the other way, for the layers whose `prefill` is not "cpu"."""
         self.config = config
         self.device = slot_table.device
         self._weights = weights
         self._kv = kv
         self._slot_table = slot_table
+        self._handoff = handoff
+        self._expert_stream = expert_stream
+        # A layer's way of prefill, placement.Prefill: "cpu" never streams, "cuda" whenever there is a prompt.
+        self._prefill = (
+            ["cpu"] * config.num_layers if expert_stream is None or prefill is None else list(prefill)
+        )
+        self._streamed = [False] * config.num_layers  # in the last step: by layer
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(config, max_model_len))
         # int32 [layers, experts]: tokens routed to each expert since start.
         self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
@@ -78,34 +95,71 @@ class GpuQwen3Moe:
         logits = torch.empty(self.head_sizes[-1], config.vocab_size, device=self.device)
         self._heads = {size: Head(config, logits, size, floats, self.device) for size in self.head_sizes}
 
+    def begin(self, batch: GpuBatch | None = None) -> None:
+        """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a
+        graph."""
+        in_ram = [i for i, layer in enumerate(self._weights.layers) if layer.places is not None]
+        streamed = [i for i in in_ram if batch is not None and self._streams(i, batch)]
+        self._streamed = [i in streamed for i in range(self.config.num_layers)]
+        if streamed:
+            assert self._expert_stream is not None
+            self._expert_stream.begin(streamed)
+        if self._handoff is not None and len(streamed) < len(in_ram):
+            self._handoff.begin()
+
+    def _streams(self, layer: int, batch: GpuBatch) -> bool:
+        way = self._prefill[layer]
+        return (way == "auto" and batch.streams) or (way == "cuda" and batch.tiles is not None)
+
+    def check(self) -> None:
+        """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
+        if self._handoff is not None:
+            self._handoff.check()
+
     def forward(self, batch: GpuBatch) -> None:
         """Launches all layers. What `logits` then reads stays until the next call."""
         w, r = self._weights, self._rooms[len(batch.token_ids)]
         embed(batch.token_ids, batch.count, _tensors(w.embedding), int(w.embedding.type), r.x)
         for i, layer in enumerate(w.layers):
-            before = None if i == 0 else w.layers[i - 1]
-            self._attention(layer, before, r, batch, self._kv[i])
-            self._experts(layer, r, batch, self.heat[i])
+            self._attention(i, layer, r, batch)
+            self._experts(i, layer, r, batch)
 
     def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
         """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
         last step, which was of size `size`. Gives float32 [len(rows), vocab], which the next call overwrites."""
         w, r, h = self._weights, self._rooms[size], self._heads[len(rows)]
-        self._add_experts(w.layers[-1], r, w.output_norm, count, h.final, rows)
+        self._add_experts(len(w.layers) - 1, r, w.output_norm, count, h.final, rows)
         _multiply(w.output, h.final, count, h.logits)
         return h.logits
 
-    def _attention(
-        self, layer: GpuLayer, before: GpuLayer | None, r: Room, batch: GpuBatch, kv: KvLayer
-    ) -> None:
-        eps, count = self.config.rms_eps, batch.count
-        if before is None:
+    @property
+    def can_stream(self) -> bool:
+        return self._expert_stream is not None
+
+    @property
+    def on_gpu(self) -> Tensor:
+        """bool [layers, experts], on the CPU: which experts live in GPU memory."""
+        everywhere = torch.ones(self.config.num_experts, dtype=torch.bool)
+        places = [layer.places for layer in self._weights.layers]
+        return torch.stack([everywhere if p is None else (p >= 0).cpu() for p in places])
+
+    def weight_bytes(self, used: Tensor) -> int:
+        """Of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
+        w = self._weights
+        total = w.output.nbytes
+        for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
+            total += layer.attn_output.nbytes + layer.router.nbytes + sum(p.nbytes for p in layer.qkv)
+            if layer.experts is not None:
+                total += layer.experts.nbytes * count // layer.experts.gate.experts
+        return total
+
+    def _attention(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
+        eps, count, kv = self.config.rms_eps, batch.count, self._kv[index]
+        if index == 0:
             y = r.y
-            add_norm(
-                r.x, None, None, None, None, None, count, layer.attn_norm, eps, y.x, y.codes, y.scales
-            )
+            add_norm(r.x, None, None, None, None, None, count, layer.attn_norm, eps, y.x, y.codes, y.scales)
         else:
-            self._add_experts(before, r, layer.attn_norm, count, r.y, None)
+            self._add_experts(index - 1, r, layer.attn_norm, count, r.y, None)
         q, k, v = self._project(layer, r, count)
         rope_store(
             q, k, v, layer.q_norm, layer.k_norm, eps, self._cos, self._sin, batch.positions, batch.kv_slots, count,
@@ -133,16 +187,19 @@ class GpuQwen3Moe:
 
     def _attend(self, r: Room, batch: GpuBatch, kv: KvLayer) -> None:
         a, d = r.attended, r.decode
+        assert a.x is not None
         for first in range(0, batch.num_decode, MAX_DECODE_ROWS):
             part = slice(first, min(first + MAX_DECODE_ROWS, batch.num_decode))
+            codes = None if a.codes is None else a.codes[part]
+            scales = None if a.scales is None else a.scales[part]
             decode_attention(
-                r.q[part], kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part], batch.count,
-                d.sums, d.stats, d.counters, a.x[part], _part(a.codes, part), _part(a.scales, part),
+                r.q[part], kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
+                batch.count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(r.q, kv.keys, kv.values, self._slot_table, batch.tiles, a.x)
 
-    def _experts(self, layer: GpuLayer, r: Room, batch: GpuBatch, heat: Tensor) -> None:
+    def _experts(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
         y, count = r.y, batch.count
         add_norm(
             r.x, r.output, None, None, None, None, count, layer.ffn_norm, self.config.rms_eps, y.x, y.codes, y.scales
@@ -150,9 +207,38 @@ class GpuQwen3Moe:
         _multiply(layer.router, y, count, r.router_logits)
         places = r.ids if layer.places is None else r.places
         local = None if layer.places is None else r.places
-        route(r.router_logits, layer.places, count, r.ids, local, r.weights, heat)
-        if layer.experts is not None:
+        route(r.router_logits, layer.places, count, r.ids, local, r.weights, self.heat[index])
+        if layer.places is None:
+            assert layer.experts is not None
             self._run_experts(layer.experts, places, r, count)
+        elif self._streamed[index]:
+            self._stream_experts(index, layer, r, count)
+        else:
+            self._share_experts(index, layer, r, count)
+
+    def _share_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
+        """The pool computes its experts while the GPU computes its own."""
+        assert self._handoff is not None
+        assert r.y.x is not None
+        self._handoff.publish(index, r.y.x, r.ids, r.weights)
+        if layer.experts is not None:
+            self._run_experts(layer.experts, r.places, r, count)
+        self._handoff.collect(index, r.from_cpu)
+
+    def _stream_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
+        """All on the GPU, the experts from RAM after its own. Not for a graph."""
+        assert self._expert_stream is not None
+        if layer.experts is not None:
+            self._run_experts(layer.experts, r.places, r, count)
+        in_ram = self._expert_stream.place_of(index, r.ids)
+        self._run_experts(self._expert_stream.take(index), in_ram, r, count)
+        if not all(
+            s for s, w in zip(self._streamed, self._weights.layers, strict=True) if w.places is not None
+        ):
+            assert self._handoff is not None
+            assert r.y.x is not None
+            # The pool expects every layer of a step: here it has nothing to do.
+            self._handoff.publish(index, r.y.x, torch.full_like(r.ids, -1), r.weights)
 
     def _run_experts(self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor) -> None:
         """r.parts of the routes whose place in `experts` is not below 0."""
@@ -175,14 +261,15 @@ class GpuQwen3Moe:
         )  # fmt: skip
 
     def _add_experts(
-        self, layer: GpuLayer, r: Room, weight: Tensor, count: Tensor, y: GpuActivations, rows: Tensor | None
+        self, index: int, r: Room, weight: Tensor, count: Tensor, y: GpuActivations, rows: Tensor | None
     ) -> None:
-        """x += the experts' outputs of `layer`, and the norm of that; of `rows` alone, x stays as it was."""
-        parts = (r.parts, r.weights, r.ids if layer.places is None else r.places)
-        none = (None, None, None)
+        """x += the experts' outputs of layer `index`, and the norm of that; of `rows` alone, x stays as it was."""
+        layer = self._weights.layers[index]
+        is_all_here = layer.places is None or self._streamed[index]
+        parts = r.parts if is_all_here or layer.experts is not None else None
+        places, extra = (r.ids, None) if is_all_here else (r.places, r.from_cpu)
         add_norm(
-            r.x, *(parts if layer.experts is not None else none), None, rows, count, weight, self.config.rms_eps,
-            y.x, y.codes, y.scales,
+            r.x, parts, r.weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
         )  # fmt: skip
 
 
@@ -196,10 +283,6 @@ def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -
 
 def _tensors(planes: Planes) -> list[Tensor]:
     return [planes.codes, planes.scales, planes.supers]
-
-
-def _part(whole: Tensor | None, part: slice) -> Tensor | None:
-    return None if whole is None else whole[part]
 
 
 def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:

@@ -16,7 +16,9 @@ from moeserve.kernels.linear.cuda import GEMV_TOKENS
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
 ALIGNMENT = 256
-FLOAT_ROWS = 64  # steps of up to so many rows keep what is between two products in float32: it costs them nothing
+FLOAT_ROWS = (
+    64  # steps of up to so many rows keep what is between two products in float32: it costs them nothing
+)
 MAX_DECODE_ROWS = 256  # rows that decode attention has splits for; more go in parts
 
 
@@ -72,9 +74,8 @@ class Room:
         self.weights = arena.take(rows, c.top_k)
         self.h = _activations(arena, rows * c.top_k, c.expert_ff, acts, quantised=self.is_gemv)
         self.parts = arena.take(rows, c.top_k, c.hidden_size, dtype=wide)
-        self.decode = DecodeRoom(
-            min(rows, MAX_DECODE_ROWS), c.num_heads, c.num_kv_heads, c.head_dim, device
-        )
+        self.from_cpu = arena.take(rows, c.hidden_size)  # what the experts in RAM add
+        self.decode = DecodeRoom(min(rows, MAX_DECODE_ROWS), c.num_heads, c.num_kv_heads, c.head_dim, device)
 
 
 class Head:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from moeserve.kernels import _C
 from moeserve.kernels.planes import FORMATS, GgmlType, Planes, empty_planes, repack_into
-from moeserve.models.gguf import GGUFFile
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.qwen3moe.cpu_experts import places_of
+from moeserve.models.source import ModelSource
 
 PIECE_BYTES = 32 << 20
 
@@ -64,7 +65,9 @@ class GpuLayer:
     ffn_norm: Tensor
     router: Product
     experts: GpuExperts | None  # None: none is here
-    places: Tensor | None  # int32 [E]: an expert's place in `experts`, -1 for one that is not there; None: all, in order
+    places: (
+        Tensor | None
+    )  # int32 [E]: an expert's place in `experts`, -1 for one that is not there; None: all, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +77,12 @@ class GpuWeights:
     output_norm: Tensor
     output: Product
 
-    @property
-    def head_bytes(self) -> int:
-        return self.output.nbytes
-
 
 class GpuLoader:
     """Reads one model; used once."""
 
     def __init__(
-        self, gguf: GGUFFile, config: Qwen3MoeConfig, device: torch.device, progress: Progress
+        self, gguf: ModelSource, config: Qwen3MoeConfig, device: torch.device, progress: Progress
     ) -> None:
         self._gguf = gguf
         self._config = config
@@ -94,8 +93,8 @@ class GpuLoader:
         self._total = sum(tensor.nbytes for tensor in gguf.tensors.values())
 
     def load(self, gpu_experts: Sequence[Sequence[int]] | None = None) -> GpuWeights:
-        """`gpu_experts`: for each layer the ids of the experts to load, None for all of all. Raises GGUFError for a
-        tensor that is missing or has another shape, torch.OutOfMemoryError without room."""
+        """`gpu_experts`: for each layer the ids of the experts to load, ascending; None for all of all. Raises
+        ModelError for a tensor that is missing or has another shape, torch.OutOfMemoryError without room."""
         c = self._config
         c.check_tensors(self._gguf)
         everyone = range(c.num_experts)
@@ -110,6 +109,8 @@ class GpuLoader:
         )
 
     def _layer(self, index: int, ids: Sequence[int]) -> GpuLayer:
+        c = self._config
+
         def name(part: str) -> str:
             return n.of_layer(index, part)
 
@@ -122,7 +123,7 @@ class GpuLoader:
             ffn_norm=self._vector(name(n.FFN_NORM)),
             router=Product(self._planes(name(n.FFN_GATE_INP))),
             experts=self._experts(index, ids) if len(ids) else None,
-            places=self._places(ids),
+            places=None if len(ids) == c.num_experts else places_of(ids, c.num_experts, self._device),
         )
 
     def _experts(self, index: int, ids: Sequence[int]) -> GpuExperts:
@@ -131,14 +132,6 @@ class GpuLoader:
             for part in (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)
         )
         return GpuExperts(gate, up, down)
-
-    def _places(self, ids: Sequence[int]) -> Tensor | None:
-        experts = self._config.num_experts
-        if list(ids) == list(range(experts)):
-            return None
-        places = torch.full((experts,), -1, dtype=torch.int32)
-        places[torch.tensor(ids, dtype=torch.long)] = torch.arange(len(ids), dtype=torch.int32)
-        return places.to(self._device)
 
     def _products(self, *names: str) -> list[Product]:
         """As few launches as the types allow: neighbours of one type in one matrix, two such matrices in one launch
@@ -184,9 +177,8 @@ class GpuLoader:
     def _vector(self, name: str) -> Tensor:
         tensor = self._gguf.tensors[name]
         out = torch.empty(tensor.shape)
-        _C.dequantize_row(
-            int(tensor.type), self._gguf.data(name).ctypes.data, tensor.shape[0], out.data_ptr()
-        )
+        data = self._gguf.data(name)  # lives until the call returns
+        _C.dequantize_row(int(tensor.type), data.ctypes.data, tensor.shape[0], out.data_ptr())
         self._finish(name)
         return out.to(self._device)
 
