@@ -315,7 +315,7 @@ def gemv_kernel(
     STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
     for i in range(block * BLOCK, last, T):
         routes, xt, xc, xs = token_rows(x, x_codes, x_scales, block_routes, i, last, 1, COLS, T)
-        if tile < TILES:
+        if (tile < TILES) & (routes[0] >= 0):
             c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
             r = tile_rows(tile * (BR * NB), ROWS, BR, NB)
             y = dot_rows(c, s, d, xt, xc, xs, r, COLS, F, BK, T)
