@@ -6,6 +6,7 @@ Every case is timed as in kernels.py: in a CUDA graph, over weights that do not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def activations(n: int, cols: int, dtype: torch.dtype) -> GpuActivations:
 
 
 def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
-    """A matrix of the attention block or the head. tile: a GemmTile, or the one number of tokens of a GEMV."""
+    """A matrix of the attention block or the head. tile: a GemmTile, or (tokens, nb, warps) of a GEMV."""
     kind, rows, cols = MATRICES[name]
     copies = [random_planes(kind, rows, cols, seed=i) for i in range(1 if name == "head" else 12)]
     weights = [weight_of(tensors(p), int(kind), cols) for p in copies]
@@ -55,8 +56,8 @@ def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
 
     def launch(i: int) -> None:
         w = weights[i % len(weights)]
-        if len(tile) == 1:
-            gemv = gemv_tile(w, tokens=tile[0])
+        if len(tile) == 3:
+            gemv = gemv_tile(w, tokens=tile[0], nb=tile[1], warps=tile[2])
             run_gemv(None, x.codes, x.scales, w, None, None, count, out, tile=gemv, blocks=-(-n // tile[0]))
         else:
             assert x.x is not None
@@ -65,63 +66,63 @@ def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     return launch, copies[0].nbytes
 
 
-def routings(n: int, block: int) -> tuple[list[Routing], float]:
-    """Of uniform choices, and the share of the experts that they meet."""
-    s, made, distinct = SHAPE, [], 0
+def routings(n: int, block: int) -> tuple[list[Routing], list[Tensor], float]:
+    """Of uniform choices, sorted in blocks and as they are, and the share of the experts that they meet."""
+    s, made, every, distinct = SHAPE, [], [], 0
     for _ in range(4):
         ids = torch.rand(n, s.experts, device="cuda").topk(s.top_k, 1).indices.int().contiguous()
         distinct += int(torch.unique(ids).numel())
-        if block == 1:
-            made.append(Routing(ids.view(-1), None))
-            continue
+        every.append(ids.view(-1))
         blocks = num_blocks(n, s.top_k, s.experts, block)
         expert = torch.empty(blocks, dtype=torch.int32, device="cuda")
         routes = torch.empty(blocks, block, dtype=torch.int32, device="cuda")
         align_routes(ids, counter(n), s.experts, expert, routes)
         made.append(Routing(expert, routes))
-    return made, distinct / len(made) / s.experts
+    return made, every, distinct / len(made) / s.experts
 
 
 def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
-    """tile: a GemmTile, or (block, tokens at once) of a GEMV."""
+    """tile: a GemmTile, or (br, nb, warps) of a GEMV."""
     s = SHAPE
     gate, up = (random_planes(Q4, s.experts, s.ff, s.hidden, seed=i) for i in (0, 1))
     g, u = weight_of(tensors(gate), int(Q4), s.hidden), weight_of(tensors(up), int(Q4), s.hidden)
-    routing, share = routings(n, tile[0])
+    routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
     x = activations(n, s.hidden, torch.bfloat16)
     h = GpuActivations.empty(n * s.top_k, s.ff, "cuda", dtype=torch.bfloat16, quantised=True)
+    gemv = replace(gemv_tile(g, gated=True), br=tile[0], nb=tile[1], warps=tile[2])
 
     def launch(i: int) -> None:
-        r = routing[i % 4]
-        if len(tile) == 2:
-            gemv = gemv_tile(g, tokens=tile[1], gated=True)
-            run_gated_gemv(None, x.codes, x.scales, g, u, r, s.top_k, None, h.codes, h.scales, tile=gemv)
+        if len(tile) == 3:
+            run_gated_gemv(
+                None, x.codes, x.scales, g, u, ids[i % 4], s.top_k, None, h.codes, h.scales, tile=gemv
+            )  # fmt: skip
         else:
             assert x.x is not None
             assert h.x is not None
-            run_gated_gemm(x.x, g, u, r, s.top_k, h.x, tile=GemmTile(*tile))
+            run_gated_gemm(x.x, g, u, routing[i % 4], s.top_k, h.x, tile=GemmTile(*tile))
 
     return launch, (gate.nbytes + up.nbytes) * share
 
 
 def experts_down(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+    """The same."""
     s = SHAPE
     down = random_planes(Q6, s.experts, s.hidden, s.ff)
     w = weight_of(tensors(down), int(Q6), s.ff)
-    routing, share = routings(n, tile[0])
+    routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
     h = activations(n * s.top_k, s.ff, torch.bfloat16)
     out = torch.empty(n * s.top_k, s.hidden, device="cuda", dtype=torch.bfloat16)
+    counts = counter(n * s.top_k)
+    gemv = replace(gemv_tile(w), br=tile[0], nb=tile[1], warps=tile[2])
 
     def launch(i: int) -> None:
-        r = routing[i % 4]
-        if len(tile) == 2:
-            gemv = gemv_tile(w, tokens=tile[1])
-            run_gemv(None, h.codes, h.scales, w, None, r, counts, out, tile=gemv, blocks=0)
+        if len(tile) == 3:
+            mine = ids[i % 4]
+            run_gemv(None, h.codes, h.scales, w, None, mine, counts, out, tile=gemv, blocks=len(mine))
         else:
             assert h.x is not None
-            run_gemm(h.x, w, None, r, counts, out, tile=GemmTile(*tile))
+            run_gemm(h.x, w, None, routing[i % 4], counts, out, tile=GemmTile(*tile))
 
-    counts = counter(n * s.top_k)
     return launch, down.nbytes * share
 
 
@@ -156,53 +157,47 @@ def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     return makers[what](n, tile)
 
 
+Tiles = dict[int, list[tuple[int, ...]]]  # by rows
+GEMV: Tiles = {  # of the dense products: (tokens, nb, warps)
+    1: [(1, 4, 4), (1, 2, 4), (1, 1, 4), (1, 2, 8)],
+    8: [(4, 4, 4), (4, 2, 4), (4, 1, 4), (2, 4, 4), (2, 2, 4), (8, 2, 4), (8, 1, 4), (8, 1, 8)],
+    16: [(4, 4, 4), (4, 2, 4), (4, 1, 4), (8, 2, 4), (8, 1, 4)],
+}
+GEMM: Tiles = {  # of the dense products
+    32: [(32, 64, 2, 8, 3), (32, 64, 2, 4, 3), (32, 32, 4, 4, 2), (32, 16, 4, 4, 3), (32, 128, 2, 8, 2)],
+    64: [(64, 64, 2, 8, 3), (64, 16, 4, 4, 3), (64, 128, 2, 8, 2)],
+    128: [(128, 64, 1, 8, 3), (64, 64, 2, 8, 3), (128, 128, 1, 8, 3), (64, 32, 4, 4, 2)],
+    512: [(128, 128, 1, 8, 3), (64, 64, 2, 8, 3), (64, 128, 2, 4, 2), (128, 64, 1, 8, 3)],
+}
+UP: Tiles = {
+    1: [(16, 2, 8), (8, 4, 4), (32, 1, 16), (16, 4, 8)],
+    8: [(16, 2, 8), (8, 4, 4), (32, 1, 16), (16, 4, 8)],
+    64: [(16, 64, 2, 4, 2), (16, 128, 2, 4, 2), (16, 128, 2, 8, 2), (16, 64, 4, 4, 2), (16, 64, 2, 4, 1)],
+    256: [(16, 64, 2, 4, 2), (32, 64, 2, 4, 2), (32, 128, 2, 8, 2), (64, 64, 2, 4, 2), (64, 128, 2, 8, 2)],
+    1024: [(32, 64, 2, 4, 2), (64, 64, 2, 4, 2), (64, 128, 2, 8, 2)],
+}
+DOWN: Tiles = {
+    1: [(16, 4, 4), (16, 2, 4), (16, 1, 4), (8, 4, 2), (32, 2, 8)],
+    8: [(16, 4, 4), (16, 2, 4), (16, 1, 4), (8, 4, 2), (32, 2, 8)],
+    64: [(16, 128, 2, 4, 2), (16, 256, 2, 8, 2), (16, 128, 2, 8, 2), (16, 128, 1, 4, 2), (16, 128, 2, 4, 1)],
+    256: [(16, 128, 2, 4, 2), (32, 128, 2, 4, 2), (64, 128, 2, 4, 2), (64, 64, 2, 4, 2)],
+    1024: [(32, 128, 2, 4, 2), (64, 128, 2, 4, 2), (64, 64, 2, 4, 2)],
+}
+
+
 def cases() -> Iterator[Case]:
-    for n in (8, 16, 64):
-        for what in MATRICES:
-            bm = max(16, n)
-            narrow = [(bm, 16, 2, 4, 3), (bm, 16, 4, 4, 3), (bm, 32, 2, 4, 3), (bm, 32, 4, 4, 2)]
-            wide = [(bm, 64, 2, 4, 3), (bm, 64, 4, 4, 2), (bm, 64, 2, 8, 3), (bm, 128, 2, 8, 2)]
-            for tile in ([(4,)] if n <= 16 else []) + narrow + wide:
+    for tiles in (GEMV, GEMM):
+        for n, some in tiles.items():
+            for what in MATRICES if n <= 64 else ("qkv", "attn_output"):
+                for tile in some:
+                    yield what, n, tile
+    for what, tiles in (("up", UP), ("down", DOWN)):
+        for n, some in tiles.items():
+            for tile in some:
                 yield what, n, tile
-    for n in (8, 16, 64):
-        for few in [(1, 1), (2, 1), (4, 1), (4, 2), (8, 2), (4, 4)]:
-            yield "up", n, few
-            yield "down", n, few
-        for rest in [
-            (32, 2, 4, 3),
-            (32, 4, 4, 2),
-            (32, 2, 4, 2),
-            (64, 2, 4, 2),
-            (64, 2, 8, 3),
-            (64, 1, 4, 3),
-        ]:
-            yield "up", n, (16, *rest)
-        for rest in [
-            (32, 2, 4, 3),
-            (64, 2, 4, 3),
-            (64, 2, 4, 2),
-            (128, 2, 4, 2),
-            (128, 2, 8, 3),
-            (64, 1, 4, 4),
-        ]:
-            yield "down", n, (16, *rest)
-    for n, length in ((1, 256), (1, 4096), (8, 256), (8, 4096)):
-        for rest in [
-            (64, 4, 4, 3), (64, 2, 4, 3), (64, 1, 4, 3), (64, 1, 4, 2), (32, 2, 4, 3), (32, 1, 4, 3), (32, 2, 2, 3),
-            (128, 1, 4, 2), (64, 1, 8, 3),
-        ]:  # fmt: skip
+    for n, length in ((1, 256), (64, 256), (64, 4096)):
+        for rest in [(64, 4, 4, 3), (128, 1, 4, 2), (64, 2, 4, 2), (128, 1, 8, 2)]:
             yield "decode_attention", n, (length, *rest)
-    for many in [
-        (128, 64, 2, 8, 2),
-        (64, 64, 2, 4, 2),
-        (128, 64, 1, 8, 3),
-        (64, 128, 2, 8, 2),
-        (128, 32, 2, 4, 2),
-    ]:
-        yield "up", 8192, many
-    for many in [(128, 128, 2, 8, 2), (128, 64, 2, 4, 2), (64, 128, 2, 4, 2), (128, 128, 1, 8, 3)]:
-        yield "down", 8192, many
-        yield "qkv", 8192, many
 
 
 def run() -> None:
