@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import psutil
 import torch
@@ -127,6 +128,8 @@ def _expert_stream(in_ram: ExpertsInRam, placement: Placement, device: torch.dev
         return ExpertStream(in_ram.layers, device)
     except RuntimeError as error:
         log.warning("experts are not streamed to the GPU: their memory cannot be pinned (%s)", error)
+        with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
+            torch.zeros(1, device=device)
         return None
 
 
