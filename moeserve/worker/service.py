@@ -21,7 +21,7 @@ from rpyc.core.service import Service
 from rpyc.core.stream import SocketStream
 
 from moeserve.messages import codec, rpc
-from moeserve.messages.schema import StepPlan, StepResult, WorkerError, WorkerReady
+from moeserve.messages.schema import ExpertUse, StepPlan, StepResult, WorkerError, WorkerReady
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ class Runner(Protocol):
     def step(self, plan: StepPlan) -> StepResult:
         """Any exception is fatal to the worker: its KV pool may be half written."""
         ...
+
+    def expert_use(self) -> ExpertUse: ...
 
 
 class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
@@ -56,6 +58,10 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
             self.error = error
             self.is_done = True
             return _error_bytes(error)
+
+    def exposed_expert_use(self) -> bytes:
+        """An ExpertUse. Between two steps, as every call."""
+        return codec.encode(self._runner.expert_use())
 
     def exposed_shutdown(self) -> bytes:
         """Ends the worker after this reply."""

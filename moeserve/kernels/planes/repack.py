@@ -32,7 +32,7 @@ SLICE_WEIGHTS = 1 << 26  # unpacked at a time
 class Unpacked:
     """Blocks taken apart. Leading dimensions [n, blocks]."""
 
-    codes: Tensor  # uint8 [.., block]
+    codes: Tensor  # uint8 [.., block]; of a header alone, none
     scales: Tensor  # uint8 [.., bytes]: what `Scale` says, the groups of a block in order
     mins: Tensor | None = None  # uint8 [.., groups], of Scale.U8_MIN
     supers: Tensor | None = None  # uint8 [.., 4]: d, dmin or zeros
@@ -85,7 +85,7 @@ def repack_into(planes: Planes, source: Tensor, row: int) -> None:
         unpacked = _UNPACK[planes.type](part.view(len(part), -1, f.block_bytes))
         at = slice(row + start, row + start + len(part))
         planes.codes.view(total, -1, planes.codes.shape[3], FIELD)[at] = _pack_codes(f, unpacked.codes)
-        planes.scales.view(total, -1, f.words)[at] = _pack_scales(f, unpacked)
+        planes.scales.view(total, -1, f.words)[at] = pack_scales(f, unpacked)
         if unpacked.supers is not None:
             planes.supers.view(total, -1)[at] = (
                 unpacked.supers.flatten().contiguous().view(torch.int32).view(len(part), -1)
@@ -112,9 +112,9 @@ def _merge(fields: Tensor, bits: int) -> Tensor:
     return out
 
 
-def _pack_scales(f: Format, u: Unpacked) -> Tensor:
+def pack_scales(f: Format, u: Unpacked) -> Tensor:
     """To int32 [n, units, words]."""
-    n, groups = len(u.codes), UNIT // f.group
+    n, groups = len(u.scales), UNIT // f.group
     per_group = {Scale.F16: 2, Scale.F16_MIN: 4}.get(f.scale, 1)  # bytes
     scales = _to_units(u.scales.reshape(n, -1), groups * per_group).view(n, -1, groups * per_group)
     if u.mins is not None:
@@ -181,8 +181,7 @@ def _q2_k(b: Tensor) -> Unpacked:
 
 def _q3_k(b: Tensor) -> Unpacked:
     codes = _spread(b[..., 32:96], 32, 2) | _spread(b[..., :32], 32, 1) << 2
-    six = _nibbles(b[..., 96:104]) | _spread(b[..., 104:108], 4, 2) << 4
-    return Unpacked(codes, _signed(six), supers=_with_zeros(b[..., 108:110]))
+    return Unpacked(codes, _q3_k_scales(b[..., 96:108]), supers=_with_zeros(b[..., 108:110]))
 
 
 def _k_scales(b: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,10 +207,34 @@ def _q6_k(b: Tensor) -> Unpacked:
 
 
 def _iq4_xs(b: Tensor) -> Unpacked:
+    return Unpacked(_spread(b[..., 8:], 16, 4), _iq4_xs_scales(b), supers=_with_zeros(b[..., :2]))
+
+
+def scales_of_header(kind: GgmlType, b: Tensor) -> Unpacked:
+    """Of blocks without their codes, uint8 [n, blocks, bytes]: d, dmin where there is one, then the scales' bytes in
+    the block's order."""
+    none = b[..., :0]
+    if kind in (GgmlType.Q4_K, GgmlType.Q5_K):
+        return Unpacked(none, *_k_scales(b), supers=b[..., :4])
+    if kind == GgmlType.Q2_K:
+        return Unpacked(none, b[..., 4:], supers=b[..., :4])
+    if kind == GgmlType.Q3_K:
+        return Unpacked(none, _q3_k_scales(b[..., 2:]), supers=_with_zeros(b[..., :2]))
+    if kind == GgmlType.Q6_K:
+        return Unpacked(none, b[..., 2:], supers=_with_zeros(b[..., :2]))
+    if kind == GgmlType.IQ4_XS:
+        return Unpacked(none, _iq4_xs_scales(b), supers=_with_zeros(b[..., :2]))
+    return Unpacked(none, b)
+
+
+def _q3_k_scales(b: Tensor) -> Tensor:
+    return _signed(_nibbles(b[..., :8]) | _spread(b[..., 8:12], 4, 2) << 4)
+
+
+def _iq4_xs_scales(b: Tensor) -> Tensor:
     low = torch.stack([b[..., 4:8] & 15, b[..., 4:8] >> 4], dim=-1).flatten(-2)
     high = torch.stack([(b[..., 2:4] >> s) & 3 for s in (0, 2, 4, 6)], dim=-1).flatten(-2)
-    codes = _spread(b[..., 8:], 16, 4)
-    return Unpacked(codes, _signed(low | high << 4), supers=_with_zeros(b[..., :2]))
+    return _signed(low | high << 4)
 
 
 def _signed(six: Tensor) -> Tensor:
