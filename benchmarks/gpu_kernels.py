@@ -5,6 +5,7 @@
     python benchmarks/gpu_kernels.py decode          48 layers and the head in one CUDA graph, batch 1, 8 and 64
     python benchmarks/gpu_kernels.py prefill         48 layers of 512, 2,048 and 8,192 tokens
     python benchmarks/gpu_kernels.py launch          microseconds that a launch costs the host
+    python benchmarks/gpu_kernels.py tune            other tiles beside those chosen (2 minutes of compiling)
 
 Several at once, in this order of output. Needs torch, Triton and a GPU; neither the server nor the C++ extension.
 The floor is bytes / 4.3 TB/s or operations / 790 TFLOP/s, the larger: one H200's measured rates.
@@ -23,7 +24,7 @@ import torch
 
 from moeserve.kernels import launch
 
-MODES = ("parity", "kernels", "decode", "prefill", "launch")
+MODES = ("parity", "kernels", "decode", "prefill", "launch", "tune")
 
 
 def main() -> None:
@@ -40,14 +41,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.no_pdl:
         launch.PDL = False  # before the launchers are imported, which take it over
-    from benchmarks.gpu import decode, kernels, parity, prefill, warm_up
+    from benchmarks.gpu import decode, kernels, parity, prefill, tune, warm_up
     from benchmarks.gpu.launch_cost import measure_launches
 
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "PDL", launch.PDL, flush=True)
     started = time.monotonic()
     tasks = [] if options.no_warm_up else warm_up.tasks_for(options.modes)
     checks = list(parity.cases()) if "parity" in options.modes else []
-    results = warm_up.in_parallel([*tasks, *checks], pdl=launch.PDL) if tasks or checks else {}
+    patience = 200.0 if "tune" in options.modes else 100.0
+    results = (
+        warm_up.in_parallel([*tasks, *checks], pdl=launch.PDL, patience=patience) if tasks or checks else {}
+    )
     print(f"[compiled, checked: {time.monotonic() - started:.0f} s]", flush=True)
     warm_up.report_failures(results)
     runs = {
@@ -56,6 +60,7 @@ def main() -> None:
         "decode": decode.run,
         "prefill": prefill.run,
         "launch": measure_launches,
+        "tune": tune.run,
     }
     for mode in options.modes:
         started = time.monotonic()

@@ -220,6 +220,14 @@ class ServerConfig:
         low=1,
         high=1024,
     )
+    max_deferred_experts_per_token: int = _option(
+        0,
+        "GPU",
+        "so many of a token's least experts, where they are in RAM, are added one layer late, so that the CPU works "
+        "while the GPU attends: faster, and not quite the same model",
+        low=0,
+        high=64,
+    )
     gpu_prefill_token_threshold: int | None = _option(
         None,
         "GPU",

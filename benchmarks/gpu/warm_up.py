@@ -45,7 +45,7 @@ def in_parallel(tasks: list[Task], *, pdl: bool, patience: float = 100.0) -> dic
 def tasks_for(modes: list[str]) -> list[Task]:
     tasks: list[Task] = []
     for mode in modes:
-        if mode in ("kernels", "decode", "prefill"):
+        if mode in ("kernels", "decode", "prefill", "tune"):
             module = importlib.import_module(f"benchmarks.gpu.{mode}")
             tasks += [(mode, "warm_up", case) for case in module.warm_up_cases()]
     return tasks

@@ -40,6 +40,7 @@ SHARED = (
     "expert_heat",
     "placement_rules",
     "gpu_prefill_token_threshold",
+    "max_deferred_experts_per_token",
     "threads",
     "isa",
     "weight_layout",

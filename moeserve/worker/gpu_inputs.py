@@ -60,13 +60,14 @@ class StepInputs:
         f[5, :m] = layout.sampled_slots
 
     def fill_unreal(self, n: int, vocab: int) -> None:
-        """A prompt of n random tokens that belongs to nobody, for timing."""
+        """A prompt of n random tokens that belongs to nobody, for timing, before there is any request: all its KV goes
+        to slot 0."""
         self._counts[:] = 0
         self._counts[0] = n
         f = self._fields
         f[0, : self.size] = np.random.default_rng(0).integers(0, vocab, self.size)
         f[1, : self.size] = np.arange(self.size)
-        f[2, : self.size] = -1
+        f[2, : self.size] = 0
         f[3, : self.size] = self._nobody
 
     def copy(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import psutil
 import torch
@@ -70,7 +71,7 @@ def load_gpu_runner(
         slot_table,
         max_tokens=max_tokens,
         max_model_len=capacity.max_model_len,
-        handoff=None if in_ram is None else _handoff(in_ram, model_config, max_tokens, device),
+        handoff=None if in_ram is None else _handoff(config, in_ram, model_config, max_tokens, device),
         expert_stream=None if in_ram is None else _expert_stream(in_ram, placement, device),
         prefill=[layer.prefill for layer in placement.layers],
     )
@@ -96,10 +97,21 @@ def _experts_in_ram(
     return load_cpu_experts(open_stream(config), gguf, ids, device, on_progress)
 
 
-def _handoff(in_ram: ExpertsInRam, c: Qwen3MoeConfig, max_tokens: int, device: torch.device) -> ExpertHandoff:
-    rows = step_sizes(max_tokens)[-1]
+def _handoff(
+    config: ServerConfig, in_ram: ExpertsInRam, c: Qwen3MoeConfig, max_tokens: int, device: torch.device
+) -> ExpertHandoff:
+    deferred = config.max_deferred_experts_per_token
+    if deferred > c.top_k:
+        raise ConfigError(f"--max-deferred-experts-per-token: {deferred}, but a token has {c.top_k} experts")
     return ExpertHandoff(
-        in_ram.stream, in_ram.layers, rows, c.hidden_size, c.top_k, device, timeout_s=HANG_SECONDS
+        in_ram.stream,
+        in_ram.layers,
+        step_sizes(max_tokens)[-1],
+        c.hidden_size,
+        c.top_k,
+        device,
+        max_deferred=deferred,
+        timeout_s=HANG_SECONDS,
     )
 
 
@@ -116,6 +128,8 @@ def _expert_stream(in_ram: ExpertsInRam, placement: Placement, device: torch.dev
         return ExpertStream(in_ram.layers, device)
     except RuntimeError as error:
         log.warning("experts are not streamed to the GPU: their memory cannot be pinned (%s)", error)
+        with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
+            torch.zeros(1, device=device)
         return None
 
 

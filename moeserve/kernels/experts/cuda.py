@@ -25,25 +25,18 @@ from moeserve.kernels.linear.cuda import (
 class Method:
     """How a batch of some size goes through the experts."""
 
-    block: int  # routes of a block; 1: a block is a route, nothing is sorted
-    tokens: int  # at once, of a GEMV
-    up: GemmTile | None  # None: GEMV
-    down: GemmTile | None
+    block: int  # routes of a block; 1: GEMV, a route at a time, nothing is sorted
+    up: GemmTile | None = None
+    down: GemmTile | None = None
 
 
 def method_for(tokens: int) -> Method:
     """By the rows of the batch, the padding included. The borders are measured (benchmarks/gpu_kernels.py)."""
-    if tokens <= 2:
-        return Method(1, 1, None, None)
-    if tokens <= 16:
-        return Method(8, 2, None, None)
-    if tokens <= 64:
-        return Method(4, 4, None, None)
+    if tokens <= 32:
+        return Method(1)
     if tokens <= 256:
-        return Method(16, 0, GemmTile(16, 32, 2, 4, 3), GemmTile(16, 64, 2, 4, 3))
-    if tokens <= 1024:
-        return Method(64, 0, GemmTile(64, 64, 2, 8, 3), GemmTile(64, 128, 2, 8, 3))
-    return Method(128, 0, GemmTile(128, 64, 2, 8, 2), GemmTile(128, 128, 2, 8, 2))
+        return Method(16, GemmTile(16, 64, 2, 4, 2), GemmTile(16, 128, 2, 4, 2))
+    return Method(64, GemmTile(64, 64, 2, 4, 2), GemmTile(64, 128, 2, 4, 2))
 
 
 def num_blocks(tokens: int, top_k: int, experts: int, block: int) -> int:
@@ -98,14 +91,15 @@ def experts_up(
     Without block_routes, block b is route b, and block_expert the routes' experts. h [n * top_k, ff], or as int8.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
-    routing, method = Routing(block_expert, block_routes), _method_of(block_routes)
-    if method.up is None:
-        tile = gemv_tile(g if u.format is not None else u, tokens=method.tokens, gated=True)
-        run_gated_gemv(x, codes, scales, g, u, routing, top_k, h, h_codes, h_scales, tile=tile)
-    else:
-        assert x is not None
-        assert h is not None
-        run_gated_gemm(x, g, u, routing, top_k, h, tile=method.up)
+    if block_routes is None:
+        tile = gemv_tile(g if u.format is not None else u, gated=True)
+        run_gated_gemv(x, codes, scales, g, u, block_expert, top_k, h, h_codes, h_scales, tile=tile)
+        return
+    tile_up = _METHODS[block_routes.shape[1]].up
+    assert x is not None
+    assert h is not None
+    assert tile_up is not None
+    run_gated_gemm(x, g, u, Routing(block_expert, block_routes), top_k, h, tile=tile_up)
 
 
 def experts_down(
@@ -124,21 +118,20 @@ def experts_down(
     parts [n, top_k, hidden]; norm.add_norm weighs and adds them."""
     w = weight_of(down, down_kind, cols)
     out = parts.view(-1, parts.shape[-1])
-    routing, method = Routing(block_expert, block_routes), _method_of(block_routes)
-    if method.down is None:
-        tile = gemv_tile(w, tokens=method.tokens)
-        run_gemv(h, h_codes, h_scales, w, None, routing, count, out, tile=tile, blocks=0)
-    else:
-        assert h is not None
-        run_gemm(h, w, None, routing, count, out, tile=method.down)
+    if block_routes is None:
+        run_gemv(
+            h, h_codes, h_scales, w, None, block_expert, count, out, tile=gemv_tile(w), blocks=len(block_expert)
+        )  # fmt: skip
+        return
+    tile = _METHODS[block_routes.shape[1]].down
+    assert h is not None
+    assert tile is not None
+    run_gemm(h, w, None, Routing(block_expert, block_routes), count, out, tile=tile)
 
 
-_METHODS = {m.block: m for m in map(method_for, (1, 16, 64, 256, 1024, 8192))}
-
-
-def _method_of(block_routes: Tensor | None) -> Method:
-    """Blocks of different sizes are different methods'."""
-    return _METHODS[1 if block_routes is None else block_routes.shape[1]]
+_METHODS = {
+    m.block: m for m in map(method_for, (64, 8192))
+}  # blocks of different sizes are different methods'
 
 
 class BlockRoom:

@@ -43,7 +43,7 @@ class Routing:
     """Which rows of activations meet which expert: blocks of routes, as experts/align.py makes them."""
 
     expert: Tensor  # int32 [blocks]
-    routes: Tensor | None  # int32 [blocks, block]; None: block b is route b
+    routes: Tensor  # int32 [blocks, block]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class GemvTile:
     tokens: int  # at once
 
 
-def gemv_tile(weight: Weight, *, tokens: int, gated: bool = False, warps: int = 4, nb: int = 4) -> GemvTile:
+def gemv_tile(
+    weight: Weight, *, blocks: int = 1, tokens: int = 1, gated: bool = False, warps: int = 4, nb: int = 4
+) -> GemvTile:
     """One unit of one row to a thread. A gated program has half the rows of either matrix, in groups of 32: they may be
-    quantised."""
+    quantised. Of a float matrix (the router) few rows, so that there are 128 programs or more."""
     if weight.format is None:
-        br = 32 if gated else max(1, min(8, _power_of_two(weight.rows) // 128 if tokens < 4 else 8))
+        br = 32 if gated else max(1, min(8, _power_of_two(weight.rows) * blocks // 256))
         fitting = max(UNIT, 8192 // (br * weight.codes.element_size()))
         return GemvTile(br, 1, min(max(UNIT, _power_of_two(weight.cols)), fitting), warps, tokens)
     units = min(_power_of_two(units_of(weight.cols)), 32)
-    if gated:
-        warps, nb = 8, 2
     br = 32 * warps // units
     while nb > 1 and br * nb > weight.rows and not (gated and br * nb <= 32):
         nb //= 2
@@ -88,10 +88,17 @@ class GemmTile:
     stages: int
 
 
-def dense_tile(tokens: int) -> GemmTile:
-    if tokens <= 64:
-        return GemmTile(max(16, _power_of_two(tokens)), 16, 2, 4, 3)
-    return GemmTile(128, 128, 2, 8, 2)
+def dense_tile(tokens: int, rows: int) -> GemmTile:
+    """Measured (benchmarks/gpu_kernels.py tune). Every program reads all activations of its tokens, so that few rows a
+    program are worth it only where there would be too few programs."""
+    if tokens > 64:
+        return GemmTile(64, 128, 2, 4, 2)
+    bm = max(16, _power_of_two(tokens))
+    if rows <= 4096:
+        return GemmTile(bm, 16, 4, 4, 3)
+    if bm <= 32:
+        return GemmTile(bm, 64, 2, 4, 3)
+    return GemmTile(bm, 64, 2, 8, 3) if rows <= 32_768 else GemmTile(bm, 128, 2, 8, 2)
 
 
 def linear(
@@ -113,11 +120,13 @@ def linear(
     n = len(out)
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
     if n <= GEMV_TOKENS or narrow:
-        tile = gemv_tile(weight, tokens=min(4, _power_of_two(n)))
-        run_gemv(x, codes, scales, weight, other, None, count, out, tile=tile, blocks=-(-n // tile.tokens))
+        tokens = min(4, _power_of_two(n))
+        blocks = -(-n // tokens)
+        tile = gemv_tile(weight, blocks=blocks, tokens=tokens)
+        run_gemv(x, codes, scales, weight, other, None, count, out, tile=tile, blocks=blocks)
     else:
         assert x is not None
-        run_gemm(x, weight, other, None, count, out, tile=dense_tile(n))
+        run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows))
 
 
 def _floats_and_integers(
@@ -138,18 +147,15 @@ def run_gemv(
     scales: Tensor | None,
     weight: Weight,
     beside: Weight | None,
-    routing: Routing | None,
+    experts: Tensor | None,
     count: Tensor,
     out: Tensor,
     *,
     tile: GemvTile,
     blocks: int,
 ) -> None:
-    """gemv.gemv_kernel; without routing, in `blocks` blocks of tile.tokens rows."""
+    """gemv.gemv_kernel, in `blocks` blocks of tile.tokens rows."""
     floats, words, word_scales = _floats_and_integers(weight, beside, x, codes, scales)
-    block = tile.tokens
-    if routing is not None:
-        blocks, block = len(routing.expert), 1 if routing.routes is None else routing.routes.shape[1]
     bn = tile.br * tile.nb
     gemv_kernel(
         (-(-weight.rows // bn) + (0 if beside is None else -(-beside.rows // bn)), blocks),
@@ -159,8 +165,7 @@ def run_gemv(
         weight.codes,
         weight.scales,
         weight.supers,
-        None if routing is None else routing.routes,
-        None if routing is None else routing.expert,
+        experts,
         count,
         out,
         None if beside is None else beside.codes,
@@ -171,8 +176,8 @@ def run_gemv(
         weight.format,
         0 if beside is None else beside.rows,
         None if beside is None else beside.format,
-        block,
-        min(tile.tokens, block),
+        None if len(out) % tile.tokens == 0 else len(out),
+        tile.tokens,
         tile.br,
         tile.nb,
         tile.bk,
@@ -188,7 +193,7 @@ def run_gated_gemv(
     scales: Tensor | None,
     gate: Weight,
     up: Weight,
-    routing: Routing,
+    experts: Tensor,
     top_k: int,
     out: Tensor | None,
     out_codes: Tensor | None,
@@ -198,9 +203,8 @@ def run_gated_gemv(
 ) -> None:
     """gemv.gated_gemv_kernel."""
     floats, words, word_scales = _floats_and_integers(gate, up, x, codes, scales)
-    block = 1 if routing.routes is None else routing.routes.shape[1]
     gated_gemv_kernel(
-        (-(-gate.rows // (tile.br * tile.nb)), len(routing.expert)),
+        (-(-gate.rows // (tile.br * tile.nb)), len(experts)),
         floats,
         words,
         word_scales,
@@ -210,8 +214,7 @@ def run_gated_gemv(
         up.codes,
         up.scales,
         up.supers,
-        routing.routes,
-        routing.expert,
+        experts,
         out if out_codes is None else None,
         out_codes,
         out_scales,
@@ -220,8 +223,6 @@ def run_gated_gemv(
         gate.format,
         up.format,
         top_k,
-        block,
-        min(tile.tokens, block),
         tile.br,
         tile.nb,
         tile.bk,

@@ -238,33 +238,28 @@ def expert_planes(codes, scales, supers, expert, ROWS: tl.constexpr, COLS: tl.co
 
 
 @triton.jit
-def token_rows(
-    x, x_codes, x_scales, block_routes, i, last, TOP_K: tl.constexpr, COLS: tl.constexpr, T: tl.constexpr
-):
-    """Routes i .. i + T - 1 of a block, -1 from `last` on, and pointers to their rows of activations: tuples of T."""
-    routes, xs, codes, scales = (), (), (), ()
+def token_rows(x, x_codes, x_scales, first, end, COLS: tl.constexpr, T: tl.constexpr):
+    """Rows first .. first + T - 1 of the activations as tuples of T pointers; those from `end` on, if given, as row
+    end - 1."""
+    xs, codes, scales = (), (), ()
     for t in tl.static_range(T):
-        route = i + t
-        if block_routes is not None:
-            route = tl.load(block_routes + i + t)
-        else:
-            route = tl.where(i + t < last, i + t, -1)
-        routes = routes + (route,)
-        token = (tl.maximum(route, 0) // TOP_K).to(tl.int64)
+        at = (first + t).to(tl.int64)
+        if end is not None:
+            at = tl.minimum(at, end - 1)
         if x is not None:
-            xs = xs + (x + token * COLS,)
+            xs = xs + (x + at * COLS,)
         if x_codes is not None:
-            codes = codes + (x_codes + token * (COLS // 4),)
-            scales = scales + (x_scales + token * (COLS // 32),)
-    return routes, xs, codes, scales
+            codes = codes + (x_codes + at * (COLS // 4),)
+            scales = scales + (x_scales + at * (COLS // 32),)
+    return xs, codes, scales
 
 
 @triton.jit
-def store_row(y, route, out, out_codes, out_scales, first_row, STRIDE: tl.constexpr, ROWS: tl.constexpr):
-    """y [BR, NB]: rows first_row on of route's output, as int8 where out_codes is given; nothing below route 0."""
+def store_row(y, i, end, out, out_codes, out_scales, first_row, STRIDE: tl.constexpr, ROWS: tl.constexpr):
+    """y [BR, NB]: rows first_row on of row i of the output, as int8 where out_codes is given; nothing from `end` on."""
     BN: tl.constexpr = y.shape[0] * y.shape[1]
-    if route >= 0:
-        at = route.to(tl.int64) * STRIDE
+    if i < end:
+        at = i.to(tl.int64) * STRIDE
         if out_codes is not None:
             store_quantized(tl.reshape(y, [BN]), out_codes + at, out_scales + at // 32, first_row, ROWS, BN)
         else:
@@ -281,85 +276,76 @@ def tile_rows(first_row, ROWS: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr)
 
 @kernel
 def gemv_kernel(
-    x, x_codes, x_scales, codes, scales, supers, block_routes, block_expert, count, out,
-    beside_codes, beside_scales, beside_supers,
+    x, x_codes, x_scales, codes, scales, supers, experts, count, out, beside_codes, beside_scales, beside_supers,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, BESIDE_ROWS: tl.constexpr, F_BESIDE: tl.constexpr,
-    BLOCK: tl.constexpr, T: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, T: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out[i] = W x[i], [.., ROWS + BESIDE_ROWS], the last columns by the matrix beside where there is one.
 
-    Grid (row tiles of W, then those of the matrix beside; blocks). With block_expert: block b is of expert
-    block_expert[b] (none below 0) and computes routes block_routes[b, BLOCK] (none below 0; without block_routes route
-    b alone). Without: block b computes rows b * BLOCK on, below count[0]. T of them at once.
+    Grid (row tiles of W, then those of the matrix beside; blocks of T rows of x). With `experts` a block is one row, W
+    that of experts[i], and nothing is done where that is below 0; without, rows below count[0] are stored. N: the rows
+    of x where T does not divide them, else None.
     """
     if PDL:
         gdc_launch_dependents()
-    block = tl.program_id(1)
-    tile = tl.program_id(0)
+    first, tile = tl.program_id(1) * T, tl.program_id(0)
     TILES: tl.constexpr = (ROWS + BR * NB - 1) // (BR * NB)
     if PDL:
-        if block_expert is None:
+        if experts is None:
             if tile < TILES:
                 prefetch_rows(codes, tile * (BR * NB), ROWS, COLS, F, BR * NB)
             elif BESIDE_ROWS > 0:
                 prefetch_rows(beside_codes, (tile - TILES) * (BR * NB), BESIDE_ROWS, COLS, F_BESIDE, BR * NB)
         gdc_wait()
-    expert = tl.full([], 0, tl.int64)
-    last = block * BLOCK + BLOCK
-    if block_expert is not None:
-        expert = tl.load(block_expert + block).to(tl.int64)
+    end = tl.load(count)  # not waited for before the results are stored
+    if experts is not None:
+        expert = tl.load(experts + first).to(tl.int64)
         if expert < 0:
             return
-    else:
-        last = tl.minimum(last, tl.load(count))
+        codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
+        end = first + 1
+    xt, xc, xs = token_rows(x, x_codes, x_scales, first, N, COLS, T)
     STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
-    for i in range(block * BLOCK, last, T):
-        routes, xt, xc, xs = token_rows(x, x_codes, x_scales, block_routes, i, last, 1, COLS, T)
-        if tile < TILES:
-            c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
-            r = tile_rows(tile * (BR * NB), ROWS, BR, NB)
-            y = dot_rows(c, s, d, xt, xc, xs, r, COLS, F, BK, T)
-            for t in tl.static_range(T):
-                store_row(y[t], routes[t], out, None, None, tile * (BR * NB), STRIDE, ROWS)
-        elif BESIDE_ROWS > 0:
-            first = (tile - TILES) * (BR * NB)
-            r = tile_rows(first, BESIDE_ROWS, BR, NB)
-            z = dot_rows(beside_codes, beside_scales, beside_supers, xt, xc, xs, r, COLS, F_BESIDE, BK, T)
-            for t in tl.static_range(T):
-                store_row(z[t], routes[t], out + ROWS, None, None, first, STRIDE, BESIDE_ROWS)
+    if tile < TILES:
+        r = tile_rows(tile * (BR * NB), ROWS, BR, NB)
+        y = dot_rows(codes, scales, supers, xt, xc, xs, r, COLS, F, BK, T)
+        for t in tl.static_range(T):
+            store_row(y[t], first + t, end, out, None, None, tile * (BR * NB), STRIDE, ROWS)
+    elif BESIDE_ROWS > 0:
+        first_row = (tile - TILES) * (BR * NB)
+        r = tile_rows(first_row, BESIDE_ROWS, BR, NB)
+        z = dot_rows(beside_codes, beside_scales, beside_supers, xt, xc, xs, r, COLS, F_BESIDE, BK, T)
+        for t in tl.static_range(T):
+            store_row(z[t], first + t, end, out + ROWS, None, None, first_row, STRIDE, BESIDE_ROWS)
 
 
 @kernel
 def gated_gemv_kernel(
-    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, block_routes, block_expert,
-    out, out_codes, out_scales,
+    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, experts, out, out_codes, out_scales,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
-    BLOCK: tl.constexpr, T: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes
-    and out_scales. Grid (row tiles, blocks); blocks as in gemv_kernel."""
+    and out_scales, by the matrices of experts[route] (nothing where that is below 0). Grid (row tiles, routes)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    block = tl.program_id(1)
+    route = tl.program_id(1)
     first_row = tl.program_id(0) * (BR * NB)
-    expert = tl.load(block_expert + block).to(tl.int64)
+    expert = tl.load(experts + route).to(tl.int64)
     if expert < 0:
         return
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
     up_codes, up_scales, up_supers = expert_planes(up_codes, up_scales, up_supers, expert, ROWS, COLS, F_UP)
     r = tile_rows(first_row, ROWS, BR, NB)
-    last = block * BLOCK + BLOCK
-    for i in range(block * BLOCK, last, T):
-        routes, xt, xc, xs = token_rows(x, x_codes, x_scales, block_routes, i, last, TOP_K, COLS, T)
-        if routes[0] >= 0:
-            if F is not None and F_UP is not None:
-                y, z = dot_quantised(
-                    codes, scales, supers, up_codes, up_scales, up_supers, xc, xs, r, COLS, F, F_UP, BK, T
-                )
-            else:
-                y = dot_rows(codes, scales, supers, xt, xc, xs, r, COLS, F, BK, T)
-                z = dot_rows(up_codes, up_scales, up_supers, xt, xc, xs, r, COLS, F_UP, BK, T)
-            for t in tl.static_range(T):
-                gated = y[t] / (1.0 + tl.exp(-y[t])) * z[t]
-                store_row(gated, routes[t], out, out_codes, out_scales, first_row, ROWS, ROWS)
+    token = route // TOP_K
+    xt, xc, xs = token_rows(x, x_codes, x_scales, token, None, COLS, 1)
+    if F is not None and F_UP is not None:
+        y, z = dot_quantised(
+            codes, scales, supers, up_codes, up_scales, up_supers, xc, xs, r, COLS, F, F_UP, BK, 1
+        )
+    else:
+        y = dot_rows(codes, scales, supers, xt, xc, xs, r, COLS, F, BK, 1)
+        z = dot_rows(up_codes, up_scales, up_supers, xt, xc, xs, r, COLS, F_UP, BK, 1)
+    gated = y[0] / (1.0 + tl.exp(-y[0])) * z[0]
+    store_row(gated, route, route + 1, out, out_codes, out_scales, first_row, ROWS, ROWS)

@@ -89,12 +89,9 @@ def field_assembly(F, f):
 
 @triton.jit
 def look_up(codes, TABLE: tl.constexpr, ONES: tl.constexpr):
-    """Nibbles, one a byte, to the table's levels as signed bytes."""
+    """Nibbles, one a byte of int32 words, to the table's signed bytes; with ONES = 1 the lowest byte counts."""
     if COMPILED:
-        if ONES == 1:
-            levels = tl.inline_asm_elementwise(lookup_assembly(TABLE), "=r,r", [codes], codes.dtype, True, 4)
-        else:
-            levels = tl.inline_asm_elementwise(lookup_assembly(TABLE), "=r,r", [codes], tl.int32, True, 1)
+        levels = tl.inline_asm_elementwise(lookup_assembly(TABLE), "=r,r", [codes], tl.int32, True, 1)
     else:
         levels = codes * 0
         for byte in tl.static_range(1 if ONES == 1 else 4):

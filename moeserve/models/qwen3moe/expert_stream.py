@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -114,12 +115,21 @@ class ExpertStream:
             at += _aligned(len(source))
 
     def _pin(self) -> None:
-        runtime = torch.cuda.cudart()
+        """Until this object goes: the allocator may hand the addresses out again."""
+        pinned: list[int] = []
+        weakref.finalize(self, _unpin, pinned)
         for panels in self._panels:
             for tensor in panels or []:
-                error = runtime.cudaHostRegister(tensor.data_ptr(), len(tensor), 0)
+                error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(tensor), 0)
                 if int(error) != 0:
-                    raise RuntimeError(f"cudaHostRegister of {len(tensor)} bytes: {error}")
+                    raise RuntimeError(f"cudaHostRegister of {len(tensor)} bytes: error {int(error)}")
+                pinned.append(tensor.data_ptr())
+
+
+def _unpin(pinned: list[int]) -> None:
+    torch.cuda.synchronize()
+    for address in pinned:
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _unpack(source: Tensor, planes: Planes) -> None:

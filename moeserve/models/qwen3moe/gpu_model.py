@@ -83,7 +83,8 @@ class GpuQwen3Moe:
         self._prefill = (
             ["cpu"] * config.num_layers if expert_stream is None or prefill is None else list(prefill)
         )
-        self._streamed = [False] * config.num_layers  # in the last step: by layer
+        self._streamed = [False] * config.num_layers  # of the last step: by layer
+        self._is_mixed = False  # some layers were streamed, and some not
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(config, max_model_len))
         # int32 [layers, experts]: tokens routed to each expert since start.
         self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
@@ -104,6 +105,7 @@ class GpuQwen3Moe:
         if streamed:
             assert self._expert_stream is not None
             self._expert_stream.begin(streamed)
+        self._is_mixed = 0 < len(streamed) < len(in_ram)
         if self._handoff is not None and len(streamed) < len(in_ram):
             self._handoff.begin()
 
@@ -232,13 +234,12 @@ class GpuQwen3Moe:
             self._run_experts(layer.experts, r.places, r, count)
         in_ram = self._expert_stream.place_of(index, r.ids)
         self._run_experts(self._expert_stream.take(index), in_ram, r, count)
-        if not all(
-            s for s, w in zip(self._streamed, self._weights.layers, strict=True) if w.places is not None
-        ):
+        if self._is_mixed:
             assert self._handoff is not None
             assert r.y.x is not None
-            # The pool expects every layer of a step: here it has nothing to do.
+            # The pool expects every layer of a step. Here it has nothing to do but what the layer before deferred.
             self._handoff.publish(index, r.y.x, torch.full_like(r.ids, -1), r.weights)
+            self._handoff.collect(index, r.from_cpu)
 
     def _run_experts(self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor) -> None:
         """r.parts of the routes whose place in `experts` is not below 0."""
@@ -267,7 +268,8 @@ class GpuQwen3Moe:
         layer = self._weights.layers[index]
         is_all_here = layer.places is None or self._streamed[index]
         parts = r.parts if is_all_here or layer.experts is not None else None
-        places, extra = (r.ids, None) if is_all_here else (r.places, r.from_cpu)
+        places = r.ids if is_all_here else r.places
+        extra = r.from_cpu if layer.places is not None and (self._is_mixed or not is_all_here) else None
         add_norm(
             r.x, parts, r.weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
         )  # fmt: skip

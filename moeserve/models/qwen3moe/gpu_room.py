@@ -23,12 +23,12 @@ MAX_DECODE_ROWS = 256  # rows that decode attention has splits for; more go in p
 
 
 def step_sizes(max_tokens: int) -> list[int]:
-    """What a step's rows are rounded up to. Rows beyond a step's own are skipped by every kernel, so that the roundness
-    costs little; each size is compiled for once."""
-    sizes = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256]
+    """What a step's rows are rounded up to: powers of two. Rows beyond a step's own are skipped by every kernel, so
+    that the roundness costs little; each size is compiled for and recorded once."""
+    sizes = [1]
     while sizes[-1] < max_tokens:
         sizes.append(2 * sizes[-1])
-    return sorted({min(size, max_tokens) for size in sizes})
+    return sizes
 
 
 class Arena:
