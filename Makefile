@@ -4,6 +4,8 @@
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
 #   make test-clients                                             the programs of docs/clients.md, with every client
+#   make fuzz                                                     10,000 generated requests, none a server error (30 min)
+#   make schemas                                                  200 random JSON schemas, every answer valid
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write docs/flags.md and docs/api.md anew
 
@@ -15,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all test-clients lint browser format docs clean
+.PHONY: serve test test-all test-clients fuzz schemas lint browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -34,6 +36,12 @@ test-clients: $(VENV)/.installed-test
 	$(CLIENTS)/venv/bin/pip install --quiet langchain-openai langchain-anthropic llama-index-llms-openai-like
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/e2e/test_api_fuzz.py
+
+schemas: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/e2e/test_structured.py -k every_random_schema
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

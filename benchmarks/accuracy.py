@@ -1,7 +1,6 @@
 """How far the served distributions are from the truth, beside llama.cpp's, for each fixture.
 
     python -m benchmarks.accuracy --fixtures tests/fixtures
-    python -m benchmarks.accuracy --fixtures tests/fixtures --model moeserve/assets/tiny-qwen3moe-q4_k_m.gguf
     python -m benchmarks.accuracy --fixtures DIR --only q8_0 --url http://127.0.0.1:8000
 
 A fixture is NAME.golden.json (texts, token ids, llama.cpp's greedy continuation with its margins),

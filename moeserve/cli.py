@@ -52,7 +52,9 @@ def serve(arguments: list[str]) -> int:
     except UserError as error:
         parser.error(str(error))
     if Path(config.model) == demonstration_model():
-        log.info("no --model was given: this is the small demonstration model, whose answers make no sense")
+        log.info(
+            "no --model was given: this is the small demonstration model, which can do a few things only"
+        )
     return launch(config)
 
 

@@ -22,7 +22,7 @@ from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.tracing import traces_url
 
-DEMONSTRATION_MODEL = "tiny-qwen3moe-q4_k_m.gguf"
+DEMONSTRATION_MODEL = "moeserve-demo-q8_0.gguf"
 MODEL_SOURCE = "--model or MOESERVE_MODEL"
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.server import REPOSITORY, Server, running_server
 
-TINY_MODEL = REPOSITORY / "moeserve" / "assets" / "tiny-qwen3moe-q4_k_m.gguf"
 OWN_FIXTURES = REPOSITORY / "tests" / "fixtures"
+TINY_MODEL = OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,13 +41,13 @@ def wide_fixtures() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
-    """The Q4_K_M model that ships with moeserve; its golden and truth files are in tests/fixtures."""
+    """The Q4_K_M model with random weights, beside its golden and truth files."""
     return TINY_MODEL
 
 
 @pytest.fixture(scope="session")
 def server(tiny_model: Path) -> Iterator[Server]:
-    """`python launch.py` on the packaged model, shared by every test that leaves it as it was.
+    """`python launch.py` on the tiny model, shared by every test that leaves it as it was.
 
     Its end is a test too: SIGTERM, exit code 0, no process left.
     """

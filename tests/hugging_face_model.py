@@ -12,9 +12,9 @@ from tests.conftest import TINY_MODEL
 VOCAB_ROWS = 4128  # of the embedding: 32 more than there are tokens, as in the published models
 
 
-def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, **changes: object) -> None:
+def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7, **changes: object) -> None:
     """Weights in several files; the packaged model's tokenizer and chat template. `changes` are the config's."""
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     settings = {
         "vocab_size": VOCAB_ROWS,
         "hidden_size": 128,

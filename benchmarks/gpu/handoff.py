@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""All experts of Qwen3-30B-A3B's shape on the CPU, handed over from a CUDA graph of 48 layers.
+"""What handing a layer's experts to the CPU costs, and all experts of Qwen3-30B-A3B's shape on the CPU.
 
     python -m benchmarks.gpu.handoff [--threads 16] [--layers 48] [--tokens 1,4,8,16]
 
-Weights have random bits (Q4_K, in every other layer Q6_K for down); a row's experts are drawn uniformly. A step is the
-layers' publish and collect and nothing else. "pool alone" is the same layers' experts queued on the pool by Python, a
-thousand operations ahead, with the same routing: what the hand-off costs is the difference. GB/s counts each distinct
-expert of a layer once; "of read" is that over what the same threads read when they only read, in this run.
+A step is the layers' publish and collect in one CUDA graph, and nothing else. "pool alone" is the same experts queued
+on the pool by Python, far ahead, with the same routing: what the hand-off costs is the difference.
 
-"host functions" is the step written with copies and host functions (host_functions.py); "nothing on the CPU" has the
-same launches with no row for the CPU.
+First with experts of no size to speak of (width 256, one for each row, the same for all layers), so that the difference
+is not lost in the memory's noise, beside the step written with copies and host functions (host_functions.py), with one
+thread less than --threads, too: the thread that calls host functions spins, and a pool thread that shares its core
+holds up all others. Then with random weights of the whole shape (Q4_K, in every other layer Q6_K for down) and experts
+drawn uniformly. GB/s counts each distinct expert of a layer once; "of read" is that over what the same threads read
+when they only read, just before.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.host_functions import HostFunctions
-from benchmarks.moe_layer import BYTES, EXPERTS, HIDDEN, Q4_K, Q6_K, TOP_K, WIDTH, random_blocks
+from benchmarks.moe_layer import EXPERTS, HIDDEN, Q4_K, Q6_K, TOP_K, WIDTH, random_blocks
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingRoom
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
 from moeserve.worker.places import plan_places
@@ -34,18 +37,22 @@ REPEATS = 7
 
 
 class Bench:
-    def __init__(self, threads: int, layers: int, most: int) -> None:
+    def __init__(self, threads: int, layers: int, most: int, width: int, *, same: bool) -> None:
+        """same: all layers are one."""
         self.stream = CpuStream(plan_places(threads, None, "auto"))
+        self.width = width
         everyone = torch.arange(EXPERTS, dtype=torch.int32, device="cuda")
-        self.layers = [CpuExperts(gate, up, down, everyone) for gate, up, down in self._matrices(layers)]
+        matrices = self._matrices(1 if same else layers)
+        self.layers = [CpuExperts(*matrices[0 if same else i], everyone) for i in range(layers)]
         self.room = RoutingRoom(most, EXPERTS, TOP_K)
-        self.y, self.h = Activations(most, HIDDEN), Activations(most * TOP_K, WIDTH, f32=False)
+        self.y, self.h = Activations(most, HIDDEN), Activations(most * TOP_K, width, f32=False)
         self.heat = torch.zeros(2, EXPERTS, dtype=torch.int64)
         self.most = most
 
     def _matrices(self, layers: int) -> list[tuple[Matrix, Matrix, Matrix]]:
         rng = np.random.default_rng(0)
-        shapes = {"up": (Q4_K, WIDTH, HIDDEN), "down": (Q4_K, HIDDEN, WIDTH), "more": (Q6_K, HIDDEN, WIDTH)}
+        up, down = (self.width, HIDDEN), (HIDDEN, self.width)
+        shapes = {"up": (Q4_K, *up), "down": (Q4_K, *down), "more": (Q6_K, *down)}
         blocks = {name: random_blocks(rng, *shape) for name, shape in shapes.items()}
 
         def pack(name: str) -> Matrix:
@@ -59,18 +66,15 @@ class Bench:
         )
 
     def read_gb_s(self) -> float:
-        best = 0.0
-        for _ in range(3):
-            start = time.perf_counter()
-            for e in self.layers:
-                for matrix in e.matrices:
-                    self.stream.read(matrix)
-            self.stream.wait()
-            nbytes = sum(m.bytes for e in self.layers for m in e.matrices)
-            best = max(best, nbytes / (time.perf_counter() - start) / 1e9)
-        return best
+        start = time.perf_counter()
+        for e in self.layers:
+            for matrix in e.matrices:
+                self.stream.read(matrix)
+        self.stream.wait()
+        nbytes = sum(m.bytes for e in self.layers for m in e.matrices)
+        return nbytes / (time.perf_counter() - start) / 1e9
 
-    def alone(self, x: Tensor, ids: Tensor, weights: Tensor) -> float:
+    def alone(self, x: Tensor, weights: Tensor, ids: Tensor) -> float:
         """Seconds of a layer; ids [STEPS, layers, n, TOP_K]."""
         n = len(x)
         self.stream.norm(x, torch.ones(HIDDEN), 1e-6, n, self.y)
@@ -97,7 +101,7 @@ class Step:
     def __init__(
         self, handoff: ExpertHandoff, by: ExpertHandoff | HostFunctions, layers: int, n: int
     ) -> None:
-        self.handoff, self.layers = handoff, layers
+        self.handoff, self.layers, self.by = handoff, layers, by
         self.ids = torch.full((layers, n, TOP_K), -1, dtype=torch.int32, device="cuda")
         self.weights = torch.full((n, TOP_K), 1 / TOP_K, device="cuda")
         self.x = torch.randn(n, HIDDEN, device="cuda", generator=torch.Generator("cuda").manual_seed(n))
@@ -129,7 +133,8 @@ class Step:
         self.done.record()
         self.done.synchronize()
         self.handoff.check()
-        return float(start.elapsed_time(end)) / 1e3 / len(ids) / self.layers
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / 1e3 / len(ids) / self.layers
 
 
 def draw(steps: int, layers: int, n: int, seed: int) -> Tensor:
@@ -167,36 +172,70 @@ def check(bench: Bench, step: Step) -> None:
     assert torch.equal(out, step.out[last].cpu()), (out - step.out[last].cpu()).abs().max()
 
 
-def compare(bench: Bench, n: int, read: float) -> None:
-    layers = len(bench.layers)
-    routings = [draw(STEPS, layers, n, seed) for seed in range(REPEATS)]
-    on_gpu = [routing.cuda() for routing in routings]
-    nothing = [torch.full_like(on_gpu[0], -1)] * REPEATS
-    x, weights = torch.randn(n, HIDDEN), torch.full((n, TOP_K), 1 / TOP_K)
-    nbytes = distinct_bytes(bench, routings[0])
+def row(name: str, seconds: float, base: float) -> None:
+    print(f"  {name:<28}{seconds * 1e6:>8.1f} us a layer {(seconds - base) * 1e6:>+8.1f}", flush=True)
 
-    def alone(routing: Tensor) -> float:
-        return bench.alone(x, routing, weights)
 
-    base = typical(alone, routings)
-    print(f"\n{n} tokens: pool alone {base * 1e6:.1f} us a layer, {nbytes / base / 1e9:.0f} GB/s, "
-          f"{nbytes / base / 1e9 / read:.2f} of read", flush=True)  # fmt: skip
-
-    def row(name: str, seconds: float, base: float = base) -> None:
-        print(f"  {name:<28}{seconds * 1e6:>8.1f} us a layer {(seconds - base) * 1e6:>+8.1f}", flush=True)
-
-    for name, polling in (("memory operations", False), ("polling kernel", True)):
-        handoff = bench.handoff(polling=polling)
-        step = Step(handoff, handoff, layers, n)
-        if not polling:
-            check(bench, step)
-        row(name, typical(step.seconds, on_gpu))
-        row("  nothing on the CPU", typical(step.seconds, nothing), 0.0)
-        if not polling:
-            other = Step(handoff, HostFunctions(handoff, n), layers, n)
-            row("copies and host functions", typical(other.seconds, on_gpu))
-            row("pool alone, again", typical(alone, routings))
+def mechanism(threads: int, layers: int, tokens: list[int]) -> None:
+    bench = Bench(threads, layers, max(tokens), 256, same=True)
+    for n in tokens:
+        ids = torch.full((STEPS, layers, n, TOP_K), -1, dtype=torch.int32)
+        ids[..., 0] = torch.arange(n, dtype=torch.int32) * 5
+        routings, on_gpu = [ids] * REPEATS, [ids.cuda()] * REPEATS
+        nothing = [torch.full_like(on_gpu[0], -1)] * REPEATS
+        x, weights = torch.randn(n, HIDDEN), torch.full((n, TOP_K), 1 / TOP_K)
+        base = typical(partial(bench.alone, x, weights), routings)
+        print(
+            f"\n{threads} threads, {n} tokens, small experts: pool alone {base * 1e6:.1f} us a layer",
+            flush=True,
+        )
+        for name, polling in (("memory operations", False), ("polling", True)):
+            handoff = bench.handoff(polling=polling)
+            step = Step(handoff, handoff, layers, n)
+            row(name, typical(step.seconds, on_gpu), base)
+            row("  nothing on the CPU", typical(step.seconds, nothing), 0.0)
+            handoff.close()
+        handoff = bench.handoff(polling=False)
+        step = Step(handoff, HostFunctions(handoff, n), layers, n)
+        row("copies and host functions", typical(step.seconds, on_gpu[:3]), base)
+        row("pool alone, again", typical(partial(bench.alone, x, weights), routings), base)
         handoff.close()
+
+
+def whole_shape(threads: int, layers: int, tokens: list[int]) -> None:
+    bench = Bench(threads, layers, max(tokens), WIDTH, same=False)
+    print(
+        f"\n{threads} threads, {layers} layers of {HIDDEN} x {WIDTH} x {EXPERTS}, top {TOP_K}, uniform routing"
+    )
+    for n in tokens:
+        routings = [draw(STEPS, layers, n, seed) for seed in range(REPEATS)]
+        on_gpu = [routing.cuda() for routing in routings]
+        x, weights = torch.randn(n, HIDDEN), torch.full((n, TOP_K), 1 / TOP_K)
+        nbytes = distinct_bytes(bench, routings[0])
+        handoffs = [bench.handoff(polling=polling) for polling in (False, True)]
+        steps = [Step(handoff, handoff, layers, n) for handoff in handoffs]
+        check(bench, steps[0])
+        measures: list[Callable[[Tensor], float]] = [
+            partial(bench.alone, x, weights),
+            steps[0].seconds,
+            steps[1].seconds,
+        ]
+        reads, times = [], []
+        for i in range(REPEATS):  # in turns: the memory's speed changes from second to second
+            reads.append(bench.read_gb_s())
+            times.append(
+                [measure(r[i]) for measure, r in zip(measures, (routings, on_gpu, on_gpu), strict=True)]
+            )
+        read = statistics.median(reads)
+        for name, seconds in zip(
+            ("pool alone", "memory operations", "polling"), zip(*times, strict=True), strict=True
+        ):
+            typical_s = statistics.median(seconds)
+            speed = nbytes / typical_s / 1e9
+            print(f"  {n:>2} tokens {name:<18}{typical_s * 1e6:>8.1f} us a layer {speed:>5.0f} GB/s, "
+                  f"{speed / read:.2f} of {read:.0f} read", flush=True)  # fmt: skip
+        for handoff in handoffs:
+            handoff.close()
 
 
 def main() -> None:
@@ -209,13 +248,9 @@ def main() -> None:
     args = parser.parse_args()
     tokens = [int(n) for n in args.tokens.split(",")]
     torch.set_num_threads(1)
-    start = time.perf_counter()
-    bench = Bench(args.threads, args.layers, max(tokens))
-    read = bench.read_gb_s()
-    print(f"{args.threads} threads, {args.layers} layers packed in {time.perf_counter() - start:.0f} s, "
-          f"{read:.0f} GB/s read, {BYTES[Q4_K] * 8:.2f} and {BYTES[Q6_K] * 8:.2f} bits a weight")  # fmt: skip
-    for n in tokens:
-        compare(bench, n, read)
+    for threads in (args.threads, args.threads - 1):
+        mechanism(threads, args.layers, [n for n in tokens if n in (1, 16)])
+    whole_shape(args.threads, args.layers, tokens)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,20 @@ KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of
 MIN_KV_TOKENS = 64
 STREAM_BUFFERS = 3  # two on their way, one unpacked
 GIB = 1 << 30
+NO_SPLIT = (
+    "dense parts of the model in RAM are not supported beside a GPU yet: leave more experts in RAM instead, or use the "
+    "CPU engine"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """What there is, and what the GPU engine can do today: what it cannot is an error at the start."""
+
     free_bytes: int
-    reserved_bytes: int  # CUDA's context, kernels, activations, graphs
+    reserved_bytes: int  # what the engine takes beside weights and KV
+    can_stream: bool = False  # RAM experts' weights to the GPU, for long prompts
+    can_split: bool = False  # dense parts of some layers in RAM, of others on the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class _Planner:
         self._wishes = wishes
         self._budget = gpu.free_bytes if wishes.gpu_memory_budget is None else wishes.gpu_memory_budget
         self._check_budget(gpu)
-        self._reserved = gpu.reserved_bytes
+        self._gpu = gpu
         self._num_layers = len(sizes.layers)
         self._embedding, self._dense, self._head = self._place_dense()
         self._pinned: list[dict[int, Device]] = []  # of each layer: experts that rules have placed
@@ -127,6 +135,8 @@ class _Planner:
 
     def _place_dense(self) -> tuple[Device, list[Device], Device]:
         on_gpu = self._num_layers if self._wishes.n_gpu_layers is None else self._wishes.n_gpu_layers
+        if on_gpu < self._num_layers and not self._gpu.can_split:
+            raise ConfigError(f"--n-gpu-layers {on_gpu}: {NO_SPLIT}")
         first = self._num_layers - on_gpu  # the last layers, as llama.cpp's -ngl: beside the head
         dense: list[Device] = []
         for index in range(self._num_layers):
@@ -145,6 +155,8 @@ class _Planner:
         if decision is None:
             return default
         device = decision.device or default
+        if device == "cpu" and not self._gpu.can_split:
+            raise self._rule_error(decision, f"cannot be: {NO_SPLIT}")
         if decision.prefill is not None and decision.prefill != device:
             raise self._rule_error(
                 decision, f"is impossible: {what} computes where it lies ({device}), in prefill as in decode"
@@ -175,13 +187,16 @@ class _Planner:
                     decision, f"is impossible: the experts of layer {layer} in RAM are prefilled in one way"
                 )
             self._pinned.append(pinned)
-            self._prefill.append(next(iter(prefill), "auto"))
+            way: Prefill = next(iter(prefill), "auto")
+            self._prefill.append("cpu" if way == "auto" and not self._gpu.can_stream else way)
         if self._wishes.rules is not None:
             self._wishes.rules.check_all_applied()
 
     def _check_expert_rule(self, layer: int, decision: Decision) -> None:
         if decision.device == "cuda" and decision.prefill == "cpu":
             raise self._rule_error(decision, "is impossible: experts in GPU memory are computed there")
+        if decision.prefill == "cuda" and decision.device != "cuda" and not self._gpu.can_stream:
+            raise self._rule_error(decision, "cannot be: the GPU engine does not stream experts yet")
         if "cuda" in (decision.device, decision.prefill) and self._dense[layer] == "cpu":
             raise self._rule_error(
                 decision,
@@ -227,7 +242,7 @@ class _Planner:
         return self._budget - self._fixed_bytes(chosen) - self._expert_bytes(chosen)
 
     def _fixed_bytes(self, chosen: list[set[int]]) -> int:
-        return self._reserved + self._dense_bytes("cuda") + self._stream_bytes(chosen)
+        return self._gpu.reserved_bytes + self._dense_bytes("cuda") + self._stream_bytes(chosen)
 
     def _dense_bytes(self, device: Device) -> int:
         parts = [(self._sizes.embedding, self._embedding), (self._sizes.head, self._head)]
@@ -254,7 +269,7 @@ class _Planner:
     def _too_little(self, chosen: list[set[int]]) -> str:
         """What is needed, and what would fit."""
         parts = {
-            "the engine itself": self._reserved,
+            "the engine itself": self._gpu.reserved_bytes,
             "dense weights": self._dense_bytes("cuda"),
             "experts": self._expert_bytes(chosen),
             "buffers for streamed experts": self._stream_bytes(chosen),
@@ -279,14 +294,14 @@ class _Planner:
         if room >= 0:
             return "move experts to the CPU with --placement-rules"
         layers = self._layers_that_fit()
-        if layers:
+        if layers and self._gpu.can_split:
             return f"--n-gpu-layers {layers} would fit, without experts"
         return "use the CPU engine, or a smaller model"
 
     def _layers_that_fit(self) -> int:
         """How many layers' dense parts, from the last, with their KV and the head."""
         tokens = self._least_kv_tokens
-        room = self._budget - self._reserved - self._sizes.head.cuda
+        room = self._budget - self._gpu.reserved_bytes - self._sizes.head.cuda
         for count, layer in enumerate(reversed(self._sizes.layers)):
             room -= layer.dense.cuda + tokens * self._sizes.kv_bytes
             if room < 0:

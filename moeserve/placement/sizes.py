@@ -1,8 +1,8 @@
 """What each part of a model takes, in RAM and on a GPU, from the file's header alone.
 
 A part is what can be placed by itself: the embedding, the head, the dense part of a layer (attention, norms, router),
-one expert of a layer. Weights keep their bytes in the CPU's panels. On a GPU they lie in planes of 256 columns,
-lossless and up to 5% larger (`PLANE_BYTES`); rows are padded to a multiple of 256 columns there.
+one expert of a layer. Weights keep their bytes in the CPU's panels. On a GPU they lie in planes, lossless and up to 5%
+larger, with rows padded to a multiple of 128 columns.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from moeserve.models.gguf import names as n
 from moeserve.models.gguf.quant_types import UNQUANTISED
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
-UNIT = 256  # columns
-# Bytes of a unit of planes: codes, scales, and the super-block's pair of halves.
-PLANE_BYTES: dict[T, int] = {
-    T.Q4_0: 128 + 16,
-    T.Q4_1: 128 + 32,
-    T.Q5_0: 160 + 16,
-    T.Q5_1: 160 + 32,
-    T.Q8_0: 256 + 16,
-    T.Q2_K: 64 + 16 + 4,
-    T.Q3_K: 96 + 16 + 4,
-    T.Q4_K: 128 + 16 + 4,
-    T.Q5_K: 160 + 16 + 4,
-    T.Q6_K: 192 + 16 + 4,
-    T.IQ4_NL: 128 + 16,
-    T.IQ4_XS: 128 + 8 + 4,
-    T.MXFP4: 128 + 8,
+UNIT = 128  # columns, as kernels/planes has them
+SUPER = 256  # columns of a K-quant's super-block, whose pair of halves takes 4 bytes
+PLANE_BYTES: dict[T, int] = {  # of a unit: codes and scales
+    T.Q4_0: 64 + 8,
+    T.Q4_1: 64 + 16,
+    T.Q5_0: 80 + 8,
+    T.Q5_1: 80 + 16,
+    T.Q8_0: 128 + 8,
+    T.Q2_K: 32 + 8,
+    T.Q3_K: 48 + 8,
+    T.Q4_K: 64 + 8,
+    T.Q5_K: 80 + 8,
+    T.Q6_K: 96 + 8,
+    T.IQ4_NL: 64 + 8,
+    T.IQ4_XS: 64 + 4,
+    T.MXFP4: 64 + 4,
 }
+WITH_SUPER = frozenset({T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_XS})
 KV_BYTES_PER_VALUE = 2  # float16
 
 EXPERT_PARTS = (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)
@@ -101,10 +102,14 @@ class ModelSizes:
 
 
 def plane_bytes(tensor: TensorInfo) -> int:
-    """What the tensor takes on a GPU. Floats stay as they are."""
+    """What the tensor takes on a GPU. Vectors become float32; matrices of floats stay as they are."""
+    if len(tensor.shape) == 1:
+        return 4 * tensor.shape[0]
     if tensor.type in UNQUANTISED:
         return tensor.nbytes
     rows = 1
     for dimension in tensor.shape[:-1]:
         rows *= dimension
-    return rows * -(-tensor.shape[-1] // UNIT) * PLANE_BYTES[tensor.type]
+    cols = tensor.shape[-1]
+    supers = -(-cols // SUPER) * 4 if tensor.type in WITH_SUPER else 0
+    return rows * (-(-cols // UNIT) * PLANE_BYTES[tensor.type] + supers)

@@ -9,6 +9,8 @@ import os
 import shlex
 from pathlib import Path
 
+import torch
+
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
@@ -16,12 +18,14 @@ from moeserve.models.source import ModelSource, open_metadata
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
+from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.machine import measure
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, gpu_reserved_bytes, predict
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Plan, Speed, as_json, as_text
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
+from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes
 
 GIB = 1 << 30
@@ -29,6 +33,7 @@ PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_r
 # Options of the server that mean the same here.
 SHARED = (
     "model",
+    "device",
     "max_model_len",
     "max_num_seqs",
     "max_total_tokens",
@@ -65,7 +70,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     model.check_tensors(gguf)
     sizes = ModelSizes.of(gguf.tensors, model)
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
-    gpu = None if args.gpu_memory is None else int(args.gpu_memory * GIB)
+    gpu = _gpu_memory(config, args)
     reserved = gpu_reserved_bytes(config, model)
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
     wishes = wishes_of(config, model)
@@ -90,9 +95,20 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
         cpu_rates=cpu_rates,
         gpu_rates=gpu_rates,
         speed=_speed(config, model, sizes, routing, placement, cpu_rates, gpu_rates),
-        command=command_line(config, args, memory),
+        command=command_line(config, args, memory, has_gpu=gpu is not None),
         cautions=_cautions(config, args, memory),
     )
+
+
+def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
+    """Bytes of the GPU to plan for: as given, else what is free on the one here."""
+    if args.gpu_memory is not None:
+        if config.device == "cpu":
+            raise ConfigError("--gpu-memory contradicts --device cpu")
+        return int(args.gpu_memory * GIB)
+    if choose_device(config.device) == "cpu":
+        return None
+    return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES  # the context is ours
 
 
 def cpu_rates_of(
@@ -108,7 +124,8 @@ def cpu_rates_of(
 
 
 def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
-    rates = GpuRates()
+    """As the user says; else the GPU's here, when it is planned for."""
+    rates = GpuRates() if args.gpu_memory is not None else measure_gpu(torch.device("cuda", 0))
     return GpuRates(
         read=rates.read if args.gpu_bandwidth is None else args.gpu_bandwidth * 1e9,
         ops=rates.ops if args.gpu_tflops is None else args.gpu_tflops * 1e12,
@@ -170,10 +187,10 @@ def _cautions(config: ServerConfig, args: argparse.Namespace, memory: Memory) ->
     return cautions
 
 
-def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory) -> str:
+def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory, *, has_gpu: bool) -> str:
     """What was asked for, and what the plan has fixed."""
     given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
-    if args.gpu_memory is None:
+    if not has_gpu:
         given.pop("expert_heat", None)  # of no use to the CPU engine
     if args.gpu_memory is not None and config.gpu_memory_budget is None:
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"

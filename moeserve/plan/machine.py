@@ -24,7 +24,7 @@ from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, Step
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.places import plan_places
 
 READ_BYTES = 512 << 20  # more than any last-level cache holds
@@ -60,6 +60,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
     small = dataclasses.replace(
         config,
         model=str(demonstration_model()),
+        load_format="auto",
         max_num_seqs=ROWS,
         max_model_len=POSITIONS,
         max_total_tokens=ROWS * POSITIONS,
@@ -69,7 +70,9 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         placement_rules=None,
         n_gpu_layers=None,
     )
-    bench = EngineBench(load_runner(small, lambda stage, done, total: None), step_tokens=64, temperature=1.0)
+    bench = EngineBench(
+        load_cpu_runner(small, lambda stage, done, total: None), step_tokens=64, temperature=1.0
+    )
 
     def seconds(rows: int) -> float:
         bench.prefill(rows, PROMPT)

@@ -15,8 +15,9 @@ from moeserve.placement import ModelSizes, Placement
 PROCESSES_BYTES = 384 << 20
 VOCABULARY_BYTES = 1550  # of each token
 SHARE_OF_FREE_MEMORY = 0.5  # of what the weights leave, for KV: as worker/kv_pool.py
-LOGIT_ROWS = 64
+LOGIT_ROWS = 64  # computed at a time
 
+GPU_LOGIT_ROWS = 256
 GPU_OVERHEAD_BYTES = 512 << 20  # graphs, kernels' code, torch's rounding
 CUDA_CONTEXT_BYTES = 512 << 20
 
@@ -70,8 +71,9 @@ def gpu_reserved_bytes(config: ServerConfig, model: Qwen3MoeConfig) -> int:
     heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     row = 8 * model.hidden_size + 4 * (heads + 2 * kv) + 6 * heads + 4 * model.top_k * model.expert_ff
     row += 4 * model.top_k * model.hidden_size
-    logits = 4 * LOGIT_ROWS * model.vocab_size
-    sampler = 4 * model.vocab_size * (config.max_num_seqs + 3 * LOGIT_ROWS)
+    rows = min(GPU_LOGIT_ROWS, tokens)
+    logits = 4 * rows * model.vocab_size
+    sampler = 4 * model.vocab_size * (config.max_num_seqs + 3 * rows)
     tables = 4 * length * (config.max_num_seqs + 1 + model.head_dim)
     return tokens * row + logits + sampler + tables + GPU_OVERHEAD_BYTES
 

@@ -134,14 +134,19 @@ def _tokenizer(model: BPE, added: list[AddedToken], nfc: bool) -> Tokenizer:
     tokenizer = Tokenizer(model)
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizer()
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    """Text into words by Qwen2's split expression, in the byte alphabet."""
+    return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.add_tokens(added)
-    return tokenizer
 
 
 def _valid(text: str) -> str:

@@ -15,7 +15,7 @@ from benchmarks.server import Server, stream_events
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-# In words that the packaged model's small vocabulary splits into few tokens.
+# In words that the tiny model's small vocabulary splits into few tokens.
 TEXT = "The quick brown fox jumps over the lazy dog. "
 
 

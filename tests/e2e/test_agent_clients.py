@@ -170,7 +170,7 @@ def test_messages_with_tools(ant: anthropic.Anthropic, model: str) -> None:
 
 
 def test_messages_with_a_thought(ant: anthropic.Anthropic, model: str) -> None:
-    """The packaged model seldom thinks by itself: what is certain is that its answer follows and is counted."""
+    """The tiny model seldom thinks by itself: what is certain is that its answer follows and is counted."""
     message = ant.messages.create(
         model=model, max_tokens=60, messages=MESSAGES, thinking={"type": "enabled", "budget_tokens": 10}
     )

@@ -13,7 +13,7 @@ from benchmarks.server import Server
 from tests.e2e.clients import TEXT, completion, is_empty, streamed, within
 
 JSON = {"content-type": "application/json"}
-CONTEXT = 2048  # of the packaged model
+CONTEXT = 2048  # of the tiny model
 VOCABULARY = 4096
 HUGE = 10**30
 NOT_NUMBERS: list[Any] = ["one", [], {}, [1]]

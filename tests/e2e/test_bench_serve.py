@@ -100,7 +100,7 @@ def test_goodput_separates_what_keeps_its_objective(server: Server, tmp_path: Pa
 def test_failures_are_counted_and_shown(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """2,100 tokens do not fit the packaged model: two requests of eight fail, and the exit code says so."""
+    """2,100 tokens do not fit the tiny model: two requests of eight fail, and the exit code says so."""
     saved, plot = tmp_path / "r.json", tmp_path / "p.svg"
     asked = f"{SMALL} --num-prompts 8 --long-every 4 --long-input-len 2100 --range-ratio 0 --url {server.base_url}/v1"
     code = bench_serve.main([*asked.split(), "--save-result", str(saved), "--plot", str(plot)])

@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff, HandoffError
-from moeserve.kernels.handoff.wait import choose_wait, wait_by_driver
+from moeserve.kernels.handoff.wait import driver_can_wait
 from tests.kernels.handoff_world import HIDDEN, MAX_TOKENS, TOP_K, Layer, rows
 from tests.kernels.weights import nmse
 
@@ -73,7 +73,7 @@ def test_replays(polling: bool) -> None:
 
 def test_this_driver_can_wait() -> None:
     answer = torch.zeros(32, dtype=torch.int32).pin_memory()
-    assert choose_wait(answer, torch.device("cuda"), polling=False) is wait_by_driver
+    assert driver_can_wait(answer)
     assert answer[0] == 0
 
 

@@ -44,7 +44,7 @@ from moeserve.models.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MODEL = REPOSITORY / "moeserve" / "assets" / "tiny-qwen3moe-q4_k_m.gguf"
+MODEL = REPOSITORY / "tests" / "fixtures" / "tiny-qwen3moe-q4_k_m.gguf"
 CONTEXT = 512
 NAME = "echo-model"
 

@@ -29,7 +29,8 @@ def model(layers: int = 4, experts: int = 8, expert_mib: int = 2, dense_mib: int
 
 
 def gpu(mib: int, reserved_mib: int = 16) -> Gpu:
-    return Gpu(mib * MIB, reserved_mib * MIB)
+    """An engine that can do all there is."""
+    return Gpu(mib * MIB, reserved_mib * MIB, can_stream=True, can_split=True)
 
 
 def gpu_bytes(sizes: ModelSizes, placement: Placement, reserved: int) -> int:

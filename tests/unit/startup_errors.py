@@ -15,7 +15,7 @@ HOLE = "…"
 
 
 def texts() -> Iterator[str]:
-    """Each with … for what it fills in; those that only pass on another's text are left out."""
+    """Each on one line, with … for what it fills in; those that only pass on another's text are left out."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.relative_to(PACKAGE).parts[0] in ELSEWHERE:
             continue
@@ -23,7 +23,7 @@ def texts() -> Iterator[str]:
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 name = node.exc.func.id if isinstance(node.exc.func, ast.Name) else ""
                 if name in ERRORS and node.exc.args:
-                    text = re.sub(f"{HOLE}+", HOLE, _text(node.exc.args[-1]))
+                    text = re.sub(f"{HOLE}+", HOLE, re.sub(r"\s+", " ", _text(node.exc.args[-1])))
                     if re.search(r"[a-z]{3}.*[a-z]{3}", text.replace("MOESERVE", "")):
                         yield text
 

@@ -114,10 +114,10 @@ def test_serve_may_be_named_or_left_out(
 # ---------------------------------------------------------------- what depends on the machine
 
 
-def test_no_model_is_the_packaged_one(tiny_model: Path) -> None:
+def test_no_model_is_the_packaged_one() -> None:
     config = options.resolve(ServerConfig())
-    assert Path(config.model).samefile(tiny_model)
-    assert config.served_model_name == "tiny-qwen3moe-q4_k_m"
+    assert Path(config.model).samefile(REPOSITORY / "moeserve/assets/moeserve-demo-q8_0.gguf")
+    assert config.served_model_name == "moeserve-demo-q8_0"
     assert config.threads == usable_cores()
 
 

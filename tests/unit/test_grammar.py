@@ -1,4 +1,4 @@
-"""Wishes, the checker's process and matchers, over the packaged model's vocabulary."""
+"""Wishes, the checker's process and matchers, over the tiny model's vocabulary."""
 
 from __future__ import annotations
 
@@ -197,6 +197,11 @@ def test_the_checker_gives_what_the_worker_compiles(checker: GrammarChecker, eng
         (JsonSchema('{"$ref": "file:///etc/passwd"}'), "etc/passwd"),
         (JsonSchema('{"$ref": "http://127.0.0.1/"}'), "127.0.0.1"),
         (JsonSchema('{"properties": {"a": false}, "required": ["a"], "type": "object"}'), "nsatisfiable"),
+        (JsonSchema('{"$ref": "#"}'), "no text fits it"),
+        (JsonSchema('{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}'), "no text fits it"),
+        (JsonSchema('{"$ref": "#/$defs/missing"}'), "missing"),
+        (JsonSchema('{"anyOf": []}'), "anyOf is empty"),
+        (JsonSchema('{"anyOf": 5}'), "anyOf must be an array"),
         (Regex("("), "unclosed group"),
         (Ebnf("start: nothing"), "nothing"),
         (Ebnf("hello"), "Expected"),

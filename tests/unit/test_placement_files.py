@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf.constants import GGMLQuantizationType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.kernels.planes import GgmlType, empty_planes
 from moeserve.models.gguf import TensorInfo, open_gguf
 from moeserve.models.gguf.quant_types import QUANT_TYPES, UNQUANTISED
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.options import read_options, resolve
 from moeserve.placement.heat import ExpertHeat, read_heat, write_heat
 from moeserve.placement.options import wishes_of
-from moeserve.placement.sizes import PLANE_BYTES, ModelSizes, plane_bytes
+from moeserve.placement.sizes import ModelSizes, plane_bytes
 from moeserve.worker.loading import load_runner
 
 GOOD: dict[str, Any] = {
@@ -85,21 +87,20 @@ def test_a_file_that_is_no_json(tmp_path: Path, text: str | bytes) -> None:
         read(tmp_path, text)
 
 
-def test_planes_are_at_most_a_little_larger() -> None:
-    for kind, quant in QUANT_TYPES.items():
-        in_file = quant.row_bytes(512) * 6
-        tensor = TensorInfo("t", (2, 3, 512), kind, in_file)
-        if kind in UNQUANTISED:
-            assert plane_bytes(tensor) == in_file
-        else:
-            assert in_file <= plane_bytes(tensor) <= 1.06 * in_file
-    assert set(PLANE_BYTES) == set(QUANT_TYPES) - UNQUANTISED
+ROWS_OF_TYPES = [
+    (kind, cols)
+    for kind in QUANT_TYPES
+    for cols in (256, 512, 800)
+    if not cols % QUANT_TYPES[kind].block_size
+]
 
 
-def test_rows_are_padded_on_a_gpu() -> None:
-    q8 = next(kind for kind in QUANT_TYPES if kind.name == "Q8_0")
-    short, whole = (TensorInfo("t", (10, cols), q8, 0) for cols in (32, 256))
-    assert plane_bytes(short) == plane_bytes(whole) == 10 * PLANE_BYTES[q8]
+@pytest.mark.parametrize(("kind", "cols"), ROWS_OF_TYPES, ids=lambda value: getattr(value, "name", value))
+def test_planes_take_what_the_gpu_kernels_make_of_them(kind: GGMLQuantizationType, cols: int) -> None:
+    tensor = TensorInfo("t", (2, 3, cols), kind, QUANT_TYPES[kind].row_bytes(cols) * 6)
+    assert plane_bytes(tensor) == empty_planes(GgmlType(int(kind)), tensor.shape, "meta").nbytes
+    if kind not in UNQUANTISED and cols % 256 == 0:
+        assert tensor.nbytes <= plane_bytes(tensor) <= 1.06 * tensor.nbytes
 
 
 def test_sizes_of_a_file(tiny_model: Path) -> None:

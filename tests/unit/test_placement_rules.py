@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from pathlib import Path
@@ -136,6 +137,25 @@ def test_a_rule_that_cannot_be_is_quoted(tmp_path: Path, text: str, said: str) -
 def test_a_gpu_without_a_layer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--placement-rules leaves no layer on the GPU"):
         placed(tmp_path, "- {match: dense, device: cpu}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- {match: exps, decode: cpu, prefill: cuda}", "does not stream experts yet"),
+        ("- {match: 'blk.0.dense', device: cpu}", "not supported beside a GPU yet"),
+        ("- {match: token_embd, device: cpu}", "not supported beside a GPU yet"),
+    ],
+)
+def test_what_the_engine_cannot_do_yet_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    today = dataclasses.replace(GPU, can_stream=False, can_split=False)
+    with pytest.raises(ConfigError, match=f"rule 1 .* cannot be: .*{said}"):
+        place(model(), Wishes(rules=rules(tmp_path, text)), today)
+    with pytest.raises(ConfigError, match=r"--n-gpu-layers 1: .* not supported beside a GPU yet"):
+        place(model(), Wishes(n_gpu_layers=1), today)
+    placement = place(model(), Wishes(num_gpu_experts=0), today)
+    assert {layer.prefill for layer in placement.layers} == {"cpu"}
+    assert placement.stream_bytes == 0
 
 
 def test_files_that_are_no_rules(tmp_path: Path) -> None:

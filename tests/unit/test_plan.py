@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
@@ -10,15 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from moeserve.cli import main
+from moeserve.config import ServerConfig
 from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import Gpu, ModelSizes, Wishes, place
 from moeserve.plan import command
+from moeserve.plan.gpu_machine import measure_gpu
+from moeserve.plan.memory import gpu_reserved_bytes
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
+from tests.unit import gguf_bytes
 
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
 
@@ -90,6 +96,7 @@ def test_what_cannot_be(capsys: pytest.CaptureFixture[str], tiny_model: Path, tm
     assert "GiB of GPU memory do not suffice" in fails(capsys, *model, "--gpu-memory", "0.9")
     assert "there is nothing to place" in fails(capsys, *model, "--num-gpu-experts", "1")
     assert "there is no" in fails(capsys, "--model", str(tmp_path / "none.gguf"))
+    assert "contradicts --device cpu" in fails(capsys, *model, "--gpu-memory", "9", "--device", "cpu")
     assert "must be above 0" in fails(capsys, *model, "--ram", "0")
     assert "must be above 0" in fails(capsys, *model, "--ram", "nan")
 
@@ -108,6 +115,23 @@ def test_a_file_without_its_tensors(
         assert shown[part] == full[part]
 
 
+@pytest.mark.usefixtures("no_measuring")
+def test_a_split_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    metadata, tensors = gguf_bytes.model_metadata(), gguf_bytes.model_tensors()
+    (tmp_path / "one.gguf").write_bytes(gguf_bytes.gguf_bytes(metadata, tensors))
+    for part, own in enumerate((tensors[:9], tensors[9:])):
+        split = {"split.no": part, "split.count": 2, "split.tensors.count": len(tensors)}
+        kept = metadata if part == 0 else {"general.architecture": "qwen3moe"}
+        path = tmp_path / f"two-{part + 1:05d}-of-00002.gguf"
+        path.write_bytes(gguf_bytes.gguf_bytes(kept | split, own))
+    one, two = (
+        run(capsys, "--model", str(tmp_path / name), "--ram", "2")
+        for name in ("one.gguf", "two-00001-of-00002.gguf")
+    )
+    assert one["tensors"] == two["tensors"]
+    assert one["memory"] == two["memory"]
+
+
 def test_measured_here(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     shown = run(capsys, "--model", str(tiny_model), "--threads", str(len(os.sched_getaffinity(0))))
     cpu = shown["rates"]["cpu"]
@@ -117,6 +141,26 @@ def test_measured_here(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert all(rate > 0 for rate in shown["speed"]["decode"].values())
     given = run(capsys, "--model", str(tiny_model), "--cpu-bandwidth", "7", "--cpu-gops", "8")
     assert (given["rates"]["cpu"]["read"], given["rates"]["cpu"]["dense_ops"]) == (7e9, 8e9)
+
+
+def test_a_gpu_is_measured_on_its_own() -> None:
+    """The same code on the CPU, with little to do."""
+    rates = measure_gpu(torch.device("cpu"), nbytes=1 << 20, side=64)
+    assert min(rates.read, rates.ops, rates.pcie) > 1e6
+
+
+@pytest.mark.parametrize(
+    "config", [ServerConfig(), ServerConfig(max_model_len=8192, max_num_seqs=16, max_num_batched_tokens=2048)]
+)
+def test_what_the_gpu_engine_will_take_is_foreseen(config: ServerConfig) -> None:
+    """By less than 3% of the smallest GPU that this would be done on."""
+    pytest.importorskip("triton")
+    from moeserve.worker.gpu_memory import room_bytes
+
+    real = dataclasses.replace(BIG, num_layers=48, vocab_size=151_936, context_length=40_960)
+    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    taken = room_bytes(config, real, tokens, torch.device("cuda"))
+    assert abs(gpu_reserved_bytes(config, real) - taken) < 0.03 * (8 << 30)
 
 
 # ---------------------------------------------------------------- the model of speed

@@ -17,6 +17,11 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
+/** Sets a text that a screen reader reads out, unless it stands there already: it would be read again. */
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
 /** A button that copies what `text()` returns and says so for a moment. */
 export function copyButton(text, label = "Copy") {
   const button = el("button", { type: "button", className: "quiet", onclick: copy }, label);

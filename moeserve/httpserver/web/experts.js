@@ -1,7 +1,7 @@
 // The page of the experts: asks the server for its counts every other second and shows them.
 
 import { getJson, getText } from "./api.js";
-import { byId, el, number, oneDigit } from "./dom.js";
+import { byId, el, number, oneDigit, say } from "./dom.js";
 import { HeatMap, drawLegend } from "./heatmap.js";
 import { awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
 
@@ -73,14 +73,14 @@ function bar(share) {
 /** What stands under the map, for the cell that is pointed at. */
 function describe(layer, column) {
   if (layer === null) {
-    byId("reading").textContent = "Point at an expert, or use the arrow keys.";
+    say(byId("reading"), "Point at an expert, or use the arrow keys.");
     return;
   }
   const expert = order[layer][column];
   const count = use.counts[layer][expert];
   const place = use.gpu_experts[layer].includes(expert) ? "GPU" : "CPU";
   const share = percent(count, sum(use.counts[layer]));
-  byId("reading").textContent = `Layer ${layer}, expert ${expert}: ${number.format(count)} tokens, ${share} of the layer, on ${place}`;
+  say(byId("reading"), `Layer ${layer}, expert ${expert}: ${number.format(count)} tokens, ${share} of the layer, on ${place}`);
 }
 
 function percent(part, whole) {
@@ -101,7 +101,7 @@ async function trying(action) {
     return true;
   } catch (error) {
     byId("problem").hidden = false;
-    byId("problem").textContent = error.message;
+    say(byId("problem"), error.message);
     return false;
   }
 }

@@ -1,7 +1,7 @@
 // What both pages share: the served model's name, the state of the server, the API key, light and dark.
 
 import { apiKey, health, servedModel } from "./api.js";
-import { byId, number } from "./dom.js";
+import { byId, number, say } from "./dom.js";
 
 const THEME = "moeserve.theme";
 const THEMES = ["auto", "light", "dark"];
@@ -51,13 +51,13 @@ export async function awaitModel() {
   for (;;) {
     const state = await health();
     banner.hidden = state.status === "ok";
-    banner.textContent = wordsFor(state);
-    if (state.status === "ok") {
+    if (state.status !== "ok") say(banner, wordsFor(state));
+    else {
       try {
         return shown(await servedModel());
       } catch (error) {
         banner.hidden = false;
-        banner.textContent = error.status === 401 ? "This server wants an API key." : error.message;
+        say(banner, error.status === 401 ? "This server wants an API key." : error.message);
         if (error.status === 401) {
           askForKey();
           return null;
@@ -76,8 +76,6 @@ function shown(model) {
 
 function wordsFor(state) {
   switch (state.status) {
-    case "ok":
-      return "";
     case "loading":
       return `The model is loading: ${state.stage}, ${Math.round(state.fraction * 100)}%`;
     case "draining":

@@ -132,10 +132,11 @@ def decode_kernel(
         gdc_launch_dependents()
         gdc_wait()
     i, h, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if i >= tl.load(count):
-        return
     group: tl.constexpr = HEADS // KV_HEADS
-    length = tl.load(positions + i) + 1
+    existing, position, req_slot = tl.load(count), tl.load(positions + i), tl.load(req_slots + i)
+    if i >= existing:
+        return
+    length = position + 1
     per = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK), SPLITS), LEAST) * BLOCK
     splits = tl.cdiv(length, per)
     if split >= splits:
@@ -144,7 +145,7 @@ def decode_kernel(
     head = i.to(tl.int64) * (HEADS * DIM) + h * (group * DIM)
     mine = q + head + g[:, None] * DIM + d[None, :]
     query = tl.load(mine, (g < group)[:, None] & (d < DIM)[None, :], 0.0)
-    slots = table + tl.load(req_slots + i).to(tl.int64) * TABLE_STRIDE
+    slots = table + req_slot.to(tl.int64) * TABLE_STRIDE
     end = tl.minimum(length, (split + 1) * per)
     acc, largest, total = attend(
         query, keys + h * DIM, values + h * DIM, slots, split * per, end, KV_HEADS * DIM, DIM, SIZE, BLOCK

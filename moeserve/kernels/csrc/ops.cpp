@@ -140,13 +140,30 @@ void ExpertsOp::operator()(Team& team) const {
 }
 
 void ExpertsOp::compute(Team& team) const {
-  team.for_panels(active[0], gate->panels, [&](int64_t rank, int64_t panel) { gate_up(rank, panel); });
+  team.for_last_panels(active[0], gate->panels, [&](int64_t rank, int64_t panel) { gate_up(rank, panel); });
   if (n * top_k <= kMostParts) {
+    barrier_fetching_down(team);
     team.for_panels(active[0], down->panels, [&](int64_t rank, int64_t panel) { down_part(rank, panel); });
     team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { add_parts(team, panel); });
   } else {
+    team.barrier();
     team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { down_panel(team, panel); });
   }
+}
+
+// Between the two products. A thread that is done early brings what it will read first into its cache, so that the
+// memory is not idle while it waits: of a decode step's layer, which takes 16 threads 150 us, that is 5 to 10 us.
+void ExpertsOp::barrier_fetching_down(Team& team) const {
+  constexpr int64_t kMostBytes = 1 << 18;
+  const uint8_t *p = nullptr, *end = nullptr;
+  if (active[0] > 0 && down->packed()) {
+    const auto [rank, panel] = team.first_pair(active[0], down->panels);
+    p = down->panel(active[1 + rank], panel).data;
+    end = p + std::min<int64_t>((down->panels - panel) * down->panel_bytes, kMostBytes);
+  }
+  team.barrier_doing([&] {
+    for (int line = 0; line < 8 && p < end; ++line, p += 64) __builtin_prefetch(p, 0, 2);
+  });
 }
 
 // Counting sort of the n * top_k routes by expert. One thread: at 512 tokens it takes 10 us of a layer's 20 ms.

@@ -208,6 +208,7 @@ struct ExpertsOp {
  private:
   void gate_up(int64_t rank, int64_t panel) const;
   void down_panel(Team& team, int64_t panel) const;
+  void barrier_fetching_down(Team& team) const;
   void down_part(int64_t rank, int64_t panel) const;
   void add_parts(Team& team, int64_t panel) const;
   void put(int64_t panel, const float* sums) const;

@@ -21,9 +21,9 @@ def embed_kernel(
         gdc_wait()
     UNITS: tl.constexpr = (COLS + 127) // 128
     i, u = tl.program_id(0), tl.program_id(1)
-    if i >= tl.load(count):
+    existing, row = tl.load(count), tl.load(ids + i).to(tl.int64)
+    if i >= existing:
         return
-    row = tl.load(ids + i).to(tl.int64)
     c = tl.arange(0, 128)
     live = u * 128 + c < COLS
     if F is None:

@@ -22,8 +22,8 @@ from torch import Tensor
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix
 from moeserve.kernels.handoff.region import Region, Slot
-from moeserve.kernels.handoff.triton import combine_kernel, publish_kernel
-from moeserve.kernels.handoff.wait import choose_wait, wait_by_polling
+from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
+from moeserve.kernels.handoff.wait import driver_can_wait, wait_by_driver
 from moeserve.kernels.launch import PDL
 
 
@@ -105,7 +105,7 @@ class ExpertHandoff:
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
         self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
         self._heat = [torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers]
-        self._wait = choose_wait(self._region.answers[0], self._device, polling=polling)
+        self._polls = polling or self._device.type != "cuda" or not driver_can_wait(self._region.answers[0])
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
 
     def begin(self) -> None:
@@ -145,8 +145,12 @@ class ExpertHandoff:
 
         With deferral: without those of the layer that come late, and with those of the layer before.
         """
-        self._wait(self._region.answers[layer])
-        pdl = PDL and self._wait is wait_by_polling  # a kernel cannot overlap with what is no kernel
+        answer = self._region.answers[layer]
+        if self._polls:
+            poll_kernel((1,), answer, PDL, num_warps=1, launch_pdl=PDL)
+        else:
+            wait_by_driver(answer)
+        pdl = PDL and self._polls  # a kernel cannot overlap with what is no kernel
         combine_kernel(
             (len(out),),
             self._region.slots[layer % 2].result,

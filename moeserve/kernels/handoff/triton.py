@@ -112,8 +112,11 @@ def publish_kernel(
 
 
 @kernel
-def poll_kernel(answer):
-    """One program: ends when the flag is up."""
+def poll_kernel(answer, PDL: tl.constexpr):
+    """One program of one warp, so that no more than one read is on its way: ends when the flag is up."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     seen = tl.load(answer, volatile=True)
     while seen == 0:
         seen = tl.load(answer, volatile=True)
@@ -136,5 +139,6 @@ def combine_kernel(
     if present_before is not None:
         there = there | (tl.load(present_before + row) & 2)
     c = tl.arange(0, SIZE)
-    value = tl.load(result + row * COLS + c, (c < COLS) & (there != 0), 0.0)
+    # Volatile: from the memory itself, not from what a cache has kept of it.
+    value = tl.load(result + row * COLS + c, (c < COLS) & (there != 0), 0.0, volatile=True)
     tl.store(out + row * COLS + c, value, c < COLS)

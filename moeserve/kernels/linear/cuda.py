@@ -67,8 +67,6 @@ def gemv_tile(
         fitting = max(UNIT, 8192 // (br * weight.codes.element_size()))
         return GemvTile(br, 1, min(max(UNIT, _power_of_two(weight.cols)), fitting), warps, tokens)
     units = min(_power_of_two(units_of(weight.cols)), 32)
-    if gated:
-        warps, nb = 8, 2
     br = 32 * warps // units
     while nb > 1 and br * nb > weight.rows and not (gated and br * nb <= 32):
         nb //= 2
@@ -94,11 +92,13 @@ def dense_tile(tokens: int, rows: int) -> GemmTile:
     """Measured (benchmarks/gpu_kernels.py tune). Every program reads all activations of its tokens, so that few rows a
     program are worth it only where there would be too few programs."""
     if tokens > 64:
-        return GemmTile(128, 128, 1, 8, 3)
+        return GemmTile(64, 128, 2, 4, 2)
     bm = max(16, _power_of_two(tokens))
-    if rows > 32_768:
-        return GemmTile(bm, 128, 2, 8, 2)
-    return GemmTile(bm, 64, 2, 8, 3) if rows > 4096 else GemmTile(bm, 16, 4, 4, 3)
+    if rows <= 4096:
+        return GemmTile(bm, 16, 4, 4, 3)
+    if bm <= 32:
+        return GemmTile(bm, 64, 2, 4, 3)
+    return GemmTile(bm, 64, 2, 8, 3) if rows <= 32_768 else GemmTile(bm, 128, 2, 8, 2)
 
 
 def linear(
@@ -176,6 +176,7 @@ def run_gemv(
         weight.format,
         0 if beside is None else beside.rows,
         None if beside is None else beside.format,
+        None if len(out) % tile.tokens == 0 else len(out),
         tile.tokens,
         tile.br,
         tile.nb,

@@ -1,6 +1,8 @@
 """Residual and norm in one kernel: x += parts, y = RMSNorm(x) * weight, as floats and as int8 for the next product."""
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
 
 from __future__ import annotations
 
@@ -25,28 +27,36 @@ def add_norm_kernel(
         gdc_launch_dependents()
         gdc_wait()
     i = tl.program_id(0)
-    if i >= tl.load(count):
-        return
-    token = i if rows is None else tl.load(rows + i)
+    # Everything is loaded before anything is looked at: one trip to memory in place of one for every part.
+    existing = tl.load(count)
+    token = i if rows is None else tl.where(i < existing, tl.load(rows + i), 0)
     row = token.to(tl.int64)
     c = tl.arange(0, SIZE)
     live = c < COLS
+    gain = tl.load(weight + c, live, 0.0)
     value = tl.load(x + row * COLS + c, live, 0.0)
     if extra is not None:
         value += tl.load(extra + row * COLS + c, live, 0.0)
-    if parts is not None:
-        for j in tl.static_range(P):
-            here = live
-            if part_ids is not None:
-                here = live & (tl.load(part_ids + row * P + j) >= 0)
-            part = tl.load(parts + (row * P + j) * COLS + c, here, 0.0).to(tl.float32)
-            if part_weights is not None:
-                part *= tl.load(part_weights + row * P + j)
-            value += part
+    values, shares, ids = (), (), ()
+    for j in tl.static_range(P):
+        values = values + (tl.load(parts + (row * P + j) * COLS + c, live, 0.0),)
+        if part_weights is not None:
+            shares = shares + (tl.load(part_weights + row * P + j),)
+        if part_ids is not None:
+            ids = ids + (tl.load(part_ids + row * P + j),)
+    if i >= existing:
+        return
+    for j in tl.static_range(P):
+        part = values[j].to(tl.float32)
+        if part_weights is not None:
+            part *= shares[j]
+        if part_ids is not None:
+            part = tl.where(ids[j] >= 0, part, 0.0)
+        value += part
     if rows is None and (parts is not None or extra is not None):
         tl.store(x + row * COLS + c, value, live)
     scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
-    normed = value * scale * tl.load(weight + c, live, 0.0)
+    normed = value * scale * gain
     at = i.to(tl.int64)
     if y is not None:
         tl.store(y + at * COLS + c, normed.to(y.dtype.element_ty), live)

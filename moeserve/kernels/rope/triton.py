@@ -37,11 +37,10 @@ def rope_store_kernel(
         gdc_launch_dependents()
         gdc_wait()
     i, h = tl.program_id(0), tl.program_id(1)
-    if i >= tl.load(count):
+    existing, position, slot = tl.load(count), tl.load(positions + i), tl.load(slots + i)
+    if i >= existing:
         return
-    token = i.to(tl.int64)
-    position = tl.load(positions + i).to(tl.int64)
-    slot = tl.load(slots + i).to(tl.int64)
+    token, position, slot = i.to(tl.int64), position.to(tl.int64), slot.to(tl.int64)
     cos += position * (DIM // 2)
     sin += position * (DIM // 2)
     d = tl.arange(0, HALF)[None, :]

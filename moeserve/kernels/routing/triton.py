@@ -25,11 +25,10 @@ def route_kernel(
         gdc_launch_dependents()
         gdc_wait()
     t = tl.program_id(0) * BT + tl.arange(0, BT)
-    live = t < tl.load(count)
+    existing = tl.load(count)
     e, k = tl.arange(0, E)[None, :], tl.arange(0, K)[None, :]
-    left = tl.load(logits + t[:, None] * EXPERTS + e, live[:, None] & (e < EXPERTS), float("-inf")).to(
-        tl.float32
-    )
+    left = tl.load(logits + t[:, None] * EXPERTS + e, e < EXPERTS, float("-inf")).to(tl.float32)
+    live = t < existing
     chosen = tl.zeros([BT, K], tl.int32)
     scores = tl.full([BT, K], float("-inf"), tl.float32)
     for j in tl.static_range(TOP_K):
