@@ -30,6 +30,7 @@ class Hub:
     break_after: int | None = None  # bytes of a file, after which every connection breaks
     stall_after: int | None = None  # bytes, after which nothing comes any more
     down: bool = False  # 503 for everything
+    other: str | None = None  # the answer to everything, of a server that is no hub
     port: int = 0
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
     leaked: list[str] = field(default_factory=list)  # tokens that the other host has seen
@@ -59,6 +60,8 @@ class Hub:
         self.requests.append((request.method, request.path, request.headers.get("Range")))
         if self.down:
             return web.Response(status=503)
+        if self.other is not None:
+            return web.Response(text=self.other)
         return await handler(request)
 
     def _refusal(self, request: web.Request) -> web.Response | None:

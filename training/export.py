@@ -18,7 +18,7 @@ from gguf.constants import GGMLQuantizationType, LlamaFileType
 from torch import Tensor
 
 from moeserve.models.gguf import GGUFFile, open_gguf
-from training.model import Model
+from training.model import Layer, Model
 from training.shape import Shape
 from training.tokenizer import add_vocabulary, read
 from training.train import load
@@ -49,10 +49,11 @@ def tensors(model: Model) -> dict[str, Tensor]:
         model.shape,
         {"token_embd.weight": model.embedding.weight, "output_norm.weight": model.norm.weight},
     )
-    apart = (shape.experts, shape.expert_ff)
+    rows = (shape.experts, shape.expert_ff, shape.hidden)
+    columns = (shape.hidden, shape.experts, shape.expert_ff)
     for index, layer in enumerate(model.layers):
+        assert isinstance(layer, Layer)
         attention, experts = layer.attention, layer.experts
-        down = experts.down.weight.unflatten(1, apart)  # [hidden, experts, ff]
         of_layer = {
             "attn_norm": layer.attention_norm.weight,
             "attn_q": attention.q.weight,
@@ -63,9 +64,9 @@ def tensors(model: Model) -> dict[str, Tensor]:
             "attn_k_norm": attention.k_norm.weight,
             "ffn_norm": layer.experts_norm.weight,
             "ffn_gate_inp": experts.router.weight,
-            "ffn_gate_exps": experts.gate.weight.unflatten(0, apart),
-            "ffn_up_exps": experts.up.weight.unflatten(0, apart),
-            "ffn_down_exps": down.transpose(0, 1),
+            "ffn_gate_exps": experts.gate.weight.view(rows),
+            "ffn_up_exps": experts.up.weight.view(rows),
+            "ffn_down_exps": experts.down.weight.view(columns).transpose(0, 1),
         }
         named |= {f"blk.{index}.{part}.weight": weight for part, weight in of_layer.items()}
     return {name: weight.detach().float().cpu() for name, weight in named.items()}

@@ -49,16 +49,14 @@ class Recipe:
         )
 
 
-def train(
-    vocabulary: Path, recipe: Recipe, shape: Shape, device: str, workers: int, budget: float = math.inf
-) -> Model:
-    """Prints the losses as it goes. `budget`: seconds, after which the rest of the schedule is left out."""
-    torch.manual_seed(recipe.seed)
+def train(model: Model, vocabulary: Path, recipe: Recipe, workers: int) -> None:
+    """Where the model is, and in place. Prints the losses as it goes."""
     # cuDNN's attention plans anew for every shape, and hardly two batches have the same.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    model = Model(shape).to(device)
+    device = model.embedding.weight.device.type
     optimizer = _optimizer(model, recipe, device)
-    steps = Steps(vocabulary, recipe.steps, recipe.examples, recipe.max_tokens, shape.context, recipe.seed)
+    context = model.shape.context
+    steps = Steps(vocabulary, recipe.steps, recipe.examples, recipe.max_tokens, context, recipe.seed)
     loader = DataLoader(
         steps,
         batch_size=None,
@@ -74,9 +72,6 @@ def train(
         tokens += sum(batch.ids.numel() for batch in batches)
         if step % 100 == 0 or step == recipe.steps - 1:
             _report(step, sums, tokens, time.monotonic() - start)
-        if time.monotonic() - start > budget:
-            break
-    return model
 
 
 def _optimizer(model: Model, recipe: Recipe, device: str) -> torch.optim.AdamW:
@@ -133,14 +128,25 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="the weights, for training.export and training.evaluate")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--examples", type=int, default=Recipe.examples, help="of a step")
+    parser.add_argument("--rate", type=float, default=Recipe.peak_rate, help="peak learning rate")
+    parser.add_argument(
+        "--from", dest="start", type=Path, help="weights to go on from (default: random ones)"
+    )
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=2, help="processes that make the text")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which to stop early")
     arguments = parser.parse_args()
-    recipe = Recipe(steps=arguments.steps, examples=arguments.examples, seed=arguments.seed)
+    recipe = Recipe(
+        steps=arguments.steps,
+        examples=arguments.examples,
+        peak_rate=arguments.rate,
+        warmup=min(Recipe.warmup, arguments.steps // 10),
+        seed=arguments.seed,
+    )
     torch.set_float32_matmul_precision("high")
-    model = train(arguments.vocabulary, recipe, SHAPE, arguments.device, arguments.workers, arguments.budget)
+    torch.manual_seed(recipe.seed)
+    model = Model(SHAPE) if arguments.start is None else load(arguments.start)
+    train(model.to(arguments.device), arguments.vocabulary, recipe, arguments.workers)
     save(model, arguments.output)
     print(json.dumps(dataclasses.asdict(recipe)))
 

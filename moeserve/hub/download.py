@@ -1,13 +1,14 @@
 """Fetching a model into Hugging Face's cache, where other programs find it too.
 
 The client library is huggingface_hub, with its environment: HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_CACHE,
-HF_HUB_OFFLINE. It resumes a file when the connection breaks, but since 1.0 not when the process has ended, and a model
-is many gigabytes: so the blobs are fetched here, with the library's own `http_get`, into the places where the library
-looks for them; it does all the rest.
+HF_HUB_OFFLINE. It resumes a file when the connection breaks, but removes the part it has when the process ends (2.4), and
+a model is many gigabytes: so the blobs are fetched here, with the library's own `http_get`, into the places where the
+library looks for them; it does all the rest.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -49,8 +50,6 @@ from .errors import HubError
 from .names import HubName
 from .progress import Progress
 
-LARGEST_OVER_HTTP = 50 * 10**9  # bytes: the hub's limit; larger files come in Xet's chunks
-
 log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
 
@@ -78,11 +77,13 @@ def _online(repo: str) -> tuple[str, dict[str, int]] | None:
     """The newest commit, and the bytes of each of its files; None when the hub cannot be reached but the cache knows a
     commit."""
     api = HfApi()
-    revision = api.resolve_revision(repo)
     try:
+        revision = api.resolve_revision(repo)
         info = api.model_info(repo, revision=revision.resolved, files_metadata=True)
     except (httpx2.TransportError, OfflineModeIsEnabled):
         return None
+    except (json.JSONDecodeError, KeyError) as error:
+        raise HubError(f"{repo}: what {constants.ENDPOINT} answers is no hub's; check HF_ENDPOINT") from error
     except HfHubHTTPError as error:
         if error.response.status_code < 500:
             raise
@@ -133,7 +134,7 @@ def _download(name: HubName, commit: str, files: list[str]) -> None:
         )
         with closing(Progress(total)) as progress:
             for blob in fresh:
-                if blob.size <= LARGEST_OVER_HTTP:
+                if blob.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in Xet's chunks
                     _fetch_blob(name, blob, progress)
     for blob in blobs:
         hf_hub_download(name.repo, blob.file, revision=commit)  # finds the content, links the name to it

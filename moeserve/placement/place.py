@@ -25,7 +25,7 @@ from moeserve.placement.sizes import DENSE_PARTS, EXPERT_PARTS, ModelSizes
 
 KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
 MIN_KV_TOKENS = 64
-STREAM_BUFFERS = 3  # two on their way, one unpacked
+COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has them unpacked
 GIB = 1 << 30
 NO_SPLIT = (
     "dense parts of the model in RAM are not supported beside a GPU yet: leave more experts in RAM instead, or use the "
@@ -39,7 +39,7 @@ class Gpu:
 
     free_bytes: int
     reserved_bytes: int  # what the engine takes beside weights and KV
-    can_stream: bool = False  # RAM experts' weights to the GPU, for long prompts
+    can_stream: bool = True  # RAM experts' weights to the GPU, for long prompts
     can_split: bool = False  # dense parts of some layers in RAM, of others on the GPU
 
 
@@ -224,9 +224,13 @@ class _Planner:
         units.sort(key=lambda unit: (-self._heat(*unit), unit[1], unit[0]))
         for layer, expert in units:
             chosen[layer].add(expert)
-        while units and self._room(chosen) < kv:
+        room, stream = self._room(chosen), self._stream_bytes(chosen)
+        while units and room < kv:
             layer, expert = units.pop()
             chosen[layer].discard(expert)
+            grown = max(stream, self._stream_bytes_of(layer, chosen[layer]))
+            room += self._sizes.layers[layer].expert.cuda - (grown - stream)
+            stream = grown
 
     # ---------------------------------------------------------------- memory
 
@@ -250,15 +254,15 @@ class _Planner:
         return sum(size.on(device) for size, where in parts if where == device)
 
     def _stream_bytes(self, chosen: list[set[int]]) -> int:
-        """Buffers that hold the RAM experts of whichever layer has most."""
-        return STREAM_BUFFERS * max(
-            (self._sizes.num_experts - len(experts)) * layer.expert.cuda
-            if where == "cuda" and prefill != "cpu"
-            else 0
-            for layer, where, prefill, experts in zip(
-                self._sizes.layers, self._dense, self._prefill, chosen, strict=True
-            )
-        )
+        """The buffers hold the RAM experts of whichever layer has most."""
+        return max(self._stream_bytes_of(layer, experts) for layer, experts in enumerate(chosen))
+
+    def _stream_bytes_of(self, layer: int, experts: set[int]) -> int:
+        if self._dense[layer] == "cpu" or self._prefill[layer] == "cpu":
+            return 0
+        in_ram = self._sizes.num_experts - len(experts)
+        expert = self._sizes.layers[layer].expert
+        return in_ram * (COPIES * expert.cpu + expert.cuda)
 
     def _expert_bytes(self, chosen: list[set[int]]) -> int:
         return sum(

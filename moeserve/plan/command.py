@@ -15,7 +15,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.source import ModelSource, open_metadata
-from moeserve.options import flag_name, read_options, resolve
+from moeserve.options import flag_name, read_options, resolve, value_name
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
 from moeserve.plan.gpu_machine import measure_gpu
@@ -47,6 +47,7 @@ SHARED = (
 STREAMS = (1, 4, 16, 64)
 PROMPTS = (512, 4096)
 CONTEXT = 512
+SHORT_STEP_S = 1e-3  # below it, what the server does between two steps counts (measured on two cores)
 USERS = (2048, 8192, 32768)  # tokens of each
 
 
@@ -84,6 +85,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     _check_ram(memory, ram)
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
+    speed = _speed(config, model, sizes, routing, placement, cpu_rates, gpu_rates)
     return Plan(
         model=model,
         gguf=gguf,
@@ -94,9 +96,9 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
         users=_users(config, memory),
         cpu_rates=cpu_rates,
         gpu_rates=gpu_rates,
-        speed=_speed(config, model, sizes, routing, placement, cpu_rates, gpu_rates),
+        speed=speed,
         command=command_line(config, args, memory, has_gpu=gpu is not None),
-        cautions=_cautions(config, args, memory),
+        cautions=_cautions(config, args, memory, speed),
     )
 
 
@@ -173,7 +175,7 @@ def _check_ram(memory: Memory, ram: int) -> None:
         raise ConfigError(f"there is room for {memory.kv_tokens} tokens of KV only: free some memory")
 
 
-def _cautions(config: ServerConfig, args: argparse.Namespace, memory: Memory) -> list[str]:
+def _cautions(config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed) -> list[str]:
     cautions: list[str] = []
     if config.max_model_len is not None and config.max_model_len > memory.kv_tokens:
         cautions.append(
@@ -183,6 +185,11 @@ def _cautions(config: ServerConfig, args: argparse.Namespace, memory: Memory) ->
         cautions.append(
             "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, "
             "--pcie-bandwidth)"
+        )
+    if speed.decode[1] > 1 / SHORT_STEP_S:
+        cautions.append(
+            "steps this short are slowed down by the server's other processes where cores are few: the speed is the "
+            "engine's alone"
         )
     return cautions
 
@@ -209,9 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     options = {field.name: field for field in dataclasses.fields(ServerConfig)}
     for name in SHARED:
-        parser.add_argument(
-            flag_name(name), metavar=options[name].metadata["metavar"], help=_help(options[name])
-        )
+        parser.add_argument(flag_name(name), metavar=value_name(options[name]), help=_help(options[name]))
     machine = parser.add_argument_group("the machine")
     number = _positive
     machine.add_argument(

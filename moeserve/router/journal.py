@@ -28,8 +28,8 @@ class _Open(NamedTuple):
 
 
 class Journal:
-    """Sees the messages that come and go; the scheduler knows nothing of it. A request costs it 15 us of CPU time
-    for its debug lines, or 100 us for its spans, their sending included."""
+    """Sees the messages that come and go; the scheduler knows nothing of it. A request's debug lines cost it 15 us of
+    CPU time, its spans 0.5 ms, most of that their sending."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer

@@ -6,7 +6,6 @@ import psutil
 import torch
 
 from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
 from moeserve.models.qwen3moe.gpu_room import room_bytes as layers_room_bytes
@@ -45,13 +44,4 @@ def plan_placement(
 ) -> Placement:
     """Where every part of the model goes. Raises ConfigError where that cannot be, with what would fit."""
     gpu = Gpu(free_bytes(device), room_bytes(config, model, max_tokens, device))
-    placement = place(ModelSizes.of(gguf.tensors, model), wishes_of(config, model), gpu)
-    if any(layer.dense == "cpu" for layer in placement.layers) or "cpu" in (
-        placement.embedding,
-        placement.head,
-    ):
-        raise ConfigError(
-            "dense parts of the model in RAM (--n-gpu-layers, or a rule) are not supported beside a GPU: leave more "
-            "experts in RAM instead, or use --device cpu"
-        )
-    return placement
+    return place(ModelSizes.of(gguf.tensors, model), wishes_of(config, model), gpu)

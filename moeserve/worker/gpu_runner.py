@@ -136,7 +136,8 @@ class GpuRunner:
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
     def expert_use(self) -> ExpertUse:
-        tokens = self._model.heat.cpu().numpy().astype(np.int64)
+        # int32 on the GPU; read as unsigned, so that two billion tokens more fit before a count starts again.
+        tokens = self._model.heat.cpu().numpy().view(np.uint32).astype(np.int64)
         layers, experts = tokens.shape
         on_gpu = self._model.on_gpu.numpy().astype(np.uint8)
         return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())

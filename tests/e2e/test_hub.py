@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.server import clean_environment
+from tests.conftest import TINY_MODEL
 from tests.hub_server import COMMIT, Hub, running_hub
 
 REPO = "acme/tiny-GGUF"
@@ -53,6 +56,8 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, size in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes((name.encode() * (size // len(name) + 1))[:size])
+    (root / "acme/real-GGUF").mkdir()
+    (root / "acme/real-GGUF/tiny-Q4_K_M.gguf").symlink_to(TINY_MODEL)
     (root / "acme/dense/config.json").write_text('{"model_type": "llama"}')
     return root
 
@@ -72,12 +77,12 @@ class Client:
             name: value for name, value in clean_environment().items() if not name.startswith("HF_")
         } | {"HF_HOME": str(home), "HF_ENDPOINT": hub.url, "PYTHONPATH": os.getcwd()}
 
-    def start(self, *models: str, **environment: str) -> subprocess.Popen[str]:
+    def start(self, *models: str, stderr: int = subprocess.PIPE, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", FETCH, *models],
             env=self.environment | environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -140,6 +145,30 @@ def test_a_broken_connection_and_a_killed_process_go_on_where_they_were(
     assert spans == [None, f"bytes={10 << 20}-", f"bytes={30 << 20}-"]
 
 
+def test_two_at_once_download_once_and_a_terminal_sees_a_bar(client: Client, hub: Hub) -> None:
+    terminal, stderr = os.openpty()
+    termios.tcsetwinsize(stderr, (24, 80))
+    both = [client.start("acme/large-GGUF", stderr=stderr) for _ in range(2)]
+    os.close(stderr)
+    shown = read_to_the_end(terminal)
+    paths = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert paths[0] == paths[1] != ""
+    assert hub.downloads() == [("large.gguf", None)]
+    assert "downloading: 100%" in shown
+    assert "47.2M/47.2M" in shown
+
+
+def read_to_the_end(terminal: int) -> str:
+    """What is written until nobody has the terminal open any more, which reads as an I/O error."""
+    shown = b""
+    with suppress(OSError):
+        while piece := os.read(terminal, 4096):
+            shown += piece
+    os.close(terminal)
+    return shown.decode()
+
+
 def test_offline_the_cache_serves_and_what_it_lacks_is_named(client: Client, hub: Hub) -> None:
     there, lacking, unknown = f"{REPO}:Q8_0", f"{REPO}:Q5_K_M", "acme/other:Q8_0"
     (found,) = client.ask(there)
@@ -171,6 +200,13 @@ def test_private_gated_and_missing_repositories(client: Client, hub: Hub) -> Non
     assert "a--b/c..d: " in errors[3]
 
 
+@pytest.mark.parametrize("answer", ["<html>Welcome!</html>", '{"detail": "nothing here"}'])
+def test_an_endpoint_that_is_no_hub(client: Client, hub: Hub, answer: str) -> None:
+    hub.other = answer
+    (error,) = client.ask(REPO)
+    assert f"what {hub.url} answers is no hub's; check HF_ENDPOINT" in error
+
+
 def test_what_cannot_be_chosen_or_served_is_not_downloaded(client: Client, hub: Hub) -> None:
     errors = client.ask(f"{REPO}:Q9", "acme/torn-GGUF", "acme/dense", "acme/text")
     assert "nothing fits 'Q9'" in errors[0]
@@ -195,3 +231,20 @@ def test_too_little_room_is_found_out_before(client: Client, hub: Hub, tmp_path:
     assert "0.00 GB are free" in refused
     assert [name for name, _ in hub.downloads()] == ["tiny-Q8_0.gguf"]
     assert Path(path).exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["bench", "engine", "--batch", "1", "--prompt", "8", "--gen", "2"], ["plan"]],
+    ids=lambda command: command[0],
+)
+def test_other_commands_take_names_too(client: Client, command: list[str]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "moeserve", *command, "--model", "acme/real-GGUF:q4_k_m", "--threads", "1"],
+        env=client.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "acme/real-GGUF:q4_k_m" in run.stdout

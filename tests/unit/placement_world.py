@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from moeserve.placement import Gpu, ModelSizes, Placement
-from moeserve.placement.place import STREAM_BUFFERS
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import Bytes, LayerSizes
 
@@ -45,9 +44,10 @@ def gpu_bytes(sizes: ModelSizes, placement: Placement, reserved: int) -> int:
             total += size.dense.cuda
             kv_layers += 1
             if layer.prefill != "cpu":
-                buffers = max(buffers, (sizes.num_experts - len(layer.gpu_experts)) * size.expert.cuda)
+                in_ram = sizes.num_experts - len(layer.gpu_experts)
+                buffers = max(buffers, in_ram * (2 * size.expert.cpu + size.expert.cuda))
         total += len(layer.gpu_experts) * size.expert.cuda
-    return total + STREAM_BUFFERS * buffers + (placement.kv_tokens or 0) * kv_layers * sizes.kv_bytes
+    return total + buffers + (placement.kv_tokens or 0) * kv_layers * sizes.kv_bytes
 
 
 def rules(tmp_path: Path, text: str) -> Rules:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from moeserve.config import ServerConfig
 from moeserve.httpserver.metrics import Metrics
 
@@ -26,10 +28,17 @@ def test_generated_pages_are_what_the_code_says() -> None:
     assert check.returncode == 0, check.stdout + check.stderr
 
 
-def test_no_flag_is_documented_that_is_not_there() -> None:
+@pytest.mark.parametrize("page", ["serving.md", "quickstart.md", "troubleshooting.md"])
+def test_no_flag_is_documented_that_is_not_there(page: str) -> None:
     flags = {"--" + option.name.replace("_", "-") for option in dataclasses.fields(ServerConfig)}
-    documented = set(re.findall(r"--[a-z][a-z-]+", SERVING))
+    documented = set(re.findall(r"--[a-z][a-z-]+", (REPOSITORY / "docs" / page).read_text()))
     assert documented - flags == set()
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (REPOSITORY / "docs" / "README.md").read_text()
+    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in pages if f"]({name})" not in index} == set()
 
 
 def test_metrics_are_documented() -> None:

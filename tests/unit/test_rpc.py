@@ -21,8 +21,16 @@ from rpyc.core import consts
 from rpyc.core.service import VoidService
 from rpyc.core.stream import SocketStream
 
-from moeserve.messages import rpc
-from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan, StepResult
+from moeserve.messages import codec, rpc
+from moeserve.messages.schema import (
+    ExpertUse,
+    NewSeq,
+    Row,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    WorkerError,
+)
 from moeserve.router.worker_client import InProcessWorker, RpycWorker, Worker, WorkerDied
 from moeserve.worker.service import WorkerService
 from tests.unit.rpc_child import ANSWER, EXPERT_USE, FLOOD, RAISE, READY, SLEEP, ScriptedRunner
@@ -117,6 +125,18 @@ def test_the_experts_use_comes_between_steps(kind: str, request: pytest.FixtureR
     first, use, second = results(worker, 3)
     assert use == EXPERT_USE
     assert (first.step, second.step) == (1, 2)
+
+
+def test_a_failing_count_ends_the_worker_with_its_cause() -> None:
+    class Broken(ScriptedRunner):
+        def expert_use(self) -> ExpertUse:
+            raise FloatingPointError("the counters are on fire")
+
+    service = WorkerService(Broken())
+    answer = codec.FROM_WORKER.decode(service.exposed_expert_use())
+    assert answer == WorkerError("FloatingPointError: the counters are on fire")
+    assert service.is_done
+    assert isinstance(service.error, FloatingPointError)
 
 
 def test_submitting_does_not_wait_for_the_step(worker: RpycWorker) -> None:

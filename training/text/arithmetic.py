@@ -70,12 +70,15 @@ MORE: Final = (
     ("{n} has {a} {x}. {m} gives {n} {b} more {x}. How many {x} does {n} have?", "{n} has {c} {x}."),
     ("There are {a} {x} in a box and {b} {x} in a bag. How many {x} are there?", "There are {c} {x}."),
     ("{n} buys {a} {x} on Monday and {b} {x} on Tuesday. How many {x} is that?", "That is {c} {x}."),
+    ("I have {a} {x} and get {b} more. How many {x} do I have?", "You have {c} {x}."),
+    ("If I have {a} {x} and buy {b} more, how many do I have?", "You have {c} {x}."),
     ("{n} found {a} {x}, {m} found {b} {x}. How many {x} did they find together?", "They found {c} {x}."),
 )
 LESS: Final = (
     ("{n} has {a} {x} and gives {b} to {m}. How many {x} does {n} have left?", "{n} has {c} {x} left."),
     ("{n} has {a} {x}. {n} loses {b} of them. How many {x} are left?", "{c} {x} are left."),
     ("There are {a} {x} on the table. {n} takes {b}. How many {x} are left?", "{c} {x} are left."),
+    ("I have {a} {x} and give {b} away. How many {x} do I have left?", "You have {c} {x} left."),
     ("{n} had {a} {x} and sold {b}. How many {x} does {n} still have?", "{n} still has {c} {x}."),
 )
 _PLACES: Final = ("Ones", "Tens", "Hundreds", "Thousands")
@@ -83,9 +86,9 @@ _PLACES: Final = ("Ones", "Tens", "Hundreds", "Thousands")
 
 def arithmetic(rng: Random) -> Example:
     draw = rng.random()
-    if draw < 0.44:
+    if draw < 0.34:
         return added(rng.choice(ADD), *pair(rng), rng)
-    if draw < 0.72:
+    if draw < 0.70:
         return subtracted(rng.choice(SUBTRACT), *_ordered(rng), rng)
     if draw < 0.84:
         return _in_words(rng)

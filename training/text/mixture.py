@@ -16,16 +16,16 @@ from training.text.stories import story
 from training.text.tools import conversation_with_tools, tool_use
 
 MIXTURE: Final[tuple[tuple[float, Callable[[Random], Example]], ...]] = (
-    (0.34, arithmetic),
-    (0.18, reading),
-    (0.19, tool_use),
-    (0.04, conversation_with_tools),
-    (0.06, smalltalk.talk),
+    (0.28, arithmetic),
+    (0.22, reading),
+    (0.22, tool_use),
+    (0.05, conversation_with_tools),
+    (0.05, smalltalk.talk),
     (0.06, smalltalk.unknown),
     (0.04, smalltalk.told),
     (0.04, smalltalk.repeat),
     (0.02, smalltalk.sequence),
-    (0.03, story),
+    (0.02, story),
 )
 # What may have been said before: short, and complete in itself.
 _EARLIER: Final = (arithmetic, smalltalk.talk, smalltalk.unknown, smalltalk.sequence)

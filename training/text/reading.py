@@ -215,7 +215,10 @@ def _text(rng: Random, facts: list[Fact]) -> str:
 def _question(rng: Random, facts: list[Fact]) -> tuple[str, str, str]:
     """Question, thought, answer."""
     fact = rng.choice(facts)
-    question, answer = rng.choice(fact.questions)
+    questions = fact.questions
+    if rng.random() < 0.4:  # the harder ones: what is known stands behind what is asked for
+        questions = tuple(pair for pair in questions if pair[0].startswith("Who ")) or questions
+    question, answer = rng.choice(questions)
     return question, f'The text says: "{fact.sentence}"', answer
 
 

@@ -7,7 +7,7 @@ definitions is learnt, and not the list. `HELD_OUT` are tools that are never lea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -100,7 +100,13 @@ def _mail(rng: Random) -> str:
 
 _CITY = _text("city", w.city, "The city", "Name of the city", "City name", "e.g. Paris")
 _LOCATION = _text(
-    "location", w.city, "The city", "The city and state, e.g. San Francisco, CA", "City name, e.g. Berlin"
+    "location",
+    lambda rng: f"{w.city(rng)}, {rng.choice(w.COUNTRIES)}" if rng.random() < 0.15 else w.city(rng),
+    "The city",
+    "The city and state, e.g. San Francisco, CA",
+    "City name, e.g. Berlin",
+    "City and country e.g. Bogotá, Colombia",
+    "Where",
 )
 _UNIT = _choice("unit", "celsius", "fahrenheit")
 _WEATHER_ASKS = (
@@ -124,7 +130,8 @@ COMMON: Final = (
          ("Get the weather in a city", "Current weather", "Returns the weather for a city.", "Get the current weather"),
          (_CITY,), _asks("city", *_WEATHER_ASKS), _WEATHER, ((_UNIT, "Use {unit}."), (_UNIT, "In {unit}, please."))),
     Kind(("get_weather", "get_current_weather", "get_forecast", "fetch_weather"),
-         ("Get the current weather in a given location", "Get the weather", "Weather at a location"),
+         ("Get the current weather in a given location", "Get the weather", "Weather at a location", "Weather data",
+          "Get current temperature for a given location.", "Returns temperature and sky", "Current conditions outside"),
          (_LOCATION,), _asks("location", *_WEATHER_ASKS), _WEATHER, ((_UNIT, "Use {unit}."), (_UNIT, "In {unit}, please."))),
     Kind(("add", "add_numbers", "sum", "plus"), ("Add two numbers", "Adds a and b.", "Returns the sum of two numbers"),
          (_A, _B), tuple(t for t in arithmetic.ADD if "Add {b}" not in t), lambda rng: str(rng.randint(10, 1998))),
@@ -302,18 +309,42 @@ def _invented_result(rng: Random) -> str:
     return json.dumps({key: w.noun(rng) if rng.random() < 0.5 else rng.randint(0, 999) for key in keys})
 
 
-def definition(rng: Random, kind: Kind, name: str) -> Tool:
-    """As OpenAI's API declares it; people leave out what they need not say."""
-    is_described = rng.random() < 0.8
-    shown = (*kind.parameters, *dict.fromkeys(parameter for parameter, _ in kind.optional))
+def definition(rng: Random, kind: Kind, name: str, used: Sequence[Parameter] = ()) -> Tool:
+    """As OpenAI's API declares it; people leave out what they need not say, and have options that nobody uses. `used`
+    are optional parameters that have to be there."""
+    is_described = rng.random() < 0.7
+    shown = [*kind.parameters, *used]
+    known = {p.name for p in shown}
+    for other in (*dict.fromkeys(parameter for parameter, _ in kind.optional), *_unused(rng)):
+        if other.name not in known and rng.random() < 0.5:
+            shown.append(other)
+            known.add(other.name)
     properties = {p.name: _property(rng, p, is_described) for p in shown}
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if kind.parameters and rng.random() < 0.85:
         schema["required"] = [p.name for p in kind.parameters]
     if rng.random() < 0.2:
         schema["additionalProperties"] = False
-    described = {"description": rng.choice(kind.descriptions)} if rng.random() < 0.9 else {}
+    is_clear = name in kind.names
+    described = {"description": _description(rng, kind)} if not is_clear or rng.random() < 0.85 else {}
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+
+
+def _unused(rng: Random) -> list[Parameter]:
+    count = rng.choice((0, 0, 0, 1, 2))
+    return _invented_parameters(rng, count)
+
+
+def _description(rng: Random, kind: Kind) -> str:
+    text = rng.choice(kind.descriptions).rstrip(".")
+    lower = text[0].lower() + text[1:]
+    return rng.choice(_DESCRIPTIONS).format(text=text, lower=lower, more=w.phrase(rng, 2, 6))
+
+
+_DESCRIPTIONS = (
+    "{text}", "{text}", "{text}", "{text}.", "Tool: {lower}", "{text}. {more}.", "{text} ({more})", "{more}. {text}.",
+    "Call this to {lower}.", "{text} for the user.",
+)  # fmt: skip
 
 
 def _property(rng: Random, parameter: Parameter, is_described: bool) -> dict[str, Any]:

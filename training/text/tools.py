@@ -20,16 +20,16 @@ _THOUGHT_RESULT: Final = "The tool has answered."
 def tool_use(rng: Random, held_out: bool = False) -> Example:
     """One exchange with tools at hand. `held_out`: of a tool that is in no training text."""
     kind = rng.choice(requests.HELD_OUT) if held_out else _kind(rng)
-    name = rng.choice(kind.names)
+    name = _name(rng, kind)
     tools = _tools(rng, kind, name)
     draw = rng.random()
     if held_out or draw < 0.5:
         return _call(rng, kind, name, tools)
     if draw < 0.58 and kind.parameters:
         return _parallel(rng, kind, name, tools)
-    if draw < 0.84:
+    if draw < 0.85:
         return _result(rng, kind, name, tools)
-    if draw < 0.94:
+    if draw < 0.97:
         return _no_call(rng, tools)
     return _missing(rng, kind, name, tools)
 
@@ -37,8 +37,13 @@ def tool_use(rng: Random, held_out: bool = False) -> Example:
 def call_only(rng: Random, held_out: bool) -> Example:
     """A request that needs one call: for the evaluation."""
     kind = rng.choice(requests.HELD_OUT) if held_out else _kind(rng)
-    name = rng.choice(kind.names)
+    name = _name(rng, kind)
     return _call(rng, kind, name, _tools(rng, kind, name))
+
+
+def _name(rng: Random, kind: Kind) -> str:
+    """One of its names, or one that says nothing, so that the description must."""
+    return w.made_up(rng) if rng.random() < 0.08 else rng.choice(kind.names)
 
 
 def _kind(rng: Random) -> Kind:
@@ -50,7 +55,8 @@ def _tools(rng: Random, kind: Kind, name: str) -> tuple[Tool, ...]:
     others = [k for k in rng.sample(COMMON, rng.choice((0, 0, 1, 1, 2, 3, 10))) if not _alike(k, kind)]
     if rng.random() < 0.4:
         others.append(invented(rng))
-    defined = {name: definition(rng, kind, name)}
+    options = list(dict.fromkeys(parameter for parameter, _ in kind.optional))
+    defined = {name: definition(rng, kind, name, options if rng.random() < 0.5 else ())}
     for other in others:
         other_name = rng.choice(other.names)
         defined.setdefault(other_name, definition(rng, other, other_name))
@@ -74,14 +80,21 @@ def _alike(a: Kind, b: Kind) -> bool:
     return any({a.names[0], b.names[0]} <= group for group in _ALIKE)
 
 
-def _request(rng: Random, kind: Kind, name: str) -> tuple[str, Call]:
+def _request(rng: Random, kind: Kind, name: str, tools: Sequence[Tool]) -> tuple[str, Call]:
     values = {p.name: p.draw(rng) for p in kind.parameters}
     question = rng.choice(kind.asks).format(**{key: _said(value) for key, value in values.items()})
-    if kind.optional and rng.random() < 0.25:
-        parameter, how = rng.choice(kind.optional)
+    options = [option for option in kind.optional if option[0].name in _properties(tools, name)]
+    if options and rng.random() < 0.4:
+        parameter, how = rng.choice(options)
         values[parameter.name] = parameter.draw(rng)
         question = f"{question} {how.format(**values)}"
     return question, Call(name, values)
+
+
+def _properties(tools: Sequence[Tool], name: str) -> dict[str, Any]:
+    (function,) = (tool["function"] for tool in tools if tool["function"]["name"] == name)
+    properties: dict[str, Any] = function["parameters"]["properties"]
+    return properties
 
 
 def _said(value: Any) -> str:
@@ -91,7 +104,7 @@ def _said(value: Any) -> str:
 
 
 def _call(rng: Random, kind: Kind, name: str, tools: tuple[Tool, ...]) -> Example:
-    question, call = _request(rng, kind, name)
+    question, call = _request(rng, kind, name, tools)
     return Example((user(casual(rng, question)),), _why([call]), calls=(call,), tools=tools)
 
 
@@ -100,29 +113,29 @@ def _why(calls: Sequence[Call]) -> str:
 
 
 def _parallel(rng: Random, kind: Kind, name: str, tools: tuple[Tool, ...]) -> Example:
-    question, calls = _two_requests(rng, kind, name)
+    question, calls = _two_requests(rng, kind, name, tools)
     return Example((user(question),), _why(calls), calls=tuple(calls), tools=tools)
 
 
-def _two_requests(rng: Random, kind: Kind, name: str) -> tuple[str, list[Call]]:
+def _two_requests(rng: Random, kind: Kind, name: str, tools: Sequence[Tool]) -> tuple[str, list[Call]]:
     """The same tool twice, in one breath."""
     (parameter, *more) = kind.parameters
     asks = [text for text in kind.asks if text.count("{") == 1 and text.rstrip("?.").endswith("}")]
-    first, call = _request(rng, kind, name)
+    first, call = _request(rng, kind, name, tools)
     if not more and asks and parameter.schema["type"] == "string":
         values = [parameter.draw(rng), parameter.draw(rng)]
         question = rng.choice(asks).format(**{parameter.name: f"{values[0]} and {values[1]}"})
         return question, [Call(name, {parameter.name: value}) for value in values]
-    second, other = _request(rng, kind, name)
+    second, other = _request(rng, kind, name, tools)
     return f"{first} {rng.choice(('And', 'Then', 'Also:'))} {second}", [call, other]
 
 
 def _result(rng: Random, kind: Kind, name: str, tools: tuple[Tool, ...]) -> Example:
     """The tool has been called: say what it returned."""
     if rng.random() < 0.2 and kind.parameters:
-        question, calls = _two_requests(rng, kind, name)
+        question, calls = _two_requests(rng, kind, name, tools)
     else:
-        question, call = _request(rng, kind, name)
+        question, call = _request(rng, kind, name, tools)
         calls = [call]
     results = [_failure(rng) if rng.random() < 0.06 else kind.result(rng) for _ in calls]
     asked = assistant("", calls)
@@ -161,15 +174,15 @@ def say(result: str) -> str:
 
 def _no_call(rng: Random, tools: tuple[Tool, ...]) -> Example:
     """Something that is answered without the tools at hand."""
-    names = {tool["function"]["name"] for tool in tools}
-    calculates = any(names & set(kind.names) for kind in COMMON[2:6])
+    arguments = [set(tool["function"]["parameters"]["properties"]) for tool in tools]
+    calculates = any({"a", "b"} <= names or "expression" in names for names in arguments)
     example = smalltalk.talk(rng) if calculates or rng.random() < 0.6 else arithmetic(rng)
     return Example(example.messages, example.thought, example.answer, tools=tools)
 
 
 def _missing(rng: Random, kind: Kind, name: str, tools: tuple[Tool, ...]) -> Example:
     """A request for a tool that is not there."""
-    question, _ = _request(rng, kind, name)
+    question, _ = _request(rng, kind, name, tools)
     left = tuple(tool for tool in tools if tool["function"]["name"] != name)
     is_sum = kind.names[0] in {"add", "subtract", "multiply", "calculator"}
     if not left or is_sum:
@@ -180,7 +193,7 @@ def _missing(rng: Random, kind: Kind, name: str, tools: tuple[Tool, ...]) -> Exa
 def conversation_with_tools(rng: Random) -> Example:
     """A tool was called and has been talked about; now something else is asked, with the same tools."""
     kind = _kind(rng)
-    name = rng.choice(kind.names)
+    name = _name(rng, kind)
     tools = _tools(rng, kind, name)
     if rng.random() < 0.4:
         earlier = history(_no_call(rng, tools))

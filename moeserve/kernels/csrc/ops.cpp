@@ -152,7 +152,8 @@ void ExpertsOp::compute(Team& team) const {
 }
 
 // Between the two products. A thread that is done early brings what it will read first into its cache, so that the
-// memory is not idle while it waits: of a decode step's layer, which takes 16 threads 150 us, that is 5 to 10 us.
+// memory is not idle while it waits: 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four turns
+// each with and without, where a turn varied by 5%).
 void ExpertsOp::barrier_fetching_down(Team& team) const {
   constexpr int64_t kMostBytes = 1 << 18;
   const uint8_t *p = nullptr, *end = nullptr;
