@@ -35,7 +35,7 @@ def method_for(tokens: int) -> Method:
     if tokens <= 32:
         return Method(1)
     if tokens <= 256:
-        return Method(16, GemmTile(16, 64, 2, 4, 2), GemmTile(16, 128, 2, 4, 2))
+        return Method(16, GemmTile(16, 64, 2, 2, 2), GemmTile(16, 64, 2, 2, 2))
     return Method(64, GemmTile(64, 64, 2, 4, 2), GemmTile(64, 128, 2, 4, 2))
 
 
