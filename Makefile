@@ -3,7 +3,11 @@
 #   make serve [MODEL=/path/to/model.gguf] [ARGS="--port 9000"]   a server, on the packaged small model by default
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
+#   make test-clients                                             the programs of docs/clients.md, with every client
+#   make fuzz                                                     10,000 generated requests, none a server error (30 min)
+#   make schemas                                                  200 random JSON schemas, every answer valid
 #   make format                                                   rewrite Python and C++ files in the project's format
+#   make docs                                                     write docs/flags.md and docs/api.md anew
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,17 +17,31 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all lint format clean
+.PHONY: serve test test-all test-clients fuzz schemas lint browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: lint
+test-all: lint browser
 	$(BIN)/python -m pytest
+
+CLIENTS := build/clients
+
+test-clients: $(VENV)/.installed-test
+	test -d $(CLIENTS)/venv || $(PYTHON) -m venv $(CLIENTS)/venv
+	$(CLIENTS)/venv/bin/pip install --quiet langchain-openai langchain-anthropic llama-index-llms-openai-like
+	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk
+	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/e2e/test_api_fuzz.py
+
+schemas: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/e2e/test_structured.py -k every_random_schema
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -31,10 +49,16 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 
+browser:
+	scripts/install_browser.sh
+
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CSRC)
+
+docs: $(VENV)/.installed
+	$(BIN)/python scripts/generate_docs.py
 
 clean:
 	rm -rf $(VENV) build

@@ -23,7 +23,7 @@ from moeserve.config import ServerConfig
 from moeserve.grammar.wish import JsonSchema, Regex, to_grammar
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.options import resolve
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 
 ITEM = {
@@ -113,7 +113,7 @@ def main() -> None:
         max_model_len=room,
         max_num_batched_tokens=max(512, arguments.batch * PROMPT),
     )
-    bench = Bench(load_runner(resolve(config), lambda *_: None), arguments.batch, room)
+    bench = Bench(load_cpu_runner(resolve(config), lambda *_: None), arguments.batch, room)
     for _ in range(arguments.blocks):
         for group in bench.groups.values():
             bench.turn(group)

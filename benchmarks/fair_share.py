@@ -22,8 +22,10 @@ from benchmarks.streams import ask, client, percentile, prompt_ids
 LIGHT, GREEDY_REQUESTS = 3, 64
 
 
-async def light_user(server: Server, user: int, rounds: int, prompt: int, think: float) -> list[float]:
-    rng = random.Random(user)
+async def light_user(
+    server: Server, user: int, seed: int, rounds: int, prompt: int, think: float
+) -> list[float]:
+    rng = random.Random(seed)
     ttfts: list[float] = []
     async with client(server, headers={"authorization": f"Bearer light-{user}"}) as http:
         for _ in range(rounds):
@@ -42,13 +44,16 @@ async def greedy(http: httpx.AsyncClient, index: int, prompt: int, output: int) 
         (await http.post("/v1/completions", json=body)).raise_for_status()
 
 
-async def light_users(server: Server, args: argparse.Namespace) -> list[float]:
-    users = (light_user(server, user, args.rounds, args.prompt, args.think) for user in range(LIGHT))
+async def light_users(server: Server, args: argparse.Namespace, seed: int) -> list[float]:
+    """`seed`: another one makes other prompts, of which the prefix cache knows nothing."""
+    users = (
+        light_user(server, user, seed + user, args.rounds, args.prompt, args.think) for user in range(LIGHT)
+    )
     return [ttft for ttfts in await asyncio.gather(*users) for ttft in ttfts]
 
 
 async def measure(server: Server, args: argparse.Namespace) -> tuple[list[float], list[float]]:
-    alone = await light_users(server, args)
+    alone = await light_users(server, args, seed=0)
     async with client(server, headers={"authorization": "Bearer greedy"}) as http:
         tasks = [
             asyncio.create_task(greedy(http, index, args.greedy_prompt, args.greedy_output))
@@ -57,7 +62,7 @@ async def measure(server: Server, args: argparse.Namespace) -> tuple[list[float]
         while server.metrics()["moeserve:num_requests_waiting"] > 0 and not any(t.done() for t in tasks):
             await asyncio.sleep(0.2)
         await asyncio.sleep(args.think)
-        beside = await light_users(server, args)
+        beside = await light_users(server, args, seed=LIGHT)
         for task in tasks:
             if task.done():
                 task.result()

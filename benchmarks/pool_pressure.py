@@ -2,10 +2,11 @@
 
     python -m benchmarks.pool_pressure
 
-Each of 16 clients asks four times, and may use the whole context; the pool holds four such requests. Answers end by
+Each of 16 clients asks several times, and may use the whole context; the pool holds four such requests. Answers end by
 themselves after lengths drawn by the sampler (a set of stop tokens is hit with even chance at each token). The
 server admits by predicted length and pauses where that was wrong. Beside it, what full reservation would do: the same
-server with four places. Every answer is compared with the one that its request gets alone.
+server with four places. Every answer is compared with the one that its request gets alone (with --skip-alone: in
+the other run).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import httpx
 from benchmarks.server import Server, running_server
 from benchmarks.streams import client, prompt_ids
 
-CLIENTS, ROUNDS, FULL_LENGTH_REQUESTS = 16, 4, 4
+CLIENTS, FULL_LENGTH_REQUESTS = 16, 4
 CONTEXT, PROMPT = 2048, 100
 SAMPLING = {"temperature": 1.0, "ignore_eos": True}
 
@@ -37,16 +38,20 @@ class Run:
     lengths: list[int]
 
 
-def body(index: int, mean_length: int, vocabulary: int = 4096) -> dict[str, Any]:
-    """The rest of the context is asked for; 1 token in mean_length ends the answer."""
-    return SAMPLING | {
-        "prompt": prompt_ids(PROMPT, seed=100 + index),
-        "max_tokens": CONTEXT - PROMPT,
-        "stop_token_ids": list(range(0, vocabulary, mean_length))[1:256],
-        "seed": index,
-        "return_tokens_as_token_ids": True,
-        "logprobs": 0,
-    }
+def body(index: int, mean_length: int, stop: list[str], vocabulary: int = 4096) -> dict[str, Any]:
+    """The rest of the context is asked for; 1 token in mean_length ends the answer, or one of `stop`."""
+    ends = {"stop": stop} if stop else {"stop_token_ids": list(range(0, vocabulary, mean_length))[1:256]}
+    return (
+        SAMPLING
+        | ends
+        | {
+            "prompt": prompt_ids(PROMPT, seed=100 + index),
+            "max_tokens": CONTEXT - PROMPT,
+            "seed": index,
+            "return_tokens_as_token_ids": True,
+            "logprobs": 0,
+        }
+    )
 
 
 async def complete(http: httpx.AsyncClient, request: dict[str, Any]) -> tuple[str, int]:
@@ -102,17 +107,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Clients without max_tokens in a small KV pool.")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--mean-length", type=int, default=300, help="of an answer, in tokens")
+    parser.add_argument(
+        "--stop", action="append", default=[], help="text that ends answers, for models of a large vocabulary"
+    )
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument(
+        "--skip-alone", action="store_true", help="compare the answers of the two ways with each other only"
+    )
     args = parser.parse_args()
-    requests = [body(index, args.mean_length) for index in range(CLIENTS * ROUNDS)]
-    alone = served(args.model, requests, places=1, clients=1)
-    print(f"lengths of the answers: {sorted(alone.lengths)}")
-    for name, places in (("predicted lengths", CLIENTS), ("full reservation", FULL_LENGTH_REQUESTS)):
+    requests = [body(index, args.mean_length, args.stop) for index in range(CLIENTS * args.rounds)]
+    expected = None if args.skip_alone else served(args.model, requests, places=1, clients=1)
+    for name, places in (("full reservation", FULL_LENGTH_REQUESTS), ("predicted lengths", CLIENTS)):
         run = served(args.model, requests, places, CLIENTS)
-        equal = sum(a == b for a, b in zip(run.answers, alone.answers, strict=True))
+        expected = expected or run
+        equal = sum(a == b for a, b in zip(run.answers, expected.answers, strict=True))
         print(
             f"{name}: {run.seconds:.2f} s, {run.mean_running:.1f} running on average, {run.pauses:.0f} pauses, "
-            f"{run.recomputed:.0f} tokens computed again, {equal} of {len(requests)} answers as alone"
+            f"{run.recomputed:.0f} tokens computed again, {equal} of {len(requests)} answers as expected"
         )
+    print(f"lengths of the answers: {sorted(run.lengths)}")
 
 
 if __name__ == "__main__":

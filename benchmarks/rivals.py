@@ -22,7 +22,7 @@ from pathlib import Path
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
 from moeserve.options import resolve
-from moeserve.worker.loading import load_runner
+from moeserve.worker.loading import load_cpu_runner
 
 CHILD = Path(__file__).with_name("llama_cpp_child.py")
 PROMPT = 64  # tokens of each stream before decoding, as in the child
@@ -40,7 +40,7 @@ class Ours:
             max_total_tokens=max(most_streams * 256, longest),
         )
         start = time.perf_counter()
-        self.runner = load_runner(resolve(config), lambda *_: None)
+        self.runner = load_cpu_runner(resolve(config), lambda *_: None)
         self.load_s = time.perf_counter() - start
         self.bench = EngineBench(self.runner, config.max_num_batched_tokens)
         self.fractions: list[float] = []  # of the read bandwidth, of each decode with one stream

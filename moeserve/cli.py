@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
+from moeserve.errors import UserError
 from moeserve.options import add_options, demonstration_model, read_options, resolve
 
 log = logging.getLogger(__name__)
@@ -42,14 +42,15 @@ class Command(NamedTuple):
 def serve(arguments: list[str]) -> int:
     """The server. Exit codes: those of `launcher.launch`; 2 for a bad flag or environment variable."""
     parser = serve_parser()
-    try:
-        config = resolve(parse(parser, arguments, os.environ))
-    except ConfigError as error:
-        parser.error(str(error))
     from moeserve.launcher import launch
-    from moeserve.process import set_up_logging
+    from moeserve.logs import set_up_logging
 
-    set_up_logging("launcher", config.log_level)
+    try:
+        asked = parse(parser, arguments, os.environ)
+        set_up_logging("launcher", asked.log_level, asked.log_format)
+        config = resolve(asked)
+    except UserError as error:
+        parser.error(str(error))
     if Path(config.model) == demonstration_model():
         log.info(
             "no --model was given: this is the small demonstration model, which can do a few things only"
@@ -70,8 +71,15 @@ def simulate(arguments: list[str]) -> int:
     return run_simulate(arguments)
 
 
+def plan(arguments: list[str]) -> int:
+    from moeserve.plan.command import main as run_plan
+
+    return run_plan(arguments)
+
+
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
+    "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
     "bench": Command(bench, "measure the engine, its steps, or a running server"),
     "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
 }
@@ -81,8 +89,8 @@ def serve_parser() -> argparse.ArgumentParser:
     commands = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="moeserve",
-        usage="%(prog)s [command] [--model PATH] [options]",
-        description="Serve a Qwen3-MoE GGUF file over an OpenAI-compatible HTTP API.",
+        usage="%(prog)s [command] [--model MODEL] [options]",
+        description="Serve a Qwen3-MoE model over an OpenAI-compatible HTTP API.",
         epilog=f"commands:\n{commands}\n\nA flag wins over its environment variable, that over the default.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

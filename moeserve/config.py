@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ENV_PREFIX = "MOESERVE_"
-GROUPS = ("Model", "Network", "Chat", "Capacity", "CPU engine", "Server")
+GROUPS = ("Model", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
 
 
 def _option(
@@ -46,12 +46,17 @@ class ServerConfig:
     model: str = _option(
         "",
         "Model",
-        "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), or a folder that holds one; "
-        "left out, the small demonstration model that ships with moeserve is served",
-        metavar="PATH",
+        "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), a folder that holds one, or a folder with "
+        "config.json, tokenizer.json and *.safetensors; or a name on the Hugging Face Hub, to be downloaded: org/repo, "
+        "org/repo:Q4_K_M, org/repo:file.gguf; left out, the small demonstration model that ships with moeserve is "
+        "served",
+        metavar="MODEL",
     )
     served_model_name: str | None = _option(
-        None, "Model", "the model's name in the API (default: the file's name without .gguf)", metavar="NAME"
+        None,
+        "Model",
+        "the model's name in the API (default: the file's name without .gguf, or that on the hub)",
+        metavar="NAME",
     )
     max_model_len: int | None = _option(
         None,
@@ -61,6 +66,13 @@ class ServerConfig:
         low=16,
         high=1 << 24,
     )
+    load_format: str = _option(
+        "auto",
+        "Model",
+        "auto: the file's weights; dummy: random ones of the file's shapes and types, for benchmarks (the file may end "
+        "before its tensors)",
+        choices=("auto", "dummy"),
+    )
     host: str = _option("127.0.0.1", "Network", "address to listen on; 0.0.0.0 admits other machines")
     port: int = _option(
         8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535
@@ -68,8 +80,8 @@ class ServerConfig:
     api_key: tuple[str, ...] = _option(
         (),
         "Network",
-        "require this bearer token on every request but /health and /metrics; give the flag again (in the "
-        "variable: after a comma) for more keys, which get equal shares of a busy server",
+        "require this bearer token on every request but /health, /metrics and the web pages; give the flag again (in "
+        "the variable: after a comma) for more keys, which get equal shares of a busy server",
         metavar="KEY",
     )
     api_key_file: str | None = _option(
@@ -132,6 +144,12 @@ class ServerConfig:
         "off: nobody's",
         choices=("shared", "per-key", "off"),
     )
+    device: str = _option(
+        "auto",
+        "Device",
+        "cuda: the first NVIDIA GPU; cpu: none; auto: a GPU if there is one that can be used",
+        choices=("auto", "cpu", "cuda"),
+    )
     threads: int | None = _option(
         None,
         "CPU engine",
@@ -167,11 +185,75 @@ class ServerConfig:
         "kernel puts it; auto: cores where there are enough of them, else nodes",
         choices=("auto", "cores", "nodes", "none"),
     )
+    num_gpu_experts: int | None = _option(
+        None,
+        "GPU",
+        "experts of each layer that live in GPU memory: the hottest by --expert-heat, else the ids below N (default: "
+        "as many as fit)",
+        low=0,
+        high=4096,
+    )
+    gpu_memory_budget: float | None = _option(
+        None,
+        "GPU",
+        "GPU memory to use for everything; how many experts fit is computed from the file (default: what is free)",
+        low=0.01,
+        high=1e6,
+        metavar="GIB",
+    )
+    expert_heat: str | None = _option(
+        None,
+        "GPU",
+        "how often each expert is used, as a server exports it under /v1/experts/heat: the hottest go to the GPU first",
+        metavar="PATH",
+    )
+    placement_rules: str | None = _option(
+        None,
+        "GPU",
+        "YAML file of rules that place tensors by their names; what none of them matches follows the other flags",
+        metavar="PATH",
+    )
+    n_gpu_layers: int | None = _option(
+        None,
+        "GPU",
+        "layers, from the last, whose attention and router are on the GPU, where not even these fit (default: all)",
+        low=1,
+        high=1024,
+    )
+    max_deferred_experts_per_token: int = _option(
+        0,
+        "GPU",
+        "so many of a token's least experts, where they are in RAM, are added one layer late, so that the CPU works "
+        "while the GPU attends: faster, and not quite the same model",
+        low=0,
+        high=64,
+    )
+    gpu_prefill_token_threshold: int | None = _option(
+        None,
+        "GPU",
+        "from so many tokens in a step on, prompts are read on the GPU, to which the experts in RAM are streamed, and "
+        "below by the CPU (default: measured at the start)",
+        low=1,
+        high=1 << 20,
+    )
     seed: int | None = _option(
         None, "Server", "makes the seeds of requests that set none reproducible", low=0, high=(1 << 63) - 1
     )
     log_level: str = _option(
-        "info", "Server", "how much to log", choices=("debug", "info", "warning", "error")
+        "info",
+        "Server",
+        "how much to log: a line a request at info, its way through the processes at debug",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = _option(
+        "text", "Server", "lines to read, or a JSON object a line", choices=("text", "json")
+    )
+    otlp_endpoint: str | None = _option(
+        None,
+        "Server",
+        "send OpenTelemetry traces of requests to this OTLP/HTTP collector, such as http://localhost:4318 (default: "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, else none); needs moeserve[otel]",
+        metavar="URL",
     )
     shutdown_timeout: float = _option(
         30.0, "Server", "seconds that running requests are given to finish after SIGTERM", low=0, high=86400

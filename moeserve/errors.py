@@ -6,7 +6,7 @@ from __future__ import annotations
 class UserError(Exception):
     """Shown to the user as its message alone, never as a traceback: it names the cause and the remedy.
 
-    The errors of a bad file, a bad flag or a busy port derive from it (`GGUFError`, `ConfigError`, ...).
+    The errors of a bad file, a bad flag or a busy port derive from it (`ModelError`, `ConfigError`, ...).
     Anything else that ends a process is a bug of ours and is logged with its traceback.
     """
 

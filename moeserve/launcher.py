@@ -14,7 +14,7 @@ What ends a server, and how:
 - another process dies while serving: nothing useful is left, so the rest is killed, exit code 1
 
 Whatever happens, no process, socket or directory is left; only `kill -9` of the launcher leaves the directory
-(its children die with it).
+until the next start (its children die with it).
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -42,10 +40,11 @@ from setproctitle import setproctitle
 import moeserve
 from moeserve.config import ENV_PREFIX, RuntimePaths, ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
-from moeserve.messages.channels import MAX_IPC_PATH_BYTES, PullChannel, PushChannel
+from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import ProcessReady, Shutdown, ToLauncher
 from moeserve.process import LAUNCHER_PID_ENV
+from moeserve.runtime_directory import runtime_directory
 
 PROCESSES = ("httpserver", "router", "detokenizer", "worker")
 DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requests' own time
@@ -70,37 +69,6 @@ def launch(config: ServerConfig, package: str = "moeserve") -> int:
             log.error("%s", error)
             return EXIT_FAILED
         return launcher.run()
-
-
-@contextmanager
-def runtime_directory() -> Iterator[Path]:
-    """A new directory that only this user may enter (0700), removed with all in it at the end.
-
-    In $XDG_RUNTIME_DIR, which is private and in memory, else in the temporary directory; a place whose name
-    makes the socket paths too long is passed over. Raises ConfigError when there is no place.
-    """
-    tried: list[str] = []
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if not base:
-            continue
-        base = os.path.abspath(base)
-        # mkdtemp adds 8 characters of its own; "detokenizer" is the longest socket name.
-        if len(os.fsencode(f"{base}/moeserve-xxxxxxxx/detokenizer")) > MAX_IPC_PATH_BYTES:
-            tried.append(f"{base} (too long for a socket's path)")
-            continue
-        try:
-            directory = tempfile.mkdtemp(prefix="moeserve-", dir=base)  # mode 0700
-        except OSError as error:
-            tried.append(f"{base} ({error.strerror})")
-            continue
-        try:
-            yield Path(directory)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-        return
-    raise ConfigError(
-        f"no place for the sockets' directory: {', '.join(tried)}; set TMPDIR to one that works"
-    )
 
 
 def write_config(config: ServerConfig, paths: RuntimePaths) -> None:

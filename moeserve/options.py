@@ -19,6 +19,8 @@ from typing import Any
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
+from moeserve.hub import parse_name
+from moeserve.tracing import traces_url
 
 DEMONSTRATION_MODEL = "moeserve-demo-q8_0.gguf"
 MODEL_SOURCE = "--model or MOESERVE_MODEL"
@@ -37,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             flag_name(option.name),
             action="append" if _is_repeatable(option) else "store",
             default=None,
-            metavar=_metavar(option),
+            metavar=value_name(option),
             help=_help(option),
         )
 
@@ -94,7 +96,8 @@ def _is_repeatable(option: dataclasses.Field[Any]) -> bool:
     return isinstance(option.default, tuple)
 
 
-def _metavar(option: dataclasses.Field[Any]) -> str:
+def value_name(option: dataclasses.Field[Any]) -> str:
+    """What stands for the option's value in `--help`."""
     if option.metadata["choices"]:
         return "{" + ",".join(option.metadata["choices"]) + "}"
     names = {int: "N", float: "SECONDS", str: "TEXT"}
@@ -111,16 +114,24 @@ def _help(option: dataclasses.Field[Any]) -> str:
 
 def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
-    number of threads. Raises ConfigError when there is no such model file."""
-    model = _existing(Path(config.model).expanduser()) if config.model else demonstration_model()
+    number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
+    another UserError, when it cannot be had."""
+    model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     return dataclasses.replace(
         config,
         model=str(model),
-        served_model_name=config.served_model_name or _api_name(model),
-        api_key_file=config.api_key_file and os.path.abspath(Path(config.api_key_file).expanduser()),
+        served_model_name=config.served_model_name or api_name,
+        api_key_file=_absolute(config.api_key_file),
         threads=config.threads or usable_cores(),
-        data_dir=config.data_dir and os.path.abspath(Path(config.data_dir).expanduser()),
+        otlp_endpoint=traces_url(config.otlp_endpoint, os.environ),
+        data_dir=_absolute(config.data_dir),
+        expert_heat=_absolute(config.expert_heat),
+        placement_rules=_absolute(config.placement_rules),
     )
+
+
+def _absolute(path: str | None) -> str | None:
+    return path and os.path.abspath(Path(path).expanduser())
 
 
 def demonstration_model() -> Path:
@@ -128,19 +139,32 @@ def demonstration_model() -> Path:
     return Path(str(importlib.resources.files("moeserve") / "assets" / DEMONSTRATION_MODEL))
 
 
-def _api_name(model: Path) -> str:
-    """The file's name without .gguf and -00001-of-0000N; for a folder, that of the first file in it."""
-    file = min(model.glob("*.gguf")) if model.is_dir() else model
-    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file.name)
+def _find(text: str) -> tuple[Path, str]:
+    """The model's path and its name in the API: what lies at the path `text`, else what has that name on the hub."""
+    path = Path(text).expanduser()
+    name = None if path.exists() else parse_name(text)
+    if name is None:
+        return _local(path)
+    from moeserve.hub.download import fetch  # only who asks for it needs the hub's library
+
+    return fetch(name), str(name)
 
 
-def _existing(model: Path) -> Path:
+def _local(model: Path) -> tuple[Path, str]:
     """Fails in a moment, before any process starts, on what a look at the file system shows."""
     path = Path(os.path.abspath(model))
     if not path.exists():
         raise ConfigError(f"{MODEL_SOURCE}: there is no {path}")
-    if path.is_dir() and not any(path.glob("*.gguf")):
-        raise ConfigError(f"{MODEL_SOURCE}: no .gguf file in the folder {path}")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{MODEL_SOURCE}: {path} may not be read")
-    return path
+    if not path.is_dir():
+        return path, _name_of(path)
+    ggufs = sorted(path.glob("*.gguf"))
+    if not ggufs and not (path / "config.json").exists():
+        raise ConfigError(f"{MODEL_SOURCE}: neither a .gguf file nor a config.json in the folder {path}")
+    return path, _name_of(ggufs[0]) if ggufs else path.name
+
+
+def _name_of(file: Path) -> str:
+    """Without .gguf and -00001-of-0000N."""
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file.name)

@@ -8,6 +8,7 @@ when it is ready or why it failed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import signal
@@ -21,8 +22,10 @@ from setproctitle import setproctitle
 
 from moeserve.config import ENV_PREFIX, RuntimePaths, ServerConfig
 from moeserve.errors import ConfigError, UserError
+from moeserve.logs import set_up_logging
 from moeserve.messages.channels import PushChannel
 from moeserve.messages.schema import ProcessFailed, ProcessReady, WorkerReady
+from moeserve.tracing import Tracer, open_tracer
 
 LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
 EXIT_USER_ERROR = 2
@@ -54,8 +57,16 @@ class Process:
     def failed(self, message: str) -> None:
         self._launcher.send(ProcessFailed(process=self.name, message=message))
 
+    @functools.cached_property
+    def tracer(self) -> Tracer | None:
+        """Where this process's spans go; None: nowhere. For the processes that have some."""
+        return open_tracer(self.name, self.config)
+
     def close(self) -> None:
-        """Waits, a bounded time, for the last messages to leave; then every socket of `context` is closed."""
+        """Waits, a bounded time, for the last messages and spans to leave; then every socket of `context` is
+        closed."""
+        if (tracer := self.__dict__.get("tracer")) is not None:  # made by somebody
+            tracer.close()
         self._launcher.close()
         self.context.destroy()
 
@@ -69,7 +80,7 @@ def run_process(name: str, main: Callable[[Process], None]) -> None:
     setproctitle(f"moeserve: {name}")
     paths = RuntimePaths.from_env()
     config = load_config(paths)
-    set_up_logging(name, config.log_level)
+    set_up_logging(name, config.log_level, config.log_format)
     process = Process(name, config, paths)
     code = _guarded(process, main)
     process.close()
@@ -104,16 +115,6 @@ def load_config(paths: RuntimePaths) -> ServerConfig:
         return msgspec.convert(raw, ServerConfig)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"{paths.config_file}: {error}") from error
-
-
-def set_up_logging(name: str, level: str) -> None:
-    """One line a record, on stderr: time, level, process, message."""
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"%(asctime)s %(levelname)-7s {name}: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
 
 
 def _leave_signals_to_launcher() -> None:

@@ -14,6 +14,14 @@ OWN_FIXTURES = REPOSITORY / "tests" / "fixtures"
 TINY_MODEL = OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--screenshots",
+        metavar="FOLDER",
+        help="the tests of the web pages leave the documentation's pictures there",
+    )
+
+
 def fixtures_dir() -> Path | None:
     """The wider fixtures (one tiny model per quantisation type, the tokenizer's vectors): $MOESERVE_FIXTURES,
     or ../shared/fixtures beside the repository; None where there are none."""

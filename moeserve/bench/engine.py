@@ -1,8 +1,8 @@
 """`moeserve bench engine`: the real worker, in this process, without sockets: what llama-bench is to llama.cpp.
 
 Prefill and decode at several batch sizes, random prompts, greedy sampling. Beside each figure stands the memory
-read bandwidth measured in the same run by reading the model's own weights: on a shared machine it changes by the
-minute, and a decode figure means nothing without it.
+read bandwidth measured in the same run, on the CPU by reading the model's own weights: on a shared machine it changes
+by the minute, and a decode figure means nothing without it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,20 @@ from moeserve.options import flag_name, read_options, resolve
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
 
+if TYPE_CHECKING:  # a machine without a GPU may lack Triton
+    from moeserve.worker.gpu_runner import GpuRunner
+
 # Options of the server that mean the same here.
 SHARED = (
     "model",
+    "load_format",
+    "device",
+    "num_gpu_experts",
+    "gpu_memory_budget",
+    "expert_heat",
+    "placement_rules",
+    "gpu_prefill_token_threshold",
+    "max_deferred_experts_per_token",
     "threads",
     "isa",
     "weight_layout",
@@ -59,9 +71,10 @@ class Figure:
 class EngineBench:
     """Drives a Runner as the router would, with all sequences in step. KV slots are handed out in order."""
 
-    def __init__(self, runner: Runner, step_tokens: int) -> None:
+    def __init__(self, runner: Runner | GpuRunner, step_tokens: int, temperature: float = 0.0) -> None:
         self._runner = runner
         self._step_tokens = step_tokens
+        self._temperature = temperature
         self._random = np.random.default_rng(0)
         self._step = 0
 
@@ -71,6 +84,8 @@ class EngineBench:
             prefill_s, prefill_bytes = self._timed(partial(self.prefill, batch, prompt))
             between = self.read_gb_s()
             decode_s, decode_bytes = self._timed(partial(self.decode, batch, prompt, gen))
+            if not isinstance(self._runner, Runner):
+                decode_bytes = gen * self._runner.step_bytes(self._decode_plan(batch, prompt + gen - 1))
             after = self.read_gb_s()
             yield _figure(
                 "prefill", batch, prompt, 0, batch * prompt, prefill_s, prefill_bytes, before, between
@@ -78,20 +93,22 @@ class EngineBench:
             yield _figure("decode", batch, prompt, gen, batch * gen, decode_s, decode_bytes, between, after)
 
     def read_gb_s(self) -> float:
-        """GB/s of reading all experts once, with all threads."""
+        """GB/s of reading all experts once, with all threads; on a GPU of a copy, both ways counted."""
         seconds, read = self._runner.read_experts()
         return read / seconds / 1e9
 
     def _timed(self, work: Callable[[], None]) -> tuple[float, int]:
-        before = self._runner.weight_bytes_read()
+        """Seconds, and the bytes of weights read: on a GPU they are not counted on the way, 0."""
+        before = self._runner.weight_bytes_read() if isinstance(self._runner, Runner) else 0
         start = time.perf_counter()
         work()
-        return time.perf_counter() - start, self._runner.weight_bytes_read() - before
+        seconds = time.perf_counter() - start
+        return seconds, self._runner.weight_bytes_read() - before if isinstance(self._runner, Runner) else 0
 
     def prefill(self, batch: int, prompt: int) -> None:
-        sampling = SamplingParams(max_tokens=1 << 20, temperature=0.0)
         vocab = self._runner.ready().vocab_size
         for seq in range(batch):
+            sampling = SamplingParams(max_tokens=1 << 20, temperature=self._temperature, seed=seq)
             tokens = self._random.integers(0, vocab, prompt, dtype=np.int32)
             new = [NewSeq(seq, tokens.tobytes(), prompt, b"", sampling)]
             for start in range(0, prompt, self._step_tokens):
@@ -102,8 +119,11 @@ class EngineBench:
 
     def decode(self, batch: int, prompt: int, gen: int) -> None:
         for position in range(prompt, prompt + gen):
-            rows = [Row(seq, position, 1, _slots(batch, seq, position, 1), True) for seq in range(batch)]
-            self._run(StepPlan(self._step, [], rows))
+            self._run(self._decode_plan(batch, position))
+
+    def _decode_plan(self, batch: int, position: int) -> StepPlan:
+        rows = [Row(seq, position, 1, _slots(batch, seq, position, 1), True) for seq in range(batch)]
+        return StepPlan(self._step, [], rows)
 
     def _run(self, plan: StepPlan) -> None:
         self._runner.step(plan)

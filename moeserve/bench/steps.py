@@ -25,7 +25,7 @@ from moeserve.options import flag_name, read_options, resolve
 from moeserve.simulate.fit import Sample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
 from moeserve.worker.loading import load_runner
-from moeserve.worker.runner import Runner
+from moeserve.worker.service import Runner
 from moeserve.workload.options import whole
 
 # Options of the server that mean the same here.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from moeserve.detokenizer.journal import Journal
 from moeserve.detokenizer.manager import Detokenizer, serve
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_DETOKENIZER
-from moeserve.models.gguf import open_gguf
+from moeserve.models.source import open_metadata
 from moeserve.process import Process, run_process
 from moeserve.tokenizer import Vocabulary
 
@@ -16,9 +17,10 @@ def main(process: Process) -> None:
     inbox = PullChannel(process.context, process.paths.detokenizer, TO_DETOKENIZER)
     to_router = PushChannel(process.context, process.paths.router)
     to_http = PushChannel(process.context, process.paths.http)
-    vocabulary = Vocabulary.from_gguf(open_gguf(Path(process.config.model)))
+    vocabulary = Vocabulary.from_gguf(open_metadata(Path(process.config.model)))
     process.ready()
-    serve(Detokenizer(vocabulary.token_bytes, vocabulary.special), inbox, to_router, to_http)
+    detokenizer = Detokenizer(vocabulary.token_bytes, vocabulary.special)
+    serve(detokenizer, inbox, to_router, to_http, Journal.wanted(process.tracer))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ in which the stop string was found, until the router's last item brings the usag
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
 
 from moeserve.detokenizer.incremental import TokenDecoder
+from moeserve.detokenizer.journal import Journal
 from moeserve.detokenizer.stop import StopFinder
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
@@ -44,6 +46,7 @@ class RequestText:
         skipped = special if options.skip_special_tokens else _NOTHING_SKIPPED
         self._decoder = TokenDecoder(token_bytes, skipped)
         self._finder = StopFinder(options.stop, options.include_stop)
+        self._min_tokens = options.min_tokens
         self.num_tokens = 0  # output tokens taken, up to and including the one that completed a stop string
         self.held: TextItem | None = None  # the item with the stop string, awaiting the router's last
 
@@ -58,7 +61,8 @@ class RequestText:
         taken = 0
         for token_id in item.token_ids:
             taken += 1
-            text += self._finder.push(self._decoder.push(token_id))
+            may_stop = self.num_tokens + taken >= self._min_tokens
+            text += self._finder.push(self._decoder.push(token_id), may_stop)
             if self.stop_hit:
                 break
         self.num_tokens += taken
@@ -71,6 +75,7 @@ class RequestText:
             token_ids=item.token_ids[:taken],
             logprobs=None if item.logprobs is None else item.logprobs[:taken],
             prompt_logprobs=item.prompt_logprobs,
+            progress=item.progress,
         )
         return out if item.finish_reason is None else self.finish(out, item)
 
@@ -139,6 +144,7 @@ def serve(
     inbox: PullChannel[ToDetokenizer],
     to_router: PushChannel,
     to_http: PushChannel,
+    journal: Journal | None = None,
 ) -> None:
     """Handles messages until Shutdown; sleeps while there are none. Raises ChannelFull when a peer is
     stuck."""
@@ -147,17 +153,26 @@ def serve(
         match message:
             case OpenText():
                 detokenizer.open(message)
+                if journal is not None:
+                    journal.opened(message)
             case CloseText():
                 detokenizer.close(message.id)
+                if journal is not None:
+                    journal.closed(message.id, "its client has gone")
             case TokensOut():
+                since = time.monotonic()
                 items, hits = detokenizer.tokens(message)
                 for hit in hits:
                     to_router.send(hit)
                 if items:
                     to_http.send(TextOut(items=items))
+                if journal is not None:
+                    journal.tokens(items, hits, since)
             case RequestError():
                 detokenizer.close(message.id)
                 to_http.send(message)
+                if journal is not None:
+                    journal.closed(message.id, message.message)
             case Shutdown():
                 return
             case None:  # only with a timeout

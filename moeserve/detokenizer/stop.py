@@ -28,7 +28,10 @@ class _Matcher:
             self.matched = self._border[self.matched - 1]
         if self.stop[self.matched] == char:
             self.matched += 1
-        return self.matched == len(self.stop)
+        if self.matched < len(self.stop):
+            return False
+        self.matched = self._border[-1]  # the next may begin within this one
+        return True
 
 
 def _borders(stop: str) -> list[int]:
@@ -57,15 +60,17 @@ class StopFinder:
         self._held = ""
         self.hit: str | None = None
 
-    def push(self, text: str) -> str:
-        """The text that can be shown now: all but the held end or, after a hit, all before the stop
-        string."""
+    def push(self, text: str, may_hit: bool = True) -> str:
+        """The text that can be shown now: all but the held end or, after a hit, all before the stop string.
+
+        Without `may_hit` a stop string that this text completes is text as any other.
+        """
         if not self._matchers:
             return text
         for position, char in enumerate(text):
-            complete = next((matcher.stop for matcher in self._matchers if matcher.push(char)), None)
-            if complete is not None:
-                return self._end(self._held + text[: position + 1], complete)
+            complete = [matcher.stop for matcher in self._matchers if matcher.push(char)]
+            if complete and may_hit:
+                return self._end(self._held + text[: position + 1], complete[0])
         shown = self._held + text
         cut = len(shown) - max(matcher.matched for matcher in self._matchers)
         self._held = shown[cut:]

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from moeserve.models.gguf import open_gguf
+from moeserve.models.source import open_metadata
 from moeserve.sandbox import child
 from moeserve.sandbox.frames import receive_frame, send_frame
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -28,7 +28,7 @@ MAX_CPU_S: Final = 0.3
 
 def main() -> None:
     channel = child.begin("grammar")
-    engine = Engine(TextTokenizer.from_gguf(open_gguf(Path(sys.argv[1]))))
+    engine = Engine(TextTokenizer.from_gguf(open_metadata(Path(sys.argv[1]))))
     check(engine, ANY_OBJECT)  # what is loaded or built on first use, threads among it
     child.confine(MEMORY_BYTES)
     send_frame(channel, encode(Refused("")))  # ready

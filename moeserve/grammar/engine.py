@@ -134,5 +134,7 @@ def clear_bits(mask: Bits, token_ids: tuple[int, ...]) -> None:
 
 def _shortened(message: str) -> str:
     """The first paragraph: what follows is llguidance's state and our grammar around the client's."""
-    text = message.partition("\n<state>")[0].strip()
+    text = message.partition("\n<state>")[0].removesuffix("<non-verbose/>").strip()
+    if text == "NoExtensionBias":  # its name for a start that no token can follow, as with {"$ref": "#"}
+        text = "no text fits it; does a $ref or a rule lead to nothing but itself?"
     return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "..."

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from moeserve import logs
 from moeserve.httpserver.api_keys import key_name
 from moeserve.httpserver.engine import EngineClient
 from moeserve.httpserver.errors import ApiError, invalid
 from moeserve.httpserver.model_text import ModelText
 from moeserve.httpserver.protocol.base import INT64_MAX
-from moeserve.messages.schema import GenerateRequest, SamplingParams, TextOptions
+from moeserve.messages.schema import GenerateRequest, Origin, SamplingParams, TextOptions
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Wish:
     ignore_eos: bool = False
     priority: int = 0
     cache_salt: str = ""
+    progress: bool = False
     prompt_param: str = "prompt"
     max_tokens_param: str = "max_tokens"
     stop_param: str = "stop_token_ids"
@@ -80,6 +82,8 @@ class Admission:
                     priority=wish.priority,
                     key_name=key_name.get(),
                     cache_salt=wish.cache_salt,
+                    origin=Origin(logs.request_id.get()),
+                    progress=wish.progress,
                 )
                 requests.append(request)
         return requests

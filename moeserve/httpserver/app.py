@@ -9,7 +9,18 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from moeserve.httpserver import chat, completions, generate, messages, openai_responses, status, tokenize
+from moeserve.httpserver import (
+    chat,
+    completions,
+    experts,
+    generate,
+    messages,
+    openai_responses,
+    pages,
+    status,
+    tokenize,
+)
+from moeserve.httpserver.access import Access
 from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
 from moeserve.httpserver.errors import ApiError, error_body
@@ -20,6 +31,7 @@ from moeserve.httpserver.protocol.generate import GenerateRequestBody
 from moeserve.httpserver.protocol.messages import CountTokensRequest, MessagesRequest
 from moeserve.httpserver.protocol.openai_responses import InputTokensRequest, ResponsesRequest
 from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.record import record_of_request
 from moeserve.httpserver.service import Service
 from moeserve.httpserver.sse import JsonResponse
 
@@ -37,22 +49,46 @@ _BODIES = (
 
 
 class Application(FastAPI):
-    """Adds the request bodies, which the routes read by themselves, to /openapi.json."""
+    """All routes. No documentation pages: the framework's load scripts from another site; /openapi.json has it all."""
+
+    def __init__(self) -> None:
+        super().__init__(title="moeserve", docs_url=None, redoc_url=None)
+        for module in (
+            completions,
+            chat,
+            openai_responses,
+            messages,
+            generate,
+            tokenize,
+            experts,
+            status,
+            pages,
+        ):
+            self.include_router(module.router)
 
     def openapi(self) -> dict[str, Any]:
+        """With the request bodies, which the routes read by themselves, and without the framework's own 422."""
         if self.openapi_schema is None:
-            add_schemas(super().openapi(), _BODIES)
+            schema = super().openapi()
+            add_schemas(schema, _BODIES)
+            for methods in schema["paths"].values():
+                for operation in methods.values():
+                    operation["responses"].pop("422", None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                schema["components"]["schemas"].pop(name, None)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
 
+def openapi_document() -> dict[str, Any]:
+    """What GET /openapi.json answers."""
+    return Application().openapi()
+
+
 def build_app(service: Service) -> FastAPI:
-    """No documentation pages: theirs load scripts from another site. /openapi.json has it all. Raises
-    ConfigError for a bad file of API keys."""
-    app = Application(title="moeserve", docs_url=None, redoc_url=None)
+    """Raises ConfigError for a bad file of API keys."""
+    app = Application()
     app.state.service = service
-    for module in (completions, chat, openai_responses, messages, generate, tokenize, status):
-        app.include_router(module.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
@@ -62,11 +98,14 @@ def build_app(service: Service) -> FastAPI:
     keys = ApiKeys.from_config(service.config)
     if keys:
         app.add_middleware(ApiKey, keys=keys)
+    app.add_middleware(Access, metrics=service.metrics, tracer=service.engine.tracer)
     app.add_middleware(RequestId)
     return app
 
 
 def _respond(request: Request, error: ApiError) -> Response:
+    if (record := record_of_request.get()) is not None and not record.error:
+        record.error = error.message
     body = error_body(request.url.path, error, request_id_of(request))
     return JsonResponse(body, status_code=error.status, headers=error.headers())
 
@@ -91,6 +130,9 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """uvicorn logs the traceback; the client gets none of it."""
-    cause = "internal error; the server's log has the cause"
-    return _respond(request, ApiError(500, cause, code="internal_error"))
+    """uvicorn logs the traceback; the client gets none of it. This answer goes past our middleware."""
+    identity = request_id_of(request)
+    cause = f"internal error; the server's log has the cause, under the request id {identity}"
+    response = _respond(request, ApiError(500, cause, code="internal_error"))
+    response.headers["x-request-id"] = identity
+    return response

@@ -32,6 +32,7 @@ from moeserve.httpserver.protocol.responses import (
 )
 from moeserve.httpserver.service import Service, service_of
 from moeserve.httpserver.sse import EventStream, answer
+from moeserve.httpserver.usage import prompt_progress
 from moeserve.messages.schema import TextItem
 
 router = APIRouter(tags=["OpenAI"])
@@ -115,6 +116,7 @@ class ChatWork:
             ignore_eos=body.ignore_eos,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            progress=body.return_progress,
             prompt_param="messages",
             max_tokens_param="max_completion_tokens" if named else "max_tokens",
         )
@@ -149,6 +151,9 @@ class ChatWork:
     # ---- streams
 
     def _chunks_of(self, index: int, item: TextItem, planned: Plan) -> Iterator[ChatCompletionChunk]:
+        if item.progress is not None:
+            yield {**self._chunk(index, {}), "prompt_progress": prompt_progress(item.progress)}
+            return
         reader = planned.readers[index]
         deltas = [_delta(event) for event in reader.read(item)]
         planned.tally.take(index, item, reader.reasoning_tokens)

@@ -22,7 +22,7 @@ from moeserve.httpserver.protocol.responses import (
 from moeserve.httpserver.service import Service, service_of
 from moeserve.httpserver.sse import EventStream, answer
 from moeserve.httpserver.structured import constrain
-from moeserve.httpserver.usage import UsageTally
+from moeserve.httpserver.usage import UsageTally, prompt_progress
 from moeserve.messages.schema import GenerateRequest, TextItem
 
 router = APIRouter(tags=["OpenAI"])
@@ -119,12 +119,14 @@ class CompletionWork:
                 tally.take(index, item)
                 text, logprobs = writers[index].write(item)
                 told = (logprobs and logprobs["tokens"]) or (body.return_token_ids and item.token_ids)
-                if item.finish_reason is None and not text and not told:
+                if item.finish_reason is None and not text and not told and item.progress is None:
                     continue  # a token whose text is held back: part of a character or of a stop string
                 choice = writers[index].choice(index, text, logprobs, item, item.token_ids)
                 chunk = self._envelope([choice])
                 if options is not None and options.include_usage:
                     chunk["usage"] = tally.usage() if options.continuous_usage_stats else None
+                if item.progress is not None:
+                    chunk["prompt_progress"] = prompt_progress(item.progress)
                 if tally.all_finished:
                     chunk["timings"] = tally.timings()
                 yield chunk
@@ -149,6 +151,7 @@ class CompletionWork:
             ignore_eos=body.ignore_eos,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            progress=body.return_progress,
         )
         if (constraint := body.constraint()) is not None:
             wish = await constrain(self.service.grammars, wish, constraint)

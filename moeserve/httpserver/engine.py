@@ -2,8 +2,8 @@
 
 One HTTP request is one `Batch` of one or more generations (each prompt times each choice). The batch's queue
 is the only buffer between the engine and the client's socket. It is bounded by what was asked for: a
-generation yields at most max_tokens tokens in at most as many items, so a client that does not read holds
-its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
+generation yields at most max_tokens tokens in at most as many items, and what was asked for of its prompt, so a
+client that does not read holds its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -14,29 +14,34 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+import msgspec
+
+from moeserve.httpserver import generation_span
 from moeserve.httpserver.errors import ApiError
-from moeserve.httpserver.metrics import Metrics
+from moeserve.httpserver.expert_use import ExpertUseFeed
+from moeserve.httpserver.metrics import Metrics, Status
 from moeserve.httpserver.protocol.responses import Health
+from moeserve.httpserver.record import RequestRecord, record_of_request, trace_of_request
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel, ChannelFull
 from moeserve.messages.schema import (
     Abort,
     EngineDead,
     EngineReady,
+    ExpertUse,
     GenerateRequest,
     LoadProgress,
     LoadReport,
+    Origin,
     RequestError,
     TextItem,
     TextOut,
     ToHttp,
     WorkerReady,
 )
+from moeserve.tracing import Span, Tracer
 
 log = logging.getLogger(__name__)
-
-Status = Literal["loading", "ok", "dead", "draining"]
 
 
 @dataclass(slots=True)
@@ -59,6 +64,9 @@ class Batch:
         self._requests = requests
         self._queue: asyncio.Queue[tuple[int, TextItem] | ApiError] = asyncio.Queue()
         self._unfinished = len(requests)
+        self._span: Span | None = None
+        self.record = record_of_request.get() or RequestRecord(time.monotonic())
+        self.record.started(requests)
         self.open: set[int] = set()  # engine ids that owe a final message; written by EngineClient
 
     def put(self, message: tuple[int, TextItem] | ApiError) -> None:
@@ -66,16 +74,29 @@ class Batch:
 
     async def __aenter__(self) -> Batch:
         """Sends the requests. Raises ApiError 503."""
+        self._begin_span()
         try:
             for index, request in enumerate(self._requests):
                 await self._engine.submit(self, index, request)
         except BaseException:  # a cancelled task among them; nothing is swallowed
-            self._engine.abort(self)
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._engine.abort(self)
+        if self._span is not None:
+            generation_span.end(self._span, self.record)
+
+    def _begin_span(self) -> None:
+        tracer, trace = self._engine.tracer, trace_of_request.get()
+        if tracer is None or not trace:
+            return
+        self._span = generation_span.begin(
+            tracer, trace, self.record.operation, self._engine.metrics.model_name, self._requests
+        )
+        origin = Origin(self._requests[0].origin.request_id, self._span.traceparent)
+        self._requests = [msgspec.structs.replace(request, origin=origin) for request in self._requests]
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
         """Raises ApiError when a generation fails: the request fails as a whole."""
@@ -95,6 +116,7 @@ class EngineClient:
     to_router: AsyncPushChannel
     inbox: AsyncPullChannel[ToHttp]
     metrics: Metrics
+    tracer: Tracer | None = None
     ready: WorkerReady | None = None
     text_ready: bool = False  # the tokenizer is built; written by `server.py`
     draining: bool = False  # no new requests; written by `server.py`
@@ -107,6 +129,7 @@ class EngineClient:
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborts: set[asyncio.Task[None]] = set()
+        self.expert_use = ExpertUseFeed(self.to_router)
 
     # ------------------------------------------------------------ state
 
@@ -177,6 +200,7 @@ class EngineClient:
         """Frees what still runs of a batch, without waiting: the caller may be a task that was cancelled."""
         for request_id in list(batch.open):
             self._close(request_id)
+            batch.record.ended("abort")
             self.metrics.finished("abort")
             task = asyncio.create_task(self._send_abort(request_id))
             self._aborts.add(task)
@@ -226,6 +250,8 @@ class EngineClient:
                 self._failed(message)
             case LoadReport():
                 self.metrics.load = message
+            case ExpertUse():
+                self.expert_use.received(message)
             case LoadProgress():
                 self.progress = message
             case EngineReady(ready=ready):
@@ -233,7 +259,9 @@ class EngineClient:
             case EngineDead(cause=cause):
                 self.dead = cause
                 log.error("the engine is dead: %s", cause)
-                self._fail_all(ApiError(500, f"the engine died: {cause}", code="engine_dead"))
+                error = ApiError(500, f"the engine died: {cause}", code="engine_dead")
+                self._fail_all(error)
+                self.expert_use.failed(error)
 
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)
@@ -243,8 +271,10 @@ class EngineClient:
         if item.token_ids:
             self.metrics.tokens(len(item.token_ids), now, generation.arrival, generation.last_token)
             generation.last_token = now
+            generation.batch.record.token(now)
         if item.finish_reason is not None:
             self._close(item.id)
+            generation.batch.record.ended(item.finish_reason, item.usage)
             self.metrics.finished(item.finish_reason, item.usage, now - generation.arrival)
             if item.usage is None:
                 generation.batch.put(ApiError(500, f"the request ended with {item.finish_reason}"))
@@ -255,6 +285,8 @@ class EngineClient:
         generation = self._close(error.id)
         if generation is None:
             return  # as in _text
+        generation.batch.record.ended("error")
+        generation.batch.record.error = error.message
         self.metrics.finished("error")
         code = "engine_error" if error.retry_after is None else "overloaded"
         generation.batch.put(ApiError(error.status, error.message, code=code, retry_after=error.retry_after))
@@ -263,5 +295,7 @@ class EngineClient:
         for request_id in list(self._open):
             generation = self._close(request_id)
             if generation is not None:
+                generation.batch.record.ended("error")
+                generation.batch.record.error = error.message
                 self.metrics.finished("error")
                 generation.batch.put(error)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Final, get_args
+from typing import Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from moeserve.messages.schema import FinishReason, HistogramCounts, LoadReport, Usage
+
+Status = Literal["loading", "ok", "dead", "draining"]
 
 _LABELS: Final = ("model_name",)
 _TTFT_BUCKETS: Final = (
@@ -114,6 +116,19 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
+        self._answers = Counter(
+            "moeserve:http_requests",
+            "HTTP requests that were answered, by route and status.",
+            (*_LABELS, "method", "handler", "status"),
+            registry=self.registry,
+        )
+        now = Gauge(
+            "moeserve:server_status",
+            "1 for what /health says, 0 for the others.",
+            (*_LABELS, "status"),
+            registry=self.registry,
+        )
+        self._status = {status: now.labels(model_name, status) for status in get_args(Status)}
         self._ended = {reason: ended.labels(model_name, reason) for reason in get_args(FinishReason)}
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
@@ -130,6 +145,10 @@ class Metrics:
         for _ in range(count):
             self._itl.observe((now - last) / count)
 
+    def answered(self, method: str, handler: str, status: int) -> None:
+        """An HTTP request, of whatever kind, has ended. `handler` is a route, not a path that a client made up."""
+        self._answers.labels(self.model_name, method, handler, str(status)).inc()
+
     def finished(
         self, reason: FinishReason, usage: Usage | None = None, latency: float | None = None
     ) -> None:
@@ -144,6 +163,8 @@ class Metrics:
         self._prompt.observe(usage.prompt_tokens)
         self._output.observe(usage.completion_tokens)
 
-    def render(self) -> tuple[bytes, str]:
-        """The exposition text and its content type."""
+    def render(self, status: Status = "loading") -> tuple[bytes, str]:
+        """The exposition text and its content type. `status` is the server's now."""
+        for name, gauge in self._status.items():
+            gauge.set(name == status)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

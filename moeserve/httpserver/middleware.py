@@ -15,12 +15,14 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from moeserve import logs
+from moeserve.httpserver import pages
 from moeserve.httpserver.api_keys import ApiKeys, key_name
 from moeserve.httpserver.errors import MESSAGES_PATH, ApiError, error_body
 
 MAX_BODY_BYTES: Final = 32 << 20
 LINGER_S: Final = 5.0  # for a refused body to arrive, unread: closing earlier could lose our answer
-OPEN_PATHS: Final = frozenset({"/health", "/metrics"})  # no API key: for probes and scrapers
+OPEN_PATHS: Final = pages.PATHS | {"/health", "/metrics"}  # no API key: for browsers, probes and scrapers
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _STATE_KEY: Final = "request_id"
 
@@ -43,6 +45,7 @@ class RequestId:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})[_STATE_KEY] = request_id
+        logs.request_id.set(request_id)  # for the lines that this request's task writes
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

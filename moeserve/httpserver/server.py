@@ -28,7 +28,7 @@ from moeserve.httpserver.responses_store import ResponseStore
 from moeserve.httpserver.service import Service
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
-from moeserve.models.gguf import open_gguf
+from moeserve.models.source import open_metadata
 from moeserve.process import Process
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -43,7 +43,7 @@ SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals beside the 
 
 async def serve(process: Process) -> None:
     """Runs until SIGTERM and the drain that follows it. Raises ConfigError when the port cannot be had,
-    GGUFError or TemplateError when the model's tokenizer or template cannot be used."""
+    ModelError or TemplateError when the model's tokenizer or template cannot be used."""
     config = process.config
     listener = listen(config.host, config.port)
     responses = ResponseStore(None if config.data_dir is None else Path(config.data_dir))
@@ -52,7 +52,7 @@ async def serve(process: Process) -> None:
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
     metrics = Metrics(config.served_model_name or Path(config.model).stem)
-    engine = EngineClient(to_router, inbox, metrics)
+    engine = EngineClient(to_router, inbox, metrics, process.tracer)
     service = Service(config, metrics.model_name, engine, metrics, responses)
     server = Server(service)
     try:
@@ -156,8 +156,8 @@ class Server(uvicorn.Server):
 
 
 def load_text(config: ServerConfig) -> ModelText:
-    """Raises GGUFError, TemplateError, ConfigError."""
-    gguf = open_gguf(Path(config.model))
+    """Raises ModelError, TemplateError, ConfigError."""
+    gguf = open_metadata(Path(config.model))
     tokenizer = TextTokenizer.from_gguf(gguf)
     renderer = ChatRenderer.from_gguf(gguf, tokenizer.vocabulary)
     try:
@@ -169,15 +169,14 @@ def load_text(config: ServerConfig) -> ModelText:
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:
     config = service.config
-    debugging = config.log_level == "debug"
     return uvicorn.Config(
         build_app(service),
         http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="debug" if debugging else "warning",
-        access_log=debugging,
+        log_level="debug" if config.log_level == "debug" else "warning",
+        access_log=False,  # `access.py` does it
         server_header=False,
         backlog=BACKLOG,
         limit_concurrency=config.max_num_queued_reqs + config.max_num_seqs + SPARE_CONNECTIONS,

@@ -40,7 +40,8 @@ async def get_model(request: Request, model: str) -> Response:
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Prometheus text; vLLM's names under `moeserve:`."""
-    text, content_type = service_of(request).metrics.render()
+    service = service_of(request)
+    text, content_type = service.metrics.render(service.engine.status)
     return Response(text, media_type=content_type)
 
 

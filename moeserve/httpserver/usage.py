@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moeserve.httpserver.protocol import responses
 from moeserve.httpserver.protocol.responses import Timings, UsageInfo
-from moeserve.messages.schema import TextItem, Usage
+from moeserve.messages.schema import PromptProgress, TextItem, Usage
 
 
 class UsageTally:
@@ -65,6 +66,10 @@ class UsageTally:
             "prefill_tokens_per_second": _rate(computed, prefill_ms),
             "decode_tokens_per_second": _rate(decoded, decode_ms),
         }
+
+
+def prompt_progress(of: PromptProgress) -> responses.PromptProgress:
+    return {"total": of.total, "cache": of.cached, "processed": of.done, "time_ms": round(of.ms, 3)}
 
 
 def _rate(tokens: int, milliseconds: float) -> float | None:

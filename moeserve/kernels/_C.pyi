@@ -14,6 +14,7 @@ class Matrix:
     experts: int
     bytes: int
     integer: bool
+    address: int  # of the panels, or of the file's rows
 
 class LinearGroup:
     def __init__(self, matrices: list[Matrix]) -> None: ...
@@ -139,3 +140,36 @@ class SamplerState:
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
 
 def uniform_at(seed: int, position: int) -> float: ...
+def cuda_stream_wait_value(stream: int, address: int, value: int) -> str: ...
+def cuda_device_address(host: int) -> tuple[int, str]: ...
+
+class HandoffLayer:
+    def __init__(self, gate: Matrix | None, up: Matrix | None, down: Matrix | None, heat: int) -> None: ...
+
+class HandoffSlot:
+    def __init__(self, y: Activations, ids: int, deferred_ids: int, weights: int, result: int) -> None: ...
+
+class Handoff:
+    FLAG_BYTES: int
+    IMMEDIATE: int
+    DEFERRED: int
+    def __init__(
+        self,
+        pool: Pool,
+        isa: str,
+        layers: list[HandoffLayer],
+        requests: int,
+        answers: int,
+        even: HandoffSlot,
+        odd: HandoffSlot,
+        h: Activations,
+        starts: int,
+        active: int,
+        routes: int,
+        max_tokens: int,
+        top_k: int,
+        timeout_s: float,
+    ) -> None: ...
+    def begin(self) -> None: ...
+    def error(self) -> str: ...
+    def abandon(self, why: str) -> None: ...

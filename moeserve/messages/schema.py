@@ -57,6 +57,7 @@ class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
     skip_special_tokens: bool = True
+    min_tokens: int = 0  # a stop string that is complete before so many tokens came is text as any other
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +68,13 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     top_ids: list[int]
     top_logprobs: list[float]
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The HTTP request that a generation is of, for log lines and traces."""
+
+    request_id: str = ""  # X-Request-Id, visible ASCII
+    trace: str = ""  # W3C's traceparent of the span that it is a child of; "" where there are no traces
 
 
 # ---------------------------------------------------------------- httpserver -> router
@@ -81,12 +89,18 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower is sooner
     key_name: str = ""  # of the API key it came with; "" where there are none
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
+    origin: Origin = Origin()
+    progress: bool = False  # a PromptProgress is wanted for each step that reads on in its prompt
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """The client has gone. No answer is owed; the router frees everything within one step."""
 
     id: int
+
+
+class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
+    """Asks for one ExpertUse; several that overlap get one together."""
 
 
 # ---------------------------------------------------------------- router -> detokenizer
@@ -97,6 +111,7 @@ class OpenText(msgspec.Struct, frozen=True, tag=True):
 
     id: int
     text: TextOptions
+    origin: Origin = Origin()
 
 
 class CloseText(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +129,15 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     decode_ms: float  # first token to last token
 
 
+class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a prompt has been read: `done` of `total` tokens, `cached` of them found rather than computed."""
+
+    total: int
+    cached: int
+    done: int
+    ms: float  # since its first chunk was planned
+
+
 class TokensItem(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one request. `finish_reason` and `usage` come together, on the last item only.
 
@@ -127,6 +151,7 @@ class TokensItem(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     usage: Usage | None = None
+    progress: PromptProgress | None = None  # alone in its item
 
 
 class TokensOut(msgspec.Struct, frozen=True, tag=True):
@@ -166,6 +191,7 @@ class TextItem(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
     usage: Usage | None = None
+    progress: PromptProgress | None = None
 
 
 class TextOut(msgspec.Struct, frozen=True, tag=True):
@@ -254,6 +280,7 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     num_prompt: int
     prefix_slots: bytes  # int32
     sampling: SamplingParams
+    request_id: str = ""  # for log lines
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -296,6 +323,16 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     idle_ms: float  # how long the worker waited for this plan after the step before
 
 
+class ExpertUse(msgspec.Struct, frozen=True, tag=True):
+    """How often each expert was routed to since the start, and where it lives now. Goes on to httpserver."""
+
+    layers: int
+    experts: int  # of a layer
+    experts_per_token: int
+    tokens: bytes  # int64 [layers, experts]: tokens routed to each
+    on_gpu: bytes  # uint8 [layers, experts]: 1 where the expert lives in GPU memory
+
+
 class WorkerError(msgspec.Struct, frozen=True, tag=True):
     message: str
 
@@ -321,8 +358,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish and exit. Sent to router and detokenizer after the httpserver has drained."""
 
 
-ToRouter = GenerateRequest | Abort | StopHit | Shutdown
+ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | Shutdown
 ToDetokenizer = OpenText | CloseText | TokensOut | RequestError | Shutdown
-ToHttp = TextOut | RequestError | LoadReport | EngineReady | EngineDead | LoadProgress
+ToHttp = TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineDead | LoadProgress
 ToLauncher = ProcessReady | ProcessFailed
-FromWorker = WorkerReady | StepResult | WorkerError
+FromWorker = WorkerReady | StepResult | ExpertUse | WorkerError

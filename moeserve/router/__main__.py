@@ -11,6 +11,7 @@ from moeserve.messages.schema import EngineReady, Shutdown, ToRouter, WorkerRead
 from moeserve.process import Process, run_process
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
+from moeserve.router.journal import Journal
 from moeserve.router.manager import RouterManager
 from moeserve.router.worker_client import RpycWorker
 
@@ -61,7 +62,8 @@ def main(process: Process) -> None:
         http.send(EngineReady(ready=ready))
         process.ready()
         scheduler = Scheduler(limits(process.config, ready))
-        RouterManager(scheduler, worker, inbox, detokenizer, http).run()
+        journal = Journal.wanted(process.tracer)
+        RouterManager(scheduler, worker, inbox, detokenizer, http, journal).run()
     for channel in (inbox, detokenizer, http):
         channel.close()
 

@@ -15,6 +15,8 @@ from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
     Abort,
     EngineDead,
+    ExpertUse,
+    ExpertUseRequest,
     GenerateRequest,
     LoadReport,
     Shutdown,
@@ -22,6 +24,7 @@ from moeserve.messages.schema import (
     ToRouter,
 )
 from moeserve.router.core.scheduler import ProtocolError, Scheduler
+from moeserve.router.journal import Journal
 from moeserve.router.worker_client import Worker, WorkerDied
 
 log = logging.getLogger(__name__)
@@ -40,8 +43,10 @@ class RouterManager:
         inbox: PullChannel[ToRouter],
         detokenizer: PushChannel,
         http: PushChannel,
+        journal: Journal | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._journal = journal
         self._worker: Worker | None = worker  # None: it died
         self._inbox = inbox
         self._detokenizer = detokenizer
@@ -50,6 +55,7 @@ class RouterManager:
         self._poller.register(inbox.socket, zmq.POLLIN)
         self._poller.register(worker.fileno(), zmq.POLLIN)
         self._worker_fd = worker.fileno()
+        self._asks_expert_use = False  # the worker has been asked and has not answered
         self._stopping = False
         self._was_idle = True
         self._report: LoadReport | None = None  # the last one sent
@@ -83,19 +89,33 @@ class RouterManager:
     def _receive(self, message: ToRouter) -> None:
         match message:
             case GenerateRequest():
+                if self._journal is not None:
+                    self._journal.received(message)
                 self._scheduler.add(message)
             case Abort(id=id):
                 self._scheduler.abort(id)
+            case ExpertUseRequest():
+                self._ask_expert_use()
             case StopHit():
                 self._scheduler.stop_hit(message)
             case Shutdown():
                 self._stopping = True
 
     def _serve(self, worker: Worker) -> None:
-        for result in worker.poll():
-            self._scheduler.step_result(result, time.monotonic())
+        for answer in worker.poll():
+            if isinstance(answer, ExpertUse):
+                self._asks_expert_use = False
+                self._http.try_send(answer)  # dropped when httpserver is too busy: whoever asks, asks again
+            else:
+                self._scheduler.step_result(answer, time.monotonic())
         while (plan := self._scheduler.plan(time.monotonic())) is not None:
             worker.submit(plan)
+
+    def _ask_expert_use(self) -> None:
+        """One answer is enough for all who ask before it comes; a dead worker gives none, and httpserver knows."""
+        if self._worker is not None and not self._asks_expert_use:
+            self._asks_expert_use = True
+            self._worker.ask_expert_use()
 
     def _lose_worker(self, worker: Worker, cause: str) -> None:
         """Every open request fails; later ones are refused by the scheduler, until we are told to stop."""
@@ -109,6 +129,8 @@ class RouterManager:
     def _flush(self) -> None:
         for message in self._scheduler.take_messages():
             self._detokenizer.send(message)
+            if self._journal is not None:
+                self._journal.sent(message)
 
     def _report_load(self, now: float) -> None:
         """A LoadReport when something changed: every 50 ms at most, but at once when the last request ends,

@@ -1,4 +1,4 @@
-"""The router's end of the line to the worker: the same three calls over rpyc or within the process.
+"""The router's end of the line to the worker: the same few calls over rpyc or within the process.
 
 Submitting never waits for the step; `poll` returns what has been answered. `fileno` becomes readable when
 there may be something, so that one poller waits for the worker and for the sockets.
@@ -10,6 +10,8 @@ import logging
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +19,7 @@ import rpyc
 from rpyc.core.service import VoidService
 
 from moeserve.messages import codec, rpc
-from moeserve.messages.schema import StepPlan, StepResult, WorkerError, WorkerReady
+from moeserve.messages.schema import ExpertUse, StepPlan, StepResult, WorkerError, WorkerReady
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +41,12 @@ class Worker(Protocol):
         which may still find its last words."""
         ...
 
-    def poll(self) -> list[StepResult]:
-        """The results that are there, in the order of the plans, without waiting. Raises WorkerDied."""
+    def ask_expert_use(self) -> None:
+        """Has an ExpertUse come through `poll`, after the steps submitted so far."""
+        ...
+
+    def poll(self) -> list[StepResult | ExpertUse]:
+        """The answers that are there, in the order of what was asked, without waiting. Raises WorkerDied."""
         ...
 
     def fileno(self) -> int:
@@ -74,8 +80,9 @@ class RpycWorker:
             raise
         self._stream = rpc.DuplexStream(sock)
         self._connection = rpc.connection(VoidService(), self._stream)
-        self._answers: deque[Any] = deque()  # AsyncResults of steps, ready, in order
+        self._answers: deque[Any] = deque()  # AsyncResults ready, in order
         self._step: Any = None  # the worker's methods, asynchronous; see hello
+        self._expert_use: Any = None
         self._shutdown: Any = None
 
     def hello(self) -> WorkerReady:
@@ -83,6 +90,7 @@ class RpycWorker:
             root = self._connection.root
             # Kept, because rpyc asks the other side again each time a method is looked up.
             self._step = rpyc.async_(root.step)
+            self._expert_use = rpyc.async_(root.expert_use)
             self._shutdown = rpyc.async_(root.shutdown)
             hello = rpyc.async_(root.hello)
             answer = hello()
@@ -100,7 +108,13 @@ class RpycWorker:
         except EOFError as error:
             log.debug("plan %d was not sent: %s", plan.step, error)  # poll finds out why
 
-    def poll(self) -> list[StepResult]:
+    def ask_expert_use(self) -> None:
+        try:
+            self._expert_use().add_callback(self._answers.append)
+        except EOFError as error:
+            log.debug("the experts' use was not asked for: %s", error)  # as above
+
+    def poll(self) -> list[StepResult | ExpertUse]:
         try:
             while self._connection.poll(0):
                 pass
@@ -111,14 +125,14 @@ class RpycWorker:
             raise WorkerDied(f"the worker process has gone ({error})") from error
         return self._take()
 
-    def _take(self) -> list[StepResult]:
-        results: list[StepResult] = []
+    def _take(self) -> list[StepResult | ExpertUse]:
+        results: list[StepResult | ExpertUse] = []
         while self._answers:
             message = codec.FROM_WORKER.decode(self._answers.popleft().value)
             if isinstance(message, WorkerError):
                 raise WorkerDied(f"the worker failed: {message.message}")
-            if not isinstance(message, StepResult):
-                raise WorkerDied(f"the worker answered a plan with {type(message).__name__}")
+            if not isinstance(message, StepResult | ExpertUse):
+                raise WorkerDied(f"the worker answered with {type(message).__name__}")
             results.append(message)
         return results
 
@@ -150,6 +164,8 @@ class Runner(Protocol):
 
     def step(self, plan: StepPlan) -> StepResult: ...
 
+    def expert_use(self) -> ExpertUse: ...
+
 
 class InProcessWorker:
     """A runner in this process: `poll` computes. For tests and benchmarks, which want no second process."""
@@ -158,24 +174,30 @@ class InProcessWorker:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._plans: deque[StepPlan] = deque()
-        # Counts the plans not executed yet, so that `fileno` is readable while there are some.
+        self._calls: deque[Callable[[], StepResult | ExpertUse]] = deque()
+        # Counts the calls not executed yet, so that `fileno` is readable while there are some.
         self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
 
     def hello(self) -> WorkerReady:
         return self._runner.ready()
 
     def submit(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
+        self._call(partial(self._runner.step, plan))
+
+    def ask_expert_use(self) -> None:
+        self._call(self._runner.expert_use)
+
+    def _call(self, call: Callable[[], StepResult | ExpertUse]) -> None:
+        self._calls.append(call)
         os.eventfd_write(self._signal, 1)
 
-    def poll(self) -> list[StepResult]:
-        """Executes the oldest plan: one, so that other events get their turn between two steps."""
-        if not self._plans:
+    def poll(self) -> list[StepResult | ExpertUse]:
+        """Executes the oldest call: one, so that other events get their turn between two steps."""
+        if not self._calls:
             return []
         os.eventfd_read(self._signal)
         try:
-            return [self._runner.step(self._plans.popleft())]
+            return [self._calls.popleft()()]
         except Exception as error:
             raise WorkerDied(f"the worker failed: {type(error).__name__}: {error}") from error
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moeserve.models.gguf import GGUFError, GGUFFile
+from moeserve.models.errors import ModelError
+from moeserve.models.source import ModelSource
 from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
 
 from .errors import TemplateError, TemplateMissing, TemplateTimeout
@@ -62,11 +63,11 @@ class ChatRenderer:
                 raise
 
     @classmethod
-    def from_gguf(cls, gguf: GGUFFile, vocabulary: Vocabulary, *, timeout: float = 2.0) -> ChatRenderer:
+    def from_gguf(cls, gguf: ModelSource, vocabulary: Vocabulary, *, timeout: float = 2.0) -> ChatRenderer:
         """The renderer of the file's own template (tokenizer.chat_template).
 
         A file without one is served all the same; no default is assumed for it, since a wrong format would
-        only show as poor answers. Raises GGUFError, also for a template that cannot be compiled in time.
+        only show as poor answers. Raises ModelError, also for a template that cannot be compiled in time.
         """
         source = gguf.metadata.require_str(_TEMPLATE) if _TEMPLATE in gguf.metadata else None
         if source is not None and len(source) > MAX_TEMPLATE_BYTES:
@@ -76,7 +77,7 @@ class ChatRenderer:
         try:
             return cls(source, _special_tokens(gguf, vocabulary), timeout=timeout)
         except TemplateError as error:
-            raise GGUFError(gguf.path, str(error)) from error
+            raise ModelError(gguf.path, str(error)) from error
 
     @property
     def source(self) -> str | None:
@@ -180,7 +181,7 @@ def _encode(request: Request) -> bytes:
     return frame
 
 
-def _special_tokens(gguf: GGUFFile, vocabulary: Vocabulary) -> dict[str, str]:
+def _special_tokens(gguf: ModelSource, vocabulary: Vocabulary) -> dict[str, str]:
     """Hugging Face's template variables for the tokens that the file names."""
     keys = {
         "bos_token": "tokenizer.ggml.bos_token_id",

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with a `tokenizers.Tokenizer` built straight from a GGUF's arrays.
+"""Text to token ids and back, with a `tokenizers.Tokenizer` built straight from the model's arrays.
 
 It does what Hugging Face's Qwen2 tokenizer does: NFC normalisation, Qwen2's split expression, byte-level BPE.
 Going through the arrays takes a fraction of a second; transformers' own GGUF reading takes ten.
@@ -11,22 +11,18 @@ from collections.abc import Iterator, Sequence
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from moeserve.models.gguf import GGUFFile
+from moeserve.models.qwen2_split import QWEN2_SPLIT
+from moeserve.models.source import ModelSource
 
 from .vocabulary import MAX_VOCAB, Vocabulary, byte_alphabet, read_pieces
 
 _MODEL = "tokenizer.ggml.model"
 _PRE = "tokenizer.ggml.pre"
 _MERGES = "tokenizer.ggml.merges"
+_NORMALIZER = "tokenizer.normalizer"  # not a GGUF's: a Hugging Face folder may go without Qwen2's NFC
 
 # Names under which converters write Qwen2's split expression.
 QWEN2_PRE_TOKENIZERS = ("qwen2", "deepseek-r1-qwen")
-# Qwen2's, of its published tokenizer.json: contractions, words with one leading mark, single digits, runs of
-# punctuation, line ends, trailing blanks.
-_QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 
 
 class TextTokenizer:
@@ -38,8 +34,8 @@ class TextTokenizer:
         self._without_special = without_special
 
     @classmethod
-    def from_gguf(cls, gguf: GGUFFile) -> TextTokenizer:
-        """Raises GGUFError, also for a kind of tokenizer that is not supported."""
+    def from_gguf(cls, gguf: ModelSource) -> TextTokenizer:
+        """Raises ModelError, also for a kind of tokenizer that is not supported."""
         _check_kind(gguf)
         vocabulary = Vocabulary.from_gguf(gguf)
         pieces = [piece for batch in read_pieces(gguf) for piece in batch]
@@ -47,7 +43,10 @@ class TextTokenizer:
         # Two tokenizers over one model: which tokens are matched whole is a property of the tokenizer.
         user_defined = [_added(pieces[i], special=False) for i in sorted(vocabulary.user_defined)]
         special = [_added(pieces[i], special=True) for i in sorted(vocabulary.special)]
-        return cls(vocabulary, _tokenizer(model, user_defined + special), _tokenizer(model, user_defined))
+        nfc = gguf.metadata.require_str(_NORMALIZER, default="NFC") == "NFC"
+        return cls(
+            vocabulary, _tokenizer(model, user_defined + special, nfc), _tokenizer(model, user_defined, nfc)
+        )
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """Token ids of `text`. Control tokens written out in it are themselves only with `parse_special`.
@@ -84,7 +83,7 @@ class TextTokenizer:
         return self._with_special if parse_special else self._without_special
 
 
-def _check_kind(gguf: GGUFFile) -> None:
+def _check_kind(gguf: ModelSource) -> None:
     metadata = gguf.metadata
     model = metadata.require_str(_MODEL)
     if model != "gpt2":
@@ -98,7 +97,7 @@ def _check_kind(gguf: GGUFFile) -> None:
         )
 
 
-def _piece_ids(gguf: GGUFFile, pieces: list[str]) -> dict[str, int]:
+def _piece_ids(gguf: ModelSource, pieces: list[str]) -> dict[str, int]:
     ids = {piece: token_id for token_id, piece in enumerate(pieces)}
     if len(ids) != len(pieces):
         repeated = next(piece for token_id, piece in enumerate(pieces) if ids[piece] != token_id)
@@ -113,7 +112,7 @@ def _piece_ids(gguf: GGUFFile, pieces: list[str]) -> dict[str, int]:
     return ids
 
 
-def _merges(gguf: GGUFFile, pieces: list[str]) -> Iterator[tuple[str, str]]:
+def _merges(gguf: ModelSource, pieces: list[str]) -> Iterator[tuple[str, str]]:
     known = set(pieces)
     merges = gguf.metadata.require_strings(_MERGES)
     if len(merges) > MAX_VOCAB:
@@ -131,9 +130,10 @@ def _added(piece: str, special: bool) -> AddedToken:
     return AddedToken(piece, special=special, normalized=False)
 
 
-def _tokenizer(model: BPE, added: list[AddedToken]) -> Tokenizer:
+def _tokenizer(model: BPE, added: list[AddedToken], nfc: bool) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.NFC()
+    if nfc:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizer()
     tokenizer.add_tokens(added)
     return tokenizer
@@ -143,7 +143,7 @@ def pre_tokenizer() -> pre_tokenizers.PreTokenizer:
     """Text into words by Qwen2's split expression, in the byte alphabet."""
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_QWEN2_SPLIT), behavior="isolated"),
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

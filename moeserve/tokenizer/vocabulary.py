@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.gguf import GGUFError, GGUFFile
+from moeserve.models.errors import ModelError
+from moeserve.models.source import ModelSource
 
 MAX_VOCAB = 1 << 22
 
@@ -26,6 +27,7 @@ CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 # Ends of a turn or text that not all Qwen files name in their metadata; they count if control tokens.
 _QWEN_ENDS = ("<|im_end|>", "<|endoftext|>")
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+_GENERATION_ENDS = "tokenizer.generation_end_ids"  # not a GGUF's: a Hugging Face folder may name any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class Vocabulary:
         return len(self.token_bytes)
 
     @classmethod
-    def from_gguf(cls, gguf: GGUFFile) -> Vocabulary:
-        """Raises GGUFError."""
+    def from_gguf(cls, gguf: ModelSource) -> Vocabulary:
+        """Raises ModelError."""
         metadata = gguf.metadata
         size = vocab_size(gguf)
         kinds = metadata.require_ints("tokenizer.ggml.token_type", size)
@@ -72,17 +74,17 @@ class Vocabulary:
         )
 
 
-def vocab_size(gguf: GGUFFile) -> int:
-    """Raises GGUFError when the vocabulary is missing or absurdly large."""
+def vocab_size(gguf: ModelSource) -> int:
+    """Raises ModelError when the vocabulary is missing or absurdly large."""
     size = len(gguf.metadata.require_strings(_TOKENS))
     if not 1 <= size <= MAX_VOCAB:
         raise gguf.metadata.error(_TOKENS, f"has {size} entries; 1 to {MAX_VOCAB} are supported")
     return size
 
 
-def read_pieces(gguf: GGUFFile) -> Iterator[list[str]]:
+def read_pieces(gguf: ModelSource) -> Iterator[list[str]]:
     """The tokens as the file spells them, in id order, in batches: who needs each only for a moment does not
-    hold the memory of all. Raises GGUFError."""
+    hold the memory of all. Raises ModelError."""
     array = iter(gguf.metadata.require_strings(_TOKENS))
     try:
         while batch := [piece.decode("utf-8") for piece in itertools.islice(array, _BATCH)]:
@@ -136,14 +138,17 @@ def _ids_of(mask: np.ndarray[Any, np.dtype[np.bool_]]) -> frozenset[int]:
     return frozenset(np.flatnonzero(mask).tolist())
 
 
-def _token_id(gguf: GGUFFile, key: str, size: int) -> int | None:
+def _token_id(gguf: ModelSource, key: str, size: int) -> int | None:
     return gguf.metadata.require_int(key, 0, size - 1) if key in gguf.metadata else None
 
 
-def _eos_ids(gguf: GGUFFile, token_bytes: list[bytes], special: frozenset[int]) -> tuple[int, ...]:
-    named = [_token_id(gguf, key, len(token_bytes)) for key in _END_KEYS]
+def _eos_ids(gguf: ModelSource, token_bytes: list[bytes], special: frozenset[int]) -> tuple[int, ...]:
+    size = len(token_bytes)
+    named = [_token_id(gguf, key, size) for key in _END_KEYS]
+    if _GENERATION_ENDS in gguf.metadata:
+        named += gguf.metadata.require_ids(_GENERATION_ENDS, size)
     by_text = {token_bytes[token_id].decode("utf-8"): token_id for token_id in special}
     found = [token_id for token_id in (*named, *map(by_text.get, _QWEN_ENDS)) if token_id is not None]
     if not found:
-        raise GGUFError(gguf.path, "no end-of-sequence token is named (tokenizer.ggml.eos_token_id)")
+        raise ModelError(gguf.path, "no end-of-sequence token is named (tokenizer.ggml.eos_token_id)")
     return tuple(dict.fromkeys(found))

@@ -13,7 +13,9 @@ def main(process: Process) -> None:
     from moeserve.worker.loading import load_runner
     from moeserve.worker.service import serve
 
-    bar = LoadingBar(PushChannel(process.context, process.paths.http))
+    bar = LoadingBar(
+        PushChannel(process.context, process.paths.http), may_draw=process.config.log_format == "text"
+    )
     try:
         runner = load_runner(process.config, bar)
     finally:

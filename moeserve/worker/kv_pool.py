@@ -13,8 +13,9 @@ from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
 # The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
-# the page cache, the other processes and whatever else runs on the machine.
-SHARE_OF_FREE_MEMORY = 0.5
+# the page cache, the other processes and whatever else runs on the machine. Of a GPU's memory the placement has
+# already left the pool its share.
+SHARE_OF_FREE_MEMORY = {"CPU": 0.5, "GPU": 1.0}
 BYTES_PER_VALUE = 2  # float16
 
 log = logging.getLogger(__name__)
@@ -30,14 +31,17 @@ class Capacity:
     max_model_len: int
 
 
-def plan_capacity(config: ServerConfig, model: Qwen3MoeConfig, free_bytes: int) -> Capacity:
-    """How many tokens' KV the pool holds and how long a request may be. free_bytes: left after the weights.
+def plan_capacity(
+    config: ServerConfig, model: Qwen3MoeConfig, free_bytes: int, device: str = "CPU"
+) -> Capacity:
+    """How many tokens' KV the pool holds and how long a request may be. free_bytes: left after the weights and, on a
+    "GPU", the steps' buffers.
 
     Raises ConfigError where what the user asked for does not fit, with what would.
     """
     wanted_len = config.max_model_len or model.context_length
     per_token = bytes_per_token(model)
-    fits = max(0, int(free_bytes * SHARE_OF_FREE_MEMORY) // per_token)
+    fits = max(0, int(free_bytes * SHARE_OF_FREE_MEMORY[device]) // per_token)
     if config.max_total_tokens is not None:
         slots = config.max_total_tokens
         if slots * per_token > free_bytes:
@@ -48,8 +52,9 @@ def plan_capacity(config: ServerConfig, model: Qwen3MoeConfig, free_bytes: int) 
     else:
         slots = min(config.max_num_seqs * wanted_len, fits)
     if slots < min(wanted_len, 64):
+        kind = "memory" if device == "CPU" else "GPU memory"
         raise ConfigError(
-            f"only {free_bytes / 2**30:.2f} GiB of memory are free after the weights, room for {fits} tokens of "
+            f"only {free_bytes / 2**30:.2f} GiB of {kind} are free after the weights, room for {fits} tokens of "
             "KV: free some memory, or choose a smaller model"
         )
     if config.max_model_len is not None and config.max_model_len > slots:

@@ -1,9 +1,10 @@
-"""From a configuration to a Runner: threads, weights, KV pool."""
+"""From a configuration to what executes plans: threads, weights, KV pool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -13,37 +14,73 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.messages.schema import WorkerReady
-from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
+from moeserve.models.source import ModelSource, open_dummy_model, open_model
+from moeserve.placement import ModelSizes, place
+from moeserve.placement.options import wishes_of
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
+from moeserve.worker.cpu_stream import check_ram, open_stream
+from moeserve.worker.device import choose_device
 from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
 from moeserve.worker.memory import available_bytes
-from moeserve.worker.places import plan_places
 from moeserve.worker.runner import Runner
+
+if TYPE_CHECKING:
+    from moeserve.worker.gpu_runner import GpuRunner
 
 # The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
 SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
 
 
-def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], None]) -> Runner:
-    """Loads the model of `config.model` and allocates everything a step needs.
+Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
-    Raises GGUFError for a bad file, ConfigError where the memory does not suffice or the CPU lacks `config.isa`.
+
+def load_runner(config: ServerConfig, on_progress: Progress) -> Runner | GpuRunner:
+    """Loads the model of `config.model` on the device that `config.device` chooses, and allocates everything a step
+    needs.
+
+    Raises ModelError for a bad file, ConfigError where the memory does not suffice, the CPU lacks `config.isa`, or
+    there is no such device.
     """
+    if choose_device(config.device) == "cpu":
+        return load_cpu_runner(config, on_progress)
+    _set_up_torch()
+    from moeserve.worker.gpu_loading import load_gpu_runner  # a machine without a GPU may lack Triton
+
+    return load_gpu_runner(config, open_weights(config), on_progress, torch.device("cuda", 0))
+
+
+def open_weights(config: ServerConfig) -> ModelSource:
+    """The model, or one of its shapes with random weights. Raises ModelError."""
+    path = Path(config.model)
+    return open_dummy_model(path) if config.load_format == "dummy" else open_model(path)
+
+
+def _set_up_torch() -> None:
     torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
     torch.set_grad_enabled(False)
-    stream = _open_stream(config)
-    path = Path(config.model)
+
+
+def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
+    """On the CPU."""
+    _set_up_torch()
+    stream = open_stream(config)
+    gguf = open_weights(config)
     # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(open_gguf(path))))
-    gguf = open_gguf(path)
+    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
+    model_config.check_tensors(gguf)
+    place(ModelSizes.of(gguf.tensors, model_config), wishes_of(config, model_config), gpu=None)
     in_place = config.weight_layout == "file"
+    if in_place and not gguf.is_mapped:
+        raise ConfigError(
+            "--weight-layout file needs a GGUF file and its own weights; leave it out, or say panels"
+        )
     if not in_place:
-        _check_memory(gguf.file_bytes)
+        check_ram(gguf.file_bytes, remedy="or read it from disk with --weight-layout file")
     weights = WeightLoader(stream, gguf, model_config, on_progress, in_place).load()
     capacity = plan_capacity(config, model_config, available_bytes())
     model = Qwen3Moe(
@@ -56,23 +93,6 @@ def load_runner(config: ServerConfig, on_progress: Callable[[str, int, int], Non
     )
     ready = _ready(config, model_config, capacity, stream, weights.bytes)
     return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
-
-
-def _open_stream(config: ServerConfig) -> CpuStream:
-    places = plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding)
-    try:
-        return CpuStream(places, "" if config.isa == "auto" else config.isa)
-    except ValueError as error:
-        raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
-
-
-def _check_memory(file_bytes: int) -> None:
-    free = available_bytes()
-    if file_bytes > free:
-        raise ConfigError(
-            f"the model's weights take {file_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory are free: "
-            "free some memory, choose a smaller model or quantisation, or read it from disk with --weight-layout file"
-        )
 
 
 def _ready(

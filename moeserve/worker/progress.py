@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 class LoadingBar:
     """Called with (stage, bytes done, bytes in all) as often as the loader likes; close it at the end."""
 
-    def __init__(self, to_http: PushChannel, stream: TextIO = sys.stderr) -> None:
+    def __init__(self, to_http: PushChannel, stream: TextIO = sys.stderr, *, may_draw: bool = True) -> None:
         self._to_http = to_http
+        self._may_draw = may_draw and stream.isatty()
         self._stream = stream
         self._bar: tqdm[None] | None = None
         self._stage = ""
@@ -37,7 +38,7 @@ class LoadingBar:
             self._told = now
             # Dropped when httpserver is too busy to listen: the next news holds everything.
             self._to_http.try_send(LoadProgress(stage=stage, done=done, total=total))
-        if self._stream.isatty():
+        if self._may_draw:
             self._draw(stage, done, total)
         elif now - self._logged >= LOG_EVERY_S:
             self._logged = now

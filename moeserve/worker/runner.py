@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +13,7 @@ import torch
 
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
 from moeserve.messages.schema import (
+    ExpertUse,
     NewSeq,
     Row,
     Sampled,
@@ -22,7 +26,16 @@ from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.sampler import SamplerState
 
+log = logging.getLogger(__name__)
+
 Int32s = npt.NDArray[np.int32]
+
+
+class PromptSpan(NamedTuple):
+    row: int  # of the plan
+    places: Int32s  # rows of the step whose logits say how likely the targets were
+    targets: Int32s  # token ids
+    top_n: int
 
 
 class Sequences:
@@ -47,6 +60,24 @@ class Sequences:
         self.num_prompt[seq.req_slot] = seq.num_prompt
         self.prompt_logprobs[seq.req_slot] = seq.sampling.prompt_logprobs
         return tokens
+
+    def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
+        """Sampled tokens; the last one of a full context is never an input and has no place."""
+        inside = positions < self.tokens.shape[1]
+        self.tokens[slots[inside], positions[inside]] = tokens[inside]
+
+    def prompt_spans(self, rows: list[Row], layout: Layout, at_most: int) -> Iterator[PromptSpan]:
+        """What prompt logprobs a step owes, in order, in spans of up to `at_most` tokens."""
+        for index, row in enumerate(rows):
+            top_n = self.prompt_logprobs[row.req_slot]
+            if top_n is None:
+                continue
+            # Position p predicts the token at p + 1; the prompt's last position predicts no prompt token.
+            last = min(row.start + row.count, self.num_prompt[row.req_slot] - 1)
+            for start in range(row.start, last, at_most):
+                end = min(start + at_most, last)
+                places = np.arange(start, end, dtype=np.int32) - row.start + layout.offset[index]
+                yield PromptSpan(index, places, self.tokens[row.req_slot, start + 1 : end + 1], top_n)
 
 
 class Layout:
@@ -105,6 +136,12 @@ class Runner:
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
+    def expert_use(self) -> ExpertUse:
+        tokens = self._model.heat[:, 0].numpy()
+        layers, experts = tokens.shape
+        on_gpu = np.zeros((layers, experts), np.uint8)
+        return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
+
     def weight_bytes_read(self) -> int:
         """Bytes of weights that the steps so far had to read: each distinct expert once a step."""
         return self._model.weight_bytes_read()
@@ -118,6 +155,10 @@ class Runner:
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
+        if log.isEnabledFor(logging.DEBUG):
+            cached = len(seq.prefix_slots) // 4
+            extra = {"request_id": seq.request_id}
+            log.debug("slot %d: %d tokens, %d cached", seq.req_slot, len(tokens), cached, extra=extra)
         output = tokens[seq.num_prompt :]
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
         self._constraints.bind(seq.req_slot, seq.sampling, output)
@@ -156,27 +197,23 @@ class Runner:
             logits = self._logits(layout.sampled_rows[part])
             tokens, logprobs = self._sampler.sample(logits, slots, self._constraints.masks_for(slots))
             failed = self._constraints.accept(slots, tokens)
-            inside = (
-                positions < self._ready.max_model_len
-            )  # the last token of a full context is never an input
-            self._sequences.tokens[slots[inside], positions[inside]] = tokens[inside]
-            for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True)):
-                cause = failed.get(row)
-                sampled.append(Sampled(token_id, logprob) if cause is None else Sampled(-1, error=cause))
+            self._sequences.append(slots, positions, tokens)
+            sampled += entries(tokens, logprobs, failed)
         return sampled
 
     def _prompt_logprobs(self, rows: list[Row], layout: Layout) -> dict[int, list[TokenLogprob]]:
         found: dict[int, list[TokenLogprob]] = {}
-        for index, row in enumerate(rows):
-            top_n = self._sequences.prompt_logprobs[row.req_slot]
-            if top_n is None:
-                continue
-            # Position p predicts the token at p + 1; the prompt's last position predicts no prompt token.
-            last = min(row.start + row.count, self._sequences.num_prompt[row.req_slot] - 1)
-            found[index] = []
-            for start in range(row.start, last, Qwen3Moe.LOGIT_ROWS):
-                end = min(start + Qwen3Moe.LOGIT_ROWS, last)
-                places = np.arange(start, end, dtype=np.int32) - row.start + layout.offset[index]
-                targets = self._sequences.tokens[row.req_slot, start + 1 : end + 1]
-                found[index] += self._sampler.prompt_logprobs(self._logits(places), targets, top_n)
+        for span in self._sequences.prompt_spans(rows, layout, Qwen3Moe.LOGIT_ROWS):
+            logits = self._logits(span.places)
+            found.setdefault(span.row, []).extend(
+                self._sampler.prompt_logprobs(logits, span.targets, span.top_n)
+            )
         return found
+
+
+def entries(tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]) -> list[Sampled]:
+    """failed: of some rows, why their requests cannot go on."""
+    return [
+        Sampled(token_id, logprob) if row not in failed else Sampled(-1, error=failed[row])
+        for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True))
+    ]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from moeserve.kernels._C import Pool
-from moeserve.kernels.sampling import SamplerState as KernelState
+from moeserve.kernels.sampling.cpu import SamplerState as KernelState
 from moeserve.messages.schema import SamplingParams, TokenLogprob
 
 

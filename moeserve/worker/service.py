@@ -21,7 +21,7 @@ from rpyc.core.service import Service
 from rpyc.core.stream import SocketStream
 
 from moeserve.messages import codec, rpc
-from moeserve.messages.schema import StepPlan, StepResult, WorkerError, WorkerReady
+from moeserve.messages.schema import ExpertUse, StepPlan, StepResult, WorkerError, WorkerReady
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ class Runner(Protocol):
         """Any exception is fatal to the worker: its KV pool may be half written."""
         ...
 
+    def expert_use(self) -> ExpertUse: ...
+
 
 class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
     """The calls a router can make; each takes bytes or nothing and returns bytes."""
@@ -42,7 +44,7 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.is_done = False
-        self.error: Exception | None = None  # of the step that failed
+        self.error: Exception | None = None  # of the call that failed
 
     def exposed_hello(self) -> bytes:
         """A WorkerReady."""
@@ -50,9 +52,16 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
 
     def exposed_step(self, plan: bytes) -> bytes:
         """A StepPlan in, a StepResult out; or a WorkerError, after which the worker ends."""
+        return self._answer(lambda: self._runner.step(codec.STEP_PLAN.decode(plan)))
+
+    def exposed_expert_use(self) -> bytes:
+        """An ExpertUse, or a WorkerError as above. Between two steps, as every call."""
+        return self._answer(self._runner.expert_use)
+
+    def _answer(self, call: Callable[[], StepResult | ExpertUse]) -> bytes:
         try:
-            return codec.encode(self._runner.step(codec.STEP_PLAN.decode(plan)))
-        except Exception as error:  # noqa: BLE001  any failure of a step: `serve` raises it after the reply
+            return codec.encode(call())
+        except Exception as error:  # noqa: BLE001  any failure: `serve` raises it after the reply
             self.error = error
             self.is_done = True
             return _error_bytes(error)

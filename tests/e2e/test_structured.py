@@ -15,7 +15,6 @@ from benchmarks.server import Server, running_server
 from tests.e2e.clients import at_once, completion, is_empty, streamed, within
 from tests.e2e.random_schemas import SchemaMaker
 
-NUM_SCHEMAS = 200
 AT_ONCE = 8
 
 
@@ -31,17 +30,46 @@ def validate(text: str, schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
 
 
-def test_every_random_schema_yields_json_that_validates(server: Server) -> None:
-    maker = SchemaMaker(seed=1)
-    schemas = [maker.schema() for _ in range(NUM_SCHEMAS)]
+@pytest.mark.parametrize(("seed", "count"), [(4, 40), pytest.param(1, 200, marks=pytest.mark.slow)])
+def test_every_random_schema_yields_json_that_validates(server: Server, seed: int, count: int) -> None:
+    maker = SchemaMaker(seed)
+    schemas = [maker.schema() for _ in range(count)]
 
     def ask(schema: dict[str, Any]) -> str:
         return answer(server, guided_json=schema)
 
-    for start in range(0, NUM_SCHEMAS, AT_ONCE):
+    for start in range(0, count, AT_ONCE):
         batch = schemas[start : start + AT_ONCE]
         for schema, text in zip(batch, at_once(ask, batch), strict=True):
             validate(text, schema)
+
+
+@pytest.mark.parametrize(("seed", "count"), [(5, 8), pytest.param(6, 100, marks=pytest.mark.slow)])
+def test_every_random_schema_holds_for_responses_and_tools(server: Server, seed: int, count: int) -> None:
+    """In chat: the same schema as the answer's, and as the parameters of a tool that must be called."""
+    maker = SchemaMaker(seed)
+    schemas = [schema for _ in range(2 * count) if (schema := maker.schema()).get("type") == "object"][:count]
+    common = {"messages": [{"role": "user", "content": "Well?"}], "temperature": 1.0}
+    common["chat_template_kwargs"] = {"enable_thinking": False}
+
+    def ask(schema: dict[str, Any]) -> list[str]:
+        form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+        tool = {"type": "function", "function": {"name": "form", "parameters": schema}}
+        texts = []
+        for wish in ({"response_format": form}, {"tools": [tool], "tool_choice": "required"}):
+            body = common | wish | {"seed": 3, "parallel_tool_calls": False}
+            (choice,) = server.post("/v1/chat/completions", body)["choices"]
+            assert choice["finish_reason"] in ("stop", "tool_calls"), choice
+            calls = choice["message"].get("tool_calls") or []
+            texts += [call["function"]["arguments"] for call in calls] or [choice["message"]["content"]]
+        return texts
+
+    for start in range(0, len(schemas), AT_ONCE):
+        batch = schemas[start : start + AT_ONCE]
+        for schema, texts in zip(batch, at_once(ask, batch), strict=True):
+            assert len(texts) == 2
+            for text in texts:
+                validate(text, schema)
 
 
 def test_schemas_with_white_space_and_greedy_models_validate_too(server: Server) -> None:

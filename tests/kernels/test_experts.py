@@ -178,3 +178,14 @@ def test_batch_and_threads_do_not_change_a_bit(isa: str) -> None:
             assert torch.equal(
                 run_experts(stream, loaded, matrices, ids[:, chosen], weights[:, chosen]), whole
             )
+
+
+@each_isa
+def test_few_routes_and_many_give_the_same_bits(isa: str) -> None:
+    """Up to 512 routes a layer's last product is shared among the threads in another way."""
+    layer, n = Layer.random(Type.Q4_K, Type.Q4_K, Type.Q6_K), 200
+    y, (ids, weights) = load(activations("gaussian", n, HIDDEN)), routing(n, top_k=3)
+    stream = stream_of(isa, 3)
+    matrices = (layer.gate.pack(stream), layer.up.pack(stream), layer.down.pack(stream))
+    whole = run_experts(stream, y, matrices, ids, weights)
+    assert torch.equal(run_experts(stream, head(y, 170), matrices, ids[:170], weights[:170]), whole[:170])

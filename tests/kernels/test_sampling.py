@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.sampling import SamplerState, reference, uniform_at
+from moeserve.kernels.sampling import reference
+from moeserve.kernels.sampling.cpu import SamplerState, uniform_at
 from moeserve.kernels.sampling.reference import Params
 
 QWEN_VOCAB = 151_936

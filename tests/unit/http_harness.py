@@ -29,6 +29,7 @@ from moeserve.messages.codec import TO_LAUNCHER, TO_ROUTER
 from moeserve.messages.schema import (
     Abort,
     EngineReady,
+    ExpertUseRequest,
     FinishReason,
     GenerateRequest,
     ProcessFailed,
@@ -112,6 +113,7 @@ class HttpServer:
         self.answer: Answer = echo
         self.requests: list[GenerateRequest] = []
         self.aborted: list[int] = []
+        self.expert_use_asked = 0  # times
         self.tokenizer = TextTokenizer.from_gguf(open_gguf(MODEL))
         self.directory = tempfile.TemporaryDirectory(prefix="moeserve-test-")
         paths = RuntimePaths(Path(self.directory.name))
@@ -177,6 +179,8 @@ class HttpServer:
                 self.answer(self, message)
             elif isinstance(message, Abort):
                 self.aborted.append(message.id)
+            elif isinstance(message, ExpertUseRequest):
+                self.expert_use_asked += 1
 
 
 @contextmanager

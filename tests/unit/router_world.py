@@ -14,6 +14,7 @@ from moeserve.messages.schema import (
     GenerateRequest,
     NewSeq,
     OpenText,
+    PromptProgress,
     RequestError,
     Row,
     Sampled,
@@ -45,6 +46,7 @@ def request(
     arrival: float | None = None,
     key_name: str = "",
     cache_salt: str = "",
+    progress: bool = False,
     **sampling: object,
 ) -> GenerateRequest:
     """Its seed is its id, so that the worker below can tell whose rows it computes. A prompt of so many tokens
@@ -59,6 +61,7 @@ def request(
         priority=priority,
         key_name=key_name,
         cache_salt=cache_salt,
+        progress=progress,
     )
 
 
@@ -160,6 +163,7 @@ class Seen:
     opened: bool = False
     tokens: list[int] = field(default_factory=list)
     prompt_logprobs: list[int] = field(default_factory=list)
+    progress: list[PromptProgress] = field(default_factory=list)
     final: TokensItem | RequestError | CloseText | None = None
 
 
@@ -243,6 +247,7 @@ class World:
         assert seen.opened
         assert seen.final is None, "nothing comes after the final message"
         seen.tokens += item.token_ids
+        seen.progress += [] if item.progress is None else [item.progress]
         seen.prompt_logprobs += [entry.token_id for entry in item.prompt_logprobs or []]
         assert (item.finish_reason is None) == (item.usage is None)
         if item.finish_reason is not None:

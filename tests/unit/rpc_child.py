@@ -11,7 +11,7 @@ import time
 from array import array
 from pathlib import Path
 
-from moeserve.messages.schema import Sampled, StepPlan, StepResult, TokenLogprob, WorkerReady
+from moeserve.messages.schema import ExpertUse, Sampled, StepPlan, StepResult, TokenLogprob, WorkerReady
 from moeserve.worker.service import serve
 
 READY = WorkerReady(
@@ -24,6 +24,7 @@ READY = WorkerReady(
     rss_bytes=3,
     device="none",
 )
+EXPERT_USE = ExpertUse(1, 2, 1, array("q", [3, 4]).tobytes(), bytes([0, 1]))
 ANSWER, RAISE, SLEEP, FLOOD = range(4)
 
 
@@ -33,6 +34,9 @@ class ScriptedRunner:
 
     def ready(self) -> WorkerReady:
         return READY
+
+    def expert_use(self) -> ExpertUse:
+        return EXPERT_USE
 
     def step(self, plan: StepPlan) -> StepResult:
         for new in plan.new_seqs:

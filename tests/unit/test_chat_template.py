@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from moeserve.models.gguf import GGUFError, open_gguf
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import open_gguf
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateMissing, Vocabulary
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.conftest import TINY_MODEL
@@ -164,7 +165,7 @@ def test_a_wrong_template_is_found_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes(model_metadata() | {"tokenizer.chat_template": "a\n{% if %}"}))
     gguf = open_gguf(path)
-    with pytest.raises(GGUFError, match=r"model\.gguf: the chat template is wrong in line 2"):
+    with pytest.raises(ModelError, match=r"model\.gguf: the chat template is wrong in line 2"):
         ChatRenderer.from_gguf(gguf, Vocabulary.from_gguf(gguf))
 
 

@@ -101,7 +101,7 @@ def test_serve_may_be_named_or_left_out(
 ) -> None:
     launched: list[ServerConfig] = []
     monkeypatch.setattr("moeserve.launcher.launch", lambda config: launched.append(config) or 7)
-    monkeypatch.setattr("moeserve.process.set_up_logging", lambda name, level: None)
+    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
     caplog.set_level("INFO")
     for arguments in (["serve", "--port", "1"], ["--port", "1"]):
         assert cli.main(arguments) == 7
@@ -139,7 +139,7 @@ def test_missing_model_is_refused_before_anything_starts(
 ) -> None:
     for path, message in (
         (tmp_path / "no.gguf", f"there is no {tmp_path}/no.gguf"),
-        (tmp_path, "no .gguf file"),
+        (tmp_path, "neither a .gguf file nor a config.json"),
     ):
         with pytest.raises(SystemExit) as exit_info:
             cli.main(["--model", str(path)])

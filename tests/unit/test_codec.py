@@ -38,6 +38,7 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.TO_ROUTER, schema.Abort(7)),
     (codec.TO_ROUTER, schema.StopHit(7, 3)),
     (codec.TO_ROUTER, schema.Shutdown()),
+    (codec.TO_ROUTER, schema.ExpertUseRequest()),
     (codec.TO_DETOKENIZER, schema.OpenText(7, TEXT)),
     (codec.TO_DETOKENIZER, schema.CloseText(7)),
     (
@@ -55,6 +56,7 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.FROM_WORKER, READY),
     (codec.FROM_WORKER, schema.StepResult(3, [schema.Sampled(5, LOGPROB)], {0: [LOGPROB]}, 1.0, 0.5)),
     (codec.FROM_WORKER, schema.WorkerError("out of memory")),
+    (codec.FROM_WORKER, schema.ExpertUse(1, 2, 1, b"\1\0\0\0\0\0\0\0" * 2, b"\0\1")),
     (
         codec.STEP_PLAN,
         schema.StepPlan(

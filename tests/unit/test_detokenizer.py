@@ -26,6 +26,7 @@ from moeserve.messages.schema import (
     OpenText,
     ProcessFailed,
     ProcessReady,
+    PromptProgress,
     RequestError,
     Shutdown,
     StopHit,
@@ -83,6 +84,20 @@ def opened(**options: object) -> Detokenizer:
     detokenizer = Detokenizer(TOKEN_BYTES, frozenset({SPECIAL}))
     detokenizer.open(OpenText(1, TextOptions(**options)))  # type: ignore[arg-type]
     return detokenizer
+
+
+def test_a_stop_string_counts_only_after_min_tokens() -> None:
+    detokenizer = opened(stop=("b",), min_tokens=4)
+    (out,), hits = detokenizer.tokens(TokensOut([item(b"ab")]))
+    assert (out.text, hits) == ("ab", [])
+    (out,), hits = detokenizer.tokens(TokensOut([item(b"b")]))  # the third token
+    assert (out.text, hits) == ("b", [])
+    items, hits = detokenizer.tokens(TokensOut([item(b"bx")]))  # the fourth, and what came after it
+    assert (items, hits) == ([], [StopHit(id=1, num_tokens=4)])
+    (out,), _ = detokenizer.tokens(TokensOut([item(b"", finish_reason="length", usage=USAGE)]))
+    assert (out.text, out.finish_reason, out.stop_reason) == ("", "stop", "b")
+    assert out.usage is not None
+    assert out.usage.completion_tokens == 4
 
 
 @given(
@@ -168,6 +183,11 @@ def test_unfinished_character_at_the_end_becomes_a_replacement() -> None:
 def test_prompt_logprobs_pass_through_without_tokens() -> None:
     probs = [logprob(5, 1)]
     assert opened().tokens(TokensOut([item(b"", prompt_logprobs=probs)]))[0][0].prompt_logprobs == probs
+
+
+def test_progress_passes_through_without_tokens() -> None:
+    progress = PromptProgress(total=9, cached=2, done=4, ms=1.5)
+    assert opened().tokens(TokensOut([item(b"", progress=progress)]))[0][0].progress == progress
 
 
 def test_requests_do_not_share_half_characters() -> None:

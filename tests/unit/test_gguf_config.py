@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from gguf.constants import GGMLQuantizationType
 
-from moeserve.models.gguf import GGUFError, GGUFFile, open_gguf
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig, RopeScaling
 from tests.unit.gguf_bytes import TOKENS, Tensor, gguf_bytes, model_metadata, model_tensors
 
@@ -69,7 +70,7 @@ def test_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
     ],
 )
 def test_metadata_out_of_range_is_refused(tmp_path: Path, changes: dict[str, Any], cause: str) -> None:
-    with pytest.raises(GGUFError) as caught:
+    with pytest.raises(ModelError) as caught:
         Qwen3MoeConfig.from_gguf(_model(tmp_path, **changes))
     assert cause in str(caught.value)
 
@@ -118,7 +119,7 @@ def _replace(name: str, *replacements: Tensor) -> list[Tensor]:
 )
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, tensors: list[Tensor], cause: str) -> None:
     file = _model(tmp_path, tensors)
-    with pytest.raises(GGUFError) as caught:
+    with pytest.raises(ModelError) as caught:
         Qwen3MoeConfig.from_gguf(file).check_tensors(file)
     assert cause in str(caught.value)
 

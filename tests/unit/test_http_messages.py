@@ -60,6 +60,41 @@ def test_messages(server: HttpServer, anthropic: Anthropic) -> None:
     assert server.requests[-1].sampling.thinking.budget == 50
 
 
+def test_what_claude_code_sends_is_taken(server: HttpServer) -> None:
+    """The fields of Claude Code 2.1.197's requests, as they came over the wire, with shorter texts."""
+    body: dict[str, Any] = {
+        "model": NAME,
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "<system-reminder>\n</system-reminder>"},
+                    {"type": "text", "text": "Say hi", "cache_control": {"type": "ephemeral"}},
+                ],
+            },
+            {"role": "system", "content": "Available agent types: none."},
+        ],
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_entrypoint=sdk-cli;"},
+            {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+        ],
+        "tools": ANTHROPIC_TOOLS,
+        "metadata": {"user_id": "{}"},
+        "max_tokens": 40,
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+        "stream": True,
+    }
+    response = server.post("/v1/messages?beta=true", body)
+    assert response.status_code == 200, response.text
+    assert "message_stop" in response.text
+    body["context_management"]["edits"][0]["keep"] = {"type": "thinking_turns", "value": 1}
+    refused = server.post("/v1/messages?beta=true", body)
+    assert refused.status_code == 400
+    assert "context_management" in refused.json()["error"]["message"]
+
+
 def test_messages_stream(anthropic: Anthropic) -> None:
     with anthropic.messages.stream(
         model=NAME, max_tokens=100, messages=MESSAGES, tools=ANTHROPIC_TOOLS, thinking={"type": "adaptive"}

@@ -55,6 +55,7 @@ OPENAI: dict[str, list[Any]] = {
     "min_tokens": [*NOT_INTEGERS, -1, 2],
     "skip_special_tokens": NOT_BOOLEANS,
     "return_tokens_as_token_ids": NOT_BOOLEANS,
+    "return_progress": [*NOT_BOOLEANS, True],
     "priority": [*NOT_INTEGERS, 1 << 31, -(1 << 31) - 1],
     "user": [*NOT_STRINGS, "x" * 1025],
     "metadata": [5, "x", []],

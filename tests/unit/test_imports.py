@@ -13,25 +13,63 @@ PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A child process's own frame: allowed to every process's package, unlike another process's package.
-FRAME = {"moeserve.process", "moeserve.config", "moeserve.errors", "moeserve.messages"}
+FRAME = {
+    "moeserve.process",
+    "moeserve.config",
+    "moeserve.errors",
+    "moeserve.messages",
+    "moeserve.logs",
+    "moeserve.tracing",
+}
+
+# What a model is loaded from; none of it knows torch.
+MODEL_FILES = {
+    "moeserve.models.errors",
+    "moeserve.models.gguf",
+    "moeserve.models.huggingface",
+    "moeserve.models.qwen2_split",
+    "moeserve.models.regular_file",
+    "moeserve.models.source",
+}
 
 # What each package may import of ours, besides itself. What is not listed here may import anything of ours.
 ALLOWED: dict[str, set[str]] = {
     "moeserve.messages": set(),
     "moeserve.errors": set(),
     "moeserve.config": set(),
+    "moeserve.logs": set(),
+    "moeserve.tracing": {"moeserve.config", "moeserve.errors"},
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
-    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.gguf"},
+    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.source"},
     "moeserve.httpserver": FRAME
-    | {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.grammar", "moeserve.chatformat"},
-    "moeserve.tokenizer": {"moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
-    "moeserve.grammar": {"moeserve.tokenizer", "moeserve.models.gguf", "moeserve.errors", "moeserve.sandbox"},
+    | {
+        "moeserve.tokenizer",
+        "moeserve.models.source",
+        "moeserve.grammar",
+        "moeserve.chatformat",
+        "moeserve.placement.heat",
+    },
+    "moeserve.tokenizer": {*MODEL_FILES, "moeserve.errors", "moeserve.sandbox"},
+    "moeserve.grammar": {
+        "moeserve.tokenizer",
+        "moeserve.models.source",
+        "moeserve.errors",
+        "moeserve.sandbox",
+    },
     "moeserve.chatformat": set(),
     "moeserve.sandbox": set(),
-    "moeserve.models.gguf": {"moeserve.errors"},
+    "moeserve.models.gguf": {"moeserve.errors", "moeserve.models.errors", "moeserve.models.regular_file"},
+    "moeserve.models.huggingface": MODEL_FILES,
     "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
+    "moeserve.placement": {
+        "moeserve.models.gguf",
+        "moeserve.models.qwen3moe.config",
+        "moeserve.config",
+        "moeserve.errors",
+    },
     "moeserve.kernels": {"moeserve.errors"},
+    "moeserve.hub": {"moeserve.errors", "moeserve.models.huggingface"},
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME
     | {
@@ -42,13 +80,20 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.tokenizer",
         "moeserve.grammar",
     },
-    "moeserve.process": {"moeserve.config", "moeserve.errors", "moeserve.messages"},
+    "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
-    "moeserve.launcher": FRAME | {"moeserve"},
+    "moeserve.launcher": FRAME | {"moeserve", "moeserve.runtime_directory"},
+    "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
-TORCH_ALLOWED = ("moeserve.worker", "moeserve.models", "moeserve.kernels", "moeserve.placement")
-TORCH_FORBIDDEN_WITHIN = ("moeserve.models.gguf",)
+TORCH_ALLOWED = (
+    "moeserve.worker",
+    "moeserve.models",
+    "moeserve.kernels",
+    "moeserve.plan",
+    "moeserve.bench.engine",
+)
+TORCH_FORBIDDEN_WITHIN = tuple(MODEL_FILES)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
 

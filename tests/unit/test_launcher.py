@@ -19,7 +19,7 @@ import pytest
 
 from moeserve.config import RuntimePaths, ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.launcher import PROCESSES, runtime_directory
+from moeserve.launcher import PROCESSES
 from moeserve.process import load_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ LAUNCH = """
 import sys
 from moeserve.config import ServerConfig
 from moeserve import launcher
-from moeserve.process import set_up_logging
+from moeserve.logs import set_up_logging
 port, timeout = int(sys.argv[1]), float(sys.argv[2])
 config = ServerConfig(model="tiny.gguf", port=port, shutdown_timeout=timeout, api_key=("secret",))
 launcher.EXIT_TIMEOUT_S = 3.0
@@ -256,29 +256,6 @@ def test_ignored_hangup_stays_ignored(start: Callable[..., Run]) -> None:
 
 
 # ---------------------------------------------------------------- the pieces
-
-
-def test_long_runtime_directory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    with runtime_directory() as directory:
-        assert long not in directory.parents
-        assert len(RuntimePaths(directory).detokenizer.removeprefix("ipc://")) <= 107
-    assert not directory.exists()
-
-
-def test_no_place_for_sockets_is_an_error_that_names_the_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    monkeypatch.setattr("tempfile.mkdtemp", _no_space)
-    with pytest.raises(ConfigError, match=r"missing.*No space left"), runtime_directory():
-        pass
-
-
-def _no_space(prefix: str, dir: str) -> str:
-    raise OSError(28, "No space left on device")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from moeserve.messages.schema import (
     CloseText,
     EngineDead,
     EngineReady,
+    ExpertUse,
+    ExpertUseRequest,
     LoadReport,
     OpenText,
     ProcessReady,
@@ -40,7 +42,7 @@ from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.manager import RouterManager
 from moeserve.router.worker_client import InProcessWorker, RpycWorker, Worker
 from tests.unit.router_world import request
-from tests.unit.rpc_child import RAISE, READY, SLEEP, ScriptedRunner
+from tests.unit.rpc_child import EXPERT_USE, RAISE, READY, SLEEP, ScriptedRunner
 from tests.unit.test_rpc import REPOSITORY, child_process
 
 LIMITS = Limits(READY.num_kv_slots, READY.max_num_seqs, READY.max_model_len, 64, 100)
@@ -74,7 +76,7 @@ class Neighbours:
 
     def next(self, kind: type, timeout: float = 5.0) -> Any:
         """The next message of a kind, from either socket."""
-        inbox = self.http if kind in (LoadReport, EngineDead, EngineReady) else self.detokenizer
+        inbox = self.http if kind in (LoadReport, EngineDead, EngineReady, ExpertUse) else self.detokenizer
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             message = inbox.recv(left)
@@ -133,6 +135,20 @@ def test_requests_are_served_and_the_load_is_told(paths: RuntimePaths, neighbour
         report = neighbours.report(num_running=0, num_waiting=0, kv_slots_used=0, generation_tokens=50)
         assert report.kv_slots_total == READY.num_kv_slots
         assert report.prompt_tokens == 40
+
+
+def test_the_experts_use_is_told_once_to_all_who_ask(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
+        neighbours.router.send(behaving(0, SLEEP, max_tokens=3))
+        neighbours.item(0, final=False)  # the worker is within a step now
+        for _ in range(5):
+            neighbours.router.send(ExpertUseRequest())
+        assert neighbours.next(ExpertUse) == EXPERT_USE
+        neighbours.item(0, final=True)
+        neighbours.router.send(ExpertUseRequest())
+        assert neighbours.next(ExpertUse) == EXPERT_USE
+        with pytest.raises(AssertionError, match="no ExpertUse"):
+            neighbours.next(ExpertUse, timeout=0.2)
 
 
 def test_an_abort_frees_the_slots_within_a_step(paths: RuntimePaths, neighbours: Neighbours) -> None:

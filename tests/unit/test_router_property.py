@@ -215,6 +215,12 @@ def test_crowded_lives() -> None:
     assert sum(report.repeated_tokens > 0 for report in reports) > 30
 
 
+@pytest.mark.parametrize("seed", [22376, 24161])
+def test_keys_do_not_pause_each_other_for_ever(seed: int) -> None:
+    """Two prompts of two keys that do not fit beside one another, without a prefix cache to keep what a pause takes."""
+    crowded_life(seed)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(100))

@@ -21,11 +21,19 @@ from rpyc.core import consts
 from rpyc.core.service import VoidService
 from rpyc.core.stream import SocketStream
 
-from moeserve.messages import rpc
-from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan, StepResult
+from moeserve.messages import codec, rpc
+from moeserve.messages.schema import (
+    ExpertUse,
+    NewSeq,
+    Row,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    WorkerError,
+)
 from moeserve.router.worker_client import InProcessWorker, RpycWorker, Worker, WorkerDied
 from moeserve.worker.service import WorkerService
-from tests.unit.rpc_child import ANSWER, FLOOD, RAISE, READY, SLEEP, ScriptedRunner
+from tests.unit.rpc_child import ANSWER, EXPERT_USE, FLOOD, RAISE, READY, SLEEP, ScriptedRunner
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -104,6 +112,31 @@ def test_plans_are_executed_in_order_with_two_in_flight(kind: str, request: pyte
     answers += results(worker, 49 - len(answers))
     assert [answer.step for answer in answers] == list(range(1, 50))
     assert worker.poll() == []
+
+
+@pytest.mark.parametrize("kind", ["rpyc", "in process"])
+def test_the_experts_use_comes_between_steps(kind: str, request: pytest.FixtureRequest) -> None:
+    worker: Worker = (
+        request.getfixturevalue("worker") if kind == "rpyc" else InProcessWorker(ScriptedRunner())
+    )
+    worker.submit(plan(1))
+    worker.ask_expert_use()
+    worker.submit(plan(2))
+    first, use, second = results(worker, 3)
+    assert use == EXPERT_USE
+    assert (first.step, second.step) == (1, 2)
+
+
+def test_a_failing_count_ends_the_worker_with_its_cause() -> None:
+    class Broken(ScriptedRunner):
+        def expert_use(self) -> ExpertUse:
+            raise FloatingPointError("the counters are on fire")
+
+    service = WorkerService(Broken())
+    answer = codec.FROM_WORKER.decode(service.exposed_expert_use())
+    assert answer == WorkerError("FloatingPointError: the counters are on fire")
+    assert service.is_done
+    assert isinstance(service.error, FloatingPointError)
 
 
 def test_submitting_does_not_wait_for_the_step(worker: RpycWorker) -> None:

@@ -15,9 +15,12 @@ LETTERS = st.text(alphabet="abc", max_size=40)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=6), max_size=4)
 
 
-def whole_text_reference(text: str, stops: list[str], include_stop: bool) -> tuple[str, str | None]:
-    """The definition, on the whole text at once: the stop string that ends first; of those, the longest."""
-    for end in range(1, len(text) + 1):
+def whole_text_reference(
+    text: str, stops: list[str], include_stop: bool, first_end: int = 1
+) -> tuple[str, str | None]:
+    """The definition, on the whole text at once: the stop string that ends first, after at least `first_end`
+    characters; of those, the longest."""
+    for end in range(first_end, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
             stop = max(ending, key=len)
@@ -55,6 +58,24 @@ def test_any_cut_gives_what_the_whole_text_gives(
     if finder.hit is None:
         shown += finder.flush()
     assert (shown, finder.hit) == (expected, expected_stop)
+
+
+@given(LETTERS, STOPS, st.integers(0, 10), st.booleans())
+@example("abab", ["ab", "bab"], 3, False)
+@example("aaaa", ["aa"], 3, False)
+def test_what_is_complete_too_early_is_text(
+    text: str, stops: list[str], early: int, include_stop: bool
+) -> None:
+    """Character by character, as tokens; a stop string that began early may still be completed in time."""
+    finder = StopFinder(stops, include_stop)
+    shown = ""
+    for position, char in enumerate(text):
+        shown += finder.push(char, may_hit=position >= early)
+        if finder.hit is not None:
+            break
+    else:
+        shown += finder.flush()
+    assert (shown, finder.hit) == whole_text_reference(text, stops, include_stop, early + 1)
 
 
 def test_stop_string_across_pieces_never_shows() -> None:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen2Tokenizer
 
-from moeserve.models.gguf import GGUFError, open_gguf
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.unit.gguf_bytes import MERGES, TOKENS, gguf_bytes, model_metadata
@@ -142,7 +143,7 @@ def test_text_that_is_not_unicode_and_ids_that_do_not_exist(tokenizer: TextToken
 def test_other_tokenizers_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], cause: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes(model_metadata(**changes)))
-    with pytest.raises(GGUFError) as caught:
+    with pytest.raises(ModelError) as caught:
         TextTokenizer.from_gguf(open_gguf(path))
     assert cause in str(caught.value)
 

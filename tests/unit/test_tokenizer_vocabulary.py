@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from moeserve.models.gguf import GGUFError, open_gguf
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import open_gguf
 from moeserve.tokenizer import Vocabulary
 from moeserve.tokenizer.vocabulary import byte_alphabet
 from tests.unit.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata
@@ -92,6 +93,6 @@ def test_eos_comes_from_the_metadata_and_from_qwens_control_tokens(tmp_path: Pat
     ],
 )
 def test_wrong_vocabularies_are_refused(tmp_path: Path, changes: dict[str, Any], cause: str) -> None:
-    with pytest.raises(GGUFError) as caught:
+    with pytest.raises(ModelError) as caught:
         _vocabulary(tmp_path, **changes)
     assert cause in str(caught.value)

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError
 
 MAX_DEPTH: Final = 32  # of free-form JSON inside a request
 MAX_SCHEMA_DEPTH: Final = 96
@@ -28,6 +36,15 @@ class RequestModel(BaseModel):
         return {name: value for name, value in data.items() if value is not None}
 
 
+class _Unsupported(AfterValidator):
+    """Marks the field in /openapi.json, as the nearest that it has a word for."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(schema) | {"deprecated": True}
+
+
 def unsupported(what: str, *neutral: Any) -> AfterValidator:
     """Refuses by name a field that would change the answer but is not supported, unless its value is one of
     `neutral`, which ask for nothing. Written `Annotated[Any, unsupported(...)]`."""
@@ -38,7 +55,7 @@ def unsupported(what: str, *neutral: Any) -> AfterValidator:
             return value
         raise PydanticCustomError("unsupported", "{text}", {"text": f"{what} is not supported{accepted}"})
 
-    return AfterValidator(refuse)
+    return _Unsupported(refuse)
 
 
 NO_EFFECT: Final[Any] = Field(description="Accepted for OpenAI's clients; has no effect.")

@@ -88,7 +88,9 @@ class GenerateParameters(RequestModel):
 
     def text_options(self) -> TextOptions:
         strings = tuple(stop for stop in self.stop_sequences if isinstance(stop, str))
-        return TextOptions(stop=strings, skip_special_tokens=self.skip_special_tokens)
+        return TextOptions(
+            stop=strings, skip_special_tokens=self.skip_special_tokens, min_tokens=self.min_new_tokens - 1
+        )
 
     def sampling(self) -> SamplingParams:
         """As `OpenAIRequest.sampling`. The chosen token's logprob is always part of LightLLM's answers.

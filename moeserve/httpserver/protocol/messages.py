@@ -201,6 +201,13 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
+# Context that nothing is taken out of; the last is what Claude Code sends with each request.
+_KEEP_ALL: Final[tuple[dict[str, Any], ...]] = (
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
+
+
 class CountTokensRequest(RequestModel):
     """What both endpoints share: all that makes the prompt."""
 
@@ -219,7 +226,7 @@ class CountTokensRequest(RequestModel):
 
     mcp_servers: Annotated[Any, unsupported("mcp_servers", [])] = None
     container: Annotated[Any, unsupported("container")] = None
-    context_management: Annotated[Any, unsupported("context_management")] = None
+    context_management: Annotated[Any, unsupported("context_management", *_KEEP_ALL)] = None
     cache_control: Annotated[FreeDict | None, _CACHED] = None
 
     @model_validator(mode="after")

@@ -43,6 +43,16 @@ class Timings(TypedDict):
     decode_tokens_per_second: float | None
 
 
+class PromptProgress(TypedDict):
+    """llama-server's: `processed` of `total` prompt tokens, `cache` of them not computed anew, `time_ms` since
+    the first of them was."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class CompletionLogprobs(TypedDict):
     """Parallel lists over tokens; `text_offset` counts characters of the tokens' own strings."""
 
@@ -74,6 +84,7 @@ class Completion(TypedDict):
     choices: list[CompletionChoice]
     usage: NotRequired[UsageInfo | None]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 class TopLogprob(TypedDict):
@@ -173,6 +184,7 @@ class ChatCompletionChunk(TypedDict):
     choices: list[ChatChunkChoice]
     usage: NotRequired[UsageInfo | None]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 class GenerateToken(TypedDict):
@@ -227,3 +239,25 @@ class Health(TypedDict):
     stage: NotRequired[str]
     fraction: NotRequired[float]
     cause: NotRequired[str]
+
+
+class Experts(TypedDict):
+    object: Literal["experts"]
+    model: str
+    layers: int
+    experts: int  # of a layer
+    experts_per_token: int
+    counts: list[list[int]]  # [layers][experts]: tokens routed to each since the start
+    gpu_experts: list[list[int]]  # of each layer: the ids of those in GPU memory, ascending
+
+
+class ExpertsHeat(TypedDict):
+    """The file that --expert-heat reads, as docs/placement.md describes it."""
+
+    format: Literal["moeserve-expert-heat"]
+    version: Literal[1]
+    model: str
+    layers: int
+    experts: int
+    experts_per_token: int
+    counts: list[list[int]]

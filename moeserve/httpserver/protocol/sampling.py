@@ -70,14 +70,19 @@ class OpenAIRequest(StructuredFields):
     ] = False
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
     cache_salt: CacheSalt = ""
+    return_progress: Annotated[
+        bool, Field(description="Chunks with `prompt_progress` while the prompt is read (llama-server).")
+    ] = False
 
     user: Annotated[Label | None, NO_EFFECT] = None
     metadata: Annotated[FreeDict | None, NO_EFFECT] = None
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> OpenAIRequest:
+    def _stream_fields_need_a_stream(self) -> OpenAIRequest:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError("stream_options", "is only allowed with stream true")
+        if self.return_progress and not self.stream:
+            raise PydanticCustomError("return_progress", "is only allowed with stream true")
         return self
 
     def text_options(self) -> TextOptions:
@@ -85,6 +90,7 @@ class OpenAIRequest(StructuredFields):
             stop=tuple(self.stop),
             include_stop=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
+            min_tokens=self.min_tokens,
         )
 
     def sampling(self, *, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:

@@ -102,9 +102,10 @@ class Stream {
   void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, Address ids,
                Address weights, int n, int top_k, const Activations& h, Address starts, Address active,
                Address routes, Address heat, Address x) {
+    parts_.fit(pool_, n * top_k, down.rows);
     pool_.submit(ExpertsOp{kernels_, &gate, &up, &down, y, at<const int32_t>(ids), at<const float>(weights),
                            n, top_k, h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes),
-                           at<int64_t>(heat), at<float>(x)});
+                           at<int64_t>(heat), at<float>(x), true, parts_.data()});
   }
   void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
 
@@ -118,6 +119,7 @@ class Stream {
   }
 
   const Kernels* kernels_;
+  Parts parts_;  // before the pool, whose last operations use it
   Pool pool_;
 };
 
@@ -145,7 +147,8 @@ void bind_engine(nb::module_& m) {
       .def_ro("cols", &Matrix::cols)
       .def_ro("experts", &Matrix::experts)
       .def_ro("bytes", &Matrix::bytes)
-      .def_prop_ro("integer", &Matrix::integer);
+      .def_prop_ro("integer", &Matrix::integer)
+      .def_prop_ro("address", [](const Matrix& m) { return reinterpret_cast<Address>(m.begin()); });
   nb::class_<LinearGroup>(m, "LinearGroup")
       .def(
           "__init__",

@@ -134,31 +134,61 @@ void RouteOp::operator()(Team& team) const {
 }
 
 void ExpertsOp::operator()(Team& team) const {
-  group(team);
-  team.for_panels(active[0], gate->panels, [&](int64_t rank, int64_t panel) { gate_up(rank, panel); });
-  team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { down_panel(team, panel); });
+  if (team.thread() == 0) sort_routes();
+  team.barrier();
+  compute(team);
+}
+
+void ExpertsOp::compute(Team& team) const {
+  team.for_last_panels(active[0], gate->panels, [&](int64_t rank, int64_t panel) { gate_up(rank, panel); });
+  if (n * top_k <= kMostParts) {
+    barrier_fetching_down(team);
+    team.for_panels(active[0], down->panels, [&](int64_t rank, int64_t panel) { down_part(rank, panel); });
+    team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { add_parts(team, panel); });
+  } else {
+    team.barrier();
+    team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { down_panel(team, panel); });
+  }
+}
+
+// Between the two products. A thread that is done early brings what it will read first into its cache, so that the
+// memory is not idle while it waits: 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four turns
+// each with and without, where a turn varied by 5%).
+void ExpertsOp::barrier_fetching_down(Team& team) const {
+  constexpr int64_t kMostBytes = 1 << 18;
+  const uint8_t *p = nullptr, *end = nullptr;
+  if (active[0] > 0 && down->packed()) {
+    const auto [rank, panel] = team.first_pair(active[0], down->panels);
+    p = down->panel(active[1 + rank], panel).data;
+    end = p + std::min<int64_t>((down->panels - panel) * down->panel_bytes, kMostBytes);
+  }
+  team.barrier_doing([&] {
+    for (int line = 0; line < 8 && p < end; ++line, p += 64) __builtin_prefetch(p, 0, 2);
+  });
 }
 
 // Counting sort of the n * top_k routes by expert. One thread: at 512 tokens it takes 10 us of a layer's 20 ms.
-void ExpertsOp::group(Team& team) const {
-  if (team.thread() == 0) {
-    const int routes_n = n * top_k;
-    const int experts = static_cast<int>(gate->experts);
-    std::fill(starts, starts + experts + 1, 0);
-    for (int i = 0; i < routes_n; ++i) ++starts[ids[i] + 1];
-    active[0] = 0;
-    for (int e = 0; e < experts; ++e) {
-      if (starts[e + 1] > 0) active[++active[0]] = e;
-      heat[e] += starts[e + 1];
-      heat[experts + e] += starts[e + 1] > 0;
-      starts[e + 1] += starts[e];
-    }
-    for (int i = routes_n - 1; i >= 0; --i)
-      routes[--starts[ids[i] + 1]] = i;  // now starts[e + 1] is e's start
-    for (int e = 0; e < experts; ++e) starts[e] = starts[e + 1];
-    starts[experts] = routes_n;
+bool ExpertsOp::sort_routes() const {
+  const int routes_n = n * top_k;
+  const int experts = static_cast<int>(gate->experts);
+  std::fill(starts, starts + experts + 1, 0);
+  active[0] = 0;
+  for (int i = 0; i < routes_n; ++i) {
+    if (ids[i] >= experts) return false;
+    if (ids[i] >= 0) ++starts[ids[i] + 1];
   }
-  team.barrier();
+  for (int e = 0; e < experts; ++e) {
+    if (starts[e + 1] > 0) active[++active[0]] = e;
+    heat[e] += starts[e + 1];
+    heat[experts + e] += starts[e + 1] > 0;
+    starts[e + 1] += starts[e];
+  }
+  const int routed = starts[experts];
+  for (int i = routes_n - 1; i >= 0; --i)
+    if (ids[i] >= 0) routes[--starts[ids[i] + 1]] = i;  // now starts[e + 1] is e's start
+  for (int e = 0; e < experts; ++e) starts[e] = starts[e + 1];
+  starts[experts] = routed;
+  return true;
 }
 
 // 32 rows of gate and up of the rank-th active expert, for all its tokens.
@@ -196,7 +226,6 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
 // A thread owns the panel's 32 rows of the output for all experts: no reduction. A token's experts are added in
 // ascending order of their ids, whatever else is in the step.
 void ExpertsOp::down_panel(Team& team, int64_t panel) const {
-  const int64_t hidden = down->rows, row0 = panel * kPanelRows;
   auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
   std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
   alignas(64) float tile[kMostTokens * kPanelRows];
@@ -214,9 +243,50 @@ void ExpertsOp::down_panel(Team& team, int64_t panel) const {
       }
     }
   }
+  put(panel, sums);
+}
+
+// The same in two passes, with the same bits: first the products of one expert.
+void ExpertsOp::down_part(int64_t rank, int64_t panel) const {
+  const int expert = active[1 + rank];
+  const Panel own = down->panel(expert, panel);
+  const bool last = panel + 1 == down->panels;
+  const uint8_t* next =
+      last && rank + 1 < active[0] ? down->panel(active[2 + rank], 0).data : own.data + down->panel_bytes;
+  alignas(64) float tile[kMostTokens * kPanelRows];
+  const void* rows[kMostTokens];
+  const int valid = down->valid_rows(panel);
+  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
+    for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
+    k->gemm[down->type](own, next, down->cols, rows, tokens, tile);
+    for (int i = 0; i < tokens; ++i) {
+      std::copy_n(tile + i * kPanelRows, valid, parts + (i0 + i) * down->rows + panel * kPanelRows);
+    }
+  }
+}
+
+// Then their weighted sums.
+void ExpertsOp::add_parts(Team& team, int64_t panel) const {
+  auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
+  std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
+  const int valid = down->valid_rows(panel);
+  alignas(64) float tile[kPanelRows] = {};
+  for (int i = 0; i < starts[down->experts]; ++i) {
+    const int route = routes[i];
+    std::copy_n(parts + i * down->rows + panel * kPanelRows, valid, tile);
+    k->axpy(weights[route], tile, kPanelRows, sums + route / top_k * kPanelRows);
+  }
+  put(panel, sums);
+}
+
+// sums [n, 32]: the panel's rows of x.
+void ExpertsOp::put(int64_t panel, const float* sums) const {
   const int valid = down->valid_rows(panel);
   for (int t = 0; t < n; ++t) {
-    for (int r = 0; r < valid; ++r) x[t * hidden + row0 + r] += sums[t * kPanelRows + r];
+    float* out = x + t * down->rows + panel * kPanelRows;
+    const float* sum = sums + t * kPanelRows;
+    for (int r = 0; r < valid; ++r) out[r] = add ? out[r] + sum[r] : sum[r];
   }
 }
 

@@ -177,7 +177,7 @@ struct RouteOp {
   void operator()(Team& team) const;
 };
 
-// x[t] += sum over t's experts of weight * down(silu(gate(y)) * up(y)). An expert's weights are read once a step,
+// x[t] = or += sum over t's experts of weight * down(silu(gate(y)) * up(y)). An expert's weights are read once a step,
 // whoever asks for them.
 struct ExpertsOp {
   const Kernels* k;
@@ -185,7 +185,7 @@ struct ExpertsOp {
   const Matrix* up;
   const Matrix* down;
   Activations y;         // input
-  const int32_t* ids;    // [n, top_k]
+  const int32_t* ids;    // [n, top_k]; below 0: none
   const float* weights;  // [n, top_k]
   int n, top_k;
   Activations h;  // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
@@ -194,12 +194,40 @@ struct ExpertsOp {
   int32_t* routes;  // [n * top_k]: row of h -> index into ids and weights
   int64_t* heat;    // [2, experts]: adds the tokens routed to each expert, and 1 for each that has any
   float* x;         // [n, hidden]
+  bool add;         // to what x holds
+  // [kMostParts, hidden], where a step of few routes puts each one's share of x (rows sorted by expert) before they are
+  // added: work is then shared by (expert, panel) instead of by panel, in pieces small enough to even out.
+  float* parts;
+  static constexpr int kMostParts = 512;
   void operator()(Team& team) const;
 
+  // The two parts of it: one thread's, which the others wait for, and everyone's. False for an id that is no expert's.
+  bool sort_routes() const;
+  void compute(Team& team) const;
+
  private:
-  void group(Team& team) const;
   void gate_up(int64_t rank, int64_t panel) const;
   void down_panel(Team& team, int64_t panel) const;
+  void barrier_fetching_down(Team& team) const;
+  void down_part(int64_t rank, int64_t panel) const;
+  void add_parts(Team& team, int64_t panel) const;
+  void put(int64_t panel, const float* sums) const;
+};
+
+// Room for ExpertsOp::parts, which grows with what is asked of it.
+class Parts {
+ public:
+  float* data() { return rows_.data(); }
+  // For so many routes of experts of `hidden` outputs; waits for the pool if that takes another buffer.
+  void fit(Pool& pool, int routes, int64_t hidden) {
+    const size_t size = static_cast<size_t>(std::min(routes, ExpertsOp::kMostParts)) * hidden;
+    if (size <= rows_.size()) return;
+    pool.wait();
+    rows_.resize(size);
+  }
+
+ private:
+  std::vector<float> rows_;
 };
 
 // Reads every byte of the matrix and does nothing with it: the yardstick for decode.

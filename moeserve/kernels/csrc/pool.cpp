@@ -12,19 +12,9 @@
 namespace moeserve {
 namespace {
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-// About 50 us: longer than the gap between two operations of a step, shorter than what a sleeping thread costs
-// the other processes of a two-core machine when the server is idle.
-constexpr int kSpins = 1500;
-
 // Spins, then sleeps, while `value` is `old`.
-void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
-  for (int i = 0; i < kSpins; ++i) {
+void wait_while(const std::atomic<uint32_t>& value, uint32_t old, int spins) {
+  for (int i = 0; i < spins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     relax();
   }
@@ -50,7 +40,15 @@ std::atomic<int64_t>& Team::cursor(int thread) {
   return pool_.cursors_[(phase_ % Pool::kCursorSets) * threads_ + thread].taken;
 }
 
-void Team::barrier() { pool_.arrive_and_wait(*this, false); }
+void Team::barrier(int spins) { pool_.arrive_and_wait(*this, false, spins); }
+
+std::pair<int64_t, int64_t> Team::first_pair(int64_t outer, int64_t panels) const {
+  const int64_t first = first_panel(panels, node_, pool_.nodes()),
+                count = first_panel(panels, node_ + 1, pool_.nodes()) - first;
+  const int thread0 = pool_.node_threads_[node_], threads = pool_.node_threads_[node_ + 1] - thread0;
+  const int64_t unit = outer * count * (thread_ - thread0) / threads;
+  return count == 0 ? std::pair<int64_t, int64_t>(0, first) : std::pair(unit / count, first + unit % count);
+}
 
 void* Team::scratch(size_t bytes) {
   if (bytes > scratch_bytes_) {
@@ -108,22 +106,27 @@ void Pool::thread_main(int thread, const std::vector<int>& cpus) {
   bind_to(cpus);
   Team& team = *teams_[thread];
   for (uint32_t next = 0;; ++next) {
-    wait_while(published_, next);
+    wait_while(published_, next, kSpins);
     if (stop_.load()) return;
     Slot& slot = slots_[next % kSlots];
     slot.run(slot.bytes, team);
-    arrive_and_wait(team, true);
+    arrive_and_wait(team, true, kSpins);
   }
 }
 
+void Pool::arrive_and_wait(Team& team, bool end_of_op, int spins) {
+  uint32_t mine;
+  if (!arrive(team, end_of_op, mine)) wait_past(mine, spins);
+}
+
+void Pool::wait_past(uint32_t generation, int spins) { wait_while(generation_, generation, spins); }
+
 // The last to arrive resets the work cursors of the phases since the barrier before (all threads have left them), and
 // opens the barrier.
-void Pool::arrive_and_wait(Team& team, bool end_of_op) {
-  const uint32_t mine = team.barriers_++;
+bool Pool::arrive(Team& team, bool end_of_op, uint32_t& mine) {
+  mine = team.barriers_++;
   const uint64_t first_phase = std::exchange(team.phase_at_barrier_, team.phase_);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads())) {
-    return wait_while(generation_, mine);
-  }
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads())) return false;
   for (uint64_t phase = first_phase; phase < team.phase_; ++phase) {
     Cursor* used = &cursors_[phase % kCursorSets * threads()];
     for (int i = 0; i < threads(); ++i) used[i].taken.store(0, std::memory_order_relaxed);
@@ -138,6 +141,7 @@ void Pool::arrive_and_wait(Team& team, bool end_of_op) {
   }
   generation_.fetch_add(1, std::memory_order_release);
   generation_.notify_all();
+  return true;
 }
 
 }  // namespace moeserve

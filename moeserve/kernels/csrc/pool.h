@@ -13,11 +13,22 @@
 #include <memory>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace moeserve {
 
 class Pool;
+
+// About 50 us: longer than the gap between two operations of a step, shorter than what a sleeping thread costs
+// the other processes of a two-core machine when the server is idle.
+constexpr int kSpins = 1500;
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
 
 // A thread's view of the running operation.
 class Team {
@@ -49,7 +60,15 @@ class Team {
   template <class F>
   void for_last_panels(int64_t outer, int64_t panels, F&& f);
 
-  void barrier();
+  // All threads meet. `spins`: how long to look before sleeping; a step that a GPU is in the midst of is worth more
+  // than the usual.
+  void barrier(int spins = kSpins);
+  // The same; who waits calls idle() again and again, a short piece of work at a time.
+  template <class F>
+  void barrier_doing(F&& idle);
+
+  // The first of this thread's own range in for_panels(outer, panels, f): a pair (o, panel); outer > 0.
+  std::pair<int64_t, int64_t> first_pair(int64_t outer, int64_t panels) const;
 
   // Memory of this thread, at least `bytes`, 64-byte aligned, kept between operations; contents undefined.
   void* scratch(size_t bytes);
@@ -134,7 +153,10 @@ class Pool {
   Slot& next_slot();
   void publish();
   void thread_main(int thread, const std::vector<int>& cpus);
-  void arrive_and_wait(Team& team, bool end_of_op);
+  // True for the last thread, which has opened the barrier; the others wait while generation_ is `mine`.
+  bool arrive(Team& team, bool end_of_op, uint32_t& mine);
+  void arrive_and_wait(Team& team, bool end_of_op, int spins);
+  void wait_past(uint32_t generation, int spins);
 
   std::vector<std::unique_ptr<Team>> teams_;
   std::vector<int> node_threads_;  // [nodes + 1]: the first thread of each node
@@ -149,6 +171,18 @@ class Pool {
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };
+
+template <class F>
+void Team::barrier_doing(F&& idle) {
+  uint32_t mine;
+  if (pool_.arrive(*this, false, mine)) return;
+  for (int i = 0; i < kSpins; ++i) {
+    if (pool_.generation_.load(std::memory_order_acquire) != mine) return;
+    idle();
+    relax();
+  }
+  pool_.wait_past(mine, 0);
+}
 
 template <class F>
 void Team::for_last_panels(int64_t outer, int64_t panels, F&& f) {

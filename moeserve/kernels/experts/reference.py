@@ -27,11 +27,11 @@ def experts(
     """sum_j weights[t, j] * down(silu(gate(y[t])) * up(y[t])) with expert ids[t, j], in float64: [n, hidden].
 
     y [n, hidden]; gate, up [E, ff, hidden] and down [E, hidden, ff], dequantised: each expert's matrix is [out, in];
-    ids, weights [n, top_k]. `into_gate` and so on: what happens to the activations on their way into that
-    matrix. Nothing gives the truth, `quantize.reference.round_trip` what the integer formats compute.
+    ids (below 0: none), weights [n, top_k]. `into_gate` and so on: what happens to the activations on their way into
+    that matrix. Nothing gives the truth, `quantize.reference.round_trip` what the integer formats compute.
     """
     out = torch.zeros(len(y), down.shape[1], dtype=torch.float64)
-    for expert in sorted(set(ids.flatten().tolist())):
+    for expert in sorted(set(ids[ids >= 0].tolist())):
         tokens, j = torch.nonzero(ids == expert, as_tuple=True)
         x = y[tokens]
         hidden = silu(linear(into_gate(x), gate[expert])) * linear(into_up(x), up[expert])

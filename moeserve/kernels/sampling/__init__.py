@@ -1,9 +1,9 @@
 """Choosing tokens from rows of logits.
 
 `csrc/sampling.h` states the rules and the order of the filters; `reference.py` is the same in plain torch,
-with a sort; `cpu.py` is the C++ behind the worker.
+with a sort; `cpu.py` is the C++ behind the worker, `cuda.py` the kernels of a GPU.
 """
 
-from moeserve.kernels.sampling.cpu import MAX_TOP_LOGPROBS, SamplerState, uniform_at
+from moeserve.kernels.sampling import reference
 
-__all__ = ["MAX_TOP_LOGPROBS", "SamplerState", "uniform_at"]
+__all__ = ["reference"]

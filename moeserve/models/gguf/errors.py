@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from moeserve.errors import UserError
+from moeserve.models.errors import ModelError
 
 
-class GGUFError(UserError, ValueError):
-    """A GGUF file that cannot be served: names the file, the key or tensor, the cause and the remedy.
-
-    The text is meant for the user as it stands.
-    """
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
-        self.path = path
+class GGUFError(ModelError):
+    """A GGUF file that cannot be served."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import mmap
-import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moeserve.models.regular_file import map_file
+
 from .errors import GGUFError
-from .header import Header, TensorInfo, read_header
+from .header import Header, MappedTensor, read_header
 from .metadata import Metadata
 
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
@@ -20,7 +20,8 @@ _MAX_LISTED = 8  # names in an error message
 
 
 class GGUFFile:
-    """A model's checked header and its mapped tensors. Everything was validated when this object exists.
+    """A model's checked header and its mapped tensors: a ModelSource. Everything was validated when this object
+    exists.
 
     The mappings are read-only and shared between the processes that open the same file. They last as long as
     this object or any array that `data` returned.
@@ -29,8 +30,9 @@ class GGUFFile:
     def __init__(self, paths: list[Path], buffers: list[mmap.mmap], headers: list[Header]) -> None:
         self.path = paths[0]  # the only file, or the first of the split set
         self.metadata: Metadata = headers[0].metadata
-        self.tensors: dict[str, TensorInfo] = {}
+        self.tensors: dict[str, MappedTensor] = {}
         self.file_bytes = sum(len(buffer) for buffer in buffers)
+        self.is_mapped = True
         self._buffers = buffers
         for path, header in zip(paths, headers, strict=True):
             for tensor in header.tensors:
@@ -61,8 +63,9 @@ class GGUFFile:
             self._buffers[tensor.part].madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
-def open_gguf(path: Path) -> GGUFFile:
-    """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one model.
+def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
+    """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one model. Without
+    `has_tensors` the file may end before its tensors' bytes, which must then not be asked for.
 
     Raises GGUFError.
     """
@@ -71,7 +74,8 @@ def open_gguf(path: Path) -> GGUFFile:
     paths = _split_set(path)
     buffers = [_map(part) for part in paths]
     headers = [
-        read_header(part, buffer, i) for i, (part, buffer) in enumerate(zip(paths, buffers, strict=True))
+        read_header(part, buffer, i, has_tensors=has_tensors)
+        for i, (part, buffer) in enumerate(zip(paths, buffers, strict=True))
     ]
     _check_split(paths, headers)
     return GGUFFile(paths, buffers, headers)
@@ -79,21 +83,9 @@ def open_gguf(path: Path) -> GGUFFile:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with open(path, "rb", opener=_open_regular) as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise GGUFError(path, "the file is empty; download it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return map_file(path)
     except OSError as error:
         raise GGUFError(path, f"cannot be opened: {error.strerror or error}") from error
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Opens without waiting: a FIFO in the model's place would otherwise hang the start."""
-    fd = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError("it is not a regular file")
-    return fd
 
 
 def _only_model_in(folder: Path) -> Path:

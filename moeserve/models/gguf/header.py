@@ -16,7 +16,7 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from .errors import GGUFError
-from .metadata import Metadata, MetadataValue, StringArray
+from .metadata import MappedStrings, Metadata, MetadataValue
 from .quant_types import QUANT_TYPES, type_name
 
 MAGIC = b"GGUF"
@@ -26,6 +26,7 @@ MAX_ENTRIES = 1 << 16  # keys, and tensors; the largest Qwen3-MoE has 1,131 tens
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's limit
 MAX_TENSOR_NAME_BYTES = 64  # the format's limit
 MAX_RANK = 4
+MAX_MODEL_BYTES = 1 << 42  # of a file without its tensors
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 
@@ -51,12 +52,18 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the file. Its bytes lie at `offset` of part `part`, `nbytes` of them, rows contiguous."""
+    """One tensor of a model, rows contiguous."""
 
     name: str
     shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]
     type: GGMLQuantizationType
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor(TensorInfo):
+    """One tensor of a GGUF: its bytes lie at `offset` of part `part`."""
+
     part: int  # which file of a split set, from 0
     offset: int  # bytes from the start of that file
 
@@ -64,11 +71,12 @@ class TensorInfo:
 @dataclass(frozen=True, slots=True)
 class Header:
     metadata: Metadata
-    tensors: list[TensorInfo]  # in the file's order
+    tensors: list[MappedTensor]  # in the file's order
 
 
-def read_header(path: Path, buffer: mmap.mmap, part: int) -> Header:
-    """Reads and checks the header of the mapped file. Raises GGUFError."""
+def read_header(path: Path, buffer: mmap.mmap, part: int, *, has_tensors: bool = True) -> Header:
+    """Reads and checks the header of the mapped file. Without `has_tensors` the file may end anywhere behind it.
+    Raises GGUFError."""
     walk = _Walk(path, buffer)
     num_tensors, num_keys = _read_counts(walk)
     values: dict[str, MetadataValue] = {}
@@ -79,7 +87,9 @@ def read_header(path: Path, buffer: mmap.mmap, part: int) -> Header:
             raise walk.error("occurs twice; the file is damaged, download it again")
         values[key] = walk.value(walk.u32())
     metadata = Metadata(path, values)
-    return Header(metadata, _read_tensors(walk, num_tensors, _alignment(metadata), part))
+    tensors = _read_tensors(walk, num_tensors, _alignment(metadata), part)
+    _check_extents(walk, tensors, len(buffer) if has_tensors else MAX_MODEL_BYTES)
+    return Header(metadata, tensors)
 
 
 def _read_counts(walk: _Walk) -> tuple[int, int]:
@@ -104,7 +114,7 @@ def _alignment(metadata: Metadata) -> int:
     return alignment
 
 
-def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[TensorInfo]:
+def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[MappedTensor]:
     relative: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int, int]] = []
     seen: set[str] = set()
     for index in range(count):
@@ -122,11 +132,9 @@ def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[Te
             )
         relative.append((name, shape, kind, nbytes, offset))
     data_start = -(-walk.position // alignment) * alignment
-    tensors = [
-        TensorInfo(n, shape, kind, size, part, data_start + at) for n, shape, kind, size, at in relative
+    return [
+        MappedTensor(n, shape, kind, size, part, data_start + at) for n, shape, kind, size, at in relative
     ]
-    _check_extents(walk, tensors)
-    return tensors
 
 
 def _read_shape(walk: _Walk) -> tuple[int, ...]:
@@ -151,25 +159,27 @@ def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[G
     nbytes = quant.row_bytes(shape[-1])
     for dimension in shape[:-1]:  # Python integers: the product cannot overflow
         nbytes *= dimension
-    if nbytes > walk.file_bytes:
-        raise walk.error(
-            f"of shape {list(shape)} and type {quant.type.name} would take {nbytes} bytes, the file has "
-            f"{walk.file_bytes}: it is truncated or damaged, download it again"
-        )
     return quant.type, nbytes
 
 
-def _check_extents(walk: _Walk, tensors: list[TensorInfo]) -> None:
+def _check_extents(walk: _Walk, tensors: list[MappedTensor], file_bytes: int) -> None:
     """Each tensor lies within the file, and no two overlap: together they claim no more than it has."""
+    for tensor in tensors:
+        if tensor.nbytes > file_bytes:
+            walk.where = f"tensor {tensor.name!r}"
+            raise walk.error(
+                f"of shape {list(tensor.shape)} and type {tensor.type.name} would take {tensor.nbytes} bytes, the "
+                f"file has {file_bytes}: it is truncated or damaged, download it again"
+            )
     end, owner = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         walk.where = f"tensor {tensor.name!r}"
         if tensor.offset < end:
             raise walk.error(f"begins at byte {tensor.offset}, inside tensor {owner!r}; the file is damaged")
         end, owner = tensor.offset + tensor.nbytes, tensor.name
-        if end > walk.file_bytes:
+        if end > file_bytes:
             raise walk.error(
-                f"ends at byte {end}, the file has {walk.file_bytes}: it is truncated, download it again"
+                f"ends at byte {end}, the file has {file_bytes}: it is truncated, download it again"
             )
 
 
@@ -246,7 +256,7 @@ class _Walk:
         if kind == GGUFValueType.STRING:
             start = self.position
             self._skip_strings(count)
-            return StringArray(self._buffer, start, count)
+            return MappedStrings(self._buffer, start, count)
         dtype = self._scalar(kind)[1]
         start = self.advance(count * int(dtype[-1]))
         array = np.frombuffer(self._buffer, dtype, count, start)

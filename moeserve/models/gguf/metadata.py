@@ -1,21 +1,35 @@
-"""A GGUF file's metadata: typed getters with range checks, and string arrays decoded only when asked for."""
+"""A model's metadata under GGUF's keys: typed getters with range checks, and string arrays decoded only when asked
+for."""
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from moeserve.models.errors import ModelError
 
 from .errors import GGUFError
 
 _U64 = struct.Struct("<Q")
 
 
-class StringArray:
+class StringArray(ABC):
+    """An array of strings, each as bytes, which need not be UTF-8."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+class MappedStrings(StringArray):
     """An array of strings that still lies in the file; its bounds were checked when the header was read.
 
     A vocabulary is hundreds of thousands of strings and two of four processes never look at it.
@@ -30,7 +44,6 @@ class StringArray:
         return self._count
 
     def __iter__(self) -> Iterator[bytes]:
-        """Each string's bytes, in order. They need not be UTF-8."""
         buffer, position, length_at = self._buffer, self._offset, _U64.unpack_from
         for _ in range(self._count):
             start = position + 8
@@ -44,13 +57,20 @@ MetadataValue = int | float | bool | str | StringArray | np.ndarray[Any, np.dtyp
 class Metadata(Mapping[str, MetadataValue]):
     """Key to value: int, float, bool, str, StringArray, or a read-only numpy array.
 
-    The getters raise GGUFError, naming the file and the key, when the key is missing (and no default was
-    given), of another type, or out of range.
+    The getters raise the error that `complain` makes, which names the file and the key, when the key is missing
+    (and no default was given), of another type, or out of range.
     """
 
-    def __init__(self, path: Path, values: dict[str, MetadataValue]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        values: dict[str, MetadataValue],
+        complain: Callable[[Path, str, str], ModelError] | None = None,
+    ) -> None:
+        """`complain(path, key, problem)` makes an error in the words of another format than GGUF."""
         self.path = path
         self._values = values
+        self._complain = complain or _gguf_error
 
     def __getitem__(self, key: str) -> MetadataValue:
         return self._values[key]
@@ -61,8 +81,8 @@ class Metadata(Mapping[str, MetadataValue]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def error(self, key: str, problem: str) -> GGUFError:
-        return GGUFError(self.path, f"metadata key {key!r} {problem}")
+    def error(self, key: str, problem: str) -> ModelError:
+        return self._complain(self.path, key, problem)
 
     def require_int(self, key: str, low: int, high: int, default: int | None = None) -> int:
         """An integer within low..high."""
@@ -109,11 +129,24 @@ class Metadata(Mapping[str, MetadataValue]):
             raise self.error(key, f"has {len(value)} entries, {length} are expected")
         return value
 
+    def require_ids(self, key: str, size: int) -> list[int]:
+        """An integer array of any length whose entries are in 0 .. size - 1."""
+        value = self._lookup(key, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            raise self.error(key, f"is {_describe(value)}, an array of integers is expected")
+        if len(value) and not 0 <= int(value.min()) <= int(value.max()) < size:
+            raise self.error(key, f"is {value.tolist()}; 0 to {size - 1} is supported")
+        return [int(entry) for entry in value]
+
     def _lookup(self, key: str, default: MetadataValue | None) -> MetadataValue:
         value = self._values.get(key, default)
         if value is None:
             raise self.error(key, "is missing; convert the model again with a current llama.cpp")
         return value
+
+
+def _gguf_error(path: Path, key: str, problem: str) -> ModelError:
+    return GGUFError(path, f"metadata key {key!r} {problem}")
 
 
 def _describe(value: MetadataValue) -> str:

@@ -1,4 +1,4 @@
-"""Qwen3-MoE's shape, read from a GGUF's metadata, and the check that its tensors have that shape.
+"""Qwen3-MoE's shape, read from a model's metadata, and the check that its tensors have that shape.
 
 Architecture: Qwen3 technical report, https://arxiv.org/abs/2505.09388; metadata keys as llama.cpp has them.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeserve.models.gguf import GGUFError, GGUFFile, Metadata, TensorInfo
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import Metadata, TensorInfo
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.quant_types import UNQUANTISED
+from moeserve.models.source import ModelSource
 
 ARCHITECTURE = "qwen3moe"
 ROPE_SCALING_TYPES = ("none", "linear", "yarn")
@@ -49,10 +51,10 @@ class Qwen3MoeConfig:
     tied_embeddings: bool  # the embedding is the output matrix too
 
     @classmethod
-    def from_gguf(cls, gguf: GGUFFile) -> Qwen3MoeConfig:
-        """Reads and range-checks the metadata. Raises GGUFError, also for another architecture."""
+    def from_gguf(cls, gguf: ModelSource) -> Qwen3MoeConfig:
+        """Reads and range-checks the metadata. Raises ModelError, also for another architecture."""
         if gguf.architecture != ARCHITECTURE:
-            raise GGUFError(
+            raise ModelError(
                 gguf.path,
                 f"architecture {gguf.architecture!r} is not supported; supported is {ARCHITECTURE!r}",
             )
@@ -108,31 +110,31 @@ class Qwen3MoeConfig:
             shapes |= {n.of_layer(index, part): shape for part, shape in layer.items()}
         return shapes
 
-    def check_tensors(self, gguf: GGUFFile) -> None:
-        """Every tensor is there with exactly the expected shape, and no other. Raises GGUFError."""
+    def check_tensors(self, gguf: ModelSource) -> None:
+        """Every tensor is there with exactly the expected shape, and no other. Raises ModelError."""
         expected = self.expected_shapes()
         for name, shape in expected.items():
             tensor = gguf.tensors.get(name)
             if tensor is None:
-                raise GGUFError(
+                raise ModelError(
                     gguf.path,
                     f"tensor {name!r} is missing; the file is incomplete, download or convert it again",
                 )
             _check_tensor(gguf, tensor, shape)
         for name in gguf.tensors:
             if name not in expected:  # a bias left out, say, would quietly change every answer
-                raise GGUFError(gguf.path, f"tensor {name!r} has no place in architecture {ARCHITECTURE!r}")
+                raise ModelError(gguf.path, f"tensor {name!r} has no place in architecture {ARCHITECTURE!r}")
 
 
-def _check_tensor(gguf: GGUFFile, tensor: TensorInfo, shape: tuple[int, ...]) -> None:
+def _check_tensor(gguf: ModelSource, tensor: TensorInfo, shape: tuple[int, ...]) -> None:
     if tensor.shape != shape:
-        raise GGUFError(
+        raise ModelError(
             gguf.path,
             f"tensor {tensor.name!r} has shape {list(tensor.shape)} (outermost dimension first), "
             f"{list(shape)} is expected from the metadata; convert the model again",
         )
     if len(shape) == 1 and tensor.type not in UNQUANTISED:
-        raise GGUFError(
+        raise ModelError(
             gguf.path,
             f"tensor {tensor.name!r} is of type {tensor.type.name}; norms are expected as F32, F16 or BF16",
         )

@@ -15,9 +15,10 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
-from moeserve.models.gguf import GGUFError, GGUFFile
+from moeserve.models.errors import ModelError
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource
 
 LANES = 32
 
@@ -70,16 +71,16 @@ class Weights:
     head_bytes: int
     dense_bytes: int  # of all layers' matrices outside the experts: read once a step
     matrices: list[Matrix]  # all of them: the operations hold addresses only
-    source: GGUFFile | None  # in place: what the matrices point into
+    source: ModelSource | None  # in place: what the matrices point into
 
 
 class WeightLoader:
-    """Reads one GGUF; used once."""
+    """Reads one model; used once."""
 
     def __init__(
         self,
         stream: CpuStream,
-        gguf: GGUFFile,
+        gguf: ModelSource,
         config: Qwen3MoeConfig,
         progress: Progress,
         in_place: bool = False,
@@ -94,7 +95,7 @@ class WeightLoader:
         self._matrices: list[Matrix] = []
 
     def load(self) -> Weights:
-        """Raises GGUFError for a tensor that is missing or has another shape, MemoryError without room."""
+        """Raises ModelError for a tensor that is missing or has another shape, MemoryError without room."""
         self._config.check_tensors(self._gguf)
         self._check_lanes()
         embedding = self._embedding()
@@ -124,7 +125,7 @@ class WeightLoader:
             ("expert_feed_forward_length", c.expert_ff),
         ):
             if size % LANES:
-                raise GGUFError(
+                raise ModelError(
                     self._gguf.path, f"{name} is {size}; the CPU engine needs a multiple of {LANES}"
                 )
 
@@ -160,9 +161,8 @@ class WeightLoader:
     def _vector(self, name: str) -> torch.Tensor:
         tensor = self._gguf.tensors[name]
         out = torch.empty(tensor.shape)
-        _C.dequantize_row(
-            int(tensor.type), self._gguf.data(name).ctypes.data, tensor.shape[0], out.data_ptr()
-        )
+        data = self._gguf.data(name)  # lives until the call returns
+        _C.dequantize_row(int(tensor.type), data.ctypes.data, tensor.shape[0], out.data_ptr())
         self._finish(name)
         return out
 

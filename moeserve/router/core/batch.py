@@ -7,7 +7,9 @@ waited least and lost least; and the oldest of all is never paused, so it always
 oldest is the oldest: nothing waits for ever, and no two requests can pause each other in turn.
 
 **Making way.** With API keys, a request of a key that runs little may find all places taken by a key that runs
-much. Then the youngest of that key is paused for it, as long as that leaves it the larger part.
+much. Then the youngest of that key is paused for it, as long as that leaves it the larger part. A request that was
+paused so is not again before it has got a token: two keys whose prompts do not fit beside one another would else
+pause each other in turn for ever.
 """
 
 from __future__ import annotations
@@ -160,11 +162,12 @@ class Batch:
             victim = None if self._is_in_flight(request) else self._victim_for(request)
             if victim is None:
                 return
+            victim.made_way_at = victim.num_output
             self.pause(victim)
 
     def _victim_for(self, request: Request) -> Request | None:
         """The youngest of the tenant that has most of what is short, if it has more than it would take."""
-        tenants = {r.tenant for r in self.running.values() if r.state in PAUSABLE} - {request.tenant}
+        tenants = {r.tenant for r in self.running.values() if _may_make_way(r)} - {request.tenant}
         if not tenants:
             return None
         if self._free_req_slots:
@@ -177,7 +180,7 @@ class Batch:
             fair = counts[most] > counts[request.tenant] + 1
         if not fair:
             return None
-        return max(self._of(most), key=by_age)
+        return max(filter(_may_make_way, self._of(most)), key=by_age)
 
     def _of(self, tenant: str) -> Iterator[Request]:
         return (r for r in self.running.values() if r.tenant == tenant and r.state in PAUSABLE)
@@ -208,3 +211,7 @@ class Batch:
     def check_slots(self) -> None:
         """Raises AssertionError unless every KV slot is free, held by one, or cached, once. O(num_slots)."""
         self._memory.check_slots(self.running.values())
+
+
+def _may_make_way(request: Request) -> bool:
+    return request.state in PAUSABLE and request.made_way_at != request.num_output

@@ -4,7 +4,8 @@ Each key's service is a running total of prompt tokens computed and tokens gener
 to be served is one of the least served key that has any; so a key with one request passes a key with a
 hundred, and keys that always have work get equal shares (start-time fair queueing, with the tokens of a
 chunk as the quantum). A key that asks for little saves up a claim of at most CREDIT tokens on the keys that
-ask for much, so that its next prompt is served at once.
+ask for much, so that its next prompt is served at once. What keys were served while they were alone is no debt to one
+that comes new when they have gone: it starts level with them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ class FairShare:
     def joined(self, tenant: str) -> None:
         """A request was opened."""
         if tenant not in self._open:
-            most = max((self._served[present] for present in self._open), default=0)
-            self._served[tenant] = max(self._served.get(tenant, 0), most - CREDIT)
+            most = max(self._served.values(), default=0)
+            new = max(most - CREDIT, 0) if self._open else most
+            self._served[tenant] = max(self._served.get(tenant, new), most - CREDIT)
         self._open[tenant] += 1
 
     def left(self, tenant: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import iter_unpack
 
 import msgspec
@@ -58,6 +58,10 @@ class Flight:
     def continues(self) -> bool:
         """Some request of the step before goes on in this one: any wait between the two is lost time."""
         return len(self.new_seqs) < len(self.rows)
+
+    def chunks(self) -> Iterator[tuple[Request, Row]]:
+        """The rows of prompts, which come after those of decode."""
+        return zip(self.owners[self.num_decode :], self.rows[self.num_decode :], strict=True)
 
     def as_plan(self) -> StepPlan:
         return StepPlan(step=self.step, new_seqs=self.new_seqs, rows=self.rows)
@@ -116,6 +120,7 @@ class Flight:
                 num_prompt=request.num_prompt,
                 prefix_slots=request.slots.tobytes(),
                 sampling=_sampling(request),
+                request_id=request.request_id,
             )
         )
 

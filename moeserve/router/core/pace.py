@@ -2,9 +2,10 @@
 
 Every step serves every decode row; what prompt tokens add to it is a stall for all of them. Two bounds:
 
-- The length of one stall. With a limit on inter-token latency, the step as a whole is predicted to keep it.
-  Without, a stall is long enough to be efficient: a small chunk reads almost as many experts as a large one, so
-  one that lasts `WORTH` times as long as reading them wastes no more than a fifth of it.
+- The length of one stall. Without a limit on inter-token latency it is long enough to be efficient: a small chunk
+  reads almost as many experts as a large one, so one that lasts `WORTH` times as long as reading them wastes no
+  more than a fifth of it. With a limit, a stall takes what the limit leaves it, up to where that gains nothing:
+  whoever allows longer stalls gets more out of them.
 - The share of the time. Stalls make a debt that steps pay off, each in proportion to its own length; while
   there is debt, no prompt is served. So prompts get `prefill_share` of the time, in turns, and answers keep
   1 - prefill_share of the speed they have without prompts. Where more prompts are there than answers, each
@@ -44,7 +45,8 @@ class Pace:
             return 0.0
         stall = self.stall_ms(rows, alone_ms, guarded)
         if rows and self._max_itl_ms is not None:
-            stall = min(stall, self._max_itl_ms / self._cost.spread - alone_ms)
+            most = max(stall, self.stall_ms(rows, alone_ms, 0.0))
+            stall = min(most, self._max_itl_ms / self._cost.spread - alone_ms)
         return max(stall, LEAST_MS)
 
     def stall_ms(self, rows: int, alone_ms: float, guarded: float) -> float:

@@ -9,7 +9,7 @@ from array import array
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from moeserve.messages.schema import GenerateRequest, SamplingParams, Usage
+from moeserve.messages.schema import GenerateRequest, PromptProgress, SamplingParams, Usage
 
 if TYPE_CHECKING:
     from moeserve.router.core.radix_cache import Node
@@ -48,6 +48,7 @@ class Request:
         "first_token_at",
         "id",
         "last_token_at",
+        "made_way_at",
         "max_kv",
         "max_tokens",
         "node",
@@ -60,6 +61,7 @@ class Request:
         "priority",
         "quantile",
         "req_slot",
+        "request_id",
         "resume_after",
         "sampling",
         "size",
@@ -69,6 +71,7 @@ class Request:
         "target",
         "tenant",
         "tokens",
+        "wants_progress",
     )
 
     def __init__(self, message: GenerateRequest) -> None:
@@ -81,7 +84,9 @@ class Request:
         self.arrival: float = message.arrival
         self.priority: int = message.priority
         self.tenant: str = message.key_name
+        self.request_id: str = message.origin.request_id
         self.cache_salt: str = message.cache_salt  # its prompt is found by those with the same salt only
+        self.wants_progress: bool = message.progress
         # Seniority, smallest first: arrival moved by priority, then id so that no two compare equal.
         self.age: tuple[float, int] = (message.arrival + SECONDS_PER_PRIORITY * message.priority, message.id)
         # Most KV slots it can ever hold. The last token is only ever output, never computed: no slot for it.
@@ -102,6 +107,7 @@ class Request:
         self.req_slot: int = -1
         self.target: int = 0  # tokens known when it was bound: those that prefill must compute
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was bound first
+        self.made_way_at: int = -1  # num_output when it was last paused to make way for another key
         self.num_lost: int = 0  # positions that were computed before the last pause
         self.resume_after: int = 0  # the last step that may have had a row of it when it was paused
 
@@ -143,6 +149,16 @@ class Request:
     def is_scored(self) -> bool:
         """The client has the logprobs of the whole prompt (whose first token has none)."""
         return self.num_scored >= self.num_prompt - 1
+
+    def progress(self, done: int, now: float) -> PromptProgress:
+        """When positions up to `done` are computed, at least one of them by a plan."""
+        assert self.first_planned_at is not None
+        return PromptProgress(
+            total=self.num_prompt,
+            cached=self.cached_tokens or 0,
+            done=done,
+            ms=max(now - self.first_planned_at, 0.0) * 1e3,
+        )
 
     def usage(self, completion_tokens: int, now: float) -> Usage:
         """What the final message tells the client. `now` ends the prefill of a request without a token."""

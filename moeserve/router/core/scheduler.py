@@ -89,7 +89,7 @@ class Scheduler:
         self._open[request.id] = request
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
-        self._out.append(OpenText(id=request.id, text=message.text))
+        self._out.append(OpenText(id=request.id, text=message.text, origin=message.origin))
 
     def _refusal(self, message: GenerateRequest) -> RequestError | None:
         if self._closed is not None:
@@ -130,6 +130,7 @@ class Scheduler:
         self._totals.step_done(flight, result.compute_ms, result.idle_ms)
         for index, logprobs in result.prompt_logprobs.items():
             self._accept_prompt_logprobs(flight.owners[index], flight.rows[index].start, logprobs)
+        self._tell_progress(flight, now)
         self._accept_tokens(flight.sampling, result.sampled, now)
         for request in flight.silent_ends:
             if request.state is not State.FINISHED:
@@ -189,6 +190,14 @@ class Scheduler:
         owner.num_scored += len(new)
         if new:
             self._emit([TokensItem(owner.id, [], prompt_logprobs=new)])
+
+    def _tell_progress(self, flight: Flight, now: float) -> None:
+        """Of the prompts that the step has read on. After a pause it may be less than before; a request that
+        is paused while it answers has nothing to tell."""
+        for request, row in flight.chunks():
+            if request.wants_progress and request.state is not State.FINISHED and not request.num_output:
+                progress = request.progress(row.start + row.count, now)
+                self._emit([TokensItem(request.id, [], progress=progress)])
 
     def _accept_tokens(self, owners: list[Request], sampled: list[Sampled], now: float) -> None:
         """The hot loop, about 0.3 us a row. A request may have been paused since its row was planned."""

@@ -1,0 +1,174 @@
+"""One layer of the model out of the kernels, as a server would call them: preallocated, for batches of one size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.shape import SHAPE, Shape, random_planes, tensors
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention.cuda import DecodeRoom, decode_attention, prefill_attention
+from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
+from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
+from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.planes import GgmlType, Planes
+from moeserve.kernels.rope.cuda import rope_store
+from moeserve.kernels.routing.cuda import route
+
+Q4, Q6 = GgmlType.Q4_K, GgmlType.Q6_K
+
+
+@dataclass
+class LayerWeights:
+    attn_norm: Tensor
+    qkv: Planes  # rows of q, k and v, one after another
+    v_beside: Planes | None  # v by itself, where its type is another
+    q_norm: Tensor
+    k_norm: Tensor
+    attn_output: Planes
+    ffn_norm: Tensor
+    router: Planes
+    gate: Planes
+    up: Planes
+    down: Planes
+
+
+def random_layer(index: int, s: Shape = SHAPE, device: str = "cuda") -> LayerWeights:
+    """Q4_K_M: in half of the layers v and down are Q6_K."""
+    q, kv = s.heads * s.dim, s.kv_heads * s.dim
+    more = index % 2 == 0
+    ones = torch.ones(s.hidden, device=device)
+    return LayerWeights(
+        attn_norm=ones,
+        qkv=random_planes(Q4, q + kv if more else q + 2 * kv, s.hidden, device=device, seed=index),
+        v_beside=random_planes(Q6, kv, s.hidden, device=device, seed=index) if more else None,
+        q_norm=torch.ones(s.dim, device=device),
+        k_norm=torch.ones(s.dim, device=device),
+        attn_output=random_planes(Q4, s.hidden, q, device=device, seed=index),
+        ffn_norm=ones,
+        router=random_planes(GgmlType.F32, s.experts, s.hidden, device=device, seed=index),
+        gate=random_planes(Q4, s.experts, s.ff, s.hidden, device=device, seed=index),
+        up=random_planes(Q4, s.experts, s.ff, s.hidden, device=device, seed=index + 1000),
+        down=random_planes(Q6 if more else Q4, s.experts, s.hidden, s.ff, device=device, seed=index),
+    )
+
+
+class Room:
+    """The buffers of batches of n rows."""
+
+    def __init__(self, n: int, s: Shape = SHAPE, device: str = "cuda", *, decode: bool = True) -> None:
+        few = n <= GEMV_TOKENS
+        self.n, self.shape = n, s
+        self.blocks = BlockRoom(n, s.top_k, s.experts, device)
+        gemv = self.blocks.method.up is None
+        wide = torch.float32 if few else torch.bfloat16
+        self.count = torch.tensor([n], dtype=torch.int32, device=device)
+        self.x = torch.empty(n, s.hidden, device=device)
+        self.y = GpuActivations.empty(n, s.hidden, device, dtype=wide, quantised=gemv)
+        q, kv = s.heads * s.dim, s.kv_heads * s.dim
+        self.projected = torch.empty(n, q + 2 * kv, dtype=wide, device=device)
+        self.q = torch.empty(n, s.heads, s.dim, dtype=torch.float16, device=device)
+        self.attended = GpuActivations.empty(n, q, device, dtype=None if few else wide, quantised=few)
+        self.decode = DecodeRoom(n, s.heads, s.kv_heads, s.dim, device) if decode else None
+        self.output = torch.empty(n, 1, s.hidden, dtype=wide, device=device)
+        self.logits = torch.empty(n, s.experts, device=device)
+        # Random weights route all rows alike in the deeper layers; what is timed is a uniform routing instead, another
+        # in every layer.
+        self.choices = torch.randn(16, n, s.experts, device=device)
+        self.ids = torch.empty(n, s.top_k, dtype=torch.int32, device=device)
+        self.weights = torch.empty(n, s.top_k, device=device)
+        self.h = GpuActivations.empty(n * s.top_k, s.ff, device, dtype=None if gemv else wide, quantised=gemv)
+        self.parts = torch.empty(n, s.top_k, s.hidden, dtype=wide, device=device)
+
+
+@dataclass
+class Batch:
+    """Where the rows of a step are. tiles: of a prefill; None: decode rows."""
+
+    positions: Tensor
+    slots: Tensor
+    req_slots: Tensor
+    table: Tensor
+    cos: Tensor
+    sin: Tensor
+    tiles: Tensor | None = None
+
+
+def layer(w: LayerWeights, room: Room, batch: Batch, keys: Tensor, values: Tensor, index: int) -> None:
+    """x = x + attention, y its norm, experts' products in room.parts: the next layer's norm adds them."""
+    attention_block(w, room, batch, keys, values, first=index == 0)
+    experts_block(w, room, index)
+
+
+def attention_block(
+    w: LayerWeights, r: Room, batch: Batch, keys: Tensor, values: Tensor, *, first: bool
+) -> None:
+    s = r.shape
+    parts, weights, ids = (None, None, None) if first else (r.parts, r.weights, r.ids)
+    add_norm(r.x, parts, weights, ids, None, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
+    product(r.y, r, w.qkv, r.projected, w.v_beside)
+    widths = [s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim]
+    q, k, v = r.projected.split(widths, dim=1)
+    rope_store(
+        q,
+        k,
+        v,
+        w.q_norm,
+        w.k_norm,
+        s.eps,
+        batch.cos,
+        batch.sin,
+        batch.positions,
+        batch.slots,
+        r.count,
+        r.q,
+        keys,
+        values,
+    )
+    if batch.tiles is None:
+        d = r.decode
+        assert d is not None
+        a = r.attended
+        decode_attention(
+            r.q, keys, values, batch.table, batch.req_slots, batch.positions, r.count, d.sums, d.stats, d.counters,
+            a.x, a.codes, a.scales,
+        )  # fmt: skip
+    else:
+        assert r.attended.x is not None
+        prefill_attention(r.q, keys, values, batch.table, batch.tiles, r.attended.x)
+    product(r.attended, r, w.attn_output, r.output.view(r.n, -1))
+
+
+def product(x: GpuActivations, r: Room, p: Planes, out: Tensor, beside: Planes | None = None) -> None:
+    other = None if beside is None else tensors(beside)
+    other_kind = 0 if beside is None else int(beside.type)
+    linear(x.x, x.codes, x.scales, r.count, tensors(p), int(p.type), other, other_kind, p.cols, out)
+
+
+def experts_block(w: LayerWeights, r: Room, index: int) -> None:
+    s, b = r.shape, r.blocks
+    add_norm(r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
+    product(GpuActivations(r.y.x, None, None), r, w.router, r.logits)
+    route(r.choices[index % 16], None, r.count, r.ids, None, r.weights, None)
+    block_expert, block_routes = r.ids.view(-1), None
+    if b.method.block > 1:
+        align_routes(r.ids, r.count, s.experts, b.expert, b.routes)
+        block_expert, block_routes = b.expert, b.routes
+    experts_up(
+        r.y.x, r.y.codes, r.y.scales, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden,
+        block_expert, block_routes, s.top_k, r.h.x, r.h.codes, r.h.scales,
+    )  # fmt: skip
+    experts_down(
+        r.h.x,
+        r.h.codes,
+        r.h.scales,
+        tensors(w.down),
+        int(w.down.type),
+        s.ff,
+        block_expert,
+        block_routes,
+        r.count,
+        r.parts,
+    )

@@ -1,0 +1,225 @@
+"""Tiles beside those chosen: where to look when a kernel is far from its floor. The chosen ones are in the `cuda.py`s.
+
+Every case is timed as in kernels.py: in a CUDA graph, over weights that do not come from the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.layer import Q4, Q6
+from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention import cuda as attention
+from moeserve.kernels.experts.cuda import align_routes, num_blocks
+from moeserve.kernels.linear.cuda import (
+    GemmTile,
+    Routing,
+    gemv_tile,
+    run_gated_gemm,
+    run_gated_gemv,
+    run_gemm,
+    run_gemv,
+    weight_of,
+)
+
+Case = tuple[str, int, tuple[int, ...]]  # what, rows, tile
+Launch = Callable[[int], None]
+MATRICES = {"qkv": (Q4, 5120, 2048), "attn_output": (Q4, 2048, 4096), "head": (Q6, SHAPE.vocab, SHAPE.hidden)}
+
+
+def counter(n: int) -> Tensor:
+    return torch.tensor([n], dtype=torch.int32, device="cuda")
+
+
+def activations(n: int, cols: int, dtype: torch.dtype) -> GpuActivations:
+    a = GpuActivations.empty(n, cols, "cuda", dtype=dtype, quantised=True)
+    for t in (a.x, a.scales):
+        assert t is not None
+        t.normal_()
+    assert a.codes is not None
+    a.codes.random_(-127, 128)
+    return a
+
+
+def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+    """A matrix of the attention block or the head. tile: a GemmTile, or (tokens, nb, warps) of a GEMV."""
+    kind, rows, cols = MATRICES[name]
+    copies = [random_planes(kind, rows, cols, seed=i) for i in range(1 if name == "head" else 12)]
+    weights = [weight_of(tensors(p), int(kind), cols) for p in copies]
+    x, out, count = activations(n, cols, torch.bfloat16), torch.empty(n, rows, device="cuda"), counter(n)
+
+    def launch(i: int) -> None:
+        w = weights[i % len(weights)]
+        if len(tile) == 3:
+            gemv = gemv_tile(w, tokens=tile[0], nb=tile[1], warps=tile[2])
+            run_gemv(None, x.codes, x.scales, w, None, None, count, out, tile=gemv, blocks=-(-n // tile[0]))
+        else:
+            assert x.x is not None
+            run_gemm(x.x, w, None, None, count, out, tile=GemmTile(*tile))
+
+    return launch, copies[0].nbytes
+
+
+def routings(n: int, block: int) -> tuple[list[Routing], list[Tensor], float]:
+    """Of uniform choices, sorted in blocks and as they are, and the share of the experts that they meet."""
+    s, made, every, distinct = SHAPE, [], [], 0
+    for _ in range(4):
+        ids = torch.rand(n, s.experts, device="cuda").topk(s.top_k, 1).indices.int().contiguous()
+        distinct += int(torch.unique(ids).numel())
+        every.append(ids.view(-1))
+        blocks = num_blocks(n, s.top_k, s.experts, block)
+        expert = torch.empty(blocks, dtype=torch.int32, device="cuda")
+        routes = torch.empty(blocks, block, dtype=torch.int32, device="cuda")
+        align_routes(ids, counter(n), s.experts, expert, routes)
+        made.append(Routing(expert, routes))
+    return made, every, distinct / len(made) / s.experts
+
+
+def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+    """tile: a GemmTile, or (br, nb, warps) of a GEMV."""
+    s = SHAPE
+    gate, up = (random_planes(Q4, s.experts, s.ff, s.hidden, seed=i) for i in (0, 1))
+    g, u = weight_of(tensors(gate), int(Q4), s.hidden), weight_of(tensors(up), int(Q4), s.hidden)
+    routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
+    x = activations(n, s.hidden, torch.bfloat16)
+    h = GpuActivations.empty(n * s.top_k, s.ff, "cuda", dtype=torch.bfloat16, quantised=True)
+    gemv = replace(gemv_tile(g, gated=True), br=tile[0], nb=tile[1], warps=tile[2])
+
+    def launch(i: int) -> None:
+        if len(tile) == 3:
+            run_gated_gemv(
+                None, x.codes, x.scales, g, u, ids[i % 4], s.top_k, None, h.codes, h.scales, tile=gemv
+            )  # fmt: skip
+        else:
+            assert x.x is not None
+            assert h.x is not None
+            run_gated_gemm(x.x, g, u, routing[i % 4], s.top_k, h.x, tile=GemmTile(*tile))
+
+    return launch, (gate.nbytes + up.nbytes) * share
+
+
+def experts_down(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+    """tile: a GemmTile, or (br, nb, warps, bk) of a GEMV."""
+    s = SHAPE
+    down = random_planes(Q6, s.experts, s.hidden, s.ff)
+    w = weight_of(tensors(down), int(Q6), s.ff)
+    routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
+    h = activations(n * s.top_k, s.ff, torch.bfloat16)
+    out = torch.empty(n * s.top_k, s.hidden, device="cuda", dtype=torch.bfloat16)
+    counts = counter(n * s.top_k)
+    gemv = replace(gemv_tile(w), br=tile[0], nb=tile[1], warps=tile[2], bk=tile[3])
+
+    def launch(i: int) -> None:
+        if len(tile) == 4:
+            mine = ids[i % 4]
+            run_gemv(None, h.codes, h.scales, w, None, mine, counts, out, tile=gemv, blocks=len(mine))
+        else:
+            assert h.x is not None
+            run_gemm(h.x, w, None, routing[i % 4], counts, out, tile=GemmTile(*tile))
+
+    return launch, down.nbytes * share
+
+
+def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+    """tile: the context's length, then a DecodeTile."""
+    s, length = SHAPE, tile[0]
+    slots = n * length
+    pools = [torch.randn(2, slots, s.kv_heads, s.dim, device="cuda").half() for _ in range(2)]
+    table = torch.arange(slots, dtype=torch.int32, device="cuda").view(n, length)
+    rows = torch.arange(n, dtype=torch.int32, device="cuda")
+    positions = torch.full((n,), length - 1, dtype=torch.int32, device="cuda")
+    q = torch.randn(n, s.heads, s.dim, device="cuda").half() / 11
+    room = attention.DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
+    out, count = torch.empty(n, s.heads * s.dim, device="cuda"), counter(n)
+
+    def launch(i: int) -> None:
+        attention.DECODE = attention.DecodeTile(*tile[1:])
+        keys, values = pools[i % 2]
+        attention.decode_attention(
+            q, keys, values, table, rows, positions, count, room.sums, room.stats, room.counters, out, None, None
+        )  # fmt: skip
+
+    return launch, pools[0].nbytes
+
+
+def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+    if what in MATRICES:
+        return dense(what, n, tile)
+    makers: dict[str, Callable[[int, tuple[int, ...]], tuple[Launch, float]]] = {
+        "up": experts_up, "down": experts_down, "decode_attention": decode_attention
+    }  # fmt: skip
+    return makers[what](n, tile)
+
+
+Tiles = dict[int, list[tuple[int, ...]]]  # by rows
+GEMV: Tiles = {  # of the dense products: (tokens, nb, warps)
+    1: [(1, 4, 4), (1, 2, 4)],
+    8: [(4, 4, 4), (2, 4, 4)],
+}
+GEMM: Tiles = {  # of the dense products
+    16: [(16, 64, 2, 4, 3), (16, 128, 2, 8, 2)],
+    32: [(32, 64, 2, 4, 3), (32, 16, 4, 4, 3)],
+    64: [(64, 64, 2, 8, 3), (64, 16, 4, 4, 3), (64, 128, 2, 8, 2)],
+    128: [(128, 128, 1, 8, 3), (64, 128, 2, 4, 2)],
+    512: [(128, 128, 1, 8, 3), (64, 128, 2, 4, 2)],
+}
+UP: Tiles = {
+    1: [(16, 2, 8), (8, 4, 4)],
+    8: [(16, 2, 8), (8, 4, 4)],
+    64: [(16, 64, 2, 4, 2), (16, 32, 2, 4, 2), (16, 64, 2, 2, 2)],
+    256: [(16, 64, 2, 4, 2), (64, 64, 2, 4, 2)],
+    1024: [(64, 64, 2, 4, 2), (64, 128, 2, 8, 2)],
+}
+DOWN: Tiles = {
+    1: [(16, 4, 4, 1024), (64, 1, 4, 256), (64, 2, 4, 256), (32, 2, 2, 256), (32, 1, 2, 256)],
+    8: [(16, 4, 4, 1024), (64, 1, 4, 256), (64, 2, 4, 256), (32, 2, 2, 256), (32, 1, 2, 256)],
+    64: [(16, 128, 2, 4, 2), (16, 64, 2, 2, 2)],
+    256: [(16, 128, 2, 4, 2), (64, 128, 2, 4, 2)],
+    1024: [(64, 128, 2, 4, 2), (64, 64, 2, 4, 2)],
+}
+
+
+def cases() -> Iterator[Case]:
+    for tiles in (GEMV, GEMM):
+        for n, some in tiles.items():
+            for what in MATRICES if n <= 64 else ("qkv", "attn_output"):
+                for tile in some:
+                    yield what, n, tile
+    for what, tiles in (("up", UP), ("down", DOWN)):
+        for n, some in tiles.items():
+            for tile in some:
+                yield what, n, tile
+    for n, length in ((1, 256), (64, 256), (64, 4096)):
+        for rest in [(128, 1, 4, 2), (64, 4, 4, 3)]:
+            yield "decode_attention", n, (length, *rest)
+
+
+def run() -> None:
+    last: tuple[Any, ...] = ()
+    for what, n, tile in cases():
+        try:
+            launch, nbytes = case(what, n, tile)
+            time = seconds(launch, 12 if n <= 64 else 3)
+        except (RuntimeError, ValueError) as error:  # a tile that does not fit the GPU
+            print(f"{what} n={n} {tile}: {str(error)[:80]}", flush=True)
+            continue
+        if last != (what, n):
+            print(f"{what} n={n}, memory floor {nbytes / BYTES_PER_S * 1e6:.1f} us:", flush=True)
+        last = (what, n)
+        print(f"    {tile!s:24} {time * 1e6:9.1f} us", flush=True)
+
+
+def warm_up_cases() -> list[Case]:
+    return list(cases())
+
+
+def warm_up(what: str, n: int, tile: tuple[int, ...]) -> None:
+    launch, _ = case(what, n, tile)
+    launch(0)
+    torch.cuda.synchronize()

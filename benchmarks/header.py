@@ -1,0 +1,104 @@
+"""Writes a GGUF of a real model's shape without its tensors' bytes, for `--load-format dummy`.
+
+    python -m benchmarks.header qwen3-30b-a3b.gguf
+
+The types are llama.cpp's Q4_K_M mix. The vocabulary is made up: grammars and text mean nothing with such a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.models.gguf import names as n
+from moeserve.models.qwen3moe.config import ARCHITECTURE, Qwen3MoeConfig, RopeScaling
+
+QWEN3_30B_A3B = Qwen3MoeConfig(
+    hidden_size=2048,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    num_experts=128,
+    top_k=8,
+    expert_ff=768,
+    rms_eps=1e-6,
+    rope_theta=1e6,
+    rope_scaling=RopeScaling(),
+    context_length=40960,
+    vocab_size=151_936,
+    tied_embeddings=False,
+)
+
+
+def q4_k_m(name: str, layers: int) -> Type:
+    """Of a matrix: Q6_K for the head and, in half of the layers, for v and down."""
+    if name == n.OUTPUT:
+        return Type.Q6_K
+    if name.endswith(f"{n.FFN_GATE_INP}.weight"):
+        return Type.F32
+    if not name.endswith((f"{n.ATTN_V}.weight", f"{n.FFN_DOWN_EXPS}.weight")):
+        return Type.Q4_K
+    layer = int(name.split(".")[1])
+    eighth = layers // 8
+    has_more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+    return Type.Q6_K if has_more else Type.Q4_K
+
+
+def write_header(path: Path, c: Qwen3MoeConfig) -> None:
+    writer = GGUFWriter(path, ARCHITECTURE)
+    writer.add_context_length(c.context_length)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_block_count(c.num_layers)
+    writer.add_expert_feed_forward_length(c.expert_ff)
+    writer.add_head_count(c.num_heads)
+    writer.add_head_count_kv(c.num_kv_heads)
+    writer.add_key_length(c.head_dim)
+    writer.add_value_length(c.head_dim)
+    writer.add_layer_norm_rms_eps(c.rms_eps)
+    writer.add_rope_freq_base(c.rope_theta)
+    writer.add_expert_count(c.num_experts)
+    writer.add_expert_used_count(c.top_k)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([f"t{i}" for i in range(c.vocab_size)])
+    writer.add_token_types([1] * c.vocab_size)
+    writer.add_token_merges(["t 0"])
+    writer.add_eos_token_id(c.vocab_size - 1)
+    for name, shape in c.expected_shapes().items():
+        kind = Type.F32 if len(shape) == 1 else q4_k_m(name, c.num_layers)
+        block, size = GGML_QUANT_SIZES[kind]
+        elements = 1
+        for dimension in shape:
+            elements *= dimension
+        # gguf-py takes shapes in the file's order of bytes: the last dimension of a quantised type in bytes.
+        stored = (*shape[:-1], shape[-1] // block * size)
+        dtype = "float32" if kind == Type.F32 else "uint8"
+        writer.add_tensor_info(
+            name,
+            shape if kind == Type.F32 else stored,
+            np.dtype(dtype),
+            elements // block * size,
+            raw_dtype=kind,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("output", type=Path)
+    write_header(parser.parse_args().output, QWEN3_30B_A3B)
+
+
+if __name__ == "__main__":
+    main()

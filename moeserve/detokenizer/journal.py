@@ -1,0 +1,61 @@
+"""What is told of a request's time in this process: log lines at debug level, and a span where there are traces."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from moeserve.messages.schema import OpenText, Origin, StopHit, TextItem
+from moeserve.tracing import Tracer
+
+log = logging.getLogger(__name__)
+
+
+class Journal:
+    """Sees what comes and goes; `Detokenizer` knows nothing of it."""
+
+    def __init__(self, tracer: Tracer | None) -> None:
+        self._tracer = tracer
+        self._open: dict[int, Origin] = {}
+        self._began: dict[int, float] = {}  # when the first tokens of each came
+
+    @classmethod
+    def wanted(cls, tracer: Tracer | None) -> Journal | None:
+        """None: nobody would read it."""
+        return cls(tracer) if tracer is not None or log.isEnabledFor(logging.DEBUG) else None
+
+    def opened(self, message: OpenText) -> None:
+        self._open[message.id] = message.origin
+
+    def tokens(self, items: Sequence[TextItem], hits: Sequence[StopHit], since: float) -> None:
+        """A message's tokens, taken up at `since`, have become `items` and `hits`."""
+        for hit in hits:
+            self._began.setdefault(hit.id, since)
+            self._say(hit.id, "stop string found after %d tokens", hit.num_tokens)
+        for item in items:
+            began = self._began.setdefault(item.id, since)
+            if item.finish_reason is not None:
+                self._ended(item, began)
+
+    def closed(self, request_id: int, why: str) -> None:
+        """Without a last item. A request that was refused at once was never open."""
+        if request_id in self._open:
+            self._say(request_id, "text closed: %s", why)
+            self._forget(request_id)
+
+    def _ended(self, item: TextItem, began: float) -> None:
+        tokens = 0 if item.usage is None else item.usage.completion_tokens
+        self._say(item.id, "text ended (%s): %d tokens", item.finish_reason, tokens)
+        trace = self._open[item.id].trace
+        if self._tracer is not None and trace:
+            attributes = {"gen_ai.usage.output_tokens": tokens}
+            self._tracer.span("detokenize", trace, began, time.monotonic(), attributes)
+        self._forget(item.id)
+
+    def _forget(self, request_id: int) -> None:
+        del self._open[request_id]
+        self._began.pop(request_id, None)
+
+    def _say(self, request_id: int, text: str, *args: object) -> None:
+        log.debug(text, *args, extra={"request_id": self._open[request_id].request_id})

@@ -1,0 +1,108 @@
+// The server's HTTP API, as the pages need it. Paths are relative, so that a proxy may put the pages anywhere.
+
+const KEY = "moeserve.api-key";
+
+/** Kept for this tab only, and gone with it. */
+export const apiKey = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY)),
+};
+
+/** A request that did not get its answer. `status` is HTTP's, 0 where there was none. */
+export class RequestFailed extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** The response. Throws RequestFailed with the server's own words; an abort goes through as AbortError. */
+async function request(path, options = {}) {
+  const headers = { ...options.headers };
+  if (apiKey.get()) headers.Authorization = `Bearer ${apiKey.get()}`;
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new RequestFailed(0, "The server cannot be reached. It may have stopped, or the network is down.");
+  }
+  if (!response.ok) throw new RequestFailed(response.status, await causeOf(response));
+  return response;
+}
+
+async function causeOf(response) {
+  const text = await response.text();
+  try {
+    return JSON.parse(text).error.message;
+  } catch {
+    return text.slice(0, 500) || response.statusText; // a proxy's own words, most likely
+  }
+}
+
+export async function getJson(path) {
+  return (await request(path)).json();
+}
+
+export async function getText(path) {
+  return (await request(path)).text();
+}
+
+/** `{id, max_model_len, …}` of the one model there is. */
+export async function servedModel() {
+  return (await getJson("v1/models")).data[0];
+}
+
+/** `{status, stage, fraction, cause}`; needs no key, and its 503 is an answer too. */
+export async function health() {
+  try {
+    return await (await fetch("health", { cache: "no-store" })).json();
+  } catch {
+    return { status: "gone" };
+  }
+}
+
+/** The chunks of a streamed answer, as they come. Throws RequestFailed, also when the stream ends too early. */
+export async function* streamChat(body, signal) {
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  try {
+    for await (const data of events(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new RequestFailed(response.status, chunk.error.message);
+      yield chunk;
+    }
+  } catch (error) {
+    if (error instanceof TypeError) throw cutOff(); // how fetch says that the connection broke
+    throw error;
+  }
+  throw cutOff();
+}
+
+function cutOff() {
+  return new RequestFailed(0, "The connection ended before the answer did.");
+}
+
+/** The data of each server-sent event. */
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        if (part.startsWith("data: ")) yield part.slice("data: ".length);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // already broken or aborted: nothing is left to cancel
+  }
+}

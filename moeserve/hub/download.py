@@ -1,0 +1,230 @@
+"""Fetching a model into Hugging Face's cache, where other programs find it too.
+
+The client library is huggingface_hub, with its environment: HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_CACHE,
+HF_HUB_OFFLINE. It resumes a file when the connection breaks, but removes the part it has when the process ends (2.4), and
+a model is many gigabytes: so the blobs are fetched here, with the library's own `http_get`, into the places where the
+library looks for them; it does all the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+from filelock import FileLock
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionResolutionError,
+)
+from huggingface_hub.file_download import http_get, repo_folder_name
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not in __all__
+
+from moeserve.models.huggingface.config_json import check_supported
+from moeserve.models.huggingface.json_files import read_json
+
+from .choice import choose
+from .errors import HubError
+from .names import HubName
+from .progress import Progress
+
+log = logging.getLogger(__name__)
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
+
+
+def fetch(name: HubName) -> Path:
+    """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. Raises HubError."""
+    with _explained(name):
+        listing = _online(name.repo)
+        commit, sizes = listing or _cached(name)
+        try:
+            files = choose(name, sizes)
+        except HubError as error:
+            if listing is not None:
+                raise
+            raise HubError(f"{error}\n({_why_offline()})") from None
+        if not files[0].endswith(".gguf"):
+            config = Path(hf_hub_download(name.repo, files[0], revision=commit))
+            check_supported(config, read_json(config))  # before gigabytes that we could not serve
+        _download(name, commit, files)
+        first = Path(hf_hub_download(name.repo, files[0], revision=commit))
+    return first if first.suffix == ".gguf" else first.parent
+
+
+def _online(repo: str) -> tuple[str, dict[str, int]] | None:
+    """The newest commit, and the bytes of each of its files; None when the hub cannot be reached but the cache knows a
+    commit."""
+    api = HfApi()
+    try:
+        revision = api.resolve_revision(repo)
+        info = api.model_info(repo, revision=revision.resolved, files_metadata=True)
+    except (httpx2.TransportError, OfflineModeIsEnabled):
+        return None
+    except (json.JSONDecodeError, KeyError) as error:
+        raise HubError(f"{repo}: what {constants.ENDPOINT} answers is no hub's; check HF_ENDPOINT") from error
+    except HfHubHTTPError as error:
+        if error.response.status_code < 500:
+            raise
+        return None
+    return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
+
+
+def _cached(name: HubName) -> tuple[str, dict[str, int]]:
+    """The same of what was downloaded before."""
+    folder = Path(snapshot_download(name.repo, local_files_only=True))
+    log.warning("the hub cannot be reached: %s is taken from the cache", name)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return folder.name, {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+@dataclass(frozen=True)
+class _Blob:
+    """A file's content on its way into the cache, named by its hash."""
+
+    file: str
+    url: str
+    path: Path
+    size: int
+
+    @property
+    def partial(self) -> Path:
+        return self.path.with_name(self.path.name + ".incomplete")
+
+    @property
+    def bytes_left(self) -> int:
+        return self.size - (self.partial.stat().st_size if self.partial.exists() else 0)
+
+
+def _download(name: HubName, commit: str, files: list[str]) -> None:
+    """Everything that the cache lacks, one file after another."""
+    absent = [
+        file
+        for file in files
+        if not isinstance(try_to_load_from_cache(name.repo, file, revision=commit), str)
+    ]
+    blobs = [_blob(name, commit, file) for file in absent]
+    fresh = [blob for blob in blobs if not blob.path.exists()]
+    _check_space(name, fresh)
+    if fresh:
+        total = sum(blob.size for blob in fresh)
+        log.info(
+            "downloading %s: %d files, %.2f GB, to %s", name, len(fresh), total / 1e9, constants.HF_HUB_CACHE
+        )
+        with closing(Progress(total)) as progress:
+            for blob in fresh:
+                if blob.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in Xet's chunks
+                    _fetch_blob(name, blob, progress)
+    for blob in blobs:
+        hf_hub_download(name.repo, blob.file, revision=commit)  # finds the content, links the name to it
+
+
+def _blob(name: HubName, commit: str, file: str) -> _Blob:
+    url = hf_hub_url(name.repo, file, revision=commit)
+    found = get_hf_file_metadata(url)
+    if found.etag is None or found.size is None or not re.fullmatch(r"\w[\w.-]*", found.etag):
+        raise HubError(f"{name}: {constants.ENDPOINT} does not tell {file}'s hash and size; is it a hub?")
+    return _Blob(file, url, _cache_folder(name) / "blobs" / found.etag, found.size)
+
+
+def _fetch_blob(name: HubName, blob: _Blob, progress: Progress) -> None:
+    """Goes on where the last attempt has ended, in this process or another."""
+    lock = Path(constants.HF_HUB_CACHE) / ".locks" / _cache_folder(name).name / f"{blob.path.name}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    blob.path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        if blob.path.exists():  # another process has been here while we waited
+            progress.update(blob.size)
+            return
+        with open(blob.partial, "ab") as partial:
+            if partial.tell() > blob.size:
+                partial.truncate(0)
+            if partial.tell() == blob.size:
+                progress.update(blob.size)
+            http_get(
+                blob.url,
+                partial,
+                resume_size=partial.tell(),
+                headers=build_hf_headers(),
+                expected_size=blob.size,
+                displayed_filename=blob.file,
+                tqdm_class=cast(Any, progress.file),
+            )
+        os.replace(blob.partial, blob.path)
+
+
+def _cache_folder(name: HubName) -> Path:
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
+
+
+def _check_space(name: HubName, blobs: list[_Blob]) -> None:
+    needed = sum(blob.bytes_left for blob in blobs)
+    cache = Path(constants.HF_HUB_CACHE)
+    there = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise HubError(
+            f"{name}: {needed / 1e9:.2f} GB are to be downloaded, and {free / 1e9:.2f} GB are free in {cache}: make "
+            "room, or put the cache elsewhere (HF_HUB_CACHE)"
+        )
+
+
+def _why_offline() -> str:
+    if constants.is_offline_mode():
+        return "only the cache is there: HF_HUB_OFFLINE is set; unset it"
+    return (
+        f"only the cache is there: {constants.ENDPOINT} cannot be reached; check the network and HF_ENDPOINT"
+    )
+
+
+@contextmanager
+def _explained(name: HubName) -> Iterator[None]:
+    """The library's errors in our words: the cause and what to do."""
+    hub = constants.ENDPOINT
+    try:
+        yield
+    except GatedRepoError as error:
+        raise HubError(
+            f"{name}: access has to be granted: ask for it at {hub}/{name.repo}, then set HF_TOKEN to a token of yours"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise HubError(
+            f"{name}: neither a local path nor a repository that {hub} shows us; check the name, or set HF_TOKEN if it "
+            "is private"
+        ) from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        remedy = "check HF_TOKEN" if status in (401, 403) else "try again later"
+        raise HubError(f"{name}: {hub} answered with status {status}; {remedy}") from error
+    except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise HubError(
+            f"{name}: neither a local path nor in {constants.HF_HUB_CACHE}, and {_why_offline()}, or name a local "
+            "file"
+        ) from error
+    except httpx2.TransportError as error:
+        raise HubError(
+            f"{name}: the connection to {hub} failed ({error}); what was downloaded is kept, start again to go on"
+        ) from error
+    except (HFValidationError, OSError) as error:
+        raise HubError(f"{name}: {error}") from error

@@ -1,0 +1,30 @@
+"""How a model of the hub is named: org/repo, org/repo:Q4_K_M, org/repo:file.gguf."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(:(?P<wanted>[^:\s]+))?", re.ASCII)
+
+
+class HubName(NamedTuple):
+    """`wanted` is a file of the repository when it ends with .gguf, else the tag of a quantisation."""
+
+    repo: str  # org/repo
+    wanted: str | None
+
+    @property
+    def wants_file(self) -> bool:
+        return self.wanted is not None and self.wanted.endswith(".gguf")
+
+    def __str__(self) -> str:
+        return self.repo if self.wanted is None else f"{self.repo}:{self.wanted}"
+
+
+def parse_name(text: str) -> HubName | None:
+    """None for what can only be a path: files/model.gguf, ./a/b, /a/b."""
+    match = _NAME.fullmatch(text)
+    if match is None or (match["wanted"] is None and text.endswith(".gguf")):
+        return None
+    return HubName(match["repo"], match["wanted"])

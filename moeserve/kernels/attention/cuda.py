@@ -1,0 +1,155 @@
+"""Launches attention over KV in slots of one token: decode rows and prefill chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from moeserve.kernels.attention.decode import decode_kernel
+from moeserve.kernels.attention.prefill import prefill_kernel
+from moeserve.kernels.launch import PDL
+
+PROGRAMS = 528  # of a decode launch, about: four to a multiprocessor of an H200
+MAX_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    keys: int  # at once
+    least: int  # times `keys`, of a split: what it would save of fewer, putting the parts together costs
+    warps: int
+    stages: int
+
+
+DECODE = DecodeTile(128, 1, 4, 2)
+TILE_ROWS = 128  # query rows of a prefill tile: tokens times heads of a KV head
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+class DecodeRoom:
+    """The splits of decode rows on their way together, for batches of up to `rows`. Every layer reuses it."""
+
+    def __init__(self, rows: int, heads: int, kv_heads: int, dim: int, device: torch.device | str) -> None:
+        self.splits = min(MAX_SPLITS, _power_of_two(max(1, PROGRAMS // (rows * kv_heads))))
+        group, size = max(16, _power_of_two(heads // kv_heads)), max(16, _power_of_two(dim))
+        parts = (rows, kv_heads, self.splits, group)
+        self.sums = torch.empty(*parts, size, device=device)
+        self.stats = torch.empty(*parts, 2, device=device)
+        self.counters = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
+
+
+def decode_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    req_slots: Tensor,
+    positions: Tensor,
+    count: Tensor,
+    part_sums: Tensor,
+    part_stats: Tensor,
+    counters: Tensor,
+    out: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+) -> None:
+    """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
+
+    q [n, heads, dim], scaled; keys, values [slots, kv_heads, dim], the same type; table int32 [requests, length].
+    part_sums, part_stats, counters: a DecodeRoom's. out and codes with scales: GpuActivations [n, heads * dim].
+    """
+    (n, heads, dim), kv_heads = q.shape, keys.shape[1]
+    splits, group, size = part_sums.shape[2:]
+    decode_kernel(
+        (n, kv_heads, splits),
+        q,
+        keys,
+        values,
+        table,
+        req_slots,
+        positions,
+        count,
+        part_sums,
+        part_stats,
+        counters,
+        out,
+        codes,
+        scales,
+        table.stride(0),
+        heads,
+        kv_heads,
+        dim,
+        group,
+        size,
+        DECODE.keys,
+        splits,
+        DECODE.least,
+        PDL,
+        num_warps=DECODE.warps,
+        num_stages=DECODE.stages,
+        launch_pdl=PDL,
+    )
+
+
+def prefill_tiles(
+    rows: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int32],
+    positions: npt.NDArray[np.int32],
+    req_slots: npt.NDArray[np.int32],
+    heads: int,
+    kv_heads: int,
+) -> npt.NDArray[np.int32]:
+    """Tiles of chunks rows[i] .. + counts[i] - 1 at positions[i] on: int32 [tiles, 4] for `prefill_attention`."""
+    step = tile_tokens(heads, kv_heads)
+    tiles = -(-counts // step)
+    chunk = np.repeat(np.arange(len(rows)), tiles)
+    within = (np.arange(len(chunk)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * step
+    columns = [
+        rows[chunk] + within,
+        np.minimum(step, counts[chunk] - within),
+        positions[chunk] + within,
+        req_slots[chunk],
+    ]
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def tile_tokens(heads: int, kv_heads: int) -> int:
+    return max(1, TILE_ROWS // _power_of_two(heads // kv_heads))
+
+
+def prefill_attention(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, tiles: Tensor, out: Tensor
+) -> None:
+    """Causal attention of chunks over everything before them. tiles: `prefill_tiles`, on the device.
+
+    q [n, heads, dim], scaled; keys, values [slots, kv_heads, dim], the same type, the chunks' own included; table int32
+    [requests, length]; out [n, heads * dim].
+    """
+    (_, heads, dim), kv_heads = q.shape, keys.shape[1]
+    tokens = tile_tokens(heads, kv_heads)
+    prefill_kernel(
+        (len(tiles), kv_heads),
+        q,
+        keys,
+        values,
+        table,
+        tiles,
+        out,
+        table.stride(0),
+        heads,
+        kv_heads,
+        dim,
+        max(16, _power_of_two(dim)),
+        tokens,
+        64,
+        max(16, _power_of_two(tokens * (heads // kv_heads))),
+        num_warps=8,
+        num_stages=3,
+    )

@@ -1,0 +1,96 @@
+"""Prefill attention over KV in slots of one token: chunks of many sequences in one launch, cached prefixes included.
+
+A program takes a tile of BT consecutive rows of one sequence with all heads of a KV head, as one block of
+BT * (heads / KV heads) query rows (flash attention 2: https://arxiv.org/abs/2307.08691). Keys before the tile need no
+mask; those within it do.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.launch import kernel
+
+
+@triton.jit
+def attend_block(
+    acc, largest, total, q, q_position, keys, values, table, first, end,
+    KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One block of keys from position `first` on. MASKED: some lie behind a row's position or the end."""
+    d = tl.arange(0, SIZE)
+    position = first + tl.arange(0, BLOCK)
+    inside = (d < DIM)[None, :]
+    if MASKED:
+        slot = tl.load(table + position, position < end, 0).to(tl.int64) * KV_STRIDE
+        inside = inside & (position < end)[:, None]
+    else:
+        slot = tl.load(table + position).to(tl.int64) * KV_STRIDE
+    k = tl.load(keys + slot[:, None] + d[None, :], inside, 0.0)
+    scores = tl.dot(q, tl.trans(k)) * 1.4426950408889634
+    if MASKED:
+        scores = tl.where(position[None, :] <= q_position[:, None], scores, float("-inf"))
+    new = tl.maximum(largest, tl.max(scores, 1))
+    weights = tl.exp2(scores - new[:, None])
+    shrink = tl.exp2(largest - new)
+    v = tl.load(values + slot[:, None] + d[None, :], inside, 0.0)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
+    return acc, new, total * shrink + tl.sum(weights, 1)
+
+
+@kernel
+def prefill_kernel(
+    q, keys, values, table, tiles, out,
+    TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    SIZE: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles, KV heads). tiles int32 [tiles, 4]: first row, rows (at most BT), its position, request slot.
+
+    q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type; out [n, HEADS * DIM].
+    ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE: one that holds DIM.
+    """
+    group: tl.constexpr = HEADS // KV_HEADS
+    # The last tiles of a sequence have the most keys: they start first.
+    tile = tiles + (tl.num_programs(0) - 1 - tl.program_id(0)) * 4
+    h = tl.program_id(1)
+    row, rows, start, req_slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    m, d = tl.arange(0, ROWS), tl.arange(0, SIZE)
+    live = (m // group < rows)[:, None] & (d < DIM)[None, :]
+    at = (row + m // group).to(tl.int64) * (HEADS * DIM) + (h * group + m % group) * DIM
+    query = tl.load(q + at[:, None] + d[None, :], live, 0.0)
+    # Rows beyond the tile's see what its last row sees, so that none is empty.
+    position = start + tl.minimum(m // group, rows - 1)
+    table += req_slot.to(tl.int64) * TABLE_STRIDE
+    acc = tl.zeros([ROWS, SIZE], tl.float32)
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    stride: tl.constexpr = KV_HEADS * DIM
+    k, v = keys + h * DIM, values + h * DIM
+    unmasked = (start + 1) // BLOCK * BLOCK
+    for first in range(0, unmasked, BLOCK):
+        acc, largest, total = attend_block(
+            acc, largest, total, query, position, k, v, table, first, 0, stride, DIM, SIZE, BLOCK, False
+        )
+    for first in range(unmasked, start + rows, BLOCK):
+        acc, largest, total = attend_block(
+            acc,
+            largest,
+            total,
+            query,
+            position,
+            k,
+            v,
+            table,
+            first,
+            start + rows,
+            stride,
+            DIM,
+            SIZE,
+            BLOCK,
+            True,
+        )
+    result = acc / total[:, None]
+    tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), live)

@@ -1,0 +1,48 @@
+"""Rows of the token embedding, dequantised from planes: one table serves as a tied output head too."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min
+
+
+@kernel
+def embed_kernel(
+    ids, count, codes, scales, supers, x, COLS: tl.constexpr, F: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    UNITS: tl.constexpr = (COLS + 127) // 128
+    i, u = tl.program_id(0), tl.program_id(1)
+    existing, row = tl.load(count), tl.load(ids + i).to(tl.int64)
+    if i >= existing:
+        return
+    c = tl.arange(0, 128)
+    live = u * 128 + c < COLS
+    if F is None:
+        value = tl.load(codes + row * COLS + u * 128 + c, live, 0.0).to(tl.float32)
+    else:
+        f = c // 16
+        at = codes + row * ((F.low_bits + F.high_bits) * UNITS * 16) + u * 16 + c % 16
+        low = tl.load(at + (f * F.low_bits // 8) * (UNITS * 16)).to(tl.int32)
+        high = low
+        if F.high_bits > 0:
+            high = tl.load(at + (F.low_bits + f * F.high_bits // 8) * (UNITS * 16)).to(tl.int32)
+        q = merge_codes(low, high, f * F.low_bits % 8, f * F.high_bits % 8, F, BYTE_ONES)
+        if F.is_signed:
+            q = q.to(tl.uint8).to(tl.int8, bitcast=True)
+        d = c
+        if F.has_super:
+            d = tl.load(supers + row * ((COLS + 255) // 256) + u // 2 + c * 0)
+        g = c // F.group
+        word, min_word = load_words(scales + (row * UNITS + u) * F.words + c * 0, g, live, F)
+        s, m = scale_and_min(word, min_word, d, g, F)
+        value = q.to(tl.float32) * s - m
+    tl.store(x + i.to(tl.int64) * COLS + u * 128 + c, value, live)

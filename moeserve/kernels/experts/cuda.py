@@ -1,0 +1,144 @@
+"""Launches the routed experts: routes sorted into blocks, then gate and up with SiLU, then down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.experts.align import align_kernel
+from moeserve.kernels.launch import PDL
+from moeserve.kernels.linear.cuda import (
+    GemmTile,
+    Routing,
+    gemv_tile,
+    run_gated_gemm,
+    run_gated_gemv,
+    run_gemm,
+    run_gemv,
+    weight_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a batch of some size goes through the experts."""
+
+    block: int  # routes of a block; 1: GEMV, a route at a time, nothing is sorted
+    up: GemmTile | None = None
+    down: GemmTile | None = None
+
+
+def method_for(tokens: int) -> Method:
+    """By the rows of the batch, the padding included. The borders are measured (benchmarks/gpu_kernels.py)."""
+    if tokens <= 32:
+        return Method(1)
+    if tokens <= 256:
+        return Method(16, GemmTile(16, 64, 2, 4, 2), GemmTile(16, 128, 2, 4, 2))
+    return Method(64, GemmTile(64, 64, 2, 4, 2), GemmTile(64, 128, 2, 4, 2))
+
+
+def num_blocks(tokens: int, top_k: int, experts: int, block: int) -> int:
+    """Blocks that any routing of so many rows needs at most."""
+    routes = tokens * top_k
+    return routes if block == 1 else min(routes, experts + routes // block)
+
+
+def align_routes(
+    ids: Tensor, count: Tensor, experts: int, block_expert: Tensor, block_routes: Tensor
+) -> None:
+    """Routes of rows below count[0] by expert, see experts/align.py. ids int32 [n, top_k], below 0: no route;
+    block_expert int32 [blocks], block_routes int32 [blocks, block]: at least `num_blocks` of them."""
+    blocks, block = block_routes.shape
+    chunk = min(1024, max(64, 1 << (ids.numel() - 1).bit_length()))
+    align_kernel(
+        (experts,),
+        ids,
+        count,
+        block_expert,
+        block_routes,
+        experts,
+        ids.shape[1],
+        block,
+        blocks,
+        chunk,
+        1 << experts.bit_length(),
+        PDL,
+        num_warps=4,
+        launch_pdl=PDL,
+    )
+
+
+def experts_up(
+    x: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    gate: list[Tensor],
+    gate_kind: int,
+    up: list[Tensor],
+    up_kind: int,
+    cols: int,
+    block_expert: Tensor,
+    block_routes: Tensor | None,
+    top_k: int,
+    h: Tensor | None,
+    h_codes: Tensor | None,
+    h_scales: Tensor | None,
+) -> None:
+    """h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) of every route in the blocks.
+
+    Without block_routes, block b is route b, and block_expert the routes' experts. h [n * top_k, ff], or as int8.
+    """
+    g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
+    if block_routes is None:
+        tile = gemv_tile(g if u.format is not None else u, gated=True)
+        run_gated_gemv(x, codes, scales, g, u, block_expert, top_k, h, h_codes, h_scales, tile=tile)
+        return
+    tile_up = _METHODS[block_routes.shape[1]].up
+    assert x is not None
+    assert h is not None
+    assert tile_up is not None
+    run_gated_gemm(x, g, u, Routing(block_expert, block_routes), top_k, h, tile=tile_up)
+
+
+def experts_down(
+    h: Tensor | None,
+    h_codes: Tensor | None,
+    h_scales: Tensor | None,
+    down: list[Tensor],
+    down_kind: int,
+    cols: int,
+    block_expert: Tensor,
+    block_routes: Tensor | None,
+    count: Tensor,
+    parts: Tensor,
+) -> None:
+    """parts[route] = down(h[route]) of every route in the blocks; the others are left as they are.
+    parts [n, top_k, hidden]; norm.add_norm weighs and adds them."""
+    w = weight_of(down, down_kind, cols)
+    out = parts.view(-1, parts.shape[-1])
+    if block_routes is None:
+        run_gemv(
+            h, h_codes, h_scales, w, None, block_expert, count, out, tile=gemv_tile(w), blocks=len(block_expert)
+        )  # fmt: skip
+        return
+    tile = _METHODS[block_routes.shape[1]].down
+    assert h is not None
+    assert tile is not None
+    run_gemm(h, w, None, Routing(block_expert, block_routes), count, out, tile=tile)
+
+
+_METHODS = {
+    m.block: m for m in map(method_for, (64, 8192))
+}  # blocks of different sizes are different methods'
+
+
+class BlockRoom:
+    """Where routes go sorted: for batches of up to `tokens` rows with that many's method."""
+
+    def __init__(self, tokens: int, top_k: int, experts: int, device: torch.device | str) -> None:
+        self.method = method_for(tokens)
+        blocks = num_blocks(tokens, top_k, experts, self.method.block)
+        self.expert = torch.empty(blocks, dtype=torch.int32, device=device)
+        self.routes = torch.empty(blocks, self.method.block, dtype=torch.int32, device=device)

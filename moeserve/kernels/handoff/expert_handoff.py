@@ -1,0 +1,291 @@
+"""ExpertHandoff: a layer's experts on the CPU as three calls in a GPU stream.
+
+    handoff.begin()                                     once a step, eager or replayed: the pool stands by
+    for each layer:
+        handoff.publish(layer, y, ids, weights)         queued on the current stream; the pool starts when it has run
+        ... the GPU's own experts, meanwhile ...
+        handoff.collect(layer, out)                     the stream waits for the pool; out = what the CPU's experts add
+    torch.cuda.synchronize(); handoff.check()
+
+`publish` and `collect` hold constants only, so a CUDA graph that captured them replays for ever. `begin` is a call from
+Python and no part of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix
+from moeserve.kernels.handoff.region import Region, Slot
+from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
+from moeserve.kernels.handoff.wait import driver_can_wait, wait_by_driver
+from moeserve.kernels.launch import PDL
+
+
+class HandoffError(RuntimeError):
+    """A step's hand-off failed: a hang that the watchdog ended, or a request that makes no sense. The results of the
+    steps under way are worthless, and the hand-off is of no more use."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuExperts:
+    """The experts of one layer that are on the CPU, a subset of the layer's."""
+
+    gate: Matrix  # [E, ff, hidden], only the E experts that are here
+    up: Matrix  # [E, ff, hidden]
+    down: Matrix  # [E, hidden, ff]
+    local_ids: (
+        Tensor  # int32 [the layer's experts], on the GPU: an expert's place in the matrices, -1: not here
+    )
+
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        return self.gate, self.up, self.down
+
+
+class ExpertHandoff:
+    """The hand-off of all layers of one model. Owns the shared memory and the watchdog; uses the stream's pool.
+
+    Between `begin` and the last layer's answer the pool belongs to the step: other operations queued on its stream run
+    after it. Its threads spin while they wait for the next layer (for a millisecond, then they doze); between steps
+    they sleep.
+    """
+
+    def __init__(
+        self,
+        stream: CpuStream,
+        layers: Sequence[CpuExperts | None],
+        max_tokens: int,
+        hidden: int,
+        top_k: int,
+        device: torch.device | str = "cuda",
+        *,
+        max_deferred: int = 0,
+        timeout_s: float = 60.0,
+        polling: bool = True,
+    ) -> None:
+        """layers: each layer's CPU experts, None where there are none. max_tokens: rows of the largest step.
+
+        device: whose tensors `publish` and `collect` take; "cpu" (under Triton's interpreter) is for tests.
+        max_deferred: how many of a token's top_k experts, those of the least weight, are added one layer late where
+        they are on the CPU, so that the CPU works on while the GPU does the next layer's attention (expert deferral:
+        KTransformers, SOSP 2025); never in the last layer, nor before one without CPU experts.
+        timeout_s: how long a step may stand still, on either side, before it counts as hung; it must cover
+        what compiles between `begin` and the last layer. polling: the stream waits by a kernel of one warp that polls,
+        which on an H200 costs 4 to 8 us a layer; else by a memory operation of the driver, 12 us, or by polling after
+        all where the driver refuses (the log says so).
+
+        Raises ValueError for shapes that do not fit one another, RuntimeError where the memory cannot be pinned.
+        """
+        _check_shapes(layers, hidden, max_tokens)
+        self._stream, self._layers = stream, list(layers)
+        self._hidden, self._top_k, self._max_tokens = hidden, top_k, max_tokens
+        self._device = torch.device(device)
+        self._size = 1 << (hidden - 1).bit_length()
+        some = [e for e in layers if e is not None]
+        inputs = [m.integer for e in some for m in (e.gate, e.up)]
+        self._region = Region(
+            len(layers),
+            max_tokens,
+            hidden,
+            top_k,
+            floats=not all(inputs),
+            integers=any(inputs),
+            pinned=self._device.type == "cuda",
+        )
+        following = [*layers[1:], None]
+        self._defer = [max_deferred if after is not None else 0 for after in following]
+        # On the device; see publish_kernel. `_present` has two rows: of even layers and of odd ones.
+        self._steps = torch.zeros(len(layers), dtype=torch.int32, device=device)
+        self._deferred = torch.zeros(len(layers), dtype=torch.int32, device=device)
+        self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
+        self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
+        self._heat = [torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers]
+        self._polls = polling or self._device.type != "cuda" or not driver_can_wait(self._region.answers[0])
+        self._native: _C.Handoff | None = self._make_native(some, timeout_s)
+
+    def begin(self) -> None:
+        """The pool stands by for one step: every layer that has CPU experts, in order, published once each.
+
+        Call it before or right after launching the step, once for each execution (not while capturing). Returns at
+        once; several steps may be under way.
+        """
+        self._live().begin()
+
+    def publish(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> None:
+        """Queues: rows to the CPU, where its experts start on them at once.
+
+        x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
+        padding row has nothing else); weights: float32 [n, top_k], those of ids below 0 the least of their row.
+        Contiguous, on the device, n <= max_tokens. What is not on the CPU is left out; when that is
+        everything, the stream will not wait.
+        """
+        n = len(x)
+        if self._layers[layer] is None or not 0 < n <= self._max_tokens:
+            raise ValueError(f"layer {layer} cannot hand off {n} rows")
+        region = self._region
+        self._launch_publish(
+            layer,
+            x,
+            ids,
+            weights,
+            region.slots[layer % 2],
+            region.requests[layer],
+            region.answers[layer],
+            self._steps[layer:],
+        )
+
+    def collect(self, layer: int, out: Tensor) -> None:
+        """Queues: waits for the CPU, then out[i] = sum of weights[i, j] * expert(x[i]) over row i's CPU experts, zeros
+        for a row without any. out: float32 [n, hidden] with the n of `publish`.
+
+        With deferral: without those of the layer that come late, and with those of the layer before.
+        """
+        answer = self._region.answers[layer]
+        if self._polls:
+            poll_kernel((1,), answer, PDL, num_warps=1, launch_pdl=PDL)
+        else:
+            wait_by_driver(answer)
+        pdl = PDL and self._polls  # a kernel cannot overlap with what is no kernel
+        combine_kernel(
+            (len(out),),
+            self._region.slots[layer % 2].result,
+            self._present[layer % 2],
+            self._present[1 - layer % 2] if self._comes_late(layer) else None,
+            out,
+            self._hidden,
+            self._size,
+            pdl,
+            num_warps=max(1, min(8, self._size // 256)),
+            launch_pdl=pdl,
+        )
+
+    def check(self) -> None:
+        """Raises HandoffError for what the pool or the watchdog found. Call when the device has finished a step: after
+        an error the stream goes on with worthless results."""
+        self._live()
+
+    def heat(self, layer: int) -> Tensor:
+        """int64 [2, E]: tokens that went to each CPU expert, and steps that read its weights, since the start.
+        Written by the pool: read it between steps."""
+        return self._heat[layer]
+
+    def close(self) -> None:
+        """Ends the watchdog; a step still under way is abandoned, which lets the device finish it. May be called
+        twice."""
+        if self._native is None:
+            return
+        self._native.abandon("closed")
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._native = None
+
+    def _live(self) -> _C.Handoff:
+        if self._native is None:
+            raise HandoffError("closed")
+        error = self._native.error()
+        if error:
+            raise HandoffError(error)
+        return self._native
+
+    def _launch_publish(
+        self,
+        layer: int,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        slot: Slot,
+        request: Tensor,
+        answer: Tensor,
+        steps: Tensor,
+    ) -> None:
+        experts = self._layers[layer]
+        assert experts is not None
+        codes = metas = None
+        if slot.q8 is not None:
+            codes, metas = slot.q8.view(torch.int8), slot.q8.view(torch.int32).view(-1)[self._hidden // 4 :]
+        publish_kernel(
+            (len(x),),
+            x,
+            ids,
+            weights,
+            experts.local_ids,
+            codes,
+            metas,
+            slot.f32,
+            slot.ids,
+            slot.deferred,
+            slot.weights,
+            request,
+            answer,
+            steps,
+            self._ticket,
+            self._present[layer % 2],
+            self._deferred[layer - 1 :] if self._comes_late(layer) else None,
+            self._deferred[layer:],
+            self._hidden,
+            self._top_k,
+            self._defer[layer],
+            self._size,
+            1 << (self._top_k - 1).bit_length(),
+            PDL,
+            num_warps=max(1, min(8, self._size // 256)),
+            launch_pdl=PDL,
+            enable_fp_fusion=False,  # the rounding of store_row is two steps
+        )
+
+    def _comes_late(self, layer: int) -> bool:
+        """Whether the layer's result may hold deferred experts of the one before."""
+        return layer > 0 and self._defer[layer - 1] > 0 and self._layers[layer - 1] is not None
+
+    def _make_native(self, some: list[CpuExperts], timeout_s: float) -> _C.Handoff:
+        experts = max((e.gate.experts for e in some), default=1)
+        routes, width = self._max_tokens * self._top_k, max((e.down.cols for e in some), default=32)
+        into_down = [e.down.integer for e in some]
+        self._h = Activations(routes, width, f32=not all(into_down), q8=any(into_down))
+        self._sorted = [torch.empty(size, dtype=torch.int32) for size in (experts + 1, experts + 1, routes)]
+        even, odd = self._region.slots
+        starts, active, sorted_routes = (t.data_ptr() for t in self._sorted)
+        return _C.Handoff(
+            self._stream.pool,
+            self._stream.isa,
+            [_native_layer(e, heat) for e, heat in zip(self._layers, self._heat, strict=True)],
+            self._region.requests.data_ptr(),
+            self._region.answers.data_ptr(),
+            even.native(self._hidden),
+            odd.native(self._hidden),
+            self._h.native,
+            starts,
+            active,
+            sorted_routes,
+            max_tokens=self._max_tokens,
+            top_k=self._top_k,
+            timeout_s=timeout_s,
+        )
+
+
+def _native_layer(experts: CpuExperts | None, heat: Tensor) -> _C.HandoffLayer:
+    if experts is None:
+        return _C.HandoffLayer(None, None, None, 0)
+    return _C.HandoffLayer(experts.gate, experts.up, experts.down, heat.data_ptr())
+
+
+def _check_shapes(layers: Sequence[CpuExperts | None], hidden: int, max_tokens: int) -> None:
+    if hidden % 32 or not 0 < max_tokens < 1 << 20:
+        raise ValueError(f"hidden {hidden} must be a multiple of 32, max_tokens {max_tokens} below {1 << 20}")
+    for index, e in enumerate(layers):
+        if e is None:
+            continue
+        shapes = [(m.experts, m.rows, m.cols) for m in e.matrices]
+        ff = e.down.cols
+        expected = [(e.gate.experts, ff, hidden)] * 2 + [(e.gate.experts, hidden, ff)]
+        if shapes != expected:
+            raise ValueError(f"layer {index}: experts of shapes {shapes}, not {expected}")
+    widths = {e.down.cols for e in layers if e is not None}
+    if len(widths) > 1:
+        raise ValueError(f"layers of different widths: {sorted(widths)}")

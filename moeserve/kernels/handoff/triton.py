@@ -1,0 +1,144 @@
+"""The GPU's side: rows out to the CPU, a flag up, a wait, the result in. All memory but x, ids, weights, local_ids, the
+counters and out is the shared region's (region.py)."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+
+GROUP = tl.constexpr(32)
+NOTHING = tl.constexpr(1e-30)  # a group whose largest value is no more is zero
+
+
+@triton.jit
+def store_row(value, codes, metas, COLS: tl.constexpr, SIZE: tl.constexpr):
+    """float32 [SIZE], the first COLS of which count, as the CPU's kernels read a row: bit for bit what they make of it
+    themselves (../quantize/reference.py). codes int8, metas int32: pointers to the row's two parts."""
+    groups: tl.constexpr = SIZE // GROUP
+    x = tl.reshape(value, [groups, GROUP])
+    largest = tl.max(tl.abs(x), axis=1)
+    inverse = tl.where(largest > NOTHING, tl.div_rn(tl.full([groups], 127.0, tl.float32), largest), 0.0)
+    # Adding 1.5 * 2^23 rounds to an integer, ties to even.
+    q = (x * inverse[:, None] + 12582912.0) - 12582912.0
+    sums = tl.sum(tl.reshape(q, [groups, 2, GROUP // 2]), axis=2)
+    total = tl.sum(sums, axis=1)
+    finite = total == total  # NaN and infinity times the inverse are NaN
+    scale = tl.where(finite, tl.div_rn(largest, tl.full([groups], 127.0, tl.float32)), float("nan"))
+    scaled = scale * tl.where(finite, total, 0.0)
+    halves = tl.where(finite[:, None], sums, 0.0).to(tl.int32)
+    # (scale, scaled_sum, sum_lo, sum_hi) side by side, 16 bytes a group.
+    floats = tl.join(scale, scaled).to(tl.int32, bitcast=True)
+    meta = tl.reshape(tl.permute(tl.join(floats, halves), (0, 2, 1)), [groups * 4])
+    c = tl.arange(0, SIZE)
+    tl.store(codes + c, tl.reshape(q, [SIZE]).to(tl.int8), c < COLS)
+    m = tl.arange(0, groups * 4)
+    tl.store(metas + m, meta, m < COLS // GROUP * 4)
+
+
+@kernel
+def publish_kernel(
+    x, ids, weights, local_ids, codes, metas, floats, out_ids, out_deferred, out_weights,
+    request, answer, steps, ticket, present, deferred_before, deferred_here,
+    COLS: tl.constexpr, TOP_K: tl.constexpr, DEFER: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """A program per row. x [n, COLS]; ids int32, weights float32 [n, TOP_K]; local_ids int32 [experts].
+
+    Where given: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
+    steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the row
+    has an expert on the CPU now, 2 if one later. deferred_before, deferred_here int32: whether the layer before has
+    left something and whether this one does; DEFER: of TOP_K, how many of the least weight may be left.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, K)
+    live = k < TOP_K
+    expert = tl.load(ids + row * TOP_K + k, live, -1)
+    weight = tl.load(weights + row * TOP_K + k, live, 0.0)
+    local = tl.load(local_ids + expert, expert >= 0, -1)
+    later = tl.full([K], -1, tl.int32)
+    if DEFER > 0:
+        # An expert's rank among all of the token's, those on the GPU too: what weighs most is never late.
+        heavier = (weight[None, :] > weight[:, None]) | (
+            (weight[None, :] == weight[:, None]) & (k[None, :] < k[:, None])
+        )
+        rank = tl.sum((heavier & live[None, :]).to(tl.int32), axis=1)
+        waits = rank >= TOP_K - DEFER
+        later = tl.where(waits, local, -1)
+        local = tl.where(waits, -1, local)
+        tl.store(out_deferred + row * TOP_K + k, later, live)
+    tl.store(out_ids + row * TOP_K + k, local, live)
+    tl.store(out_weights + row * TOP_K + k, weight, live)
+    now, then = tl.max((local >= 0).to(tl.int32), 0), tl.max((later >= 0).to(tl.int32), 0)
+    tl.store(present + row, now | (then << 1))
+    if (now | then) > 0:
+        c = tl.arange(0, SIZE)
+        value = tl.load(x + row * COLS + c, c < COLS, 0.0).to(tl.float32)
+        if codes is not None:
+            store_row(
+                value, codes + row * (COLS + COLS // 2), metas + row * (COLS // 4 + COLS // 8), COLS, SIZE
+            )
+        if floats is not None:
+            tl.store(floats + row * COLS + c, value, c < COLS)
+    # Whoever comes last raises the flag. The barrier puts the whole program's stores before the ticket; the ticket
+    # puts the other programs' before the step's count, whose release to the system covers them all.
+    tl.debug_barrier()
+    rows = tl.num_programs(0)
+    mine = 1 + (now.to(tl.int64) << 20) + (then.to(tl.int64) << 40)
+    arrived = mine
+    if rows > 1:
+        arrived += tl.atomic_add(ticket, mine, sem="acq_rel", scope="gpu")
+    if (arrived & 0xFFFFF) == rows:
+        tl.store(ticket, 0)
+        now_any = ((arrived >> 20) & 0xFFFFF) > 0
+        then_any = (arrived >> 40) > 0
+        waited = now_any | then_any
+        if DEFER > 0:
+            tl.store(deferred_here, then_any.to(tl.int32))
+        if deferred_before is not None:
+            waited = waited | (tl.load(deferred_before) > 0)
+        tl.store(answer, (waited == 0).to(tl.int32))
+        step = tl.atomic_add(steps, 1, sem="acq_rel", scope="sys") + 1
+        wants = rows.to(tl.int64) | (now_any.to(tl.int64) << 30) | (then_any.to(tl.int64) << 31)
+        wants = tl.where(waited, wants, 0)
+        tl.store(request, (wants << 32) | (step.to(tl.int64) & 0xFFFFFFFF))
+
+
+@kernel
+def poll_kernel(answer, PDL: tl.constexpr):
+    """One program of one warp, so that no more than one read is on its way: ends when the flag is up."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    seen = tl.load(answer, volatile=True)
+    while seen == 0:
+        seen = tl.load(answer, volatile=True)
+
+
+@kernel
+def combine_kernel(
+    result, present, present_before, out,
+    COLS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program per row: out float32 [n, COLS] = result, or zeros for a row that the CPU has nothing of.
+
+    present as in publish; present_before: the layer's before, where given.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    there = tl.load(present + row) & 1
+    if present_before is not None:
+        there = there | (tl.load(present_before + row) & 2)
+    c = tl.arange(0, SIZE)
+    # Volatile: from the memory itself, not from what a cache has kept of it.
+    value = tl.load(result + row * COLS + c, (c < COLS) & (there != 0), 0.0, volatile=True)
+    tl.store(out + row * COLS + c, value, c < COLS)

@@ -1,0 +1,314 @@
+"""Launches the products with matrices in planes: GEMV for few tokens, GEMM for many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.launch import PDL
+from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
+from moeserve.kernels.linear.gemv import gated_gemv_kernel, gemv_kernel
+from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
+
+GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
+NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no tensor cores until here
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A matrix in planes as the kernels take it."""
+
+    codes: Tensor  # int32 view, or floats
+    scales: Tensor
+    supers: Tensor
+    format: Format | None
+    rows: int
+    cols: int
+
+
+def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
+    """planes: codes, scales, supers of `Planes`. ValueError for an expert (or matrix) of 2 GiB or more."""
+    codes, scales, supers = planes
+    rows = codes.shape[1]
+    form = FORMATS.get(GgmlType(kind))
+    if rows * codes[0, 0].nbytes >= 1 << 31:
+        raise ValueError(f"a matrix of {rows} rows of {codes[0, 0].nbytes} bytes is too large: 2 GiB at most")
+    return Weight(codes if form is None else codes.view(torch.int32), scales, supers, form, rows, cols)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which rows of activations meet which expert: blocks of routes, as experts/align.py makes them."""
+
+    expert: Tensor  # int32 [blocks]
+    routes: Tensor  # int32 [blocks, block]
+
+
+@dataclass(frozen=True, slots=True)
+class GemvTile:
+    """`linear/gemv.py` has the letters."""
+
+    br: int
+    nb: int
+    bk: int
+    warps: int
+    tokens: int  # at once
+
+
+def gemv_tile(
+    weight: Weight, *, blocks: int = 1, tokens: int = 1, gated: bool = False, warps: int = 4, nb: int = 4
+) -> GemvTile:
+    """One unit of one row to a thread. A gated program has half the rows of either matrix, in groups of 32: they may be
+    quantised. Of a float matrix (the router) few rows, so that there are 128 programs or more."""
+    if weight.format is None:
+        br = 32 if gated else max(1, min(8, _power_of_two(weight.rows) * blocks // 256))
+        fitting = max(UNIT, 8192 // (br * weight.codes.element_size()))
+        return GemvTile(br, 1, min(max(UNIT, _power_of_two(weight.cols)), fitting), warps, tokens)
+    units = min(_power_of_two(units_of(weight.cols)), 32)
+    br = 32 * warps // units
+    while nb > 1 and br * nb > weight.rows and not (gated and br * nb <= 32):
+        nb //= 2
+    if gated:
+        nb = max(nb, 32 // br)
+    return GemvTile(br, nb, units * UNIT, warps, tokens)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class GemmTile:
+    bm: int  # tokens
+    bn: int  # rows of the matrix, or of either matrix where there are two
+    ub: int  # units of columns at once
+    warps: int
+    stages: int
+
+
+def dense_tile(tokens: int, rows: int) -> GemmTile:
+    """Measured (benchmarks/gpu_kernels.py tune). Every program reads all activations of its tokens, so that few rows a
+    program are worth it only where there would be too few programs."""
+    if tokens > 64:
+        return GemmTile(64, 128, 2, 4, 2)
+    bm = max(16, _power_of_two(tokens))
+    if rows <= 4096:
+        return GemmTile(bm, 16, 4, 4, 3)
+    if bm <= 32:
+        return GemmTile(bm, 64, 2, 4, 3)
+    return GemmTile(bm, 64, 2, 8, 3) if rows <= 32_768 else GemmTile(bm, 128, 2, 8, 2)
+
+
+def linear(
+    x: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    count: Tensor,
+    planes: list[Tensor],
+    kind: int,
+    beside: list[Tensor] | None,
+    beside_kind: int,
+    cols: int,
+    out: Tensor,
+) -> None:
+    """out[i] = W x[i] for rows i < count[0], the last columns by the matrix beside where there is one (both quantised,
+    or both floats). x, codes, scales: GpuActivations; out [n, rows of both]."""
+    weight = weight_of(planes, kind, cols)
+    other = None if beside is None else weight_of(beside, beside_kind, cols)
+    n = len(out)
+    narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
+    if n <= GEMV_TOKENS or narrow:
+        tokens = min(4, _power_of_two(n))
+        blocks = -(-n // tokens)
+        tile = gemv_tile(weight, blocks=blocks, tokens=tokens)
+        run_gemv(x, codes, scales, weight, other, None, count, out, tile=tile, blocks=blocks)
+    else:
+        assert x is not None
+        run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows))
+
+
+def _floats_and_integers(
+    weight: Weight, other: Weight | None, x: Tensor | None, codes: Tensor | None, scales: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The forms of the activations that the weights take. ValueError where one is missing."""
+    both = (weight,) if other is None else (weight, other)
+    floats, integers = any(w.format is None for w in both), any(w.format is not None for w in both)
+    if (floats and x is None) or (integers and codes is None):
+        raise ValueError("the activations lack the form that the weight takes")
+    as_words = None if codes is None or not integers else codes.view(torch.int32)
+    return x if floats else None, as_words, scales if integers else None
+
+
+def run_gemv(
+    x: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    weight: Weight,
+    beside: Weight | None,
+    experts: Tensor | None,
+    count: Tensor,
+    out: Tensor,
+    *,
+    tile: GemvTile,
+    blocks: int,
+) -> None:
+    """gemv.gemv_kernel, in `blocks` blocks of tile.tokens rows."""
+    floats, words, word_scales = _floats_and_integers(weight, beside, x, codes, scales)
+    bn = tile.br * tile.nb
+    gemv_kernel(
+        (-(-weight.rows // bn) + (0 if beside is None else -(-beside.rows // bn)), blocks),
+        floats,
+        words,
+        word_scales,
+        weight.codes,
+        weight.scales,
+        weight.supers,
+        experts,
+        count,
+        out,
+        None if beside is None else beside.codes,
+        None if beside is None else beside.scales,
+        None if beside is None else beside.supers,
+        weight.rows,
+        weight.cols,
+        weight.format,
+        0 if beside is None else beside.rows,
+        None if beside is None else beside.format,
+        None if len(out) % tile.tokens == 0 else len(out),
+        tile.tokens,
+        tile.br,
+        tile.nb,
+        tile.bk,
+        PDL,
+        num_warps=tile.warps,
+        launch_pdl=PDL,
+    )
+
+
+def run_gated_gemv(
+    x: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    gate: Weight,
+    up: Weight,
+    experts: Tensor,
+    top_k: int,
+    out: Tensor | None,
+    out_codes: Tensor | None,
+    out_scales: Tensor | None,
+    *,
+    tile: GemvTile,
+) -> None:
+    """gemv.gated_gemv_kernel."""
+    floats, words, word_scales = _floats_and_integers(gate, up, x, codes, scales)
+    gated_gemv_kernel(
+        (-(-gate.rows // (tile.br * tile.nb)), len(experts)),
+        floats,
+        words,
+        word_scales,
+        gate.codes,
+        gate.scales,
+        gate.supers,
+        up.codes,
+        up.scales,
+        up.supers,
+        experts,
+        out if out_codes is None else None,
+        out_codes,
+        out_scales,
+        gate.rows,
+        gate.cols,
+        gate.format,
+        up.format,
+        top_k,
+        tile.br,
+        tile.nb,
+        tile.bk,
+        PDL,
+        num_warps=tile.warps,
+        launch_pdl=PDL,
+    )
+
+
+def _fitting(tile: GemmTile, *weights: Weight) -> GemmTile:
+    """Float matrices go through shared memory at two bytes a column or more: fewer stages and rows at a time."""
+    if all(w.format is not None for w in weights):
+        return tile
+    return replace(tile, stages=2)
+
+
+def run_gemm(
+    x: Tensor,
+    weight: Weight,
+    beside: Weight | None,
+    routing: Routing | None,
+    count: Tensor,
+    out: Tensor,
+    *,
+    tile: GemmTile,
+) -> None:
+    """gemm.gemm_kernel with tile.bm routes (dense: tokens) to a block."""
+    t = _fitting(tile, weight)
+    gemm_kernel(
+        (
+            -(-weight.rows // t.bn) + (0 if beside is None else -(-beside.rows // t.bn)),
+            -(-len(out) // t.bm) if routing is None else len(routing.expert),
+        ),
+        x,
+        weight.codes,
+        weight.scales,
+        weight.supers,
+        None if routing is None else routing.expert,
+        None if routing is None else routing.routes,
+        count,
+        out,
+        None if beside is None else beside.codes,
+        None if beside is None else beside.scales,
+        None if beside is None else beside.supers,
+        weight.rows,
+        weight.cols,
+        weight.format,
+        0 if beside is None else beside.rows,
+        None if beside is None else beside.format,
+        t.bm,
+        t.bn,
+        t.ub,
+        PDL,
+        num_warps=t.warps,
+        num_stages=t.stages,
+        launch_pdl=PDL,
+    )
+
+
+def run_gated_gemm(
+    x: Tensor, gate: Weight, up: Weight, routing: Routing, top_k: int, out: Tensor, *, tile: GemmTile
+) -> None:
+    """gemm.gated_gemm_kernel with tile.bm routes to a block."""
+    t = _fitting(tile, gate, up)
+    gated_gemm_kernel(
+        (-(-gate.rows // t.bn), len(routing.expert)),
+        x,
+        gate.codes,
+        gate.scales,
+        gate.supers,
+        up.codes,
+        up.scales,
+        up.supers,
+        routing.expert,
+        routing.routes,
+        out,
+        gate.rows,
+        gate.cols,
+        gate.format,
+        up.format,
+        top_k,
+        t.bm,
+        t.bn,
+        t.ub,
+        PDL,
+        num_warps=t.warps,
+        num_stages=t.stages,
+        launch_pdl=PDL,
+    )

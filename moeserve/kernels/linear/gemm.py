@@ -1,0 +1,267 @@
+"""Many tokens times a quantised matrix, on the tensor cores: a tile of weights is dequantised once and multiplied with
+BM tokens. out^T = W x^T: the weights are the left operand, tokens the narrow side, so that 16 tokens waste nothing.
+
+A step of the loop takes UB units of columns: 8 products of 16 * UB columns, one for each field.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import COMPILED, kernel
+from moeserve.kernels.linear.gemv import expert_planes
+from moeserve.kernels.planes.triton import BYTE_ONES, field_assembly, load_words, merge_codes, scale_and_min
+
+
+@triton.jit
+def field_numbers(low, high, f: tl.constexpr, F: tl.constexpr):
+    """float32 (code + bias) * unit of field f, from the bytes of the parts that hold it; F says bias and unit.
+
+    Integers become floats by bit patterns, four at a time: the hardware's conversions have a quarter of the rate.
+    """
+    if COMPILED:
+        if F.high_bits > 0:
+            out = tl.inline_asm_elementwise(
+                field_assembly(F, f), "=r,=r,=r,=r,r,r", [low, high], tl.float32, is_pure=True, pack=4
+            )
+        else:
+            out = tl.inline_asm_elementwise(
+                field_assembly(F, f), "=r,=r,=r,=r,r", [low], tl.float32, is_pure=True, pack=4
+            )
+    else:
+        codes = merge_codes(low, high, f * F.low_bits % 8, f * F.high_bits % 8, F, BYTE_ONES)
+        if F.is_signed:
+            codes = codes.to(tl.uint8).to(tl.int8, bitcast=True)
+        out = (codes.to(tl.float32) + F.bias) * F.unit
+    return out
+
+
+@triton.jit
+def spread(values, UB: tl.constexpr):
+    """[BN, UB] to [BN, UB * 16]: a value for each column of a unit's field."""
+    wide = tl.broadcast_to(values[:, :, None], [values.shape[0], UB, 16])
+    return tl.reshape(wide, [values.shape[0], UB * 16])
+
+
+@triton.jit
+def next_parts(low, high, at, live, f: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr):
+    """The bytes of the parts that hold field f: those at hand, or the next ones. at: pointers to part 0's."""
+    STRIDE: tl.constexpr = (COLS + 127) // 128 * 16
+    if f * F.low_bits % 8 == 0:
+        low = tl.load(at + (f * F.low_bits // 8) * STRIDE, live, 0)
+    if F.high_bits == 0:
+        high = low
+    elif f * F.high_bits % 8 == 0:
+        high = tl.load(at + (F.low_bits + f * F.high_bits // 8) * STRIDE, live, 0)
+    return low, high
+
+
+@triton.jit
+def field_weights(
+    low, high, word, min_word, words, d, live, f: tl.constexpr, F: tl.constexpr, UB: tl.constexpr
+):
+    """float32 weights [BN, UB * 16] of field f, and the scale words at hand."""
+    if f * 16 % (F.group * F.groups_per_word) == 0:
+        word, min_word = load_words(words, f * 16 // F.group, live, F)
+    s, m = scale_and_min(word, min_word, d, f * 16 // F.group, F)
+    scale = s * (1.0 / F.unit)
+    return field_numbers(low, high, f, F) * spread(scale, UB) - spread(s * F.bias + m, UB), word, min_word
+
+
+@triton.jit
+def row_pointers(codes, scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr):
+    """Of rows r [BN] and units `first` on: pointers to the bytes of part 0 [BN, UB * 16] and which exist, pointers to
+    the scale words [BN, UB] and which exist, the super-blocks' words. Given: pointers to the expert's first row, codes
+    uint8."""
+    UNITS: tl.constexpr = (COLS + 127) // 128
+    u = first + tl.arange(0, UB)
+    b = tl.arange(0, UB * 16)
+    live = (u < UNITS)[None, :]
+    at = codes + r[:, None] * ((F.low_bits + F.high_bits) * UNITS * 16) + (first * 16 + b)[None, :]
+    d = r[:, None]
+    if F.has_super:
+        d = tl.load(supers + r[:, None] * ((COLS + 255) // 256) + u[None, :] // 2, live, 0)
+    words = scales + r[:, None] * (F.words * UNITS) + u[None, :] * F.words
+    return at, (first + b // 16 < UNITS)[None, :], words, live, d
+
+
+@triton.jit
+def accumulate_units(
+    acc, up_acc, codes, scales, supers, up_codes, up_scales, up_supers, x, tokens_live, r, first,
+    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, UB: tl.constexpr,
+):  # fmt: skip
+    """Adds the products of units `first` .. + UB - 1 to acc [BN, BM] and, unless F_UP is None, to up_acc. x: pointers
+    [BM] to the rows of activations; of the others as in row_pointers."""
+    at, live_bytes, words, live, d = row_pointers(codes, scales, supers, r, first, COLS, F, UB)
+    low, high, word, min_word = at, at, words, words
+    if F_UP is not None:
+        up_at, up_live_bytes, up_words, up_live, up_d = row_pointers(
+            up_codes, up_scales, up_supers, r, first, COLS, F_UP, UB
+        )
+        up_low, up_high, up_word, up_min_word = up_at, up_at, up_words, up_words
+    b = tl.arange(0, UB * 16)
+    for f in tl.static_range(8):
+        k = (first + b // 16) * 128 + f * 16 + b % 16
+        a = tl.trans(tl.load(x[:, None] + k[None, :], tokens_live[:, None] & (k < COLS)[None, :], 0.0))
+        low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
+        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, UB)
+        acc = tl.dot(w.to(a.dtype), a, acc)
+        if F_UP is not None:
+            up_low, up_high = next_parts(up_low, up_high, up_at, up_live_bytes, f, COLS, F_UP)
+            w, up_word, up_min_word = field_weights(
+                up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, UB
+            )
+            up_acc = tl.dot(w.to(a.dtype), a, up_acc)
+    return acc, up_acc
+
+
+@triton.jit
+def multiply_floats(codes, x, tokens_live, r, COLS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
+    """[BN, BM]: rows r of floats times x; float32 ones as tf32, thrice."""
+    acc = tl.zeros([r.shape[0], BM], tl.float32)
+    for step in range((COLS + BK - 1) // BK):
+        k = step * BK + tl.arange(0, BK)
+        w = tl.load(codes + r[:, None] * COLS + k[None, :], (k < COLS)[None, :], 0.0)
+        a = tl.load(x[:, None] + k[None, :], tokens_live[:, None] & (k < COLS)[None, :], 0.0)
+        if w.dtype == tl.float32:
+            acc = tl.dot(w, tl.trans(a.to(tl.float32)), acc, input_precision="tf32x3")
+        else:
+            acc = tl.dot(w.to(a.dtype), tl.trans(a), acc)
+    return acc
+
+
+@triton.jit
+def multiply_quantised(
+    codes, scales, supers, up_codes, up_scales, up_supers, x, live, r,
+    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr,
+):  # fmt: skip
+    """float32 [BN, BM]: rows r times the rows that x points to, of the matrix and, unless F_UP is None, of up."""
+    acc = tl.zeros([r.shape[0], BM], tl.float32)
+    up_acc = acc
+    bytes = codes.to(tl.pointer_type(tl.uint8))
+    up_bytes = bytes
+    if F_UP is not None:
+        up_bytes = up_codes.to(tl.pointer_type(tl.uint8))
+    for first in range(0, (COLS + 127) // 128, UB):
+        acc, up_acc = accumulate_units(
+            acc,
+            up_acc,
+            bytes,
+            scales,
+            supers,
+            up_bytes,
+            up_scales,
+            up_supers,
+            x,
+            live,
+            r,
+            first,
+            COLS,
+            F,
+            F_UP,
+            UB,
+        )
+    return acc, up_acc
+
+
+@triton.jit
+def multiply(
+    codes, scales, supers, x, live, r, COLS: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr
+):
+    """The same for one matrix, floats where F is None."""
+    if F is None:
+        out = multiply_floats(codes, x, live, r, COLS, BM, 64)
+    else:
+        out, _ = multiply_quantised(
+            codes, scales, supers, None, None, None, x, live, r, COLS, F, None, BM, UB
+        )
+    return out
+
+
+@triton.jit
+def route_pointers(x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr):
+    """The routes of a block [BM], which of them exist, and pointers to their rows of x."""
+    routes = block * BM + tl.arange(0, BM)
+    if block_routes is not None:
+        routes = tl.load(block_routes + routes)
+        live = routes >= 0
+    else:
+        live = routes < tl.load(count)
+    token = tl.where(live, routes, 0) // TOP_K
+    return routes, live, x + token.to(tl.int64) * COLS
+
+
+@triton.jit
+def store_tile(y, out, routes, live, row, STRIDE: tl.constexpr, ROWS: tl.constexpr):
+    at = out + tl.where(live, routes, 0).to(tl.int64)[None, :] * STRIDE + row[:, None]
+    tl.store(at, y.to(out.dtype.element_ty), live[None, :] & (row < ROWS)[:, None])
+
+
+@kernel
+def gemm_kernel(
+    x, codes, scales, supers, block_expert, block_routes, count, out, beside_codes, beside_scales, beside_supers,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, BESIDE_ROWS: tl.constexpr, F_BESIDE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, UB: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out[i] = W x[i], [.., ROWS + BESIDE_ROWS], the last columns by the matrix beside where there is one.
+
+    x [tokens, COLS]. Grid (row tiles of W, then those of the matrix beside; blocks), blocks as in gemv_kernel with
+    BM routes each.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    block, tile = tl.program_id(1), tl.program_id(0)
+    expert = tl.full([], 0, tl.int64)
+    if block_expert is not None:
+        expert = tl.load(block_expert + block).to(tl.int64)
+        if expert < 0:
+            return
+    elif block * BM >= tl.load(count):
+        return
+    TILES: tl.constexpr = (ROWS + BN - 1) // BN
+    STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
+    routes, live, rows = route_pointers(x, block_routes, count, block, COLS, 1, BM)
+    if tile < TILES:
+        row = tile * BN + tl.arange(0, BN)
+        c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
+        y = multiply(c, s, d, rows, live, tl.minimum(row, ROWS - 1), COLS, F, BM, UB)
+        store_tile(y, out, routes, live, row, STRIDE, ROWS)
+    elif BESIDE_ROWS > 0:
+        row = (tile - TILES) * BN + tl.arange(0, BN)
+        r = tl.minimum(row, BESIDE_ROWS - 1)
+        y = multiply(beside_codes, beside_scales, beside_supers, rows, live, r, COLS, F_BESIDE, BM, UB)
+        store_tile(y, out + ROWS, routes, live, row, STRIDE, BESIDE_ROWS)
+
+
+@kernel
+def gated_gemm_kernel(
+    x, codes, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, UB: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    block = tl.program_id(1)
+    expert = tl.load(block_expert + block).to(tl.int64)
+    if expert < 0:
+        return
+    routes, live, rows = route_pointers(x, block_routes, None, block, COLS, TOP_K, BM)
+    row = tl.program_id(0) * BN + tl.arange(0, BN)
+    r = tl.minimum(row, ROWS - 1)
+    codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
+    up_codes, up_scales, up_supers = expert_planes(up_codes, up_scales, up_supers, expert, ROWS, COLS, F_UP)
+    if F is not None and F_UP is not None:
+        y, z = multiply_quantised(
+            codes, scales, supers, up_codes, up_scales, up_supers, rows, live, r, COLS, F, F_UP, BM, UB
+        )
+    else:
+        y = multiply(codes, scales, supers, rows, live, r, COLS, F, BM, UB)
+        z = multiply(up_codes, up_scales, up_supers, rows, live, r, COLS, F_UP, BM, UB)
+    store_tile(y / (1.0 + tl.exp(-y)) * z, out, routes, live, row, ROWS, ROWS)

@@ -1,0 +1,64 @@
+"""Residual and norm in one kernel: x += parts, y = RMSNorm(x) * weight, as floats and as int8 for the next product."""
+
+# mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.quantize.triton import store_quantized
+
+
+@kernel
+def add_norm_kernel(
+    x, parts, part_weights, part_ids, extra, rows, count, weight, y, codes, scales,
+    COLS: tl.constexpr, P: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program per row i < count[0]; row rows[i] of x where rows is given (x is then not written).
+
+    x float32 [n, COLS]; parts [n, P, COLS], by part_weights [n, P], without those whose part_ids [n, P] are < 0;
+    extra float32 [n, COLS]. y, codes with scales: [m, COLS] each, where given. SIZE: COLS or the power of two above.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i = tl.program_id(0)
+    # Everything is loaded before anything is looked at: one trip to memory in place of one for every part.
+    existing = tl.load(count)
+    token = i if rows is None else tl.where(i < existing, tl.load(rows + i), 0)
+    row = token.to(tl.int64)
+    c = tl.arange(0, SIZE)
+    live = c < COLS
+    gain = tl.load(weight + c, live, 0.0)
+    value = tl.load(x + row * COLS + c, live, 0.0)
+    if extra is not None:
+        value += tl.load(extra + row * COLS + c, live, 0.0)
+    values, shares, ids = (), (), ()
+    for j in tl.static_range(P):
+        values = values + (tl.load(parts + (row * P + j) * COLS + c, live, 0.0),)
+        if part_weights is not None:
+            shares = shares + (tl.load(part_weights + row * P + j),)
+        if part_ids is not None:
+            ids = ids + (tl.load(part_ids + row * P + j),)
+    if i >= existing:
+        return
+    for j in tl.static_range(P):
+        part = values[j].to(tl.float32)
+        if part_weights is not None:
+            part *= shares[j]
+        if part_ids is not None:
+            part = tl.where(ids[j] >= 0, part, 0.0)
+        value += part
+    if rows is None and (parts is not None or extra is not None):
+        tl.store(x + row * COLS + c, value, live)
+    scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
+    normed = value * scale * gain
+    at = i.to(tl.int64)
+    if y is not None:
+        tl.store(y + at * COLS + c, normed.to(y.dtype.element_ty), live)
+    if codes is not None:
+        store_quantized(normed, codes + at * COLS, scales + at * (COLS // 32), 0, COLS, SIZE)

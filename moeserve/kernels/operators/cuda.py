@@ -1,0 +1,134 @@
+"""The operators on CUDA tensors: the launches of each operator's folder, with room allocated for one call."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention.cuda import prefill_attention, prefill_tiles
+from moeserve.kernels.embed.cuda import embed as launch_embed
+from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
+from moeserve.kernels.linear.cuda import GEMV_TOKENS
+from moeserve.kernels.linear.cuda import linear as launch_linear
+from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.planes import FORMATS, GgmlType
+from moeserve.kernels.quantize.reference import quantize
+from moeserve.kernels.rope.cuda import rope_store as launch_rope_store
+from moeserve.kernels.routing.cuda import route as launch_route
+from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom
+from moeserve.kernels.sampling.cuda import sample as launch_sample
+
+
+def _count(x: Tensor) -> Tensor:
+    return torch.full((1,), len(x), dtype=torch.int32, device=x.device)
+
+
+def _activations(x: Tensor, *, few: bool, kinds: tuple[int, ...]) -> GpuActivations:
+    """What products take: few rows as float32 and int8, many as what the tensor cores multiply."""
+    if few:
+        q = quantize(x)
+        return GpuActivations(x, q.codes, q.scales)
+    # bfloat16 cannot overflow; but it would take three bits of float16 weights, and Triton's interpreter lacks it.
+    half = GgmlType.F16 in kinds or not x.is_cuda
+    return GpuActivations(x.to(torch.float16 if half else torch.bfloat16), None, None)
+
+
+def embed(ids: Tensor, table: list[Tensor], kind: int, cols: int) -> Tensor:
+    x = torch.empty(len(ids), cols, device=ids.device)
+    launch_embed(ids, _count(ids), table, kind, x)
+    return x
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    y = torch.empty_like(x)
+    add_norm(x, None, None, None, None, None, _count(x), weight, eps, y, None, None)
+    return y
+
+
+def linear(x: Tensor, weight: list[Tensor], kind: int) -> Tensor:
+    a = _activations(x, few=len(x) <= GEMV_TOKENS, kinds=(kind,))
+    out = torch.empty(len(x), weight[0].shape[1], device=x.device)
+    launch_linear(a.x, a.codes, a.scales, _count(x), weight, kind, None, 0, x.shape[1], out)
+    return out
+
+
+def rope_store(
+    q: Tensor, k: Tensor, v: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float, cos: Tensor, sin: Tensor,
+    slots: Tensor, keys: Tensor, values: Tensor,
+) -> Tensor:  # fmt: skip
+    out = torch.empty_like(q)
+    rows = torch.arange(len(q), dtype=torch.int32, device=q.device)  # cos and sin are the rows' own
+    launch_rope_store(
+        q.flatten(1), k.flatten(1), v.flatten(1), q_norm, k_norm, eps, cos, sin, rows, slots, _count(q), out,
+        keys, values,
+    )  # fmt: skip
+    return out
+
+
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, rows: Tensor, counts: Tensor, positions: Tensor,
+    req_slots: Tensor,
+) -> Tensor:  # fmt: skip
+    out = torch.empty(len(q), q.shape[1] * q.shape[2], device=q.device)
+    columns = (rows.numpy(), counts.numpy(), positions.numpy(), req_slots.numpy())
+    tiles = torch.from_numpy(prefill_tiles(*columns, q.shape[1], keys.shape[1]))
+    prefill_attention(q.to(keys.dtype), keys, values, table, tiles.to(q.device), out)
+    return out
+
+
+def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    ids = torch.empty(len(logits), top_k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(len(logits), top_k, device=logits.device)
+    launch_route(logits, None, _count(logits), ids, None, weights, None)
+    return ids, weights
+
+
+def experts(
+    x: Tensor, ids: Tensor, weights: Tensor, gate: list[Tensor], gate_kind: int, up: list[Tensor], up_kind: int,
+    down: list[Tensor], down_kind: int,
+) -> Tensor:  # fmt: skip
+    (n, hidden), top_k, (num, ff), device = x.shape, ids.shape[1], gate[0].shape[:2], x.device
+    room = BlockRoom(n, top_k, num, device)
+    few = room.method.up is None
+    a = _activations(x, few=few, kinds=(gate_kind, up_kind, down_kind))
+    assert a.x is not None
+    as_int8 = few and GgmlType(down_kind) in FORMATS
+    h = GpuActivations.empty(n * top_k, ff, device, dtype=None if as_int8 else a.x.dtype, quantised=as_int8)
+    block_expert, block_routes = ids.view(-1), None
+    if room.method.block > 1:
+        align_routes(ids, _count(x), num, room.expert, room.routes)
+        block_expert, block_routes = room.expert, room.routes
+    experts_up(
+        a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, block_expert, block_routes, top_k,
+        h.x, h.codes, h.scales,
+    )  # fmt: skip
+    parts = torch.empty(n, top_k, hidden, device=device)
+    experts_down(h.x, h.codes, h.scales, down, down_kind, ff, block_expert, block_routes, _count(x), parts)
+    return torch.einsum("nkh,nk->nh", parts, weights)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    (n, vocab), device = logits.shape, logits.device
+    state, room = DeviceSamplerState(n, vocab, device, history_rows=0), SamplingRoom(n, vocab, device)
+    for i in range(n):
+        state.bind(
+            i, temperature=float(temperature[i]), top_k=int(top_k[i]), top_p=float(top_p[i]), min_p=float(min_p[i]),
+            seed=int(seeds[i]) % 2**64, output=np.zeros(int(positions[i]), np.int32),
+        )  # fmt: skip
+    tokens = torch.empty(n, dtype=torch.int32, device=device)
+    launch_sample(
+        logits, torch.arange(n, dtype=torch.int32, device=device), _count(logits), state.params, state.bias_ids,
+        state.bias_values, state.stop_ids, state.history, None, None, room.block_max, room.block_sum, room.values,
+        room.ids, tokens,
+    )  # fmt: skip
+    return tokens

@@ -1,0 +1,166 @@
+"""The CPU pool's panels to planes: a permutation, in plain torch on the device the panels' bytes are on.
+
+`csrc/panel_layout.h` has the panels. A panel is 32 rows: for each block column (256 or 32 columns of the format) a
+header with the rows' scales as they stand in the GGUF block, byte by byte, then for each group of 32 columns and each
+half of 16 rows vectors of 64 bytes [16 rows][4 columns]. A nibble vector's bytes are those of the planes' low parts,
+and so the codes of 4-bit types only move, four bytes at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, Planes, supers_of
+from moeserve.kernels.planes.repack import Unpacked, pack_scales, scales_of_header
+
+PANEL_ROWS = 32
+GROUP = 32  # columns
+VECTOR = 64  # bytes
+GROUPS = UNIT // GROUP  # of a unit
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    cols: int  # of a block column
+    halves: int  # float16 pieces of the header, a row's each
+    octets: int  # bytes of the header after them, a row's each
+    bits: int  # vectors of each kind, of a group and half
+    pairs: int
+    codes: int  # 4: nibbles, 8: bytes
+
+    @property
+    def header(self) -> int:
+        return PANEL_ROWS * (2 * self.halves + self.octets)
+
+    @property
+    def vectors(self) -> int:
+        return self.bits + self.pairs + self.codes
+
+    @property
+    def block_bytes(self) -> int:
+        return self.header + self.cols // GROUP * 2 * self.vectors * VECTOR
+
+
+_LAYOUTS: dict[GgmlType, _Layout] = {
+    GgmlType.Q2_K: _Layout(256, 2, 16, 0, 2, 0),
+    GgmlType.Q3_K: _Layout(256, 1, 12, 1, 2, 0),
+    GgmlType.Q4_K: _Layout(256, 2, 12, 0, 0, 4),
+    GgmlType.Q5_K: _Layout(256, 2, 12, 1, 0, 4),
+    GgmlType.Q6_K: _Layout(256, 1, 16, 0, 2, 4),
+    GgmlType.IQ4_XS: _Layout(256, 1, 6, 0, 0, 4),
+    GgmlType.Q8_0: _Layout(32, 1, 0, 0, 0, 8),
+    GgmlType.Q4_0: _Layout(32, 1, 0, 0, 0, 4),
+    GgmlType.IQ4_NL: _Layout(32, 1, 0, 0, 0, 4),
+    GgmlType.MXFP4: _Layout(32, 0, 1, 0, 0, 4),
+    GgmlType.Q4_1: _Layout(32, 2, 0, 0, 0, 4),
+    GgmlType.Q5_0: _Layout(32, 1, 0, 1, 0, 4),
+    GgmlType.Q5_1: _Layout(32, 2, 0, 1, 0, 4),
+}
+
+
+def panels_to_planes(panels: Tensor, planes: Planes) -> None:
+    """panels: uint8, the bytes of a `_C.Matrix` packed on one memory node, of the planes' type and shape. Fills the
+    planes, which are on the same device. ValueError where the sizes differ."""
+    count = planes.experts * -(-planes.rows // PANEL_ROWS)
+    if planes.rows % PANEL_ROWS:
+        raise ValueError(f"{planes.rows} rows fill no whole panels")
+    if not planes.quantised:
+        floats = panels.view(planes.codes.dtype).view(count, planes.cols, PANEL_ROWS)
+        planes.codes.view(count, PANEL_ROWS, planes.cols).copy_(floats.transpose(1, 2))
+        return
+    f, layout = FORMATS[planes.type], _LAYOUTS[planes.type]
+    blocks = planes.cols // layout.cols
+    if panels.numel() != count * blocks * layout.block_bytes:
+        raise ValueError(
+            f"{panels.numel()} bytes of panels are not {planes.experts} x {planes.rows} x {planes.cols}"
+        )
+    whole = panels.view(count, blocks, layout.block_bytes)
+    _move_scales(whole[..., : layout.header], layout, f, planes)
+    vectors = whole[..., layout.header :].view(count, blocks, -1, 2, layout.vectors, VECTOR)
+    _move_codes(_by_unit(vectors), layout, f, planes)
+
+
+def _by_unit(vectors: Tensor) -> Tensor:
+    """[panels, blocks, groups of a block, ..] to [panels, units, groups of a unit, ..], padded with zeros."""
+    grouped = vectors.flatten(1, 2)
+    missing = -grouped.shape[1] % GROUPS
+    if missing:
+        grouped = torch.cat([grouped, grouped.new_zeros(len(grouped), missing, *grouped.shape[2:])], dim=1)
+    by_unit: Tensor = grouped.unflatten(1, (-1, GROUPS))
+    return by_unit
+
+
+def _move_codes(vectors: Tensor, layout: _Layout, f: Format, planes: Planes) -> None:
+    """vectors: uint8 [panels, units, 4 groups, 2 halves, vectors, 64]."""
+    panels, units = vectors.shape[:2]
+    to = planes.codes.view(
+        panels, 2, 16, f.low_parts + f.high_parts, units, 4, 4
+    )  # [.., half, row, part, unit, i, c]
+    at = 0
+    if layout.bits:
+        to[:, :, :, f.low_parts].copy_(_bit_part(vectors[..., 0, :]))
+        at = 1
+    if layout.pairs:
+        first = f.low_parts if layout.codes else 0
+        to[:, :, :, first : first + 2].copy_(_pair_parts(vectors[..., at : at + 2, :]))
+        at += 2
+    if layout.codes:
+        _move_whole_bytes(vectors[..., at:, :], to[:, :, :, : f.low_parts], layout.codes)
+
+
+def _move_whole_bytes(vectors: Tensor, to: Tensor, count: int) -> None:
+    """Nibble vector i of group g: bytes 4i .. of part g. Byte vector i: of part 2g + i / 4, in excess of 128."""
+    words = vectors.view(torch.int32)  # [panels, units, group, half, vector, row]
+    by_part = words.unflatten(4, (-1, 4)).permute(0, 3, 6, 2, 4, 1, 5).flatten(3, 4)
+    target = to.view(torch.int32)[..., 0]
+    if count == 8:
+        by_part = by_part ^ -0x7F7F7F80  # 0x80808080
+    target.copy_(by_part)
+
+
+def _bit_part(vectors: Tensor) -> Tensor:
+    """uint8 [panels, units, group, half, 64], bit q of a byte (row, c): column 4q + c of the group, to [panels, half,
+    row, unit, i, c], bit f: column 4i + c of the unit's field f."""
+    b: Tensor = vectors.unflatten(-1, (16, 4))  # [panels, units, group, half, row, c]
+    shifts = torch.arange(4, dtype=torch.uint8, device=b.device)
+    out = None
+    for field in range(8):
+        bits = (b[:, :, field // 2, ..., None, :] >> (shifts[:, None] + 4 * (field % 2))) & 1
+        out = bits if out is None else out | bits << field
+    assert out is not None
+    return out.permute(0, 2, 3, 1, 4, 5)
+
+
+def _pair_parts(vectors: Tensor) -> Tensor:
+    """uint8 [panels, units, group, half, 2, 64], bits 2i of a byte (row, c) of vector j: column 16j + 4i + c of the
+    group, to [panels, half, row, part, unit, i, c], bits 2k: column 4i + c of the unit's field 4 part + k."""
+    b = vectors.unflatten(-1, (16, 4))  # [panels, units, group, half, j, row, c]
+    shifts = 2 * torch.arange(4, dtype=torch.uint8, device=b.device)
+    parts = []
+    for part in range(2):
+        out = None
+        for k in range(4):
+            field = 4 * part + k
+            pairs = (b[:, :, field // 2, :, field % 2, :, None, :] >> shifts[:, None]) & 3
+            out = pairs if out is None else out | pairs << (2 * k)
+        assert out is not None
+        parts.append(out)
+    return torch.stack(parts, dim=-1).permute(0, 2, 3, 6, 1, 4, 5)
+
+
+def _move_scales(header: Tensor, layout: _Layout, f: Format, planes: Planes) -> None:
+    """header: uint8 [panels, blocks, bytes]."""
+    panels, blocks = header.shape[:2]
+    split = 2 * layout.halves * PANEL_ROWS
+    halves = header[..., :split].unflatten(-1, (layout.halves, PANEL_ROWS, 2)).transpose(2, 3).flatten(3)
+    octets = header[..., split:].unflatten(-1, (layout.octets, PANEL_ROWS)).transpose(2, 3)
+    # As the GGUF block has them: [panels, row, block, bytes].
+    rows = torch.cat([halves, octets], dim=-1).transpose(1, 2).reshape(panels * PANEL_ROWS, blocks, -1)
+    scales: Unpacked = scales_of_header(planes.type, rows)
+    planes.scales.view(len(rows), -1, f.words).copy_(pack_scales(f, scales))
+    if scales.supers is not None:
+        words = scales.supers.flatten().contiguous().view(torch.int32)
+        planes.supers.view(len(rows), supers_of(planes.cols)).copy_(words.view(len(rows), -1))

@@ -1,0 +1,169 @@
+"""Reading planes in kernels: from parts to codes, from words to scales. `__init__.py` has the layout.
+
+The same functions work on int32 words of four bytes (ONES = 0x01010101) and on single bytes (ONES = 1).
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.launch import COMPILED
+from moeserve.kernels.planes.formats import LEVELS, Scale, Table
+
+WORD_ONES = tl.constexpr(0x01010101)
+BYTE_ONES = tl.constexpr(1)
+
+_U8_MIN = tl.constexpr(int(Scale.U8_MIN))
+_NIBBLE_MIN = tl.constexpr(int(Scale.NIBBLE_MIN))
+_I8 = tl.constexpr(int(Scale.I8))
+_F16 = tl.constexpr(int(Scale.F16))
+_F16_MIN = tl.constexpr(int(Scale.F16_MIN))
+_NO_TABLE = tl.constexpr(int(Table.NONE))
+
+
+@triton.constexpr_function
+def level(table, code):
+    return LEVELS[Table(table)][code]
+
+
+@triton.constexpr_function
+def table_word(table, first):
+    """Four levels from `first` on, as the bytes of a word."""
+    word = 0
+    for i in range(4):
+        word |= (LEVELS[Table(table)][first + i] & 255) << (8 * i)
+    return f"0x{word:08X}"
+
+
+@triton.constexpr_function
+def lookup_lines(table, source, to):
+    """Looks up four nibbles, one in each byte of `source`: 8 levels by byte permutation, twice, then by bit 3."""
+    words = [table_word(table, first) for first in (0, 4, 8, 12)]
+    return f"""
+        and.b32 n, {source}, 0x07070707;
+        shr.u32 p, n, 4;
+        or.b32 n, n, p;
+        prmt.b32 p, n, 0, 0x4420;
+        mov.b32 a, {words[0]};
+        mov.b32 b, {words[1]};
+        prmt.b32 a, a, b, p;
+        mov.b32 b, {words[2]};
+        mov.b32 n, {words[3]};
+        prmt.b32 b, b, n, p;
+        shl.b32 p, {source}, 4;
+        prmt.b32 p, p, 0, 0xBA98;
+        lop3.b32 {to}, p, b, a, 0xCA;
+    """
+
+
+@triton.constexpr_function
+def lookup_assembly(table):
+    return "{ .reg .b32 n, p, a, b;" + lookup_lines(table, "$1", "$0") + "}"
+
+
+@triton.constexpr_function
+def field_assembly(F, f):
+    """Four bytes of a field's low part ($4) and high part ($5) to four floats (code + F.bias) * F.unit.
+
+    Codes below 128 become bits 16 .. 22 of 1.0 (1 + code / 128), signed bytes bits 8 .. 15 of 2^15.
+    """
+    low_mask, high_mask = ((1 << F.low_bits) - 1) * 0x01010101, ((1 << F.high_bits) - 1) * 0x01010101
+    lines = [
+        ".reg .b32 q, h, n, p, a, b;",
+        f"shr.b32 q, $4, {f * F.low_bits % 8};",
+        f"and.b32 q, q, {low_mask:#x};",
+    ]
+    if F.high_bits:
+        lines += [f"shr.b32 h, $5, {f * F.high_bits % 8};", f"and.b32 h, h, {high_mask:#x};"]
+        lines += [f"shl.b32 h, h, {F.low_bits};", "or.b32 q, q, h;"]
+    if F.table:
+        lines.append(lookup_lines(int(F.table), "q", "q"))
+    lines.append("xor.b32 q, q, 0x80808080;")
+    exponent, selector = ("0x47000000", "0x74{}4") if F.is_signed else ("0x3F000000", "0x7{}44")
+    lines += [f"prmt.b32 ${i}, q, {exponent}, {selector.format(i)};" for i in range(4)]
+    return "{ " + " ".join(lines) + " }"
+
+
+@triton.jit
+def look_up(codes, TABLE: tl.constexpr, ONES: tl.constexpr):
+    """Nibbles, one a byte of int32 words, to the table's signed bytes; with ONES = 1 the lowest byte counts."""
+    if COMPILED:
+        levels = tl.inline_asm_elementwise(lookup_assembly(TABLE), "=r,r", [codes], tl.int32, True, 1)
+    else:
+        levels = codes * 0
+        for byte in tl.static_range(1 if ONES == 1 else 4):
+            code = (codes >> (8 * byte)) & 15
+            for k in tl.static_range(16):
+                chosen = tl.where(code == k, level(TABLE, k) & 255, 0).to(codes.dtype)
+                levels |= chosen << (8 * byte)
+    return levels
+
+
+@triton.jit
+def merge_codes(low, high, low_shift, high_shift, F: tl.constexpr, ONES: tl.constexpr):
+    """A field's codes from the parts that hold it: unsigned bytes, but signed ones from 8 bits or a table."""
+    if F.low_bits == 8:
+        codes = low
+    else:
+        codes = (low >> low_shift) & (((1 << F.low_bits) - 1) * ONES)
+        if F.high_bits > 0:
+            codes |= ((high >> high_shift) & (((1 << F.high_bits) - 1) * ONES)) << F.low_bits
+        if F.table != _NO_TABLE:
+            codes = look_up(codes, F.table, ONES)
+    return codes
+
+
+@triton.jit
+def low_half(word):
+    return (word & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def high_half(word):
+    return ((word >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def power_of_two(byte):
+    """2^(byte - 128), subnormal below 2."""
+    bits = tl.where(byte < 2, 0x00200000 << byte, (byte - 1) << 23)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_words(words, g, mask, F: tl.constexpr):
+    """The words with the scale (and the min) of group g. words: pointers to a unit's first word."""
+    if F.scale == _U8_MIN:
+        return tl.load(words, mask, 0), tl.load(words + 1, mask, 0)
+    word = tl.load(words + g // F.groups_per_word, mask, 0)
+    return word, word
+
+
+@triton.jit
+def scale_and_min(word, min_word, supers, g, F: tl.constexpr):
+    """float32 s and m of group g: a weight is s * code - m (the offset of the codes is in m).
+
+    supers: the super-blocks' words, of the shape of the words; not read where the type has none.
+    """
+    shift = 8 * (g % 4)
+    if F.scale == _U8_MIN:
+        s = low_half(supers) * ((word >> shift) & 255).to(tl.float32)
+        m = high_half(supers) * ((min_word >> shift) & 255).to(tl.float32)
+    elif F.scale == _NIBBLE_MIN:
+        s = low_half(supers) * ((word >> shift) & 15).to(tl.float32)
+        m = high_half(supers) * ((word >> (shift + 4)) & 15).to(tl.float32)
+    elif F.scale == _F16_MIN:
+        s = low_half(word)
+        m = -high_half(word)
+    else:
+        if F.scale == _I8:
+            s = low_half(supers) * ((word << (24 - shift)) >> 24).to(tl.float32)
+        elif F.scale == _F16:
+            s = low_half(word >> (16 * (g % 2)))
+        else:
+            s = power_of_two((word >> shift) & 255)
+        m = s * F.offset
+    return s, m

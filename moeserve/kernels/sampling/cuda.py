@@ -1,0 +1,236 @@
+"""Sampling on the GPU: the parameters of request slots on the device, and the launches."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from moeserve.kernels.sampling import scan
+from moeserve.kernels.sampling.pick import pick_kernel
+from moeserve.kernels.sampling.scan import scan_kernel
+from moeserve.kernels.sampling.score import score_kernel
+
+BLOCK = 1024  # logits
+MAX_BIAS = 1024
+MAX_STOP = 256
+
+
+class SamplingRoom:
+    """What rows of logits leave behind on the way to their tokens, for batches of up to `rows`."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device | str) -> None:
+        blocks = -(-vocab // BLOCK)
+        self.edited = torch.empty(rows, vocab, device=device)
+        self.block_max = torch.empty(rows, blocks, device=device)
+        self.block_sum = torch.empty(rows, blocks, device=device)
+        self.values = torch.empty(rows, vocab, device=device)
+        self.ids = torch.empty(rows, vocab, dtype=torch.int32, device=device)
+
+
+class DeviceSamplerState:
+    """What each request slot needs between steps, on the device. `bind` is the host's, the count of output tokens and
+    the history are the kernels'.
+
+    history [history_rows, vocab]: 2 * (times in the output) + (1 where in the prompt), for slots with penalties.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, vocab: int, device: torch.device | str, history_rows: int | None = None
+    ) -> None:
+        self.vocab = vocab
+        self.params = torch.zeros(max_num_seqs, scan.WORDS.value, dtype=torch.int32, device=device)
+        self.bias_ids = torch.zeros(max_num_seqs, MAX_BIAS, dtype=torch.int32, device=device)
+        self.bias_values = torch.zeros(max_num_seqs, MAX_BIAS, device=device)
+        self.stop_ids = torch.zeros(max_num_seqs, MAX_STOP, dtype=torch.int32, device=device)
+        self.history = torch.zeros(
+            max_num_seqs if history_rows is None else history_rows, vocab, dtype=torch.int32, device=device
+        )
+        self.edits = np.zeros(max_num_seqs, np.bool_)  # slots whose logits are edited, a bitmask aside
+
+    def bind(
+        self,
+        slot: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int = 0,
+        min_tokens: int = 0,
+        bias_ids: npt.NDArray[np.int32] | None = None,
+        bias_values: npt.NDArray[np.float32] | None = None,
+        stop_ids: npt.NDArray[np.int32] | None = None,
+        prompt: npt.NDArray[np.int32] | None = None,
+        output: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """Overwrites whatever the slot held. ValueError for ids out of range, or more than MAX_BIAS or MAX_STOP."""
+        none = np.zeros(0, np.int32)
+        bias_ids, stop_ids = none if bias_ids is None else bias_ids, none if stop_ids is None else stop_ids
+        prompt, output = none if prompt is None else prompt, none if output is None else output
+        for ids in (bias_ids, stop_ids, prompt, output):
+            if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab):
+                raise ValueError(f"a token id is not in [0, {self.vocab})")
+        if len(bias_ids) > MAX_BIAS or len(stop_ids) > MAX_STOP:
+            raise ValueError(f"more than {MAX_BIAS} tokens with a bias or {MAX_STOP} stop tokens")
+        penalised = repetition_penalty != 1 or presence_penalty != 0 or frequency_penalty != 0
+        words = np.zeros(scan.WORDS.value, np.int32)
+        words[scan.TEMPERATURE.value] = _bits(temperature)
+        words[scan.TOP_K.value] = top_k
+        words[scan.TOP_P.value :][:2] = np.float64(top_p).reshape(1).view(np.int32)
+        words[scan.MIN_P.value :][:2] = np.float64(min_p).reshape(1).view(np.int32)
+        words[scan.PRESENCE.value] = _bits(presence_penalty)
+        words[scan.FREQUENCY.value] = _bits(frequency_penalty)
+        words[scan.REPETITION.value] = _bits(repetition_penalty)
+        words[scan.NUM_BIAS.value] = len(bias_ids)
+        words[scan.NUM_STOP.value] = len(stop_ids)
+        words[scan.MIN_TOKENS.value] = min(min_tokens, 2**31 - 1)
+        words[scan.SEED.value :][:2] = np.uint64(seed).reshape(1).view(np.int32)
+        words[scan.NUM_OUTPUT.value] = len(output)
+        words[scan.HISTORY_ROW.value] = slot if penalised else -1
+        self.edits[slot] = penalised or len(bias_ids) > 0 or min_tokens > len(output)
+        self.params[slot].copy_(torch.from_numpy(words))
+        if len(bias_ids):
+            self.bias_ids[slot, : len(bias_ids)].copy_(torch.from_numpy(bias_ids))
+            self.bias_values[slot, : len(bias_ids)].copy_(
+                torch.from_numpy(np.asarray(bias_values, np.float32))
+            )
+        if len(stop_ids):
+            self.stop_ids[slot, : len(stop_ids)].copy_(torch.from_numpy(stop_ids))
+        if penalised:
+            seen = 2 * np.bincount(output, minlength=self.vocab).astype(np.int32)
+            seen[prompt] |= 1
+            self.history[slot].copy_(torch.from_numpy(seen))
+
+
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
+
+
+def sample(
+    logits: Tensor,
+    slots: Tensor,
+    count: Tensor,
+    params: Tensor,
+    bias_ids: Tensor,
+    bias_values: Tensor,
+    stop_ids: Tensor,
+    history: Tensor,
+    bitmask: Tensor | None,
+    edited: Tensor | None,
+    block_max: Tensor,
+    block_sum: Tensor,
+    values: Tensor,
+    ids: Tensor,
+    tokens: Tensor,
+) -> None:
+    """tokens int32 [n]: one for each row of float32 logits [n, vocab], by the parameters of its slot, for i < count[0];
+    -1 where the row held NaN, +inf or nothing but -inf. No slot may occur twice. Notes the tokens as output.
+
+    params .. history: a DeviceSamplerState's; edited .. ids: a SamplingRoom's. Without `edited`, nothing edits the
+    logits: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit t of
+    word w: token 32 w + t may come) must be None.
+    """
+    n, vocab = logits.shape
+    blocks = -(-vocab // BLOCK)
+    scan_kernel(
+        (n, blocks),
+        logits,
+        slots,
+        count,
+        params,
+        bias_ids,
+        bias_values,
+        stop_ids,
+        history,
+        bitmask,
+        edited,
+        block_max,
+        block_sum,
+        vocab,
+        BLOCK,
+        bias_ids.shape[1],
+        stop_ids.shape[1],
+        num_warps=4,
+    )
+    pick_kernel(
+        (n,),
+        logits if edited is None else edited,
+        slots,
+        count,
+        params,
+        history,
+        block_max,
+        block_sum,
+        values,
+        ids,
+        tokens,
+        vocab,
+        BLOCK,
+        blocks,
+        1 << (blocks - 1).bit_length(),
+        num_warps=8,
+    )
+
+
+def logprobs(
+    logits: Tensor,
+    targets: Tensor,
+    count: Tensor,
+    block_max: Tensor,
+    block_sum: Tensor,
+    values: Tensor,
+    ids: Tensor,
+    target_logprobs: Tensor,
+    ranks: Tensor,
+    top_ids: Tensor,
+    top_logprobs: Tensor,
+) -> None:
+    """Log-softmax (natural) of raw logits [n, vocab] at targets int32 [n], its rank (1 is the largest), and the largest
+    top_ids.shape[1]; rank 0 where the row is not finite or the target below 0. block_max .. ids: a SamplingRoom's."""
+    n, vocab = logits.shape
+    blocks = -(-vocab // BLOCK)
+    scan_kernel(
+        (n, blocks),
+        logits,
+        None,
+        count,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        None,
+        block_max,
+        block_sum,
+        vocab,
+        BLOCK,
+        0,
+        0,
+        num_warps=4,
+    )
+    score_kernel(
+        (n,),
+        logits,
+        targets,
+        count,
+        block_max,
+        block_sum,
+        values,
+        ids,
+        target_logprobs,
+        ranks,
+        top_ids,
+        top_logprobs,
+        vocab,
+        BLOCK,
+        blocks,
+        1 << (blocks - 1).bit_length(),
+        top_ids.shape[1],
+        num_warps=8,
+    )

@@ -1,0 +1,252 @@
+"""Choosing a row's token from its blocks: thresholds by bisection over the floats' order, then a draw in id order.
+
+The filters keep heads of one total order, by falling logit and then by rising id (`csrc/sampling.h`). A head is a Cut:
+the key of its last logit, and the largest id that stays among the logits equal to that one.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.sampling.philox import uniform_at
+from moeserve.kernels.sampling.scan import (
+    HISTORY_ROW,
+    MIN_P,
+    NUM_OUTPUT,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    WORDS,
+    double_at,
+    float_at,
+)
+
+TILE = tl.constexpr(1024)  # candidates at a time
+WAYS = tl.constexpr(16)  # keys tried at once
+LOWEST = tl.constexpr(-2139095041)  # a key below every float's but NaN's
+
+
+@triton.jit
+def key_of(x):
+    """The place of x among all floats, as int32; +0 and -0 are one."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, -2147483648 - bits, bits)
+
+
+@triton.jit
+def kth_block(maxima, k):
+    """A value that at least k entries of the row reach: the k-th largest of the blocks' maxima [B], -inf if there are
+    fewer."""
+    above = tl.sum((maxima[:, None] > maxima[None, :]).to(tl.int32), 0)
+    kth = tl.min(tl.where(above < k, maxima, float("inf")), 0)
+    return tl.where(tl.sum((maxima > float("-inf")).to(tl.int32), 0) >= k, kth, float("-inf"))
+
+
+@triton.jit
+def gather(x, block_max, floor, values, ids, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Writes the entries of row x that are >= floor (float64), and not -inf, in id order. Gives how many."""
+    n = 0
+    for block in range(BLOCKS):
+        if tl.load(block_max + block).to(tl.float64) >= floor:
+            c = block * BLOCK + tl.arange(0, BLOCK)
+            value = tl.load(x + c, c < VOCAB, float("-inf"))
+            kept = (value.to(tl.float64) >= floor) & (value > float("-inf"))
+            at = n + tl.cumsum(kept.to(tl.int32), 0) - 1
+            tl.store(values + at, value, kept)
+            tl.store(ids + at, c, kept)
+            n += tl.sum(kept.to(tl.int32), 0)
+    tl.debug_barrier()
+    return n
+
+
+@triton.jit
+def load_tile(values, ids, start, n, key, limit):
+    """A tile of candidates and whether the head (key, limit) holds them."""
+    i = start + tl.arange(0, TILE)
+    value = tl.load(values + i, i < n, float("-inf"))
+    token = tl.load(ids + i, i < n, 2147483647)
+    place = key_of(value)
+    return value, token, place, (i < n) & ((place > key) | ((place == key) & (token <= limit)))
+
+
+@triton.jit
+def weight_of(value, top, scale, BY_MASS: tl.constexpr):
+    return tl.exp((value - top) * scale) if BY_MASS else tl.full(value.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def mass_from(values, ids, n, key, limit, least, top, scale, BY_MASS: tl.constexpr):
+    """The mass (or number) of a head's candidates whose key is at least `least`, float64."""
+    mass = tl.full([], 0.0, tl.float64)
+    for start in range(0, n, TILE):
+        value, _, place, inside = load_tile(values, ids, start, n, key, limit)
+        weight = tl.where(inside & (place >= least), weight_of(value, top, scale, BY_MASS), 0.0)
+        mass += tl.sum(weight.to(tl.float64), 0)
+    return mass
+
+
+@triton.jit
+def masses_from(values, ids, n, key, limit, pivots, top, scale, BY_MASS: tl.constexpr):
+    """The same for WAYS keys at once: float64 [WAYS]."""
+    mass = tl.zeros([TILE, WAYS], tl.float32)
+    for start in range(0, n, TILE):
+        value, _, place, inside = load_tile(values, ids, start, n, key, limit)
+        weight = tl.where(inside, weight_of(value, top, scale, BY_MASS), 0.0)
+        mass += tl.where(place[:, None] >= pivots[None, :], weight[:, None], 0.0)
+    return tl.sum(mass.to(tl.float64), 0)
+
+
+@triton.jit
+def cut(values, ids, n, key, limit, target, top, scale, BY_MASS: tl.constexpr):
+    """The shortest head, within the head (key, limit), of mass (or number) `target`; all of it if none is."""
+    low = tl.full([], LOWEST, tl.int32).to(tl.int64)
+    high = key_of(top).to(tl.int64)
+    if mass_from(values, ids, n, key, limit, LOWEST, top, scale, BY_MASS) > target:
+        while (
+            low < high
+        ):  # the largest key from which on there is enough, WAYS + 1 times as near with every pass
+            step = (high - low + WAYS) // (WAYS + 1)
+            pivots = tl.minimum(low + step * (1 + tl.arange(0, WAYS)), high).to(tl.int32)
+            masses = masses_from(values, ids, n, key, limit, pivots, top, scale, BY_MASS)
+            enough = tl.sum((masses >= target).to(tl.int32), 0)
+            beyond = low + step * (enough + 1) - 1
+            low = tl.minimum(low + step * enough, high)
+            high = tl.where(enough < WAYS, tl.minimum(beyond, high), high)
+            high = tl.maximum(high, low)
+        place = low.to(tl.int32)
+        before = mass_from(values, ids, n, key, limit, place + 1, top, scale, BY_MASS)
+        limit = last_tie(values, ids, n, key, limit, place, target - before, top, scale, BY_MASS)
+        key = place
+    return key, limit
+
+
+@triton.jit
+def last_tie(values, ids, n, key, limit, place, wanted, top, scale, BY_MASS: tl.constexpr):
+    """The id of the candidate with key `place` at which `wanted` is reached, of the lowest ids first."""
+    last = 2147483647
+    seen = tl.full([], 0.0, tl.float64)
+    for start in range(0, n, TILE):
+        value, token, here, inside = load_tile(values, ids, start, n, key, limit)
+        tie = inside & (here == place)
+        weight = tl.where(tie, weight_of(value, top, scale, BY_MASS), 0.0).to(tl.float64)
+        reached = tie & (seen + tl.cumsum(weight, 0) >= wanted)
+        last = tl.minimum(last, tl.min(tl.where(reached, token, 2147483647), 0))
+        seen += tl.sum(weight, 0)
+    return tl.minimum(last, limit) if key == place else last
+
+
+@triton.jit
+def draw(values, ids, n, key, limit, u, top, scale):
+    """The first id of the head at which the running mass exceeds u times the whole."""
+    target = u * mass_from(values, ids, n, key, limit, LOWEST, top, scale, True)
+    chosen = 2147483647
+    last = -1
+    seen = tl.full([], 0.0, tl.float64)
+    for start in range(0, n, TILE):
+        value, token, _, inside = load_tile(values, ids, start, n, key, limit)
+        weight = tl.where(inside, weight_of(value, top, scale, True), 0.0).to(tl.float64)
+        running = seen + tl.cumsum(weight, 0)
+        chosen = tl.minimum(chosen, tl.min(tl.where((weight > 0) & (running > target), token, 2147483647), 0))
+        last = tl.maximum(last, tl.max(tl.where(weight > 0, token, -1), 0))
+        seen += tl.sum(weight, 0)
+    return tl.minimum(chosen, last)  # rounding may leave the target beyond the end of all
+
+
+@triton.jit
+def draw_from_all(x, maxima, sums, u, top, scale, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    """`draw` over a whole row: the block by the blocks' masses [B], then within it."""
+    b = tl.arange(0, maxima.shape[0])
+    mass = tl.where(maxima > float("-inf"), sums * tl.exp((maxima - top) * scale), 0.0).to(tl.float64)
+    target = u * tl.sum(mass, 0)
+    running = tl.cumsum(mass, 0)
+    block = tl.min(tl.where((mass > 0) & (running > target), b, maxima.shape[0]), 0)
+    block = tl.minimum(block, tl.max(tl.where(mass > 0, b, 0), 0))
+    target -= tl.sum(tl.where(b < block, mass, 0.0), 0)
+    c = block * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + c, c < VOCAB, float("-inf"))
+    weight = tl.exp((value - top) * scale).to(tl.float64)
+    chosen = tl.min(tl.where((weight > 0) & (tl.cumsum(weight, 0) > target), c, 2147483647), 0)
+    return tl.minimum(chosen, tl.max(tl.where(weight > 0, c, -1), 0))
+
+
+@triton.jit
+def first_largest(x, maxima, top, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+    b = tl.arange(0, maxima.shape[0])
+    c = tl.min(tl.where(maxima == top, b, maxima.shape[0]), 0) * BLOCK + tl.arange(0, BLOCK)
+    return tl.min(tl.where(tl.load(x + c, c < VOCAB, float("-inf")) == top, c, 2147483647), 0)
+
+
+@triton.jit
+def filter_and_draw(
+    x, settings, block_max, maxima, sums, top, u, values, ids,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    temperature = float_at(settings, TEMPERATURE)
+    scale = 1.0 / temperature
+    top_k, top_p, min_p = tl.load(settings + TOP_K), double_at(settings, TOP_P), double_at(settings, MIN_P)
+    by_rank = (top_k > 0) & (top_k < VOCAB)
+    token = -1
+    if by_rank | (min_p > 0) | (top_p < 1):
+        # By mass alone: tokens less likely than (1 - top_p) / vocabulary have less than 1 - top_p together (a hundredth
+        # is left to rounding).
+        mass = tl.sum(
+            tl.where(maxima > float("-inf"), sums * tl.exp((maxima - top) * scale), 0.0).to(tl.float64), 0
+        )
+        least = tl.where(min_p > 0, min_p, tl.where(by_rank, 0.0, 0.99 * (1 - top_p) * mass / VOCAB))
+        floor = top.to(tl.float64) + temperature.to(tl.float64) * tl.log(least)
+        if by_rank:
+            floor = tl.maximum(floor, kth_block(maxima, top_k).to(tl.float64) if top_k <= BLOCKS else floor)
+        n = gather(x, block_max, floor, values, ids, VOCAB, BLOCK, BLOCKS)
+        key, limit = tl.full([], LOWEST, tl.int32), 2147483647
+        if by_rank & (n > top_k):
+            key, limit = cut(values, ids, n, key, limit, top_k.to(tl.float64), top, scale, False)
+        if top_p < 1:
+            if by_rank | (min_p > 0):
+                mass = mass_from(values, ids, n, key, limit, LOWEST, top, scale, True)
+            key, limit = cut(values, ids, n, key, limit, top_p * mass, top, scale, True)
+        token = draw(values, ids, n, key, limit, u, top, scale)
+    else:
+        token = draw_from_all(x, maxima, sums, u, top, scale, VOCAB, BLOCK)
+    return token
+
+
+@kernel
+def pick_kernel(
+    x, slots, count, settings, history, block_max, block_sum, values, ids, tokens,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """A program per row of x [n, VOCAB], scanned by scan_kernel: its token to tokens int32 [n], -1 where the row is not
+    finite or all masked. Notes the token as its slot's output. values float32, ids int32 [n, VOCAB]: room for
+    candidates. B: a power of two that holds the BLOCKS."""
+    row = tl.program_id(0).to(tl.int64)
+    if row >= tl.load(count):
+        return
+    slot = tl.load(slots + row).to(tl.int64)
+    settings += slot * WORDS
+    b = tl.arange(0, B)
+    maxima = tl.load(block_max + row * BLOCKS + b, b < BLOCKS, float("-inf"))
+    sums = tl.load(block_sum + row * BLOCKS + b, b < BLOCKS, 0.0)
+    top = tl.max(maxima, 0)
+    position = tl.load(settings + NUM_OUTPUT)
+    token = -1
+    if (top < float("inf")) & (top > float("-inf")):
+        if float_at(settings, TEMPERATURE) == 0:
+            token = first_largest(x + row * VOCAB, maxima, top, VOCAB, BLOCK)
+        else:
+            seed = tl.load((settings + SEED).to(tl.pointer_type(tl.uint64)))
+            token = filter_and_draw(
+                x + row * VOCAB, settings, block_max + row * BLOCKS, maxima, sums, top,
+                uniform_at(seed, position.to(tl.uint64)), values + row * VOCAB, ids + row * VOCAB,
+                VOCAB, BLOCK, BLOCKS,
+            )  # fmt: skip
+        tl.store(settings + NUM_OUTPUT, position + 1)
+        history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)
+        if history_row >= 0:
+            at = history + history_row * VOCAB + token
+            tl.store(at, tl.load(at) + 2)
+    tl.store(tokens + row, token)

@@ -1,0 +1,127 @@
+"""The first pass over the logits: bias, penalties and masks, and the maximum and mass of every block of a row.
+
+Everything after it works from the blocks: a block whose maximum lies under a threshold is not read again.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.launch import kernel
+
+# Columns of a request slot's row of parameters, int32 words; `state.py` writes them.
+TEMPERATURE = tl.constexpr(0)  # float32
+TOP_K = tl.constexpr(1)
+TOP_P = tl.constexpr(2)  # float64, two words
+MIN_P = tl.constexpr(4)  # float64, two words
+PRESENCE = tl.constexpr(6)  # float32, as the next two
+FREQUENCY = tl.constexpr(7)
+REPETITION = tl.constexpr(8)
+NUM_BIAS = tl.constexpr(9)
+NUM_STOP = tl.constexpr(10)
+MIN_TOKENS = tl.constexpr(11)
+SEED = tl.constexpr(12)  # uint64, two words
+NUM_OUTPUT = tl.constexpr(14)  # the one that sampling writes
+HISTORY_ROW = tl.constexpr(15)  # -1: no penalties
+WORDS = tl.constexpr(16)
+
+
+@triton.jit
+def float_at(settings, column):
+    return tl.load(settings + column).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def double_at(settings, column):
+    return tl.load((settings + column).to(tl.pointer_type(tl.float64)))
+
+
+@triton.jit
+def penalised(x, history, settings):
+    """x after the penalties. history: 2 * (times in the output) + (1 where in the prompt)."""
+    repetition = float_at(settings, REPETITION)
+    repeated = tl.where(x > 0, x / repetition, x * repetition)
+    x = tl.where(history > 0, repeated, x)
+    x -= float_at(settings, FREQUENCY) * (history >> 1).to(tl.float32)
+    return x - tl.where(history > 1, float_at(settings, PRESENCE), 0.0)
+
+
+@triton.jit
+def allowed_by(bitmask, row, ids, live, VOCAB: tl.constexpr):
+    words = tl.load(bitmask + row * ((VOCAB + 31) // 32) + ids // 32, live, 0)
+    return ((words >> (ids % 32)) & 1) != 0
+
+
+@triton.jit
+def edit_block(
+    logits, settings, bias_ids, bias_values, stop_ids, history, bitmask, edited, row, slot, first,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
+):  # fmt: skip
+    """Writes a block of the edited row; logits and edited point to rows. Gives the block as it then is."""
+    c = first + tl.arange(0, BLOCK)
+    live = c < VOCAB
+    x = tl.load(logits + c, live, float("-inf"))
+    history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)
+    if history_row >= 0:
+        x = penalised(x, tl.load(history + history_row * VOCAB + c, live, 0), settings)
+    if bitmask is not None:
+        x = tl.where(allowed_by(bitmask, row, c, live, VOCAB), x, float("-inf"))
+    tl.store(edited + c, x, live)
+    for start in range(0, tl.load(settings + NUM_BIAS), 128):
+        tl.debug_barrier()  # after the block is written, a biased token's value is written over
+        n = start + tl.arange(0, 128)
+        ids = tl.load(bias_ids + slot * MAX_BIAS + n, n < tl.load(settings + NUM_BIAS), -1)
+        here = (ids >= first) & (ids < first + BLOCK)
+        y = tl.load(logits + ids, here, 0.0) + tl.load(bias_values + slot * MAX_BIAS + n, here, 0.0)
+        if history_row >= 0:
+            y = penalised(y, tl.load(history + history_row * VOCAB + ids, here, 0), settings)
+        if bitmask is not None:
+            y = tl.where(allowed_by(bitmask, row, ids, here, VOCAB), y, float("-inf"))
+        tl.store(edited + ids, y, here)
+    if tl.load(settings + NUM_OUTPUT) < tl.load(settings + MIN_TOKENS):
+        for start in range(0, tl.load(settings + NUM_STOP), 128):
+            tl.debug_barrier()
+            n = start + tl.arange(0, 128)
+            ids = tl.load(stop_ids + slot * MAX_STOP + n, n < tl.load(settings + NUM_STOP), -1)
+            tl.store(edited + ids, float("-inf"), (ids >= first) & (ids < first + BLOCK))
+    tl.debug_barrier()
+    return tl.load(edited + c, live, float("-inf"))
+
+
+@kernel
+def scan_kernel(
+    logits, slots, count, settings, bias_ids, bias_values, stop_ids, history, bitmask, edited, block_max, block_sum,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, MAX_BIAS: tl.constexpr, MAX_STOP: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, blocks). logits float32 [n, VOCAB]; slots int32 [n], each row's parameters.
+
+    edited [n, VOCAB], where given: the logits after bias, penalties and masks. block_max float32 [n, blocks]: +inf
+    where the block holds a NaN or +inf; block_sum: of exp((x - block_max) / temperature), temperature 1 without slots.
+    """
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if row >= tl.load(count):
+        return
+    first = block * BLOCK
+    c = first + tl.arange(0, BLOCK)
+    raw = tl.load(logits + row * VOCAB + c, c < VOCAB, float("-inf"))
+    x = raw
+    temperature = 1.0
+    if slots is not None:
+        slot = tl.load(slots + row).to(tl.int64)
+        mine = settings + slot * WORDS
+        temperature = float_at(mine, TEMPERATURE)
+        if edited is not None:
+            x = edit_block(
+                logits + row * VOCAB, mine, bias_ids, bias_values, stop_ids, history, bitmask, edited + row * VOCAB,
+                row, slot, first, VOCAB, BLOCK, MAX_BIAS, MAX_STOP,
+            )  # fmt: skip
+    bad = tl.max((~(raw < float("inf")) | ~(x < float("inf"))).to(tl.int32), 0)
+    largest = tl.max(x, 0)
+    at = row * tl.num_programs(1) + block
+    tl.store(block_max + at, tl.where(bad > 0, float("inf"), largest))
+    base = tl.where(largest > float("-inf"), largest, 0.0)
+    warm = tl.where(temperature > 0, temperature, 1.0)
+    tl.store(block_sum + at, tl.sum(tl.exp((x - base) / warm), 0))

@@ -1,0 +1,175 @@
+"""A folder in Hugging Face's layout as a ModelSource: GGUF's keys and tensor names over safetensors.
+
+The experts of a layer are tensors of their own there; `data` gathers them to [E, out, in]. That is a copy, of one
+tensor at a time, which is what packing takes; weights in place need a GGUF file.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import Metadata, TensorInfo
+from moeserve.models.gguf import names as n
+
+from .config_json import ARCHITECTURE, SPELLING, read_config
+from .json_files import read_json
+from .safetensors_file import StoredTensor, read_tensors
+from .tokenizer_json import read_tokenizer
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+_EMBED, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_LAYER = {
+    n.ATTN_NORM: "input_layernorm",
+    n.ATTN_Q: "self_attn.q_proj",
+    n.ATTN_K: "self_attn.k_proj",
+    n.ATTN_V: "self_attn.v_proj",
+    n.ATTN_OUTPUT: "self_attn.o_proj",
+    n.ATTN_Q_NORM: "self_attn.q_norm",
+    n.ATTN_K_NORM: "self_attn.k_norm",
+    n.FFN_NORM: "post_attention_layernorm",
+    n.FFN_GATE_INP: "mlp.gate",
+}
+_EXPERTS = {n.FFN_GATE_EXPS: "gate_proj", n.FFN_UP_EXPS: "up_proj", n.FFN_DOWN_EXPS: "down_proj"}
+
+
+class HuggingFaceFolder:
+    """A checked folder. The mappings last as long as this object or any array that `data` returned."""
+
+    is_mapped = False
+    architecture = ARCHITECTURE
+
+    def __init__(
+        self, path: Path, metadata: Metadata, stored: dict[str, StoredTensor], file_bytes: int
+    ) -> None:
+        self.path = path
+        self.metadata = metadata
+        self.file_bytes = file_bytes
+        self.tensors: dict[str, TensorInfo] = {}
+        self._parts: dict[str, list[StoredTensor]] = {}
+        for name, theirs in _names(metadata, stored):
+            self._add(name, theirs, stored)
+        if stored:  # what is passed over, a bias, say, would quietly change every answer
+            raise ModelError(path, f"tensor {next(iter(stored))!r} has no place in a Qwen3-MoE")
+
+    def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """See ModelSource."""
+        parts = self._parts[name]
+        views = [np.frombuffer(p.buffer, np.uint8, p.end - p.start, p.start) for p in parts]
+        # A header of odd length would leave 16 and 32-bit numbers at odd addresses.
+        return views[0] if len(views) == 1 and parts[0].start % 4 == 0 else np.concatenate(views)
+
+    def advise_done(self, name: str) -> None:
+        """See ModelSource."""
+        for part in self._parts[name]:
+            start = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = part.end // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < end:
+                part.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def _add(self, name: str, theirs: list[str], stored: dict[str, StoredTensor]) -> None:
+        """Takes the tensors out of `stored`."""
+        parts = []
+        for their_name in theirs:
+            if their_name not in stored:
+                raise ModelError(
+                    self.path, f"tensor {their_name!r} is missing; download the whole repository"
+                )
+            parts.append(stored.pop(their_name))
+        first = parts[0]
+        for their_name, part in zip(theirs, parts, strict=True):
+            if (part.shape, part.type) != (first.shape, first.type):
+                raise ModelError(
+                    self.path,
+                    f"tensor {their_name!r} is {part.type.name} {list(part.shape)}, {theirs[0]!r} is "
+                    f"{first.type.name} {list(first.shape)}; they are expected to be alike",
+                )
+        # One expert is a list of experts too, by its name.
+        shape = (len(parts), *first.shape) if name.split(".")[-2] in _EXPERTS else first.shape
+        nbytes = sum(part.end - part.start for part in parts)
+        self.tensors[name] = TensorInfo(name, shape, first.type, nbytes)
+        self._parts[name] = parts
+
+
+def is_hugging_face_folder(path: Path) -> bool:
+    """Whether to open the folder as one; a folder with a .gguf file as well is a GGUF's."""
+    return path.is_dir() and (path / CONFIG).exists() and not any(path.glob("*.gguf"))
+
+
+def open_folder(path: Path) -> HuggingFaceFolder:
+    """Opens and checks everything but the tensors' shapes, which the model knows. Raises ModelError."""
+    config, values = read_config(path)
+    metadata = Metadata(path, values, _complain)
+    vocab_size = metadata.require_int(f"{ARCHITECTURE}.vocab_size", 1, 1 << 22)
+    values |= read_tokenizer(path, config, vocab_size)
+    stored: dict[str, StoredTensor] = {}
+    file_bytes = 0
+    for file in _weight_files(path):
+        size, tensors = read_tensors(file)
+        repeated = next((name for name in tensors if name in stored), None)
+        if repeated is not None:
+            raise ModelError(file, f"tensor {repeated!r} occurs in another file too")
+        stored |= tensors
+        file_bytes += size
+    if config.get("tie_word_embeddings"):
+        stored.pop(_HEAD, None)  # a copy of the embedding that some checkpoints carry
+    elif _HEAD not in stored:
+        raise ModelError(path, f"tensor {_HEAD!r} is missing, and tie_word_embeddings is false")
+    return HuggingFaceFolder(path, metadata, stored, file_bytes)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Those that the index names, else model.safetensors, else all there are."""
+    index = folder / INDEX
+    if not index.exists():
+        single = folder / SINGLE
+        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ModelError(folder, "the folder has a config.json, but no .gguf and no .safetensors file")
+        return files
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(index, "has no weight_map; download it again")
+    for name in weight_map.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ModelError(index, f"names the file {name!r}; names without a folder are expected")
+    files = [folder / name for name in sorted(set(weight_map.values()))]
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise ModelError(
+            folder,
+            f"{len(missing)} of {len(files)} weight files are missing, {missing[0]} first; download them",
+        )
+    return files
+
+
+def _names(metadata: Metadata, stored: dict[str, StoredTensor]) -> Iterator[tuple[str, list[str]]]:
+    """GGUF's name of each tensor, and the names of what it is made of."""
+    layers = metadata.require_int(f"{ARCHITECTURE}.block_count", 1, 1024)
+    experts = metadata.require_int(f"{ARCHITECTURE}.expert_count", 1, 4096)
+    yield n.TOKEN_EMBD, [_EMBED]
+    yield n.OUTPUT_NORM, [_NORM]
+    if _HEAD in stored:
+        yield n.OUTPUT, [_HEAD]
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        for ours, theirs in _LAYER.items():
+            yield n.of_layer(layer, ours), [f"{prefix}.{theirs}.weight"]
+        for ours, theirs in _EXPERTS.items():
+            of_expert = [f"{prefix}.mlp.experts.{expert}.{theirs}.weight" for expert in range(experts)]
+            yield n.of_layer(layer, ours), of_expert
+
+
+def _complain(path: Path, key: str, problem: str) -> ModelError:
+    """In config.json's words."""
+    if key in SPELLING:
+        return ModelError(path / CONFIG, f"{SPELLING[key]!r} {problem}")
+    return ModelError(path, f"{key} {problem}")

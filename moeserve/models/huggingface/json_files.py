@@ -1,0 +1,44 @@
+"""The folder's JSON files, read as what they are: somebody else's bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from moeserve.models.errors import ModelError
+from moeserve.models.regular_file import map_file
+
+MAX_BYTES = 128 << 20  # tokenizer.json of today's largest vocabularies takes 33 MB
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that the file holds. Raises ModelError."""
+    try:
+        found = msgspec.json.decode(_read(path))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ModelError(path, f"is not valid JSON ({error}); download it again") from error
+    if not isinstance(found, dict):
+        raise ModelError(path, "holds no JSON object; download it again")
+    return found
+
+
+def read_text(path: Path) -> str:
+    """Raises ModelError, also for what is not UTF-8."""
+    try:
+        return _read(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(path, f"is not valid UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with map_file(path) as content:
+            if len(content) > MAX_BYTES:
+                raise ModelError(path, f"has {len(content)} bytes; {MAX_BYTES} at most are supported")
+            return content[:]
+    except FileNotFoundError as error:
+        raise ModelError(path, "is missing; download the whole repository") from error
+    except OSError as error:
+        raise ModelError(path, f"cannot be opened: {error.strerror or error}") from error

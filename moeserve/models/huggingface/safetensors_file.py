@@ -1,0 +1,80 @@
+"""One .safetensors file, checked and mapped. Format: https://huggingface.co/docs/safetensors."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from gguf.constants import GGMLQuantizationType
+from safetensors import SafetensorError, safe_open
+
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf.quant_types import QUANT_TYPES
+from moeserve.models.regular_file import map_file
+
+TYPES = {
+    "F32": GGMLQuantizationType.F32,
+    "F16": GGMLQuantizationType.F16,
+    "BF16": GGMLQuantizationType.BF16,
+}
+_LENGTH = struct.Struct("<Q")  # of the header, at the file's beginning
+
+
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor where it lies: bytes start .. end of its file, rows contiguous."""
+
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    start: int
+    end: int
+    buffer: mmap.mmap
+
+
+def read_tensors(path: Path) -> tuple[int, dict[str, StoredTensor]]:
+    """The file's bytes and its tensors by name. Raises ModelError.
+
+    The library checks the header, whose size it limits to 100 MB: types, shapes, that the tensors fill the file and
+    none overlap. It does not tell where they lie, so the header is read once more, from the bytes that were mapped.
+    """
+    try:
+        buffer = map_file(path)
+        with safe_open(path, framework="numpy"):
+            pass
+        (length,) = _LENGTH.unpack_from(buffer)
+        header = msgspec.json.decode(
+            buffer[_LENGTH.size : _LENGTH.size + length], type=dict[str, msgspec.Raw]
+        )
+        header.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
+    except (SafetensorError, msgspec.MsgspecError, struct.error, RecursionError) as error:
+        raise ModelError(path, f"is damaged or no safetensors file ({error}); download it again") from error
+    except OSError as error:
+        raise ModelError(path, f"cannot be opened: {error.strerror or error}") from error
+    base = _LENGTH.size + length
+    return len(buffer), {name: _stored(path, name, entry, buffer, base) for name, entry in entries.items()}
+
+
+def _stored(path: Path, name: str, entry: _Entry, buffer: mmap.mmap, base: int) -> StoredTensor:
+    kind = TYPES.get(entry.dtype)
+    if kind is None:
+        raise ModelError(
+            path,
+            f"tensor {name!r} is of type {entry.dtype}; supported are {', '.join(TYPES)}. Of quantised models take a "
+            "GGUF file",
+        )
+    start, end = (base + offset for offset in entry.data_offsets)
+    nbytes = math.prod(entry.shape) * QUANT_TYPES[kind].type_size
+    if not (base <= start <= end <= len(buffer) and end - start == nbytes):
+        raise ModelError(path, f"tensor {name!r} does not lie where its shape says; the file has changed")
+    return StoredTensor(tuple(entry.shape), kind, start, end, buffer)

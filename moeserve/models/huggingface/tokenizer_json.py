@@ -1,0 +1,206 @@
+"""tokenizer.json and its neighbours under GGUF's metadata keys, as llama.cpp's converter writes them.
+
+Supported is what a GGUF can say and `tokenizer.TextTokenizer` does: byte-level BPE with Qwen2's split expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf.metadata import MetadataValue, StringArray
+from moeserve.models.qwen2_split import QWEN2_SPLIT
+
+from .json_files import read_json, read_text
+
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
+MAX_VOCAB = 1 << 22
+
+# What tokenizer.json says of offsets is of no consequence to ids.
+_PRE_TOKENIZERS = [
+    {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False},
+    {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+]
+_BPE = {  # of `model`: the values that are supported
+    "type": ("BPE",),
+    "dropout": (None,),
+    "unk_token": (None,),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "byte_fallback": (None, False),
+    "ignore_merges": (None, False),
+}
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+
+
+class StringList(StringArray):
+    """Strings in memory, as a Metadata holds them."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = strings
+
+    def __len__(self) -> int:
+        return len(self._strings)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (string.encode("utf-8") for string in self._strings)
+
+
+def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> dict[str, MetadataValue]:
+    """Everything of the tokenizer and the chat template; `vocab_size` is the embedding's. Raises ModelError."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(
+            path, "is missing; save the tokenizer in this form with transformers' save_pretrained"
+        )
+    tokenizer = read_json(path)
+    _check_kind(path, tokenizer)
+    tokens, kinds = _tokens(path, tokenizer, vocab_size)
+    values: dict[str, MetadataValue] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.normalizer": "none" if tokenizer.get("normalizer") is None else "NFC",
+        "tokenizer.ggml.tokens": StringList(tokens),
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": StringList(_merges(path, tokenizer)),
+    }
+    settings = _optional(folder / "tokenizer_config.json")
+    values |= _special_tokens(folder / "tokenizer_config.json", settings, tokens)
+    values |= _end_tokens(folder, config, vocab_size)
+    template = _chat_template(folder, settings)
+    if template is not None:
+        values["tokenizer.chat_template"] = template
+    return values
+
+
+def _check_kind(path: Path, tokenizer: Mapping[str, Any]) -> None:
+    model = _dict(path, tokenizer, "model")
+    for key, supported in _BPE.items():
+        if model.get(key) not in supported:
+            raise ModelError(
+                path, f"'model' has {key} {model.get(key)!r}; only byte-level BPE as Qwen's is supported"
+            )
+    if tokenizer.get("normalizer") not in (None, {"type": "NFC"}):
+        raise ModelError(path, f"normalizer {tokenizer['normalizer']!r} is not supported; NFC is")
+    pre = tokenizer.get("pre_tokenizer")
+    steps = pre.get("pretokenizers") if isinstance(pre, dict) and pre.get("type") == "Sequence" else None
+    if (
+        not isinstance(steps, list)
+        or len(steps) != len(_PRE_TOKENIZERS)
+        or not all(
+            isinstance(step, dict) and step.items() >= wanted.items()
+            for step, wanted in zip(steps, _PRE_TOKENIZERS, strict=True)
+        )
+    ):
+        raise ModelError(path, "its pre_tokenizer is not Qwen2's, which alone is supported")
+
+
+def _tokens(
+    path: Path, tokenizer: Mapping[str, Any], size: int
+) -> tuple[list[str], np.ndarray[Any, np.dtype[np.int32]]]:
+    """The piece and the kind of each id below `size`. The embedding may have more rows than there are tokens: those
+    get names of their own and are never written."""
+    if not 1 <= size <= MAX_VOCAB:
+        raise ModelError(
+            path.with_name("config.json"), f"vocab_size is {size}; 1 to {MAX_VOCAB} is supported"
+        )
+    pieces: dict[int, str] = {}
+    kinds = np.full(size, UNUSED, np.int32)
+    for piece, token_id in _dict(path, _dict(path, tokenizer, "model"), "vocab").items():
+        kinds[_place(path, pieces, size, token_id, piece)] = NORMAL
+    added = tokenizer.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise ModelError(path, "'added_tokens' is no list; download it again")
+    for token in added:
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            raise ModelError(path, f"'added_tokens' holds {str(token)[:80]!r}, which is no token")
+        for flag in ("lstrip", "rstrip", "single_word"):
+            if token.get(flag):
+                raise ModelError(path, f"token {token['content']!r} has {flag}, which is not supported")
+        place = _place(path, pieces, size, token.get("id"), token["content"])
+        kinds[place] = CONTROL if token.get("special") else USER_DEFINED
+    return [pieces.get(token_id, f"[PAD{token_id}]") for token_id in range(size)], kinds
+
+
+def _place(path: Path, pieces: dict[int, str], size: int, token_id: object, piece: str) -> int:
+    if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < size:
+        raise ModelError(path, f"token {piece!r} has id {token_id!r}; the model's embedding has {size} rows")
+    if pieces.setdefault(token_id, piece) != piece:
+        raise ModelError(path, f"tokens {pieces[token_id]!r} and {piece!r} have the same id, {token_id}")
+    return token_id
+
+
+def _merges(path: Path, tokenizer: Mapping[str, Any]) -> list[str]:
+    """Pairs, or texts with a blank between (before tokenizers 0.20); no piece of byte-level BPE holds a blank."""
+    merges = _dict(path, tokenizer, "model").get("merges")
+    if not isinstance(merges, list):
+        raise ModelError(path, "'model' has no list of merges")
+    texts = [" ".join(map(str, merge)) if isinstance(merge, list) else merge for merge in merges]
+    if not all(isinstance(text, str) for text in texts):
+        raise ModelError(path, "'merges' holds something that is no pair of strings")
+    return texts
+
+
+def _special_tokens(path: Path, settings: Mapping[str, Any], tokens: list[str]) -> dict[str, MetadataValue]:
+    """The tokens that templates know as bos_token and so on, and whether a text begins with one."""
+    values: dict[str, MetadataValue] = {}
+    for theirs, ours in _SPECIAL.items():
+        given = settings.get(theirs)
+        text = given.get("content") if isinstance(given, dict) else given
+        if text is None:
+            continue
+        if text not in tokens:
+            raise ModelError(path, f"{theirs} is {text!r}, which is no token of tokenizer.json")
+        values[f"tokenizer.ggml.{ours}_token_id"] = tokens.index(text)
+    if settings.get("add_bos_token"):
+        values["tokenizer.ggml.add_bos_token"] = settings["add_bos_token"]
+    return values
+
+
+def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str, MetadataValue]:
+    """Where generation ends: one id or several, in generation_config.json, else in config.json."""
+    path = folder / "generation_config.json"
+    given = _optional(path).get("eos_token_id")
+    if given is None:
+        path, given = folder / "config.json", config.get("eos_token_id")
+    if given is None:
+        return {}
+    ids = given if isinstance(given, list) else [given]
+    if not all(isinstance(token_id, int) and 0 <= token_id < size for token_id in ids):
+        raise ModelError(
+            path, f"eos_token_id is {given!r}; a token id below {size}, or a list of them, is expected"
+        )
+    return {"tokenizer.generation_end_ids": np.array(ids, np.int64)}
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """In transformers' order: chat_template.jinja, chat_template.json, tokenizer_config.json; of several, "default"."""
+    jinja = folder / "chat_template.jinja"
+    if jinja.exists():
+        return read_text(jinja)
+    template = _optional(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
+    if isinstance(template, list):
+        defaults = [
+            entry.get("template")
+            for entry in template
+            if isinstance(entry, dict) and entry.get("name") == "default"
+        ]
+        template = defaults[0] if defaults else None
+    if template is not None and not isinstance(template, str):
+        raise ModelError(folder / "tokenizer_config.json", "its chat_template is no text")
+    return template
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _dict(path: Path, parent: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = parent.get(key)
+    if not isinstance(value, dict):
+        raise ModelError(path, f"{key!r} is no object; download it again")
+    return value

@@ -1,0 +1,88 @@
+"""The experts that a GPU model leaves in RAM: the rows of each tensor that belong to them, in the CPU pool's panels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.kernels.handoff import CpuExperts
+from moeserve.models.gguf import names as n
+from moeserve.models.qwen3moe.weights import Progress
+from moeserve.models.source import ModelSource
+
+PARTS = (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)
+
+
+class ExpertsInRam:
+    """The pool's side of the experts that are not on the GPU."""
+
+    def __init__(self, stream: CpuStream, layers: list[CpuExperts | None]) -> None:
+        self.stream = stream
+        self.layers = layers
+
+    def bytes_of(self, used: Tensor) -> int:
+        """used: bool [layers, experts], of experts that are here."""
+        counts = used.sum(dim=1).tolist()
+        return sum(
+            count * sum(m.bytes for m in layer.matrices) // layer.gate.experts
+            for layer, count in zip(self.layers, counts, strict=True)
+            if layer is not None
+        )
+
+    def read(self) -> tuple[float, int]:
+        """One plain read of all their weights: seconds taken, bytes read."""
+        matrices = [m for layer in self.layers if layer is not None for m in layer.matrices]
+        start = time.perf_counter()
+        for matrix in matrices:
+            self.stream.read(matrix)
+        self.stream.wait()
+        return time.perf_counter() - start, sum(m.bytes for m in matrices)
+
+
+def load_cpu_experts(
+    stream: CpuStream,
+    gguf: ModelSource,
+    cpu_ids: Sequence[Sequence[int]],
+    device: torch.device,
+    progress: Progress,
+) -> ExpertsInRam:
+    """cpu_ids: each layer's experts in RAM, ascending; None for a layer without. `device`: the GPU's.
+
+    Raises MemoryError without room.
+    """
+    layers: list[CpuExperts | None] = []
+    total = sum(1 for ids in cpu_ids if ids)
+    for index, ids in enumerate(cpu_ids):
+        if not ids:
+            layers.append(None)
+            continue
+        gate, up, down = (_pack(stream, gguf, n.of_layer(index, part), ids) for part in PARTS)
+        num_experts = gguf.tensors[n.of_layer(index, PARTS[0])].shape[0]
+        layers.append(CpuExperts(gate, up, down, places_of(ids, num_experts, device)))
+        progress("packing experts into RAM", sum(layer is not None for layer in layers), total)
+    return ExpertsInRam(stream, layers)
+
+
+def places_of(ids: Sequence[int], num_experts: int, device: torch.device) -> Tensor:
+    """int32 [num_experts]: each expert's place in `ids`, -1 for one that is not there."""
+    places = torch.full((num_experts,), -1, dtype=torch.int32)
+    places[torch.tensor(ids, dtype=torch.long)] = torch.arange(len(ids), dtype=torch.int32)
+    return places.to(device)
+
+
+def _pack(stream: CpuStream, gguf: ModelSource, name: str, ids: Sequence[int]) -> Matrix:
+    tensor = gguf.tensors[name]
+    experts, rows, cols = tensor.shape
+    data = gguf.data(name).reshape(experts, -1)
+    if ids[-1] - ids[0] + 1 == len(ids):
+        chosen = data[ids[0] : ids[-1] + 1]
+    else:
+        chosen = np.ascontiguousarray(data[list(ids)])
+    matrix = stream.pack(chosen, int(tensor.type), (len(ids), rows, cols))
+    gguf.advise_done(name)
+    return matrix

@@ -1,0 +1,180 @@
+"""RAM experts streamed through the GPU, for steps of many tokens: a layer's weights are copied while the layer before
+computes.
+
+    copies   | layer 0 | layer 1 | layer 2 |        two buffers of panels, in turn
+    GPU              | unpack 0, compute 0 | unpack 1, compute 1 |
+
+The panels in RAM are the only copy there: they are pinned where they lie and become planes on the GPU
+(`planes.from_panels`). Reading them at the same time, as the CPU pool may, is harmless.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import Matrix
+from moeserve.kernels.handoff import CpuExperts
+from moeserve.kernels.planes import GgmlType, Planes, empty_planes
+from moeserve.kernels.planes.from_panels import panels_to_planes
+from moeserve.models.qwen3moe.gpu_weights import GpuExperts
+
+ALIGNMENT = 256
+SLICE_EXPERTS = 32  # unpacked at a time, so that what is between takes little memory
+
+log = logging.getLogger(__name__)
+
+
+class ExpertStream:
+    """The layers of a step come in order: `begin`, then `take` for each of them."""
+
+    def __init__(self, layers: Sequence[CpuExperts | None], device: torch.device) -> None:
+        """Raises RuntimeError where the panels' memory cannot be pinned."""
+        self._is_gpu = device.type == "cuda"
+        self._panels = [None if layer is None else [_bytes_of(m) for m in layer.matrices] for layer in layers]
+        self._matrices = [None if layer is None else layer.matrices for layer in layers]
+        self._places = [None if layer is None else layer.local_ids for layer in layers]
+        if self._is_gpu:
+            self._pin()
+        some = [layer.matrices for layer in layers if layer is not None]
+        raw = max(sum(_aligned(m.bytes) for m in matrices) for matrices in some)
+        self._raw = [torch.empty(raw, dtype=torch.uint8, device=device) for _ in "ab"]
+        self._planes = torch.empty(
+            max(sum(map(_planes_bytes, matrices)) for matrices in some), dtype=torch.uint8, device=device
+        )
+        self._order: list[int] = []
+        self._next = 0  # in the order: the layer whose copy is launched next
+        self._taken = 0
+        if self._is_gpu:
+            self._copier = torch.cuda.Stream()
+            self._copied = [torch.cuda.Event() for _ in "ab"]
+            self._unpacked = [torch.cuda.Event() for _ in "ab"]
+
+    def begin(self, layers: Sequence[int]) -> None:
+        """The layers that the step takes, in order. Their first copies start at once."""
+        self._order, self._next, self._taken = list(layers), 0, 0
+        for _ in "ab":
+            self._launch_copy()
+
+    def take(self, layer: int) -> GpuExperts:
+        """Launches the unpacking of a layer's experts, on the current stream behind their copy; they last until the
+        next call. The copy of the layer after the next one starts when they are unpacked."""
+        assert self._order[self._taken] == layer
+        buffer = self._taken % 2
+        self._taken += 1
+        matrices, panels = self._matrices[layer], self._panels[layer]
+        assert matrices is not None
+        assert panels is not None
+        if self._is_gpu:
+            torch.cuda.current_stream().wait_event(self._copied[buffer])
+        used = raw = 0
+        found: list[Planes] = []
+        for matrix in matrices:
+            planes = _planes_in(self._planes[used:], matrix)
+            used += _planes_bytes(matrix)
+            source = self._raw[buffer][raw : raw + matrix.bytes]
+            raw += _aligned(matrix.bytes)
+            _unpack(source, planes)
+            found.append(planes)
+        if self._is_gpu:
+            self._unpacked[buffer].record()
+        self._launch_copy()
+        return GpuExperts(*found)
+
+    def place_of(self, layer: int, ids: Tensor) -> Tensor:
+        """int32, of ids' shape: each expert's place among those that `take` gives, -1 for one that is not there."""
+        places = self._places[layer]
+        assert places is not None
+        return torch.where(ids >= 0, places[ids.clamp(min=0)], -1)
+
+    def _launch_copy(self) -> None:
+        if self._next == len(self._order):
+            return
+        buffer = self._next % 2
+        panels = self._panels[self._order[self._next]]
+        self._next += 1
+        assert panels is not None
+        if not self._is_gpu:
+            self._copy(panels, buffer)
+            return
+        with torch.cuda.stream(self._copier):
+            self._copier.wait_event(self._unpacked[buffer])
+            self._copy(panels, buffer)
+            self._copied[buffer].record()
+
+    def _copy(self, panels: list[Tensor], buffer: int) -> None:
+        at = 0
+        for source in panels:
+            self._raw[buffer][at : at + len(source)].copy_(source, non_blocking=True)
+            at += _aligned(len(source))
+
+    def _pin(self) -> None:
+        """Until this object goes: the allocator may hand the addresses out again."""
+        pinned: list[int] = []
+        weakref.finalize(self, _unpin, pinned)
+        for panels in self._panels:
+            for tensor in panels or []:
+                error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(tensor), 0)
+                if int(error) != 0:
+                    raise RuntimeError(f"cudaHostRegister of {len(tensor)} bytes: error {int(error)}")
+                pinned.append(tensor.data_ptr())
+
+
+def _unpin(pinned: list[int]) -> None:
+    torch.cuda.synchronize()
+    for address in pinned:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _unpack(source: Tensor, planes: Planes) -> None:
+    per_expert = len(source) // planes.experts
+    for first in range(0, planes.experts, SLICE_EXPERTS):
+        part = slice(first, min(first + SLICE_EXPERTS, planes.experts))
+        empty = planes.scales.numel() == 0
+        some = Planes(
+            planes.type,
+            part.stop - part.start,
+            planes.rows,
+            planes.cols,
+            planes.codes[part],
+            planes.scales if empty else planes.scales[part],
+            planes.supers if planes.supers.numel() == 0 else planes.supers[part],
+        )
+        panels_to_planes(source[part.start * per_expert : part.stop * per_expert], some)
+
+
+def _bytes_of(matrix: Matrix) -> Tensor:
+    """The matrix's own memory."""
+    at = (ctypes.c_uint8 * matrix.bytes).from_address(matrix.address)
+    return torch.from_numpy(np.ctypeslib.as_array(at))
+
+
+def _shape_of(matrix: Matrix) -> tuple[int, int, int]:
+    return matrix.experts, matrix.rows, matrix.cols
+
+
+def _planes_bytes(matrix: Matrix) -> int:
+    p = empty_planes(GgmlType(matrix.type), _shape_of(matrix), "meta")
+    return sum(_aligned(tensor.nbytes) for tensor in (p.codes, p.scales, p.supers))
+
+
+def _planes_in(buffer: Tensor, matrix: Matrix) -> Planes:
+    """Planes whose tensors lie one after another in the buffer."""
+    kind = GgmlType(matrix.type)
+    p = empty_planes(kind, _shape_of(matrix), "meta")
+    at = 0
+    placed = []
+    for tensor in (p.codes, p.scales, p.supers):
+        placed.append(buffer[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        at += _aligned(tensor.nbytes)
+    return Planes(kind, *_shape_of(matrix), *placed)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

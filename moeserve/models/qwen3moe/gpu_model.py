@@ -1,0 +1,299 @@
+"""Qwen3-MoE on the GPU: the same network as `model.py`, as launches on the current stream.
+
+    x = embed(tokens)
+    for each layer:
+        x = x + attn_output(attention(rope(q_norm(q)), rope(k_norm(k)), v))      q, k, v = qkv(attn_norm(x))
+        x = x + sum of the chosen experts' down(silu(gate(y)) * up(y))            y = ffn_norm(x)
+    logits = output(output_norm(x))
+
+Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`).
+
+A block's output is added to x by the norm that comes next, in one launch. Nothing here waits for the GPU, reads from it
+or allocates on it, so a step can be recorded in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention.cuda import decode_attention, prefill_attention
+from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.embed.cuda import embed
+from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
+from moeserve.kernels.handoff import ExpertHandoff
+from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
+from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.planes import GgmlType, Planes
+from moeserve.kernels.rope.cuda import rope_store
+from moeserve.kernels.routing.cuda import route
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.qwen3moe.expert_stream import ExpertStream
+from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
+from moeserve.models.qwen3moe.gpu_weights import GpuExperts, GpuLayer, GpuWeights, Product
+from moeserve.models.qwen3moe.rope import rope_tables
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBatch:
+    """The rows of a step, on the device, padded to a size of `step_sizes`: int32 [size] each."""
+
+    count: Tensor  # int32 [1]: rows that exist
+    token_ids: Tensor
+    positions: Tensor
+    kv_slots: Tensor  # where a row's KV goes
+    req_slots: Tensor  # whose row of the slot table it reads
+    num_decode: int  # the first rows, each of which attends by itself; of a step of up to FEW_ROWS rows, all
+    tiles: Tensor | None  # of the other rows, attention.cuda.prefill_tiles; None where there are none
+    streams: bool = False  # the experts in RAM come to the GPU, instead of the rows to them
+
+
+FEW_ROWS = GEMV_TOKENS  # a product takes so few quantised, which only decode attention gives it
+
+
+class GpuQwen3Moe:
+    LOGIT_ROWS = 256  # computed at a time: 156 MB at a vocabulary of 151,936
+
+    def __init__(
+        self,
+        config: Qwen3MoeConfig,
+        weights: GpuWeights,
+        kv: list[KvLayer],
+        slot_table: Tensor,
+        max_tokens: int,
+        max_model_len: int,
+        handoff: ExpertHandoff | None = None,
+        expert_stream: ExpertStream | None = None,
+        prefill: Sequence[str] | None = None,
+    ) -> None:
+        """slot_table: int32 [requests, length], the KV slots of each request by position. handoff: to the experts in
+        RAM, where there are any; expert_stream: the other way, for the layers whose `prefill` is not "cpu"."""
+        self.config = config
+        self.device = slot_table.device
+        self._weights = weights
+        self._kv = kv
+        self._slot_table = slot_table
+        self._handoff = handoff
+        self._expert_stream = expert_stream
+        # A layer's way of prefill, placement.Prefill: "cpu" never streams, "cuda" whenever there is a prompt.
+        self._prefill = (
+            ["cpu"] * config.num_layers if expert_stream is None or prefill is None else list(prefill)
+        )
+        self._streamed = [False] * config.num_layers  # of the last step: by layer
+        self._is_mixed = False  # some layers were streamed, and some not
+        self._cos, self._sin = (table.to(self.device) for table in rope_tables(config, max_model_len))
+        # int32 [layers, experts]: tokens routed to each expert since start.
+        self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
+        self.sizes = step_sizes(max_tokens)
+        floats = float_type(weights, self.device)
+        arena = Arena(self.device, max(room_bytes(config, size, floats) for size in self.sizes))
+        self._rooms = {size: Room(config, arena, size, floats, self.device) for size in self.sizes}
+        self.head_sizes = [size for size in self.sizes if size <= self.LOGIT_ROWS]
+        logits = torch.empty(self.head_sizes[-1], config.vocab_size, device=self.device)
+        self._heads = {size: Head(config, logits, size, floats, self.device) for size in self.head_sizes}
+
+    def begin(self, batch: GpuBatch | None = None) -> None:
+        """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a
+        graph."""
+        in_ram = [i for i, layer in enumerate(self._weights.layers) if layer.places is not None]
+        streamed = [i for i in in_ram if batch is not None and self._streams(i, batch)]
+        self._streamed = [i in streamed for i in range(self.config.num_layers)]
+        if streamed:
+            assert self._expert_stream is not None
+            self._expert_stream.begin(streamed)
+        self._is_mixed = 0 < len(streamed) < len(in_ram)
+        if self._handoff is not None and len(streamed) < len(in_ram):
+            self._handoff.begin()
+
+    def _streams(self, layer: int, batch: GpuBatch) -> bool:
+        way = self._prefill[layer]
+        return (way == "auto" and batch.streams) or (way == "cuda" and batch.tiles is not None)
+
+    def check(self) -> None:
+        """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
+        if self._handoff is not None:
+            self._handoff.check()
+
+    def forward(self, batch: GpuBatch) -> None:
+        """Launches all layers. What `logits` then reads stays until the next call."""
+        w, r = self._weights, self._rooms[len(batch.token_ids)]
+        embed(batch.token_ids, batch.count, _tensors(w.embedding), int(w.embedding.type), r.x)
+        for i, layer in enumerate(w.layers):
+            self._attention(i, layer, r, batch)
+            self._experts(i, layer, r, batch)
+
+    def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
+        """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
+        last step, which was of size `size`. Gives float32 [len(rows), vocab], which the next call overwrites."""
+        w, r, h = self._weights, self._rooms[size], self._heads[len(rows)]
+        self._add_experts(len(w.layers) - 1, r, w.output_norm, count, h.final, rows)
+        _multiply(w.output, h.final, count, h.logits)
+        return h.logits
+
+    @property
+    def can_stream(self) -> bool:
+        return self._expert_stream is not None
+
+    @property
+    def on_gpu(self) -> Tensor:
+        """bool [layers, experts], on the CPU: which experts live in GPU memory."""
+        everywhere = torch.ones(self.config.num_experts, dtype=torch.bool)
+        places = [layer.places for layer in self._weights.layers]
+        return torch.stack([everywhere if p is None else (p >= 0).cpu() for p in places])
+
+    def weight_bytes(self, used: Tensor) -> int:
+        """Of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
+        w = self._weights
+        total = w.output.nbytes
+        for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
+            total += layer.attn_output.nbytes + layer.router.nbytes + sum(p.nbytes for p in layer.qkv)
+            if layer.experts is not None:
+                total += layer.experts.nbytes * count // layer.experts.gate.experts
+        return total
+
+    def _attention(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
+        eps, count, kv = self.config.rms_eps, batch.count, self._kv[index]
+        if index == 0:
+            y = r.y
+            add_norm(r.x, None, None, None, None, None, count, layer.attn_norm, eps, y.x, y.codes, y.scales)
+        else:
+            self._add_experts(index - 1, r, layer.attn_norm, count, r.y, None)
+        q, k, v = self._project(layer, r, count)
+        rope_store(
+            q, k, v, layer.q_norm, layer.k_norm, eps, self._cos, self._sin, batch.positions, batch.kv_slots, count,
+            r.q, kv.keys, kv.values,
+        )  # fmt: skip
+        self._attend(r, batch, kv)
+        _multiply(layer.attn_output, r.attended, count, r.output.view(r.rows, -1))
+
+    def _project(self, layer: GpuLayer, r: Room, count: Tensor) -> list[Tensor]:
+        """q, k and v [n, ..], parts of the products' outputs."""
+        c = self.config
+        widths = [c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim]
+        pieces: list[Tensor] = []
+        at = 0
+        for product in layer.qkv:
+            out = r.projected[at : at + r.rows * product.rows].view(r.rows, product.rows)
+            at += out.numel()
+            _multiply(product, r.y, count, out)
+            column = 0
+            while column < product.rows:
+                width = widths[len(pieces)]
+                pieces.append(out[:, column : column + width])
+                column += width
+        return pieces
+
+    def _attend(self, r: Room, batch: GpuBatch, kv: KvLayer) -> None:
+        a, d = r.attended, r.decode
+        assert a.x is not None
+        for first in range(0, batch.num_decode, MAX_DECODE_ROWS):
+            part = slice(first, min(first + MAX_DECODE_ROWS, batch.num_decode))
+            codes = None if a.codes is None else a.codes[part]
+            scales = None if a.scales is None else a.scales[part]
+            decode_attention(
+                r.q[part], kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
+                batch.count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
+            )  # fmt: skip
+        if batch.tiles is not None:
+            prefill_attention(r.q, kv.keys, kv.values, self._slot_table, batch.tiles, a.x)
+
+    def _experts(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
+        y, count = r.y, batch.count
+        add_norm(
+            r.x, r.output, None, None, None, None, count, layer.ffn_norm, self.config.rms_eps, y.x, y.codes, y.scales
+        )  # fmt: skip
+        _multiply(layer.router, y, count, r.router_logits)
+        places = r.ids if layer.places is None else r.places
+        local = None if layer.places is None else r.places
+        route(r.router_logits, layer.places, count, r.ids, local, r.weights, self.heat[index])
+        if layer.places is None:
+            assert layer.experts is not None
+            self._run_experts(layer.experts, places, r, count)
+        elif self._streamed[index]:
+            self._stream_experts(index, layer, r, count)
+        else:
+            self._share_experts(index, layer, r, count)
+
+    def _share_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
+        """The pool computes its experts while the GPU computes its own."""
+        assert self._handoff is not None
+        assert r.y.x is not None
+        self._handoff.publish(index, r.y.x, r.ids, r.weights)
+        if layer.experts is not None:
+            self._run_experts(layer.experts, r.places, r, count)
+        self._handoff.collect(index, r.from_cpu)
+
+    def _stream_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
+        """All on the GPU, the experts from RAM after its own. Not for a graph."""
+        assert self._expert_stream is not None
+        if layer.experts is not None:
+            self._run_experts(layer.experts, r.places, r, count)
+        in_ram = self._expert_stream.place_of(index, r.ids)
+        self._run_experts(self._expert_stream.take(index), in_ram, r, count)
+        if self._is_mixed:
+            assert self._handoff is not None
+            assert r.y.x is not None
+            # The pool expects every layer of a step. Here it has nothing to do but what the layer before deferred.
+            self._handoff.publish(index, r.y.x, torch.full_like(r.ids, -1), r.weights)
+            self._handoff.collect(index, r.from_cpu)
+
+    def _run_experts(self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor) -> None:
+        """r.parts of the routes whose place in `experts` is not below 0."""
+        c, b = self.config, r.blocks
+        block_expert, block_routes = places.view(-1), None
+        if b.method.block > 1:
+            align_routes(places, count, experts.gate.experts, b.expert, b.routes)
+            block_expert, block_routes = b.expert, b.routes
+        if r.is_gemv and experts.down.quantised:
+            h = GpuActivations(None, r.h.codes, r.h.scales)
+        else:
+            h = GpuActivations(r.h.x, None, None)
+        experts_up(
+            r.y.x, r.y.codes, r.y.scales, _tensors(experts.gate), int(experts.gate.type), _tensors(experts.up),
+            int(experts.up.type), c.hidden_size, block_expert, block_routes, c.top_k, h.x, h.codes, h.scales,
+        )  # fmt: skip
+        experts_down(
+            h.x, h.codes, h.scales, _tensors(experts.down), int(experts.down.type), c.expert_ff, block_expert,
+            block_routes, count, r.parts,
+        )  # fmt: skip
+
+    def _add_experts(
+        self, index: int, r: Room, weight: Tensor, count: Tensor, y: GpuActivations, rows: Tensor | None
+    ) -> None:
+        """x += the experts' outputs of layer `index`, and the norm of that; of `rows` alone, x stays as it was."""
+        layer = self._weights.layers[index]
+        is_all_here = layer.places is None or self._streamed[index]
+        parts = r.parts if is_all_here or layer.experts is not None else None
+        places = r.ids if is_all_here else r.places
+        extra = r.from_cpu if layer.places is not None and (self._is_mixed or not is_all_here) else None
+        add_norm(
+            r.x, parts, r.weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
+        )  # fmt: skip
+
+
+def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -> None:
+    first, beside = product.first, product.beside
+    linear(
+        x.x, x.codes, x.scales, count, _tensors(first), int(first.type), None if beside is None else _tensors(beside),
+        0 if beside is None else int(beside.type), first.cols, out,
+    )  # fmt: skip
+
+
+def _tensors(planes: Planes) -> list[Tensor]:
+    return [planes.codes, planes.scales, planes.supers]
+
+
+def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
+    """What the tensor cores multiply where rows are many. bfloat16 cannot overflow and rounds finer than the int8 of
+    few rows; where there are float16 weights it would lose three of their bits, so they get float16. Triton's
+    interpreter has no bfloat16."""
+    if device.type != "cuda":
+        return torch.float32
+    matrices = [m for layer in weights.layers for m in (layer.router.first, layer.attn_output.first)]
+    matrices += [e.gate for e in (layer.experts for layer in weights.layers) if e is not None]
+    has_halves = any(m.type == GgmlType.F16 for m in matrices)
+    return torch.float16 if has_halves else torch.bfloat16

@@ -1,0 +1,365 @@
+"""From a model's sizes, the user's wishes and a GPU's memory to a Placement. Pure: no torch, no CUDA, no clock.
+
+The order in which a GPU's memory is given away:
+
+1. what the engine needs beside weights and KV (`Gpu.reserved_bytes`);
+2. the dense parts: embedding, head, and of each layer attention, norms and router; of all layers or the last
+   --n-gpu-layers;
+3. where RAM experts may be streamed to the GPU for long prompts, three buffers of a layer's; if that would take more
+   than half of what is left, nothing is streamed unless a rule asks for it;
+4. experts that rules or --num-gpu-experts put there;
+5. KV: what --max-total-tokens asks for, else a quarter of what is left, more when experts leave more;
+6. the other experts, hottest first, as far as they fit: unless 4. has said how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moeserve.errors import ConfigError
+from moeserve.models.gguf import names as n
+from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
+from moeserve.placement.rules import Decision, Rules
+from moeserve.placement.sizes import DENSE_PARTS, EXPERT_PARTS, ModelSizes
+
+KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
+MIN_KV_TOKENS = 64
+COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has them unpacked
+GIB = 1 << 30
+NO_SPLIT = (
+    "dense parts of the model in RAM are not supported beside a GPU yet: leave more experts in RAM instead, or use the "
+    "CPU engine"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What there is, and what the GPU engine can do today: what it cannot is an error at the start."""
+
+    free_bytes: int
+    reserved_bytes: int  # what the engine takes beside weights and KV
+    can_stream: bool = True  # RAM experts' weights to the GPU, for long prompts
+    can_split: bool = False  # dense parts of some layers in RAM, of others on the GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The placement flags, and what the KV pool is to hold."""
+
+    num_gpu_experts: int | None = None  # of each layer
+    gpu_memory_budget: int | None = None  # bytes
+    n_gpu_layers: int | None = None
+    counts: Sequence[Sequence[int]] | None = None  # [layers][experts]: tokens routed to each
+    rules: Rules | None = None
+    max_total_tokens: int | None = None
+    most_kv_tokens: int = 1 << 40  # more would never be used
+    least_kv_tokens: int = MIN_KV_TOKENS
+
+    def given_flags(self) -> list[str]:
+        flags = {
+            "--num-gpu-experts": self.num_gpu_experts,
+            "--gpu-memory-budget": self.gpu_memory_budget,
+            "--n-gpu-layers": self.n_gpu_layers,
+            "--expert-heat": self.counts,
+            "--placement-rules": self.rules,
+        }
+        return [flag for flag, value in flags.items() if value is not None]
+
+
+def place(sizes: ModelSizes, wishes: Wishes, gpu: Gpu | None) -> Placement:
+    """Where everything goes; without a GPU, into RAM. Raises ConfigError for wishes that cannot be met, with what
+    would fit."""
+    if gpu is None:
+        return _all_in_ram(sizes, wishes)
+    _check_counts(sizes, wishes)
+    return _Planner(sizes, wishes, gpu).place()
+
+
+def _all_in_ram(sizes: ModelSizes, wishes: Wishes) -> Placement:
+    flags = wishes.given_flags()
+    if flags:
+        raise ConfigError(
+            f"{', '.join(flags)}: there is nothing to place, the CPU engine has everything in RAM; leave it out, or "
+            "choose a GPU"
+        )
+    everything = sizes.embedding.cpu + sizes.head.cpu
+    everything += sum(layer.dense.cpu + sizes.num_experts * layer.expert.cpu for layer in sizes.layers)
+    layers = tuple(LayerPlacement("cpu") for _ in sizes.layers)
+    return Placement("cpu", layers, "cpu", sizes.num_experts, 0, everything)
+
+
+def _check_counts(sizes: ModelSizes, wishes: Wishes) -> None:
+    if wishes.num_gpu_experts is not None and wishes.num_gpu_experts > sizes.num_experts:
+        raise ConfigError(
+            f"--num-gpu-experts: {wishes.num_gpu_experts} of each layer, but a layer has {sizes.num_experts}"
+        )
+    if wishes.n_gpu_layers is not None and wishes.n_gpu_layers > len(sizes.layers):
+        raise ConfigError(
+            f"--n-gpu-layers: {wishes.n_gpu_layers}, but the model has {len(sizes.layers)} layers"
+        )
+
+
+class _Planner:
+    """Gives the memory away step by step; used once."""
+
+    def __init__(self, sizes: ModelSizes, wishes: Wishes, gpu: Gpu) -> None:
+        self._sizes = sizes
+        self._wishes = wishes
+        self._budget = gpu.free_bytes if wishes.gpu_memory_budget is None else wishes.gpu_memory_budget
+        self._check_budget(gpu)
+        self._gpu = gpu
+        self._num_layers = len(sizes.layers)
+        self._embedding, self._dense, self._head = self._place_dense()
+        self._pinned: list[dict[int, Device]] = []  # of each layer: experts that rules have placed
+        self._prefill: list[Prefill] = []
+        self._apply_expert_rules()
+
+    def place(self) -> Placement:
+        chosen = [{e for e, where in pinned.items() if where == "cuda"} for pinned in self._pinned]
+        count = self._wishes.num_gpu_experts
+        if count is not None:
+            for layer, experts in enumerate(chosen):
+                experts.update(self._hottest_of(layer, count))
+        if self._room(chosen) < max(self._stream_bytes(chosen), self._least_kv_bytes):
+            self._prefill = ["cpu" if way == "auto" else way for way in self._prefill]
+        left = self._left(chosen)
+        if count is None:
+            share = int((left + self._stream_bytes(chosen)) * KV_SHARE)
+            kv = min(self._most_kv_bytes, max(share, self._least_kv_bytes))
+            self._fill(chosen, kv)
+            left = self._left(chosen)
+        return self._result(chosen, min(left, self._most_kv_bytes))
+
+    # ---------------------------------------------------------------- dense parts
+
+    def _place_dense(self) -> tuple[Device, list[Device], Device]:
+        on_gpu = self._num_layers if self._wishes.n_gpu_layers is None else self._wishes.n_gpu_layers
+        if on_gpu < self._num_layers and not self._gpu.can_split:
+            raise ConfigError(f"--n-gpu-layers {on_gpu}: {NO_SPLIT}")
+        first = self._num_layers - on_gpu  # the last layers, as llama.cpp's -ngl: beside the head
+        dense: list[Device] = []
+        for index in range(self._num_layers):
+            tensors = [n.of_layer(index, part) for part in DENSE_PARTS]
+            what = f"the dense part of layer {index}"
+            default: Device = "cuda" if index >= first else "cpu"
+            dense.append(self._one_place(what, tensors, f"blk.{index}.dense", default))
+        if "cuda" not in dense:
+            raise ConfigError("--placement-rules leaves no layer on the GPU; use the CPU engine for that")
+        embedding = self._one_place("the embedding", [n.TOKEN_EMBD], "token_embd", dense[0])
+        head = self._one_place("the head", [n.OUTPUT, n.OUTPUT_NORM], "output", dense[-1])
+        return embedding, dense, head
+
+    def _one_place(self, what: str, tensors: list[str], module: str, default: Device) -> Device:
+        decision = self._decide(what, tensors, (module,))
+        if decision is None:
+            return default
+        device = decision.device or default
+        if device == "cpu" and not self._gpu.can_split:
+            raise self._rule_error(decision, f"cannot be: {NO_SPLIT}")
+        if decision.prefill is not None and decision.prefill != device:
+            raise self._rule_error(
+                decision, f"is impossible: {what} computes where it lies ({device}), in prefill as in decode"
+            )
+        return device
+
+    # ---------------------------------------------------------------- experts
+
+    def _apply_expert_rules(self) -> None:
+        for layer in range(self._num_layers):
+            tensors = [n.of_layer(layer, part) for part in EXPERT_PARTS]
+            pinned: dict[int, Device] = {}
+            prefill: dict[Prefill, Decision | None] = {}
+            for expert in range(self._sizes.num_experts):
+                modules = (f"blk.{layer}.experts", f"blk.{layer}.experts.{expert}")
+                decision = self._decide(f"expert {expert} of layer {layer}", tensors, modules)
+                if decision is None:
+                    prefill.setdefault("auto", None)
+                    continue
+                self._check_expert_rule(layer, decision)
+                if decision.device is not None:
+                    pinned[expert] = decision.device
+                if decision.device != "cuda":
+                    prefill.setdefault(decision.prefill or "auto", decision)
+            if len(prefill) > 1:
+                decision = next(d for d in reversed(prefill.values()) if d is not None)
+                raise self._rule_error(
+                    decision, f"is impossible: the experts of layer {layer} in RAM are prefilled in one way"
+                )
+            self._pinned.append(pinned)
+            way: Prefill = next(iter(prefill), "auto")
+            self._prefill.append("cpu" if way == "auto" and not self._gpu.can_stream else way)
+        if self._wishes.rules is not None:
+            self._wishes.rules.check_all_applied()
+
+    def _check_expert_rule(self, layer: int, decision: Decision) -> None:
+        if decision.device == "cuda" and decision.prefill == "cpu":
+            raise self._rule_error(decision, "is impossible: experts in GPU memory are computed there")
+        if decision.prefill == "cuda" and decision.device != "cuda" and not self._gpu.can_stream:
+            raise self._rule_error(decision, "cannot be: the GPU engine does not stream experts yet")
+        if "cuda" in (decision.device, decision.prefill) and self._dense[layer] == "cpu":
+            raise self._rule_error(
+                decision,
+                f"is impossible: the experts of layer {layer} follow its dense part, which is in RAM",
+            )
+
+    def _open_experts(self, layer: int) -> list[int]:
+        """Those that no rule has placed and that may go to the GPU."""
+        if self._dense[layer] == "cpu":
+            return []
+        return [e for e in range(self._sizes.num_experts) if e not in self._pinned[layer]]
+
+    def _heat(self, layer: int, expert: int) -> int:
+        return 0 if self._wishes.counts is None else self._wishes.counts[layer][expert]
+
+    def _hottest_of(self, layer: int, count: int) -> list[int]:
+        """Equally hot ones by id: without heat, the ids below `count`."""
+        return sorted(self._open_experts(layer), key=lambda e: (-self._heat(layer, e), e))[:count]
+
+    def _fill(self, chosen: list[set[int]], kv: int) -> None:
+        """Puts the hottest of all layers on the GPU, as many as leave room for `kv` bytes of KV; equally hot ones by
+        id, so that all layers get alike. An expert more may take less memory, by what the buffers for streaming
+        shrink: so the largest number that fits is looked for, from all of them down."""
+        units = [(at, e) for at, got in enumerate(chosen) for e in self._open_experts(at) if e not in got]
+        units.sort(key=lambda unit: (-self._heat(*unit), unit[1], unit[0]))
+        for layer, expert in units:
+            chosen[layer].add(expert)
+        room, stream = self._room(chosen), self._stream_bytes(chosen)
+        while units and room < kv:
+            layer, expert = units.pop()
+            chosen[layer].discard(expert)
+            grown = max(stream, self._stream_bytes_of(layer, chosen[layer]))
+            room += self._sizes.layers[layer].expert.cuda - (grown - stream)
+            stream = grown
+
+    # ---------------------------------------------------------------- memory
+
+    def _left(self, chosen: list[set[int]]) -> int:
+        """Bytes of the budget that are left for KV and for more experts. Raises ConfigError where it is not enough
+        for the least KV."""
+        left = self._room(chosen)
+        if left < self._least_kv_bytes:
+            raise ConfigError(self._too_little(chosen))
+        return left
+
+    def _room(self, chosen: list[set[int]]) -> int:
+        return self._budget - self._fixed_bytes(chosen) - self._expert_bytes(chosen)
+
+    def _fixed_bytes(self, chosen: list[set[int]]) -> int:
+        return self._gpu.reserved_bytes + self._dense_bytes("cuda") + self._stream_bytes(chosen)
+
+    def _dense_bytes(self, device: Device) -> int:
+        parts = [(self._sizes.embedding, self._embedding), (self._sizes.head, self._head)]
+        parts += [(layer.dense, where) for layer, where in zip(self._sizes.layers, self._dense, strict=True)]
+        return sum(size.on(device) for size, where in parts if where == device)
+
+    def _stream_bytes(self, chosen: list[set[int]]) -> int:
+        """The buffers hold the RAM experts of whichever layer has most."""
+        return max(self._stream_bytes_of(layer, experts) for layer, experts in enumerate(chosen))
+
+    def _stream_bytes_of(self, layer: int, experts: set[int]) -> int:
+        if self._dense[layer] == "cpu" or self._prefill[layer] == "cpu":
+            return 0
+        in_ram = self._sizes.num_experts - len(experts)
+        expert = self._sizes.layers[layer].expert
+        return in_ram * (COPIES * expert.cpu + expert.cuda)
+
+    def _expert_bytes(self, chosen: list[set[int]]) -> int:
+        return sum(
+            len(experts) * layer.expert.cuda
+            for layer, experts in zip(self._sizes.layers, chosen, strict=True)
+        )
+
+    def _too_little(self, chosen: list[set[int]]) -> str:
+        """What is needed, and what would fit."""
+        parts = {
+            "the engine itself": self._gpu.reserved_bytes,
+            "dense weights": self._dense_bytes("cuda"),
+            "experts": self._expert_bytes(chosen),
+            "buffers for streamed experts": self._stream_bytes(chosen),
+            "the least KV": self._least_kv_bytes,
+        }
+        needed = ", ".join(
+            f"{size / GIB:.2f} for {part}" for part, size in parts.items() if size >= GIB // 200
+        )
+        return (
+            f"{self._budget / GIB:.2f} GiB of GPU memory do not suffice: {sum(parts.values()) / GIB:.2f} GiB are "
+            f"needed ({needed}); {self._remedy(chosen)}"
+        )
+
+    def _remedy(self, chosen: list[set[int]]) -> str:
+        per_expert = sum(
+            layer.expert.cuda for layer, experts in zip(self._sizes.layers, chosen, strict=True) if experts
+        )
+        bare: list[set[int]] = [set() for _ in chosen]
+        room = self._budget - self._fixed_bytes(bare) - self._least_kv_bytes
+        if self._wishes.num_gpu_experts and room >= 0:
+            return f"--num-gpu-experts {room // per_expert} would fit"
+        if room >= 0:
+            return "move experts to the CPU with --placement-rules"
+        layers = self._layers_that_fit()
+        if layers and self._gpu.can_split:
+            return f"--n-gpu-layers {layers} would fit, without experts"
+        return "use the CPU engine, or a smaller model"
+
+    def _layers_that_fit(self) -> int:
+        """How many layers' dense parts, from the last, with their KV and the head."""
+        tokens = self._least_kv_tokens
+        room = self._budget - self._gpu.reserved_bytes - self._sizes.head.cuda
+        for count, layer in enumerate(reversed(self._sizes.layers)):
+            room -= layer.dense.cuda + tokens * self._sizes.kv_bytes
+            if room < 0:
+                return count
+        return self._num_layers - 1  # all of them did not fit, with the embedding
+
+    @property
+    def _kv_bytes_per_token(self) -> int:
+        return self._dense.count("cuda") * self._sizes.kv_bytes
+
+    @property
+    def _least_kv_tokens(self) -> int:
+        return self._wishes.max_total_tokens or self._wishes.least_kv_tokens
+
+    @property
+    def _least_kv_bytes(self) -> int:
+        return self._least_kv_tokens * self._kv_bytes_per_token
+
+    @property
+    def _most_kv_bytes(self) -> int:
+        return (self._wishes.max_total_tokens or self._wishes.most_kv_tokens) * self._kv_bytes_per_token
+
+    def _check_budget(self, gpu: Gpu) -> None:
+        if self._budget > gpu.free_bytes:
+            raise ConfigError(
+                f"--gpu-memory-budget {self._budget / GIB:.2f}: only {gpu.free_bytes / GIB:.2f} GiB of GPU memory are "
+                "free"
+            )
+
+    def _result(self, chosen: list[set[int]], kv_bytes: int) -> Placement:
+        layers = tuple(
+            LayerPlacement(dense, tuple(sorted(experts)), prefill)
+            for dense, experts, prefill in zip(self._dense, chosen, self._prefill, strict=True)
+        )
+        in_ram = self._dense_bytes("cpu") + sum(
+            (self._sizes.num_experts - len(experts)) * layer.expert.cpu
+            for layer, experts in zip(self._sizes.layers, chosen, strict=True)
+        )
+        return Placement(
+            embedding=self._embedding,
+            layers=layers,
+            head=self._head,
+            num_experts=self._sizes.num_experts,
+            gpu_weight_bytes=self._dense_bytes("cuda") + self._expert_bytes(chosen),
+            cpu_weight_bytes=in_ram,
+            stream_bytes=self._stream_bytes(chosen),
+            kv_tokens=kv_bytes // self._kv_bytes_per_token,
+        )
+
+    # ---------------------------------------------------------------- rules
+
+    def _decide(self, what: str, tensors: list[str], modules: tuple[str, ...]) -> Decision | None:
+        return None if self._wishes.rules is None else self._wishes.rules.decide(what, tensors, modules)
+
+    def _rule_error(self, decision: Decision, problem: str) -> ConfigError:
+        assert self._wishes.rules is not None
+        return self._wishes.rules.error(decision, problem)

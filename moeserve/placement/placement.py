@@ -1,0 +1,58 @@
+"""Placement: where every part of a model lies and computes. A frozen value; `place.py` makes it.
+
+Experts in RAM are computed where they lie, by the CPU pool. In steps with many prompt tokens their weights may instead
+be streamed to the GPU, layer by layer; a layer's `prefill` says whether.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Device = Literal["cpu", "cuda"]
+# Where the experts in RAM compute in a step with prompt tokens. "auto": on the GPU from --gpu-prefill-token-threshold
+# tokens on; "cuda": on the GPU, whatever their number; "cpu": never there.
+Prefill = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlacement:
+    dense: Device  # attention, norms, router, and the layer's KV
+    gpu_experts: tuple[int, ...] = ()  # ids, ascending; in GPU memory only. The others are in RAM only
+    prefill: Prefill = "auto"
+
+    def __post_init__(self) -> None:
+        assert list(self.gpu_experts) == sorted(set(self.gpu_experts))
+        assert self.dense == "cuda" or (not self.gpu_experts and self.prefill != "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which device has what. On a machine without a GPU everything is on "cpu"."""
+
+    embedding: Device
+    layers: tuple[LayerPlacement, ...]
+    head: Device
+    num_experts: int  # of a layer
+    gpu_weight_bytes: int  # as planes
+    cpu_weight_bytes: int
+    stream_bytes: int = 0  # of GPU memory: the buffers through which RAM experts are streamed
+    kv_tokens: int | None = None  # what the GPU's memory holds; None: no layer's KV is there
+
+    @property
+    def uses_gpu(self) -> bool:
+        return any(layer.dense == "cuda" for layer in self.layers)
+
+    @property
+    def has_cpu_experts(self) -> bool:
+        return any(len(layer.gpu_experts) < self.num_experts for layer in self.layers)
+
+    def cpu_experts(self, layer: int) -> tuple[int, ...]:
+        """The ids of a layer's experts in RAM, ascending."""
+        gone = set(self.layers[layer].gpu_experts)
+        return tuple(expert for expert in range(self.num_experts) if expert not in gone)
+
+    @property
+    def num_gpu_experts(self) -> int:
+        """In all layers together."""
+        return sum(len(layer.gpu_experts) for layer in self.layers)

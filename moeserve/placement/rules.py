@@ -1,0 +1,186 @@
+"""The rules file: which parts of the model lie on which device, by regular expressions on names.
+
+    - match: '^blk\\.(0|1|2)\\.'           # a tensor's name, or a module's
+      device: cpu                         # it lies there, and computes there
+    - match: '\\.experts$'
+      decode: cpu                         # in RAM; computed by the CPU pool in decode steps
+      prefill: cuda                       # streamed to the GPU in every step with prompt tokens
+
+The first rule that matches a name decides; what none matches follows the flags. In the manner of KTransformers' YAML,
+with names as the GGUF has them and these modules:
+
+    token_embd, output          the embedding; the head
+    blk.3.dense                 attention, norms, router and KV of layer 3
+    blk.3.experts               all experts of layer 3
+    blk.3.experts.17            one of them
+
+Patterns are Rust's regular expressions, searched for anywhere in a name: no look-around or back-references, and hence
+no pattern that takes exponential time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+from moeserve.errors import ConfigError
+from moeserve.placement.placement import Device
+
+MAX_BYTES = 256 << 10
+MAX_RULES = 256
+MAX_MATCH_S = 5.0  # for all names; the 7,000 of a 48-layer model take a rule 1 ms
+
+Choice = Literal["cpu", "cuda"]
+
+
+class RuleText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of the file."""
+
+    match: Annotated[str, Meta(min_length=1, max_length=512)]
+    device: Choice | None = None
+    decode: Choice | None = None
+    prefill: Choice | None = None
+
+    def __post_init__(self) -> None:
+        if self.device is not None and (self.decode is not None or self.prefill is not None):
+            raise ValueError("`device` stands for both phases: leave it out, or `decode` and `prefill`")
+        if self.device is None and self.decode is None and self.prefill is None:
+            raise ValueError("says no device: add `device`, or `decode` and `prefill`")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a rule says of a part. None: the flags decide."""
+
+    rule: str  # as it is quoted in messages
+    device: Device | None
+    prefill: Choice | None
+
+
+class Rules:
+    """The rules of one file, applied to one model. `decide` every part, then `check_all_applied`."""
+
+    def __init__(self, path: Path, texts: list[RuleText]) -> None:
+        self._path = path
+        self._rules = [self._compile(index, text) for index, text in enumerate(texts)]
+        self._matched = [False] * len(texts)
+        self._applied = [False] * len(texts)
+        self._first: dict[str, int | None] = {}  # the first rule that matches a name
+        self._seconds = 0.0
+
+    @classmethod
+    def read(cls, path: Path) -> Rules:
+        """Raises ConfigError, which names the file, the rule and what is wrong."""
+        try:
+            with open(path, "rb") as file:
+                text = file.read(MAX_BYTES + 1)
+            if len(text) > MAX_BYTES:
+                raise ValueError(f"the file is larger than {MAX_BYTES >> 10} KiB")
+            entries = _StrictLoader(text).get_single_data()
+            if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_RULES:
+                raise ValueError(f"it must be a list of 1 to {MAX_RULES} rules")
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            raise ConfigError(f"--placement-rules {path}: {error}") from error
+        return cls(path, [_convert(path, index, entry) for index, entry in enumerate(entries)])
+
+    def decide(self, what: str, tensors: Iterable[str], modules: tuple[str, ...]) -> Decision | None:
+        """The rule for one part, of whose tensors each has its own name and those of its modules. Raises
+        ConfigError where rules would tear it apart."""
+        from_modules = [self._first_match(module) for module in modules]
+        by_tensor = {name: _least([self._first_match(name), *from_modules]) for name in tensors}
+        for index in by_tensor.values():
+            if index is not None:
+                self._applied[index] = True
+        decisions = {name: self._decision(index) for name, index in by_tensor.items()}
+        (first, decision), *others = decisions.items()
+        for name, other in others:
+            if _says(other) != _says(decision):
+                raise self._error(
+                    f"{_quote(decision)} decides {first}, {_quote(other)} {name}: {what} can only be placed as a "
+                    f"whole; match {modules[-1]!r} instead"
+                )
+        return decision
+
+    def check_all_applied(self) -> None:
+        """Raises ConfigError for a rule without effect: a name that does not exist, or a rule that comes too late."""
+        for index, (_, _, quoted) in enumerate(self._rules):
+            if not self._matched[index]:
+                raise self._error(f"{quoted} matches nothing in this model")
+            if not self._applied[index]:
+                raise self._error(f"{quoted} never applies: earlier rules match all that it does")
+
+    def error(self, decision: Decision, problem: str) -> ConfigError:
+        return self._error(f"{decision.rule} {problem}")
+
+    def _error(self, problem: str) -> ConfigError:
+        return ConfigError(f"--placement-rules {self._path}: {problem}")
+
+    def _compile(self, index: int, text: RuleText) -> tuple[SchemaValidator, RuleText, str]:
+        quoted = _describe(index, text)
+        try:
+            schema = core_schema.str_schema(pattern=text.match, regex_engine="rust-regex")
+            return SchemaValidator(schema), text, quoted
+        except SchemaError as error:
+            reason = str(error).rpartition("SchemaError: ")[2]
+            raise self._error(f"{quoted}: the pattern is not valid: {reason}") from error
+
+    def _first_match(self, name: str) -> int | None:
+        if name not in self._first:
+            start = time.perf_counter()
+            hits = [i for i, (pattern, _, _) in enumerate(self._rules) if pattern.isinstance_python(name)]
+            self._seconds += time.perf_counter() - start
+            if self._seconds > MAX_MATCH_S:
+                raise self._error(f"matching takes more than {MAX_MATCH_S:g} s; simplify the patterns")
+            for index in hits:
+                self._matched[index] = True
+            self._first[name] = hits[0] if hits else None
+        return self._first[name]
+
+    def _decision(self, index: int | None) -> Decision | None:
+        if index is None:
+            return None
+        _, text, quoted = self._rules[index]
+        return Decision(quoted, text.device or text.decode, text.prefill)
+
+
+class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Refuses a key that is given twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        if len({str(key) for key in keys}) < len(keys):
+            raise yaml.constructor.ConstructorError(None, None, "a key is given twice", node.start_mark)
+        return dict(super().construct_mapping(node, deep))
+
+
+def _convert(path: Path, index: int, entry: object) -> RuleText:
+    try:
+        return msgspec.convert(entry, RuleText)
+    except msgspec.ValidationError as error:
+        shown = str(entry)
+        raise ConfigError(f"--placement-rules {path}: rule {index + 1} ({shown[:200]}): {error}") from error
+
+
+def _describe(index: int, text: RuleText) -> str:
+    said = [f"{name}: {value}" for name in ("device", "decode", "prefill") if (value := getattr(text, name))]
+    return f"rule {index + 1} (match: {text.match!r}, {', '.join(said)})"
+
+
+def _quote(decision: Decision | None) -> str:
+    return "no rule" if decision is None else decision.rule
+
+
+def _says(decision: Decision | None) -> tuple[Device | None, Choice | None] | None:
+    return None if decision is None else (decision.device, decision.prefill)
+
+
+def _least(indices: list[int | None]) -> int | None:
+    return min((index for index in indices if index is not None), default=None)

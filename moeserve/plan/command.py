@@ -1,0 +1,250 @@
+"""`moeserve plan`: the command line, and how its parts come together."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+from pathlib import Path
+
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError, UserError
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource, open_metadata
+from moeserve.options import flag_name, read_options, resolve, value_name
+from moeserve.placement import Gpu, ModelSizes, Placement, place
+from moeserve.placement.options import wishes_of
+from moeserve.plan.gpu_machine import measure_gpu
+from moeserve.plan.machine import measure
+from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, gpu_reserved_bytes, predict
+from moeserve.plan.rates import CpuRates, GpuRates
+from moeserve.plan.report import Plan, Speed, as_json, as_text
+from moeserve.plan.routing import Routing
+from moeserve.plan.speed import CpuSpeed, HybridSpeed
+from moeserve.worker.device import choose_device
+from moeserve.worker.memory import available_bytes
+
+GIB = 1 << 30
+PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_rules", "n_gpu_layers")
+# Options of the server that mean the same here.
+SHARED = (
+    "model",
+    "device",
+    "max_model_len",
+    "max_num_seqs",
+    "max_total_tokens",
+    "max_num_batched_tokens",
+    "threads",
+    "isa",
+    "numa_nodes",
+    "cpu_binding",
+    *PLACEMENT,
+)
+STREAMS = (1, 4, 16, 64)
+PROMPTS = (512, 4096)
+CONTEXT = 512
+SHORT_STEP_S = 1e-3  # below it, what the server does between two steps counts (measured on two cores)
+USERS = (2048, 8192, 32768)  # tokens of each
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    try:
+        config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
+        plan = make_plan(config, args)
+    except UserError as error:
+        parser.error(str(error))
+    print(json.dumps(as_json(plan), indent=2) if args.json else as_text(plan, verbose=args.verbose))
+    return 0
+
+
+def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
+    """Raises UserError for a file or a wish that cannot be served."""
+    gguf = open_metadata(Path(config.model))
+    model = Qwen3MoeConfig.from_gguf(gguf)
+    model.check_tensors(gguf)
+    sizes = ModelSizes.of(gguf.tensors, model)
+    ram = available_bytes() if args.ram is None else int(args.ram * GIB)
+    gpu = _gpu_memory(config, args)
+    reserved = gpu_reserved_bytes(config, model)
+    room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
+    wishes = wishes_of(config, model)
+    routing = Routing(model, wishes.counts)
+    if gpu is None:
+        wishes = dataclasses.replace(wishes, counts=None)  # here it tells what is read, not what goes where
+    placement = place(sizes, wishes, room)
+    memory = predict(
+        config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
+    )
+    _check_ram(memory, ram)
+    cpu_rates = cpu_rates_of(args, config, gguf, model)
+    gpu_rates = None if gpu is None else gpu_rates_of(args)
+    speed = _speed(config, model, sizes, routing, placement, cpu_rates, gpu_rates)
+    return Plan(
+        model=model,
+        gguf=gguf,
+        placement=placement,
+        memory=memory,
+        ram=ram,
+        gpu=gpu,
+        users=_users(config, memory),
+        cpu_rates=cpu_rates,
+        gpu_rates=gpu_rates,
+        speed=speed,
+        command=command_line(config, args, memory, has_gpu=gpu is not None),
+        cautions=_cautions(config, args, memory, speed),
+    )
+
+
+def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
+    """Bytes of the GPU to plan for: as given, else what is free on the one here."""
+    if args.gpu_memory is not None:
+        if config.device == "cpu":
+            raise ConfigError("--gpu-memory contradicts --device cpu")
+        return int(args.gpu_memory * GIB)
+    if choose_device(config.device) == "cpu":
+        return None
+    return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES  # the context is ours
+
+
+def cpu_rates_of(
+    args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig
+) -> CpuRates:
+    """Measured, but for what the user says. The time of operations is this machine's."""
+    rates = measure(config, gguf, model)
+    if args.cpu_bandwidth is not None:
+        rates = dataclasses.replace(rates, read=args.cpu_bandwidth * 1e9)
+    if args.cpu_gops is not None:
+        rates = dataclasses.replace(rates, dense_ops=args.cpu_gops * 1e9, expert_ops=args.cpu_gops * 1e9)
+    return rates
+
+
+def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
+    """As the user says; else the GPU's here, when it is planned for."""
+    rates = GpuRates() if args.gpu_memory is not None else measure_gpu(torch.device("cuda", 0))
+    return GpuRates(
+        read=rates.read if args.gpu_bandwidth is None else args.gpu_bandwidth * 1e9,
+        ops=rates.ops if args.gpu_tflops is None else args.gpu_tflops * 1e12,
+        pcie=rates.pcie if args.pcie_bandwidth is None else args.pcie_bandwidth * 1e9,
+    )
+
+
+def _speed(
+    config: ServerConfig,
+    model: Qwen3MoeConfig,
+    sizes: ModelSizes,
+    routing: Routing,
+    placement: Placement,
+    cpu: CpuRates,
+    gpu: GpuRates | None,
+) -> Speed:
+    speed = (
+        CpuSpeed(model, sizes, routing, cpu)
+        if gpu is None
+        else HybridSpeed(model, sizes, routing, placement, cpu, gpu)
+    )
+    longest = config.max_model_len or model.context_length
+    context = min(CONTEXT, longest // 2)
+    prompts = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
+    streams = [count for count in STREAMS if count <= config.max_num_seqs]
+    return Speed(
+        prefill={tokens: speed.prefill(tokens, config.max_num_batched_tokens) for tokens in prompts},
+        decode={count: speed.decode(count, context) for count in streams},
+        context=context,
+    )
+
+
+def _users(config: ServerConfig, memory: Memory) -> dict[int, int]:
+    sizes = [tokens for tokens in USERS if tokens <= memory.max_model_len] or [memory.max_model_len]
+    return {tokens: min(config.max_num_seqs, memory.kv_tokens // tokens) for tokens in sizes}
+
+
+def _check_ram(memory: Memory, ram: int) -> None:
+    if memory.ram_start > ram:
+        raise ConfigError(
+            f"{memory.ram_start / GIB:.2f} GiB of RAM are needed and {ram / GIB:.2f} GiB are there: put more experts "
+            "on a GPU, or choose a smaller model or quantisation"
+        )
+    if memory.kv_tokens < 64:
+        raise ConfigError(f"there is room for {memory.kv_tokens} tokens of KV only: free some memory")
+
+
+def _cautions(config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed) -> list[str]:
+    cautions: list[str] = []
+    if config.max_model_len is not None and config.max_model_len > memory.kv_tokens:
+        cautions.append(
+            f"--max-model-len {config.max_model_len} does not fit the KV pool of {memory.kv_tokens} tokens"
+        )
+    if args.gpu_memory is not None and None in (args.gpu_bandwidth, args.gpu_tflops, args.pcie_bandwidth):
+        cautions.append(
+            "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, "
+            "--pcie-bandwidth)"
+        )
+    if speed.decode[1] > 1 / SHORT_STEP_S:
+        cautions.append(
+            "steps this short are slowed down by the server's other processes where cores are few: the speed is the "
+            "engine's alone"
+        )
+    return cautions
+
+
+def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory, *, has_gpu: bool) -> str:
+    """What was asked for, and what the plan has fixed."""
+    given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
+    if not has_gpu:
+        given.pop("expert_heat", None)  # of no use to the CPU engine
+    if args.gpu_memory is not None and config.gpu_memory_budget is None:
+        given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
+    if args.ram is not None or args.gpu_memory is not None:
+        given["max_total_tokens"] = str(memory.kv_tokens)
+    flags = [f"{flag_name(name)} {shlex.quote(str(value))}" for name, value in given.items()]
+    return " ".join(["moeserve", *flags])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moeserve plan",
+        description="Where every tensor would go, what fits and how fast it would be, without loading the model. The "
+        "file may end where its tensors begin. Speed is predicted from this machine's, measured in two seconds.",
+        allow_abbrev=False,
+    )
+    options = {field.name: field for field in dataclasses.fields(ServerConfig)}
+    for name in SHARED:
+        parser.add_argument(flag_name(name), metavar=value_name(options[name]), help=_help(options[name]))
+    machine = parser.add_argument_group("the machine")
+    number = _positive
+    machine.add_argument(
+        "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with so much memory"
+    )
+    machine.add_argument(
+        "--ram", type=number, metavar="GIB", help="RAM for the server (default: what is free)"
+    )
+    for flag, metavar, text in (
+        ("--cpu-bandwidth", "GB/s", "what all cores together read from RAM (default: measured)"),
+        ("--cpu-gops", "GOPS", "8-bit multiplications and additions a second (default: measured)"),
+        ("--gpu-bandwidth", "GB/s", "what the GPU reads from its memory"),
+        ("--gpu-tflops", "TFLOPS", "what the GPU computes in bfloat16"),
+        ("--pcie-bandwidth", "GB/s", "from RAM to the GPU"),
+    ):
+        machine.add_argument(flag, type=number, metavar=metavar, help=text)
+    parser.add_argument("--verbose", action="store_true", help="every tensor")
+    parser.add_argument("--json", action="store_true", help="JSON instead of text")
+    return parser
+
+
+def _help(option: dataclasses.Field[object]) -> str:
+    text: str = option.metadata["help"]
+    return text.replace("%", "%%")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1e9:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return value

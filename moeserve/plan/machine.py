@@ -1,0 +1,180 @@
+"""How fast this machine is, measured with the engine's own kernels in about a second; or as the user says."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+
+from moeserve.bench.engine import EngineBench
+from moeserve.config import ServerConfig
+from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
+from moeserve.models.gguf import names as n
+from moeserve.models.gguf.quant_types import QUANT_TYPES
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource, open_model
+from moeserve.options import demonstration_model
+from moeserve.placement import ModelSizes
+from moeserve.plan.rates import CpuRates
+from moeserve.plan.routing import Routing
+from moeserve.plan.speed import CpuSpeed, Step
+from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.places import plan_places
+
+READ_BYTES = 512 << 20  # more than any last-level cache holds
+TOKENS = 256  # of a product that is measured; beyond it the rate hardly grows
+SAMPLE_EXPERTS = 16  # enough to have as many tokens an expert as a full prefill step has
+SECONDS = 0.15  # for each figure
+ROWS, PROMPT, POSITIONS = 16, 16, 256  # of the packaged model's steps
+MOST_STEPS = 100  # of these, while the context is next to nothing
+
+
+def measure(config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig) -> CpuRates:
+    """config: threads, isa and places are the server's."""
+    steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
+    stream = CpuStream(
+        plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding),
+        "" if config.isa == "auto" else config.isa,
+    )
+    rates = CpuRates(
+        read=_read_rate(stream),
+        dense_ops=_dense_rate(stream, gguf),
+        expert_ops=_expert_rate(stream, gguf, model),
+        op_s=_operation_seconds(stream),
+        cache_bytes=_last_level_cache(),
+    )
+    one, many = (seconds - _explained(rates, rows) for rows, seconds in steps.items())
+    row_s = max(0.0, (many - one) / (ROWS - 1))
+    return dataclasses.replace(rates, step_s=max(0.0, one - row_s), row_s=row_s)
+
+
+def _packaged_steps(config: ServerConfig) -> dict[int, float]:
+    """Seconds of the packaged model's decode steps, which have next to nothing to compute, with the real runner around
+    them; by their rows."""
+    small = dataclasses.replace(
+        config,
+        model=str(demonstration_model()),
+        load_format="auto",
+        max_num_seqs=ROWS,
+        max_model_len=POSITIONS,
+        max_total_tokens=ROWS * POSITIONS,
+        num_gpu_experts=None,
+        gpu_memory_budget=None,
+        expert_heat=None,
+        placement_rules=None,
+        n_gpu_layers=None,
+    )
+    bench = EngineBench(
+        load_cpu_runner(small, lambda stage, done, total: None), step_tokens=64, temperature=1.0
+    )
+
+    def seconds(rows: int) -> float:
+        bench.prefill(rows, PROMPT)
+        positions = iter(range(PROMPT, POSITIONS))
+        return _seconds(lambda: bench.decode(rows, next(positions), 1), most=MOST_STEPS)
+
+    return {rows: seconds(rows) for rows in (1, ROWS)}
+
+
+def _explained(rates: CpuRates, rows: int) -> float:
+    """Of a step of the packaged model: what its products, attention and operations take."""
+    gguf = open_model(demonstration_model())
+    model = Qwen3MoeConfig.from_gguf(gguf)
+    speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, model), Routing(model), rates)
+    return speed.seconds(Step(rows, 1, PROMPT + MOST_STEPS // 2))
+
+
+def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
+    """Of the first CPU; 0 where sysfs does not say."""
+    sizes = [0]
+    for size in (sysfs / "devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = size.read_text().strip()
+        if text.endswith("K") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) << 10)
+    return max(sizes)
+
+
+def _read_rate(stream: CpuStream) -> float:
+    cols = 4096
+    matrix = _zeros(stream, GGMLQuantizationType.Q8_0, (READ_BYTES // 34 * 32 // cols, cols))
+
+    def read() -> None:
+        stream.read(matrix)
+        stream.wait()
+
+    return matrix.bytes / _seconds(read)
+
+
+def _dense_rate(stream: CpuStream, gguf: ModelSource) -> float:
+    tensor = gguf.tensors[n.of_layer(0, n.ATTN_Q)]
+    matrix = _zeros(stream, int(tensor.type), tensor.shape)
+    x = Activations(TOKENS, matrix.cols)
+    _clear(x)
+    out = torch.zeros(TOKENS, matrix.rows)
+
+    def multiply() -> None:
+        stream.linear(x, TOKENS, LinearGroup([matrix]), [out])
+        stream.wait()
+
+    return 2.0 * TOKENS * matrix.rows * matrix.cols / _seconds(multiply)
+
+
+def _expert_rate(stream: CpuStream, gguf: ModelSource, model: Qwen3MoeConfig) -> float:
+    experts = min(SAMPLE_EXPERTS, model.num_experts)
+    top_k = min(model.top_k, experts)
+    parts = [gguf.tensors[n.of_layer(0, p)] for p in (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)]
+    gate, up, down = (_zeros(stream, int(t.type), (experts, *t.shape[1:])) for t in parts)
+    tokens = max(1, TOKENS * experts // model.num_experts)  # as many for each expert as a step has
+    y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, model.expert_ff)
+    _clear(y)
+    room = RoutingRoom(tokens, experts, top_k)
+    room.ids[:] = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts
+    room.weights.fill_(1 / top_k)
+    heat, out = torch.zeros(2, experts, dtype=torch.int64), torch.zeros(tokens, model.hidden_size)
+
+    def compute() -> None:
+        stream.experts(gate, up, down, y, tokens, room, h, heat, out)
+        stream.wait()
+
+    return 6.0 * tokens * top_k * model.hidden_size * model.expert_ff / _seconds(compute)
+
+
+def _operation_seconds(stream: CpuStream) -> float:
+    x, y, ones = torch.zeros(1, 32), Activations(1, 32), torch.ones(32)
+    count = 90
+
+    def queue() -> None:
+        for _ in range(count):
+            stream.norm(x, ones, 1e-6, 1, y)
+        stream.wait()
+
+    return _seconds(queue) / count
+
+
+def _zeros(stream: CpuStream, ggml_type: int, shape: tuple[int, ...]) -> Matrix:
+    """A matrix whose source takes no memory."""
+    quant = QUANT_TYPES[GGMLQuantizationType(ggml_type)]
+    rows = int(np.prod(shape[:-1]))
+    return stream.pack(np.zeros(rows * quant.row_bytes(shape[-1]), np.uint8), ggml_type, shape)
+
+
+def _clear(x: Activations) -> None:
+    x.f32.zero_()
+    x.q8.zero_()
+
+
+def _seconds(work: Callable[[], None], most: int = 1000) -> float:
+    """The median of the calls that SECONDS are enough for, after one that warms up."""
+    work()
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while (start := time.perf_counter()) < end and len(times) < most:
+        work()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

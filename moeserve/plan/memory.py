@@ -1,0 +1,113 @@
+"""Predicted memory: of all processes of a server (as PSS, shared pages counted once), and of the GPU.
+
+What the processes take beside weights and KV was measured (docs/placement.md): Python, its libraries, torch and the
+tokenizers built from the vocabulary, by httpserver, detokenizer and worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.config import ServerConfig
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.placement import ModelSizes, Placement
+
+PROCESSES_BYTES = 384 << 20
+VOCABULARY_BYTES = 1550  # of each token
+SHARE_OF_FREE_MEMORY = 0.5  # of what the weights leave, for KV: as worker/kv_pool.py
+LOGIT_ROWS = 64  # computed at a time
+
+GPU_LOGIT_ROWS = 256
+GPU_OVERHEAD_BYTES = 512 << 20  # graphs, kernels' code, torch's rounding
+CUDA_CONTEXT_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. A pool's pages come with their first use: `start` is without KV, `full` with all of it."""
+
+    ram_weights: int
+    ram_kv: int
+    ram_other: int  # processes, tokenizers, the steps' buffers
+    gpu_weights: int
+    gpu_kv: int
+    gpu_stream: int  # buffers for streamed experts
+    gpu_other: int
+    kv_tokens: int
+    max_model_len: int
+
+    @property
+    def ram_start(self) -> int:
+        return self.ram_weights + self.ram_other
+
+    @property
+    def ram_full(self) -> int:
+        return self.ram_start + self.ram_kv
+
+    @property
+    def gpu(self) -> int:
+        return self.gpu_weights + self.gpu_kv + self.gpu_stream + self.gpu_other
+
+
+def processes_bytes(config: ServerConfig, model: Qwen3MoeConfig) -> int:
+    """RAM of all processes beside weights and KV, once the largest step has run."""
+    return PROCESSES_BYTES + VOCABULARY_BYTES * model.vocab_size + _room_bytes(config, model)
+
+
+def _room_bytes(config: ServerConfig, model: Qwen3MoeConfig) -> int:
+    """The buffers of the largest step, as models/qwen3moe/model.py has them: floats, and int8 with scales (1.5)."""
+    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    row = 4 * model.hidden_size + 5.5 * model.hidden_size + 4 * heads + 8 * kv + 5.5 * heads
+    row += 4 * model.num_experts + 1.5 * model.top_k * model.expert_ff
+    return int(tokens * row) + min(config.max_num_seqs, LOGIT_ROWS) * 4 * model.vocab_size
+
+
+def gpu_reserved_bytes(config: ServerConfig, model: Qwen3MoeConfig) -> int:
+    """What the GPU engine takes beside weights, KV and streaming: buffers of the largest step, logits, the sampler's
+    history, tables, and CUDA itself."""
+    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    length = config.max_model_len or model.context_length
+    heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    row = 8 * model.hidden_size + 4 * (heads + 2 * kv) + 6 * heads + 4 * model.top_k * model.expert_ff
+    row += 4 * model.top_k * model.hidden_size
+    rows = min(GPU_LOGIT_ROWS, tokens)
+    logits = 4 * rows * model.vocab_size
+    sampler = 4 * model.vocab_size * (config.max_num_seqs + 3 * rows)
+    tables = 4 * length * (config.max_num_seqs + 1 + model.head_dim)
+    return tokens * row + logits + sampler + tables + GPU_OVERHEAD_BYTES
+
+
+def predict(
+    config: ServerConfig,
+    model: Qwen3MoeConfig,
+    sizes: ModelSizes,
+    placement: Placement,
+    ram: int,
+    gpu_other: int,
+) -> Memory:
+    """ram: bytes that the server may take. The KV pool gets what `worker/kv_pool.py` would give it, and the GPU's
+    share of it what the placement says."""
+    wanted = config.max_model_len or model.context_length
+    other = processes_bytes(config, model)
+    cpu_layers = sum(layer.dense == "cpu" for layer in placement.layers)
+    gpu_layers = len(placement.layers) - cpu_layers
+    free = max(0, ram - other - placement.cpu_weight_bytes)
+    most = config.max_total_tokens or config.max_num_seqs * wanted
+    limits = [most]
+    if cpu_layers and config.max_total_tokens is None:
+        limits.append(int(free * SHARE_OF_FREE_MEMORY) // (cpu_layers * sizes.kv_bytes))
+    if placement.kv_tokens is not None:
+        limits.append(placement.kv_tokens)
+    tokens = min(limits)
+    return Memory(
+        ram_weights=placement.cpu_weight_bytes,
+        ram_kv=tokens * cpu_layers * sizes.kv_bytes,
+        ram_other=other,
+        gpu_weights=placement.gpu_weight_bytes,
+        gpu_kv=tokens * gpu_layers * sizes.kv_bytes,
+        gpu_stream=placement.stream_bytes,
+        gpu_other=gpu_other,
+        kv_tokens=tokens,
+        max_model_len=min(wanted, tokens),
+    )

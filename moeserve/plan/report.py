@@ -1,0 +1,190 @@
+"""A plan as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from moeserve.models.gguf import names as n
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.source import ModelSource
+from moeserve.placement import Placement
+from moeserve.placement.sizes import EXPERT_PARTS, plane_bytes
+from moeserve.plan.memory import Memory
+from moeserve.plan.rates import CpuRates, GpuRates
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Predicted tokens a second."""
+
+    prefill: dict[int, float]  # by the length of a prompt
+    decode: dict[int, float]  # by the number of streams, of all together
+    context: int  # tokens before what is decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: Qwen3MoeConfig
+    gguf: ModelSource
+    placement: Placement
+    memory: Memory
+    ram: int  # bytes that there are
+    gpu: int | None  # the same; None: no GPU
+    users: dict[int, int]  # by tokens of each: how many at once
+    cpu_rates: CpuRates
+    gpu_rates: GpuRates | None
+    speed: Speed
+    command: str
+    cautions: list[str]
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "model": asdict(plan.model),
+        "file_bytes": sum(tensor.nbytes for tensor in plan.gguf.tensors.values()),
+        "tensors": {name: where for name, _, where in tensors(plan)},
+        "gpu_experts": [list(layer.gpu_experts) for layer in plan.placement.layers],
+        "memory": asdict(plan.memory)
+        | {"ram_start": plan.memory.ram_start, "ram_full": plan.memory.ram_full, "gpu": plan.memory.gpu},
+        "ram": plan.ram,
+        "gpu_memory": plan.gpu,
+        "users": plan.users,
+        "rates": {
+            "cpu": asdict(plan.cpu_rates),
+            "gpu": None if plan.gpu_rates is None else asdict(plan.gpu_rates),
+        },
+        "speed": asdict(plan.speed),
+        "command": plan.command,
+        "cautions": plan.cautions,
+    }
+
+
+def as_text(plan: Plan, *, verbose: bool) -> str:
+    sections = [_head(plan), _where(plan), _memory(plan), _capacity(plan), _speed(plan)]
+    if verbose:
+        sections.insert(2, _every_tensor(plan))
+    sections += [f"caution: {text}" for text in plan.cautions]
+    sections.append(f"To serve it so:\n\n    {plan.command}")
+    return "\n\n".join(sections)
+
+
+def tensors(plan: Plan) -> Iterator[tuple[str, int, str]]:
+    """(name, bytes where they lie, where) in the file's order."""
+    for name, tensor in plan.gguf.tensors.items():
+        where, on_gpu = _place_of(plan, name)
+        total, in_planes = tensor.nbytes, plane_bytes(tensor)
+        yield name, int(total * (1 - on_gpu) + in_planes * on_gpu), where
+
+
+def _place_of(plan: Plan, name: str) -> tuple[str, float]:
+    """Where a tensor goes, and the share of it on the GPU."""
+    placement = plan.placement
+    parts = name.split(".")
+    if parts[0] != "blk":
+        where = placement.embedding if name == n.TOKEN_EMBD else placement.head
+        return where, float(where == "cuda")
+    layer = placement.layers[int(parts[1])]
+    if parts[2] not in EXPERT_PARTS:
+        return layer.dense, float(layer.dense == "cuda")
+    count = len(layer.gpu_experts)
+    if count in (0, placement.num_experts):
+        return ("cuda" if count else "cpu"), float(bool(count))
+    return f"cuda: {count} of {placement.num_experts} experts, cpu: the rest", count / placement.num_experts
+
+
+# ---------------------------------------------------------------- text
+
+
+def _head(plan: Plan) -> str:
+    m = plan.model
+    size = sum(tensor.nbytes for tensor in plan.gguf.tensors.values())
+    return (
+        f"{plan.gguf.path.name}: {_gib(size)} of tensors, {m.num_layers} layers of {m.num_experts} experts, "
+        f"{m.top_k} a token, context {m.context_length:,}"
+    )
+
+
+def _where(plan: Plan) -> str:
+    placement = plan.placement
+    lines = [_row("embedding", placement.embedding), _row("head", placement.head)]
+    groups: list[tuple[int, int, str]] = []  # layers first..last that are alike
+    for index, layer in enumerate(placement.layers):
+        count = len(layer.gpu_experts)
+        experts = f"{count} of {placement.num_experts} experts on cuda" if count else "experts on cpu"
+        prefill = {"auto": "", "cpu": ", never streamed", "cuda": ", streamed for every prompt"}[
+            layer.prefill
+        ]
+        text = f"attention and router on {layer.dense}, {experts}"
+        if plan.gpu is not None and count < placement.num_experts and layer.dense == "cuda":
+            text += prefill
+        if groups and groups[-1][2] == text:
+            groups[-1] = (groups[-1][0], index, text)
+        else:
+            groups.append((index, index, text))
+    lines += [_row(f"layers {a} to {b}" if a < b else f"layer {a}", text) for a, b, text in groups]
+    return "\n".join(["Where", *lines])
+
+
+def _every_tensor(plan: Plan) -> str:
+    lines = [f"  {name:<32}{nbytes / (1 << 20):>10.1f} MiB  {where}" for name, nbytes, where in tensors(plan)]
+    return "\n".join(["Tensors", *lines])
+
+
+def _memory(plan: Plan) -> str:
+    m = plan.memory
+    lines = [
+        _row("RAM, weights", _gib(m.ram_weights)),
+        _row("RAM, processes and buffers", _gib(m.ram_other)),
+        _row("RAM, KV when full", _gib(m.ram_kv)),
+        _row(
+            "RAM together",
+            f"{_gib(m.ram_start)} at first, {_gib(m.ram_full)} with the KV full; {_gib(plan.ram)} free",
+        ),
+    ]
+    if plan.gpu is not None:
+        lines += [
+            _row("GPU, weights", _gib(m.gpu_weights)),
+            _row("GPU, KV", _gib(m.gpu_kv)),
+            _row("GPU, streamed experts", _gib(m.gpu_stream)),
+            _row("GPU, buffers and CUDA", _gib(m.gpu_other)),
+            _row("GPU together", f"{_gib(m.gpu)} of {_gib(plan.gpu)}"),
+        ]
+    return "\n".join(["Memory", *lines])
+
+
+def _capacity(plan: Plan) -> str:
+    users = ", ".join(f"{count} of {tokens:,} tokens" for tokens, count in plan.users.items())
+    return "\n".join(
+        [
+            "Capacity",
+            _row("KV", f"{plan.memory.kv_tokens:,} tokens, {plan.memory.max_model_len:,} at most a request"),
+            _row("users at once", users),
+        ]
+    )
+
+
+def _speed(plan: Plan) -> str:
+    cpu, gpu = plan.cpu_rates, plan.gpu_rates
+    machine = f"CPU {cpu.read / 1e9:.0f} GB/s, {cpu.expert_ops / 1e9:,.0f} Gop/s"
+    if gpu is not None:
+        machine += f"; GPU {gpu.read / 1e9:,.0f} GB/s, {gpu.ops / 1e12:.0f} Top/s, {gpu.pcie / 1e9:.0f} GB/s from RAM"
+    prefill = [
+        _row(f"prompt of {tokens:,}", f"{rate:,.0f} tokens/s") for tokens, rate in plan.speed.prefill.items()
+    ]
+    decode = [
+        _row(f"{streams} at once" if streams > 1 else "one answer", f"{rate:,.1f} tokens/s")
+        for streams, rate in plan.speed.decode.items()
+    ]
+    return "\n".join([f"Speed ({machine}; {plan.speed.context:,} tokens of context)", *prefill, *decode])
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:<28}{text}"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.2f} GiB"

@@ -1,0 +1,34 @@
+"""Which experts tokens are routed to, as probabilities: from measured heat, or without preference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+
+
+class Routing:
+    """p [layers, experts]: the probability that a token is routed to an expert; each layer's add up to top_k. Tokens
+    count as independent of one another, though those of one text are less so and touch fewer experts."""
+
+    def __init__(self, model: Qwen3MoeConfig, counts: Sequence[Sequence[int]] | None = None) -> None:
+        """counts [layers][experts]: tokens routed to each; a layer without any has no preference."""
+        shape = (model.num_layers, model.num_experts)
+        weights = np.ones(shape) if counts is None else np.array(counts, np.float64)
+        totals = weights.sum(axis=1, keepdims=True)
+        weights = np.where(totals > 0, weights, 1.0)
+        p = model.top_k * weights / weights.sum(axis=1, keepdims=True)
+        self._p: npt.NDArray[np.float64] = np.minimum(p, 1.0)
+
+    def touched(self, layer: int, tokens: int) -> npt.NDArray[np.float64]:
+        """[experts]: the probability that any of so many tokens is routed to an expert."""
+        touched: npt.NDArray[np.float64] = 1.0 - (1.0 - self._p[layer]) ** tokens
+        return touched
+
+    def share(self, layer: int, experts: Sequence[int]) -> float:
+        """Of a layer's routes, those to these experts."""
+        p = self._p[layer]
+        return float(p[list(experts)].sum() / p.sum())

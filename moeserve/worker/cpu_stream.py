@@ -1,0 +1,28 @@
+"""The CPU pool of a configuration, and whether its weights fit the RAM."""
+
+from __future__ import annotations
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.worker.memory import available_bytes
+from moeserve.worker.places import plan_places
+
+
+def open_stream(config: ServerConfig) -> CpuStream:
+    """Raises ConfigError where the CPU lacks `config.isa` or the threads do not fit."""
+    places = plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding)
+    try:
+        return CpuStream(places, "" if config.isa == "auto" else config.isa)
+    except ValueError as error:
+        raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
+
+
+def check_ram(weight_bytes: int, remedy: str = "or leave more experts to the GPU") -> None:
+    """Raises ConfigError where so many bytes are not free."""
+    free = available_bytes()
+    if weight_bytes > free:
+        raise ConfigError(
+            f"the model's weights take {weight_bytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB of memory are free: "
+            f"free some memory, choose a smaller model or quantisation, {remedy}"
+        )

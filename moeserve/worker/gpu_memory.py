@@ -1,0 +1,47 @@
+"""What a model takes of a GPU's memory, known before anything is allocated."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
+from moeserve.models.qwen3moe.gpu_room import room_bytes as layers_room_bytes
+from moeserve.models.qwen3moe.gpu_room import step_sizes
+from moeserve.models.source import ModelSource
+from moeserve.placement import Gpu, ModelSizes, Placement, place
+from moeserve.placement.options import wishes_of
+from moeserve.worker.gpu_sampler import sampler_bytes
+
+# CUDA graphs, the kernels' code, cuBLAS-less torch and the allocator's rounding: measured, see docs/hybrid.md.
+OVERHEAD_BYTES = 512 << 20
+
+
+def free_bytes(device: torch.device) -> int:
+    """Under Triton's interpreter the CPU's memory stands for the GPU's."""
+    if device.type != "cuda":
+        return int(psutil.virtual_memory().available)
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def room_bytes(config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, device: torch.device) -> int:
+    """What a worker takes beside weights and KV pool."""
+    sizes = step_sizes(max_tokens)
+    head_rows = max(size for size in sizes if size <= GpuQwen3Moe.LOGIT_ROWS)
+    logits = 4 * head_rows * model.vocab_size
+    length = config.max_model_len or model.context_length
+    tables = 4 * (config.max_num_seqs + 1) * length + 4 * length * model.head_dim
+    overhead = OVERHEAD_BYTES if device.type == "cuda" else 0
+    layers = max(layers_room_bytes(model, size, torch.float32) for size in sizes)
+    sampler = sampler_bytes(config.max_num_seqs, model.vocab_size, head_rows)
+    return layers + logits + tables + sampler + overhead
+
+
+def plan_placement(
+    config: ServerConfig, model: Qwen3MoeConfig, gguf: ModelSource, max_tokens: int, device: torch.device
+) -> Placement:
+    """Where every part of the model goes. Raises ConfigError where that cannot be, with what would fit."""
+    gpu = Gpu(free_bytes(device), room_bytes(config, model, max_tokens, device))
+    return place(ModelSizes.of(gguf.tensors, model), wishes_of(config, model), gpu)

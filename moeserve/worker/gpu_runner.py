@@ -1,0 +1,283 @@
+"""Executes plans on the GPU: what `runner.py` does on the CPU, with decode steps recorded as CUDA graphs.
+
+The host does little in a step: it fills one pinned buffer, starts one graph (embedding to logits), then queues the
+sampling behind it while the GPU works, and waits once, for the tokens.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.attention.cuda import prefill_tiles
+from moeserve.messages.schema import (
+    ExpertUse,
+    NewSeq,
+    Row,
+    Sampled,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+    WorkerReady,
+)
+from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam
+from moeserve.models.qwen3moe.gpu_model import FEW_ROWS, GpuBatch, GpuQwen3Moe
+from moeserve.worker.calibration import crossover
+from moeserve.worker.constraints import Constraints
+from moeserve.worker.gpu_inputs import StepInputs
+from moeserve.worker.gpu_sampler import GpuSampler
+from moeserve.worker.graphs import Launches, Recorder
+from moeserve.worker.runner import Int32s, Layout, Sequences, entries
+from moeserve.worker.step_end import StepEnd
+
+COPIED = 1 << 30  # bytes
+CALIBRATED = (64, 128, 256, 512, 1024, 2048)  # tokens
+
+
+class GpuRunner:
+    """Owns the model, the KV pool, the sampler and the grammars. Steps run one at a time, in the order of the calls."""
+
+    def __init__(
+        self,
+        model: GpuQwen3Moe,
+        slot_table: Tensor,
+        ready: WorkerReady,
+        constraints: Constraints,
+        experts_in_ram: ExpertsInRam | None = None,
+    ) -> None:
+        """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's.
+        experts_in_ram: the model's, where there are any."""
+        self._model = model
+        self._ready = ready
+        self._slot_table = slot_table
+        self._experts_in_ram = experts_in_ram
+        self._done = StepEnd(model.device, head_rows=model.head_sizes[-1], yields=experts_in_ram is not None)
+        self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
+        head_rows = model.head_sizes[-1]
+        self._sampler = GpuSampler(ready.max_num_seqs, ready.vocab_size, head_rows, model.device)
+        self._constraints = constraints
+        self._inputs = {
+            size: StepInputs(size, min(size, head_rows), ready.max_num_seqs, model.device)
+            for size in model.sizes
+        }
+        self._decode: dict[int, Launches] = {}
+        self._logits: dict[int, Tensor] = {}  # what a recorded step leaves its logits in
+        self._threshold: int | None = None  # tokens; None: the RAM experts are never streamed
+        self._step_ended = time.perf_counter()
+
+    def ready(self) -> WorkerReady:
+        return self._ready
+
+    def record(self) -> None:
+        """Compiles and records the decode steps of all sizes up to max_num_seqs. Before the first step."""
+        recorder = Recorder(self._model.device)
+        most = _rounded(self._ready.max_num_seqs, self._model.sizes)
+        for size in reversed([size for size in self._model.head_sizes if size <= most]):
+            self._decode[size] = recorder.record(lambda size=size: self._decode_step(size), self._model.begin)  # type: ignore[misc]
+
+    def set_prefill_threshold(self, tokens: int | None) -> None:
+        """Steps with prompts stream the RAM experts from so many tokens on. None: calibrates it, which takes a few
+        seconds; may find that streaming never pays."""
+        limit = min(self._model.sizes[-1], self._ready.max_model_len)
+        sizes = [size for size in CALIBRATED if size <= limit]
+        self._threshold = crossover(self._time_step, sizes) if tokens is None else tokens
+        way = (
+            "never streamed"
+            if self._threshold is None
+            else f"streamed to steps of {self._threshold} tokens on"
+        )
+        self._ready = msgspec.structs.replace(
+            self._ready, device=f"{self._ready.device.removesuffix(')')}, {way})"
+        )
+
+    def _time_step(self, n: int, streamed: bool) -> float:
+        """Seconds of a prompt of n tokens, the better of two."""
+        inputs = self._inputs[_rounded(n, self._model.sizes)]
+        inputs.fill_unreal(n, self._ready.vocab_size)
+        one = np.array([n, 0], np.int32)
+        c = self._model.config
+        tiles = prefill_tiles(
+            one[1:], one[:1], one[1:], one[1:] + self._ready.max_num_seqs, c.num_heads, c.num_kv_heads
+        )
+        batch = self._batch(inputs, 0, torch.from_numpy(tiles).to(self._model.device), streamed)
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            inputs.copy()
+            self._model.begin(batch)
+            self._launch(batch)
+            self._done.wait()
+            self._model.check()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Runs one plan. The plan is the router's and trusted; any exception is fatal to the worker."""
+        started = time.perf_counter()
+        idle_ms = (started - self._step_ended) * 1e3
+        for seq in plan.new_seqs:
+            self._bind(seq)
+        layout = Layout(plan.rows)
+        inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
+        inputs.fill(layout, self._sequences)
+        has_logits = self._forward(inputs, layout)
+        prompt_logprobs = self._prompt_logprobs(plan.rows, layout, inputs.size)
+        # What prompts asked for has overwritten the logits of a recorded step.
+        sampled = self._sample(layout, inputs, has_logits and not prompt_logprobs)
+        if not sampled:
+            self._done.wait()
+        self._model.check()
+        self._step_ended = time.perf_counter()
+        compute_ms = (self._step_ended - started) * 1e3
+        return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
+
+    def expert_use(self) -> ExpertUse:
+        # int32 on the GPU; read as unsigned, so that two billion tokens more fit before a count starts again.
+        tokens = self._model.heat.cpu().numpy().view(np.uint32).astype(np.int64)
+        layers, experts = tokens.shape
+        on_gpu = self._model.on_gpu.numpy().astype(np.uint8)
+        return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
+
+    def step_bytes(self, plan: StepPlan) -> int:
+        """Runs one plan and counts the bytes of weights that it had to read from the slower memory in use, each
+        distinct expert once: from RAM where experts are there, else from the GPU's."""
+        before = self._model.heat.clone()
+        self.step(plan)
+        used = (self._model.heat != before).cpu()
+        if self._experts_in_ram is None:
+            return self._model.weight_bytes(used)
+        return self._experts_in_ram.bytes_of(used & ~self._model.on_gpu)
+
+    def read_experts(self) -> tuple[float, int]:
+        """That memory's speed: seconds and bytes of one plain read of all experts in RAM, or of a copy within the GPU's
+        memory (1 GiB, best of four, read and written)."""
+        if self._experts_in_ram is not None:
+            return self._experts_in_ram.read()
+        source = torch.empty(COPIED, dtype=torch.uint8, device=self._model.device)
+        target = torch.empty_like(source)
+        seconds = []
+        for _ in range(4):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in "se")
+            start.record()
+            target.copy_(source)
+            end.record()
+            end.synchronize()
+            seconds.append(start.elapsed_time(end) / 1e3)
+        return min(seconds), 2 * COPIED
+
+    def _bind(self, seq: NewSeq) -> None:
+        tokens = self._sequences.bind(seq)
+        prefix = (
+            torch.frombuffer(bytearray(seq.prefix_slots), dtype=torch.int32) if seq.prefix_slots else None
+        )
+        if prefix is not None:
+            self._slot_table[seq.req_slot, : len(prefix)].copy_(prefix)
+        output = tokens[seq.num_prompt :]
+        self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
+        self._constraints.bind(seq.req_slot, seq.sampling, output)
+
+    def _forward(self, inputs: StepInputs, layout: Layout) -> bool:
+        """Launches the step; True where that included the head."""
+        each_alone = layout.n <= FEW_ROWS or layout.n == len(layout.count)
+        recorded = self._decode.get(inputs.size) if each_alone else None
+        if recorded is not None:
+            self._model.begin()
+            recorded()
+            return True
+        inputs.copy()
+        num_decode = layout.n if each_alone else _leading_ones(layout.count)
+        tiles = None if each_alone else self._tiles(layout, num_decode)
+        streams = tiles is not None and self._threshold is not None and layout.n >= self._threshold
+        batch = self._batch(inputs, num_decode, tiles, streams)
+        self._model.begin(batch)
+        self._launch(batch)
+        return False
+
+    def _decode_step(self, size: int) -> None:
+        """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
+        inputs = self._inputs[size]
+        inputs.copy()
+        self._launch(self._batch(inputs, size, None, streams=False))
+        rows, _, count = inputs.head(0, size)
+        self._logits[size] = self._model.logits(size, rows, count)
+
+    def _batch(self, inputs: StepInputs, num_decode: int, tiles: Tensor | None, streams: bool) -> GpuBatch:
+        return GpuBatch(
+            inputs.count,
+            inputs.token_ids,
+            inputs.positions,
+            inputs.kv_slots,
+            inputs.req_slots,
+            num_decode,
+            tiles,
+            streams,
+        )
+
+    def _launch(self, batch: GpuBatch) -> None:
+        self._slot_table.index_put_((batch.req_slots, batch.positions), batch.kv_slots)
+        self._model.forward(batch)
+
+    def _tiles(self, layout: Layout, num_decode: int) -> Tensor:
+        """Of the chunks behind the first `num_decode` rows."""
+        c, chunks = self._model.config, slice(num_decode, None)
+        tiles = prefill_tiles(
+            layout.offset[chunks],
+            layout.count[chunks],
+            layout.start[chunks],
+            layout.req_slot[chunks],
+            c.num_heads,
+            c.num_kv_heads,
+        )
+        return torch.from_numpy(tiles).to(self._model.device)
+
+    def _sample(self, layout: Layout, inputs: StepInputs, has_logits: bool) -> list[Sampled]:
+        sampled: list[Sampled] = []
+        most = self._model.head_sizes[-1]
+        for call, first in enumerate(range(0, len(layout.sampled_rows), most)):
+            part = slice(first, first + most)
+            slots, positions = layout.sampled_slots[part], layout.sampled_positions[part]
+            size = inputs.size if has_logits else _rounded(len(slots), self._model.head_sizes)
+            rows, device_slots, count = inputs.head(call, size)
+            logits = self._logits[size] if has_logits else self._model.logits(inputs.size, rows, count)
+            masks = self._constraints.masks_for(slots)
+            chosen = self._sampler.sample(logits, slots, device_slots, count, masks)
+            wanted = self._sampler.wanted_logprobs(slots)
+            has_wanted = any(top is not None for top in wanted)
+            scores = self._sampler.score(logits, chosen, count) if has_wanted else None
+            tokens = self._done.read(chosen[: len(slots)])
+            failed = self._constraints.accept(slots, tokens)
+            self._sequences.append(slots, positions, tokens)
+            logprobs = [None] * len(slots) if scores is None else scores.read(wanted)
+            sampled += entries(tokens, logprobs, failed)
+        return sampled
+
+    def _prompt_logprobs(self, rows: list[Row], layout: Layout, size: int) -> dict[int, list[TokenLogprob]]:
+        found: dict[int, list[TokenLogprob]] = {}
+        for span in self._sequences.prompt_spans(rows, layout, self._model.head_sizes[-1]):
+            n, device = len(span.places), self._model.device
+            padded = _rounded(n, self._model.head_sizes)
+            places, targets = (_padded(ids, padded).to(device) for ids in (span.places, span.targets))
+            count = torch.tensor([n], dtype=torch.int32, device=device)
+            scores = self._sampler.score(self._model.logits(size, places, count), targets, count)
+            entries = scores.read([span.top_n] * n)
+            found.setdefault(span.row, []).extend(entry for entry in entries if entry is not None)
+        return found
+
+
+def _rounded(n: int, sizes: list[int]) -> int:
+    return next(size for size in sizes if size >= n)
+
+
+def _leading_ones(counts: Int32s) -> int:
+    longer = np.flatnonzero(counts > 1)
+    return int(longer[0]) if len(longer) else len(counts)
+
+
+def _padded(ids: Int32s, size: int) -> Tensor:
+    out = torch.zeros(size, dtype=torch.int32)
+    out[: len(ids)] = torch.from_numpy(np.ascontiguousarray(ids))
+    return out

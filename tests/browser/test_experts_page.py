@@ -1,0 +1,139 @@
+"""The page of the experts in a real browser, on a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from playwright.sync_api import Page, expect
+
+from benchmarks.server import Server
+from moeserve.messages.schema import ExpertUse
+from tests.browser.conftest import KEY, Screenshot
+from tests.e2e.clients import TEXT, completion, within
+from tests.unit.http_harness import http_server
+
+CELL = 40  # CSS pixels: the widest, which a model with few experts gets
+LEFT, TOP = 34, 6  # of the first cell
+MARK = [64, 214, 196]
+
+
+def counts(server: Server) -> list[list[int]]:
+    counts: list[list[int]] = httpx.get(server.base_url + "/v1/experts").json()["counts"]
+    return counts
+
+
+def total(page: Page, name: str) -> str:
+    return page.locator("#totals div", has_text=name).locator("dd").inner_text()
+
+
+def point_at(page: Page, layer: int, column: int) -> str:
+    page.hover("#canvas", position={"x": LEFT + (column + 0.5) * CELL, "y": TOP + (layer + 0.5) * CELL})
+    return page.locator("#reading").inner_text()
+
+
+def colour_at(page: Page, layer: int, column: int, *, down: float = 0.3) -> list[int]:
+    """Red, green and blue; `down` is a share of the cell's height."""
+    place = [LEFT + (column + 0.3) * CELL, TOP + (layer + down) * CELL]
+    script = """([x, y]) => {
+      const context = document.querySelector("#canvas").getContext("2d");
+      return [...context.getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data.slice(0, 3)];
+    }"""
+    colour: list[int] = page.evaluate(script, place)
+    return colour
+
+
+def test_the_map_shows_what_the_server_counts_while_it_counts(
+    page: Page, server: Server, screenshot: Screenshot
+) -> None:
+    completion(server, prompt=TEXT, max_tokens=4)
+    page.goto(server.base_url + "/experts")
+    expect(page.locator("#layers tr").first).to_be_visible()
+    before = int(total(page, "Tokens routed").replace(",", ""))
+    completion(server, prompt="Once upon a time " * 20, max_tokens=400, temperature=1, seed=1)
+    expect(page.locator("#totals")).not_to_contain_text(f"{before:,}")
+    page.get_by_label("live").uncheck()
+    now = counts(server)
+    top_k = httpx.get(server.base_url + "/v1/experts").json()["experts_per_token"]
+    assert int(total(page, "Tokens routed").replace(",", "")) == max(map(sum, now)) / top_k > before + 399
+    for layer, row in enumerate(now):
+        ranked = sorted(range(len(row)), key=row.__getitem__)
+        share = f"{100 * row[ranked[-1]] / sum(row):.1f}%"
+        expected = (
+            f"Layer {layer}, expert {ranked[-1]}: {row[ranked[-1]]:,} tokens, {share} of the layer, on CPU"
+        )
+        assert point_at(page, layer, ranked[-1]) == expected
+        assert colour_at(page, layer, ranked[-1])[0] == 255 > colour_at(page, layer, ranked[0])[0]
+        hottest = 100 * sum(row[expert] for expert in ranked[-top_k:]) / sum(row)
+        expect(page.locator("#layers tr").nth(layer)).to_contain_text(f"{hottest:.1f}%")
+    screenshot(page, "experts")
+
+
+def test_the_hottest_come_first_on_demand(page: Page, server: Server) -> None:
+    page.goto(server.base_url + "/experts")
+    expect(page.locator("#layers tr").first).to_be_visible()
+    page.get_by_label("live").uncheck()
+    page.get_by_label("Order").select_option("hottest first")
+    reds = [colour_at(page, 1, column)[0] for column in range(8)]
+    assert reds == sorted(reds, reverse=True)
+    page.get_by_label("Hottest", exact=True).fill("8")
+    expect(page.locator("#layers tr").first).to_contain_text("100.0%")
+
+
+def test_arrow_keys_go_from_expert_to_expert(page: Page, server: Server) -> None:
+    page.goto(server.base_url + "/experts")
+    expect(page.locator("#layers tr").first).to_be_visible()
+    page.focus("#canvas")
+    for key, place in (
+        ("ArrowRight", "Layer 0, expert 0:"),
+        ("ArrowRight", "Layer 0, expert 1:"),
+        ("ArrowDown", "Layer 1, expert 1:"),
+        ("ArrowLeft", "Layer 1, expert 0:"),
+        ("ArrowLeft", "Layer 1, expert 0:"),
+        ("ArrowUp", "Layer 0, expert 0:"),
+    ):
+        page.keyboard.press(key)
+        expect(page.locator("#reading")).to_contain_text(place)
+
+
+def test_the_download_is_the_file_that_the_server_gives(page: Page, server: Server) -> None:
+    page.goto(server.base_url + "/experts")
+    expect(page.locator("#layers tr").first).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download heat file").click()
+    assert download.value.suggested_filename == "tiny-qwen3moe-q4_k_m.heat.json"
+    saved = Path(download.value.path()).read_bytes()
+    assert saved == httpx.get(server.base_url + "/v1/experts/heat").content
+    heat: dict[str, Any] = json.loads(saved)
+    assert heat["counts"] == counts(server)
+
+
+def test_the_key_is_asked_for(page: Page, keyed_server: Server) -> None:
+    page.goto(keyed_server.base_url + "/experts")
+    dialog = page.get_by_role("dialog", name="API key")
+    dialog.get_by_label("Key").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(page.locator("#layers tr").first).to_be_visible()
+    expect(page.locator("#problem")).to_be_hidden()
+    expect(page.locator("#banner")).to_be_hidden()
+
+
+def test_experts_in_gpu_memory_are_marked(page: Page) -> None:
+    """A real httpserver process; an engine of the test's says what a machine with a GPU would."""
+    counts = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
+    on_gpu = np.array([[1, 0, 1], [0, 1, 0]], np.uint8)
+    with http_server() as server:
+        page.goto(server.url + "/experts")
+        assert within(10, lambda: server.expert_use_asked > 0)
+        server.send(ExpertUse(2, 3, 2, counts.tobytes(), on_gpu.tobytes()))
+        expect(page.locator("#layers tr")).to_have_count(2)
+        assert total(page, "In GPU memory") == "3 of 6"
+        assert total(page, "Served by the GPU") == "92.9%"  # 13 of 14
+        underlined = [[colour_at(page, layer, e, down=0.92) == MARK for e in range(3)] for layer in range(2)]
+        assert underlined == on_gpu.astype(bool).tolist()
+        assert point_at(page, 0, 0) == "Layer 0, expert 0: 5 tokens, 71.4% of the layer, on GPU"
+        assert point_at(page, 0, 1) == "Layer 0, expert 1: 0 tokens, 0.0% of the layer, on CPU"
+        expect(page.locator("#layers tr").nth(1)).to_contain_text("85.7%")

@@ -1,0 +1,80 @@
+"""Every program in docs/clients.md, run as it stands against a real server.
+
+Those of the SDKs that the tests have anyway run always. The others need MOESERVE_CLIENTS, a folder with `venv` and
+`node_modules` that `make test-clients` makes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.server import REPOSITORY, Server
+
+PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
+CLIENTS = os.environ.get("MOESERVE_CLIENTS")
+PROGRAMS = [
+    (heading, language, program)
+    for heading, section in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    for language, program in re.findall(r"^```(sh|python|js)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+]
+
+
+def test_the_page_is_read() -> None:
+    assert {language for _, language, _ in PROGRAMS} == {"sh", "python", "js"}
+    assert len(PROGRAMS) >= 10
+
+
+@pytest.mark.parametrize(
+    ("heading", "language", "program"),
+    PROGRAMS,
+    ids=[f"{one[0]}-{index}" for index, one in enumerate(PROGRAMS)],
+)
+def test_program(server: Server, tmp_path: Path, heading: str, language: str, program: str) -> None:
+    (model,) = httpx.get(server.base_url + "/v1/models").json()["data"]
+    program = program.replace("http://localhost:8000", server.base_url).replace("qwen3-30b-a3b", model["id"])
+    command = {"sh": shell, "python": python, "js": node}[language](tmp_path, program)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert '"error"' not in done.stdout
+
+
+def environment() -> dict[str, str]:
+    """Without keys, URLs and proxies of whoever runs the tests."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not re.match(r"OPENAI|ANTHROPIC|LANG(CHAIN|SMITH)|(https?|all)_proxy", name, re.IGNORECASE)
+    }
+
+
+def shell(folder: Path, program: str) -> list[str]:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    return ["bash", "-euc", program]
+
+
+def python(folder: Path, program: str) -> list[str]:
+    (folder / "program.py").write_text(program)
+    interpreter = sys.executable
+    if re.search(r"langchain|llama_index", program):
+        if CLIENTS is None:
+            pytest.skip("run make test-clients")
+        interpreter = f"{CLIENTS}/venv/bin/python"
+    return [interpreter, str(folder / "program.py")]
+
+
+def node(folder: Path, program: str) -> list[str]:
+    if CLIENTS is None or shutil.which("node") is None:
+        pytest.skip("run make test-clients, with node installed")
+    (folder / "node_modules").symlink_to(Path(CLIENTS).resolve() / "node_modules")
+    (folder / "program.mjs").write_text(program)
+    return ["node", str(folder / "program.mjs")]

@@ -1,0 +1,80 @@
+"""Drives a runner by hand, as the router would."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeserve.config import ServerConfig
+from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan, StepResult, TokenLogprob
+from moeserve.options import resolve
+from moeserve.worker.gpu_runner import GpuRunner
+from moeserve.worker.runner import Runner
+
+TOP = 20
+GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0, logprobs=TOP)
+SCORED = SamplingParams(max_tokens=1 << 20, temperature=0.0, logprobs=TOP, prompt_logprobs=TOP)
+
+
+def small_config(model: object, **options: object) -> ServerConfig:
+    fixed: dict[str, object] = {
+        "model": str(model),
+        "max_num_seqs": 16,
+        "max_model_len": 512,
+        "max_total_tokens": 4096,
+        "max_num_batched_tokens": 512,
+    }
+    return resolve(ServerConfig(**(fixed | options)))  # type: ignore[arg-type]
+
+
+class Driver:
+    """KV slots are handed out in a random order. One request slot a sequence."""
+
+    def __init__(self, runner: Runner | GpuRunner) -> None:
+        self.runner = runner
+        ready = runner.ready()
+        self._free = np.random.default_rng(0).permutation(ready.num_kv_slots).astype(np.int32).tolist()
+        self._held: dict[int, list[int]] = {}
+        self._steps = 0
+
+    def new(self, slot: int, tokens: list[int], sampling: SamplingParams) -> NewSeq:
+        self.free(slot)
+        return NewSeq(slot, np.array(tokens, np.int32).tobytes(), len(tokens), b"", sampling)
+
+    def free(self, slot: int) -> None:
+        self._free += self._held.pop(slot, [])
+
+    def row(self, slot: int, count: int, *, sample: bool) -> Row:
+        """The next `count` positions."""
+        held = self._held.setdefault(slot, [])
+        taken = [self._free.pop(0) for _ in range(count)]
+        held += taken
+        return Row(slot, len(held) - count, count, np.array(taken, np.int32).tobytes(), sample)
+
+    def step(self, new: list[NewSeq], rows: list[Row]) -> StepResult:
+        self._steps += 1
+        return self.runner.step(StepPlan(self._steps, new, rows))
+
+    def score(self, slot: int, tokens: list[int], chunk: int) -> list[TokenLogprob]:
+        """What was predicted after each position: the prompt's logprobs, then the first sampled token's."""
+        found: list[TokenLogprob] = []
+        new = [self.new(slot, tokens, SCORED)]
+        for start in range(0, len(tokens), chunk):
+            count = min(chunk, len(tokens) - start)
+            last = start + count == len(tokens)
+            result = self.step(new, [self.row(slot, count, sample=last)])
+            new = []
+            found += result.prompt_logprobs.get(0, [])
+            if last:
+                assert result.sampled[0].logprob is not None
+                found.append(result.sampled[0].logprob)
+        return found
+
+    def generate(
+        self, slot: int, tokens: list[int], count: int, sampling: SamplingParams = GREEDY
+    ) -> list[int]:
+        result = self.step([self.new(slot, tokens, sampling)], [self.row(slot, len(tokens), sample=True)])
+        out = [result.sampled[0].token_id]
+        while len(out) < count:
+            result = self.step([], [self.row(slot, 1, sample=True)])
+            out.append(result.sampled[0].token_id)
+        return out

@@ -1,0 +1,113 @@
+"""Every fixture through the GPU runner: no farther from the truth than llama.cpp, whichever kernels a step takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.accuracy import Fixture, agreed_length, distances, top_of
+from moeserve.messages.schema import TokenLogprob
+from moeserve.worker.gpu_runner import GpuRunner
+from moeserve.worker.loading import load_runner
+from tests.conftest import fixtures_dir
+from tests.gpu.driver import GREEDY, Driver, small_config
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+NAMES = ["bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs"]
+CHUNKS = [512, 33, 7, 1]  # tensor cores, tensor cores in chunks, integer products, recorded decode steps
+
+
+# Of each layer's 8 experts, how many are on the GPU, and from how many tokens on prompts stream the others there.
+PLACEMENTS = [(8, 1), (4, 1 << 20), (4, 1), (0, 1 << 20), (0, 1)]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def fixture(request: pytest.FixtureRequest) -> Fixture:
+    golden = _folder() / f"tiny-qwen3moe-{request.param}.golden.json"
+    if not golden.exists():
+        pytest.skip(f"there is no {golden}")
+    return Fixture.load(golden)
+
+
+@pytest.fixture(scope="module", params=PLACEMENTS, ids=str)
+def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
+    experts, threshold = request.param
+    config = small_config(
+        _folder() / f"{fixture.name}.gguf",
+        device="cuda",
+        num_gpu_experts=experts,
+        gpu_prefill_token_threshold=threshold,
+        threads=4,
+    )
+    runner = load_runner(config, lambda *_: None)
+    assert isinstance(runner, GpuRunner)
+    print(f"DEVICE {runner.ready().device}, streamed from {threshold} tokens on")
+    return Driver(runner)
+
+
+def _folder() -> Path:
+    folder = fixtures_dir()
+    if folder is None:
+        pytest.skip("the wider fixtures are not here (MOESERVE_FIXTURES)")
+    return folder
+
+
+def tops(entries: list[TokenLogprob]) -> list[dict[int, float]]:
+    return [dict(zip(e.top_ids, e.top_logprobs, strict=True)) for e in entries]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_distance_from_the_truth(driver: Driver, fixture: Fixture, chunk: int) -> None:
+    mine = [top for case in fixture.cases for top in tops(driver.score(0, case.tokens, chunk))]
+    truth = np.concatenate([case.truth for case in fixture.cases])
+    ours = distances(truth, mine)
+    rival = distances(truth, [row for case in fixture.cases for row in top_of(case.llama_cpp)])
+    print(
+        f"PARITY {fixture.name} chunk {chunk}: median KL {ours.median_kl:.2e} (llama.cpp {rival.median_kl:.2e}), "
+        f"top-1 {ours.top1:.2%} ({rival.top1:.2%})"
+    )
+    assert ours.median_kl <= 1.05 * rival.median_kl
+    assert ours.top1 >= rival.top1 - 0.01
+
+
+def test_greedy_text(driver: Driver, fixture: Fixture) -> None:
+    """Equal to llama.cpp's up to the first step at which its margin is small, where neither quantises activations."""
+    equal = 0
+    for case in fixture.cases:
+        count = agreed_length(case)
+        equal += driver.generate(0, case.tokens, max(count, 1))[:count] == case.greedy[:count]
+    print(f"GREEDY {fixture.name}: {equal} of {len(fixture.cases)} texts equal")
+    if fixture.name.endswith("f16"):
+        assert equal == len(fixture.cases)
+
+
+def test_a_crowd_in_mixed_steps(driver: Driver, fixture: Fixture) -> None:
+    """Decode rows of some sequences beside chunks of others give what each gives alone, near enough to choose the same
+    tokens where the choice is clear."""
+    prompts = [case.tokens for case in fixture.cases]
+    alone = [driver.generate(i, tokens, 6) for i, tokens in enumerate(prompts)]
+    texts: list[list[int]] = [[] for _ in prompts]
+    left = [list(tokens) for tokens in prompts]
+    while any(len(text) < 6 for text in texts):
+        new, rows, owners = [], [], []
+        decoding = [i for i, text in enumerate(texts) if text and len(text) < 6]
+        rows += [driver.row(i, 1, sample=True) for i in decoding]
+        owners += decoding
+        waiting = [i for i in range(len(prompts)) if left[i]][:2]
+        for i in waiting:
+            if len(left[i]) == len(prompts[i]):
+                new.append(driver.new(i, prompts[i], GREEDY))
+            count = min(23, len(left[i]))
+            left[i] = left[i][count:]
+            rows.append(driver.row(i, count, sample=not left[i]))
+            owners += [i] * (not left[i])
+        result = driver.step(new, rows)
+        for i, sampled in zip(owners, result.sampled, strict=True):
+            texts[i].append(sampled.token_id)
+    same = np.mean([one[0] == many[0] for one, many in zip(alone, texts, strict=True)])
+    print(f"CROWD {fixture.name}: {same:.1%} of the first tokens the same")
+    assert same >= 0.5  # what follows a difference means nothing

@@ -1,0 +1,65 @@
+"""Panels of the CPU pool become the planes that the GGUF rows become."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.kernels.planes import GgmlType, dequantize, empty_planes, repack
+from moeserve.kernels.planes.from_panels import panels_to_planes
+from moeserve.models.gguf.quant_types import QUANT_TYPES
+from tests.kernels.weights import TYPES, Type, random_blocks, random_weights
+
+
+def bytes_of(matrix: Matrix) -> torch.Tensor:
+    at = (ctypes.c_uint8 * matrix.bytes).from_address(matrix.address)
+    return torch.from_numpy(np.ctypeslib.as_array(at))
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("shape", [(3, 64, 512), (2, 32, 768)])
+def test_all_types(kind: Type, shape: tuple[int, ...]) -> None:
+    stream = CpuStream(1)
+    w = random_weights(kind, *shape)
+    check(stream, kind, np.ascontiguousarray(w.rows), shape)
+
+
+@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_size == 32], ids=lambda t: t.name)
+def test_columns_that_fill_no_unit(kind: Type) -> None:
+    shape = (2, 32, 160)
+    w = random_weights(kind, *shape)
+    stream = CpuStream(1)
+    matrix = w.pack(stream)
+    found = empty_planes(GgmlType(int(kind)), shape, "cpu")
+    panels_to_planes(bytes_of(matrix), found)
+    assert torch.equal(dequantize(found), w.values())
+
+
+@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_size > 1], ids=lambda t: t.name)
+def test_every_bit(kind: Type) -> None:
+    blocks = random_blocks(np.random.default_rng(0), kind, (2, 32), 512)
+    check(CpuStream(1), kind, np.ascontiguousarray(blocks).reshape(2, 32, -1), (2, 32, 512))
+
+
+def check(stream: CpuStream, kind: Type, rows: np.ndarray, shape: tuple[int, ...]) -> None:
+    matrix = stream.pack(rows, int(kind), shape)
+    expected = repack(torch.from_numpy(rows), GgmlType(int(kind)), shape)
+    found = empty_planes(GgmlType(int(kind)), shape, "cpu")
+    for tensor in (found.codes, found.scales, found.supers):
+        tensor.view(torch.uint8).fill_(0xAB)
+    panels_to_planes(bytes_of(matrix), found)
+    assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales)
+    assert torch.equal(found.supers, expected.supers)
+
+
+def test_wrong_sizes_are_refused() -> None:
+    planes = empty_planes(GgmlType.Q4_K, (2, 32, 256), "cpu")
+    with pytest.raises(ValueError, match="bytes of panels"):
+        panels_to_planes(torch.zeros(1000, dtype=torch.uint8), planes)
+    with pytest.raises(ValueError, match="whole panels"):
+        panels_to_planes(torch.zeros(10, dtype=torch.uint8), empty_planes(GgmlType.Q4_K, (2, 40, 256), "cpu"))

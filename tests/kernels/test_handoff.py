@@ -1,0 +1,264 @@
+"""The CPU's side of the hand-off, with the test in place of the GPU: flags, subsets, order, errors, the watchdog."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.kernels.handoff_world import (  # isort: skip  (first: it sets up the interpreter)
+    EXPERTS,
+    FF,
+    HERE,
+    HIDDEN,
+    MAX_TOKENS,
+    TOP_K,
+    HandGpu,
+    Layer,
+    alone,
+    local_routes,
+    rows,
+)
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
+from moeserve.kernels.handoff import CpuExperts, ExpertHandoff, HandoffError
+from moeserve.kernels.handoff.wait import driver_can_wait
+from tests.kernels.operations import load
+from tests.kernels.weights import activations, random_weights
+
+
+@pytest.fixture(params=[1, 2, 5], ids=lambda n: f"{n} threads")
+def stream(request: pytest.FixtureRequest) -> CpuStream:
+    return CpuStream(request.param)
+
+
+def handoff(stream: CpuStream, *layers: Layer | None, **options: float) -> ExpertHandoff:
+    experts = [None if layer is None else layer.experts for layer in layers]
+    return ExpertHandoff(stream, experts, MAX_TOKENS, HIDDEN, TOP_K, "cpu", **options)  # type: ignore[arg-type]
+
+
+def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:
+    """A layer without CPU experts between two with; two steps announced at once, of different sizes."""
+    layers = [Layer.random(stream), None, Layer.random(stream, seed=10), Layer.random(stream, seed=20)]
+    h = handoff(stream, *layers)
+    gpu = HandGpu(h)
+    heat = torch.zeros(2, len(HERE), dtype=torch.int64)
+    h.begin()
+    h.begin()
+    got, expected = [], []
+    for step, n in ((1, 5), (2, MAX_TOKENS)):
+        for i, layer in enumerate(layers):
+            if layer is None:
+                continue
+            x, (ids, weights) = activations("gaussian", n, HIDDEN, seed=i), local_routes(n, seed=i + step)
+            gpu.publish(i, step, x, ids, weights)
+            gpu.wait(i)
+            got.append(gpu.result(i, n).clone())
+            expected.append((layer, x, ids, weights))
+            if i == 2:
+                counts = torch.bincount(ids[ids >= 0].flatten(), minlength=len(HERE))
+                heat += torch.stack([counts, (counts > 0).long()])
+    stream.wait()
+    h.check()
+    assert torch.equal(h.heat(2), heat)
+    for out, case in zip(got, expected, strict=True):
+        assert torch.equal(out, alone(stream, *case))
+    h.close()
+
+
+def test_a_layer_with_nothing_for_the_cpu_is_passed_over(stream: CpuStream) -> None:
+    """Also when the GPU, which does not wait then, has gone on to the next step before the pool looks."""
+    layer = Layer.random(stream)
+    h = handoff(stream, layer, layer)
+    gpu = HandGpu(h)
+    gpu.result(0, 1).fill_(7.0)
+    gpu.raise_flag(0, 2, 0)
+    h.begin()
+    x, (ids, weights) = activations("gaussian", 3, HIDDEN), local_routes(3)
+    gpu.publish(1, 1, x, ids, weights)
+    gpu.wait(1)
+    stream.wait()
+    assert (gpu.result(0, 1) == 7.0).all()
+    assert torch.equal(gpu.result(1, 3), alone(stream, layer, x, ids, weights))
+    h.check()
+    h.close()
+
+
+def test_deferred_experts_are_in_the_next_layers_result(stream: CpuStream) -> None:
+    layers = [Layer.random(stream, seed=s) for s in (0, 10, 20)]
+    h = handoff(stream, *layers)
+    gpu = HandGpu(h)
+    n = 4
+    x = [activations("gaussian", n, HIDDEN, seed=s) for s in range(3)]
+    now, later = local_routes(n, 1), local_routes(n, 2)
+    none = torch.full((n, TOP_K), -1, dtype=torch.int32)
+    h.begin()
+    gpu.publish(0, 1, x[0], now[0], now[1], deferred=later[0])
+    gpu.wait(0)
+    first = gpu.result(0, n).clone()
+    gpu.publish(1, 1, x[1], none, now[1], deferred=later[0])  # nothing of its own that is due
+    gpu.wait(1)
+    second = gpu.result(1, n).clone()
+    gpu.publish(2, 1, x[2], now[0], now[1])
+    gpu.wait(2)
+    third = gpu.result(2, n).clone()
+    stream.wait()
+    assert torch.equal(first, alone(stream, layers[0], x[0], now[0], now[1]))
+    assert torch.equal(second, alone(stream, layers[0], x[0], later[0], now[1]))
+    due = alone(stream, layers[1], x[1], later[0], now[1])
+    assert torch.equal(third, due + alone(stream, layers[2], x[2], now[0], now[1]))
+    h.check()
+    h.close()
+
+
+def test_a_gpu_that_goes_silent_is_an_error_and_frees_the_pool(stream: CpuStream) -> None:
+    layer = Layer.random(stream)
+    h = handoff(stream, None, layer, timeout_s=0.2)
+    h.begin()
+    h.check()
+    stream.wait()  # until the watchdog has given the step up
+    with pytest.raises(HandoffError, match=r"the GPU has not published layer 1 for 0\.2"):
+        h.check()
+    with pytest.raises(HandoffError):
+        h.begin()
+    gpu = HandGpu(h)
+    for _ in range(3):  # whatever the GPU still asks is answered, so that its stream ends
+        gpu.raise_flag(1, 1, 1 | _C.Handoff.IMMEDIATE)
+        gpu.wait(1)
+    h.close()
+
+
+def test_a_pool_that_does_not_answer_is_an_error_and_lets_the_gpu_go(stream: CpuStream) -> None:
+    """Here it is busy with something else."""
+    layer = Layer.random(stream)
+    h = handoff(stream, layer, timeout_s=0.1)
+    matrix = random_weights(Type.F32, 2048, 1024).pack(stream)
+    x, out, group = load(activations("gaussian", 64, 1024)), torch.empty(64, 2048), LinearGroup([matrix])
+    started = time.monotonic()
+    for i in range(200):  # a hundred say how many make half a second
+        stream.linear(x, 64, group, [out])
+        if i == 99:
+            stream.wait()
+            first_hundred = time.monotonic() - started
+    for _ in range(int(50 / first_hundred)):
+        stream.linear(x, 64, group, [out])
+    h.begin()
+    gpu = HandGpu(h)
+    gpu.publish(0, 1, *rows(1)[:1], *local_routes(1))
+    gpu.wait(0)
+    with pytest.raises(HandoffError, match="the CPU pool has not answered layer 0"):
+        h.check()
+    stream.wait()
+    h.close()
+
+
+def test_a_step_that_nobody_announced_is_an_error(stream: CpuStream) -> None:
+    h = handoff(stream, Layer.random(stream), timeout_s=0.2)
+    gpu = HandGpu(h)
+    gpu.publish(0, 1, activations("gaussian", 1, HIDDEN), *local_routes(1))
+    gpu.wait(0)
+    with pytest.raises(HandoffError, match=r"without begin\(\)"):
+        h.check()
+    h.close()
+
+
+@pytest.mark.parametrize(
+    ("wants", "expert", "message"),
+    [(2 | 1 << 30, len(HERE), "does not have"), ((MAX_TOKENS + 1) | 1 << 30, 0, "13 rows")],
+)
+def test_a_request_that_makes_no_sense_is_an_error(
+    stream: CpuStream, wants: int, expert: int, message: str
+) -> None:
+    h = handoff(stream, Layer.random(stream))
+    gpu = HandGpu(h)
+    gpu.region.slots[0].ids.fill_(expert)
+    h.begin()
+    gpu.raise_flag(0, 1, wants)
+    gpu.wait(0)
+    stream.wait()
+    with pytest.raises(HandoffError, match=message):
+        h.check()
+    h.close()
+
+
+def test_closing_abandons_a_step_under_way(stream: CpuStream) -> None:
+    h = handoff(stream, Layer.random(stream))
+    h.begin()
+    h.close()
+    h.close()
+    stream.wait()
+    with pytest.raises(HandoffError, match="closed"):
+        h.begin()
+
+
+def test_no_cpu_is_used_between_steps() -> None:
+    stream = CpuStream(4)
+    h = handoff(stream, Layer.random(stream))
+    h.begin()
+    HandGpu(h).raise_flag(0, 1, 0)
+    stream.wait()
+    time.sleep(0.05)  # the spinning, on a loaded machine
+    before = time.process_time()
+    time.sleep(0.4)
+    assert time.process_time() - before < 0.004  # 1% of one core
+    h.close()
+
+
+def test_a_long_wait_for_the_gpu_is_slept_through() -> None:
+    stream = CpuStream(4)
+    layer = Layer.random(stream)
+    h = handoff(stream, layer)
+    h.begin()
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.4)
+    assert time.process_time() - before < 0.06  # of four threads; one of them looks every 0.1 ms
+    gpu, n = HandGpu(h), 2
+    x, (ids, weights) = activations("gaussian", n, HIDDEN), local_routes(n)
+    gpu.publish(0, 1, x, ids, weights)
+    gpu.wait(0)
+    stream.wait()
+    assert torch.equal(gpu.result(0, n), alone(stream, layer, x, ids, weights))
+    h.close()
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    stream = CpuStream(1)
+    good = Layer.random(stream).experts
+    for bad in (
+        CpuExperts(good.gate, good.down, good.down, good.local_ids),
+        CpuExperts(good.up, good.gate, good.gate, good.local_ids),
+    ):
+        with pytest.raises(ValueError, match="layer 1: experts of shapes"):
+            ExpertHandoff(stream, [good, bad], MAX_TOKENS, HIDDEN, TOP_K, "cpu")
+    with pytest.raises(ValueError, match="layer 0"):
+        ExpertHandoff(stream, [good], MAX_TOKENS, HIDDEN + 32, TOP_K, "cpu")
+    h = ExpertHandoff(stream, [None, good], 4, HIDDEN, TOP_K, "cpu")
+    x, ids, weights = rows(5)
+    with pytest.raises(ValueError, match="cannot hand off 5 rows"):
+        h.publish(1, x, ids, weights)
+    with pytest.raises(ValueError, match="layer 0"):
+        h.publish(0, x[:1], ids[:1], weights[:1])
+    h.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_without_a_driver_the_extension_says_so() -> None:
+    assert "libcuda.so.1" in _C.cuda_stream_wait_value(0, 0, 1)
+    assert "libcuda.so.1" in _C.cuda_device_address(0)[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the driver can")
+def test_a_driver_that_cannot_wait_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    answer = torch.zeros(32, dtype=torch.int32)
+    assert not driver_can_wait(answer)
+    assert "a kernel polls for the CPU's experts instead" in caplog.text
+    assert answer[0] == 0
+
+
+def test_the_constants_differ() -> None:
+    """Transposed shapes must not pass by chance."""
+    assert len({HIDDEN, FF, EXPERTS, len(HERE), TOP_K, MAX_TOKENS}) == 6

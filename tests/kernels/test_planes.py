@@ -1,0 +1,75 @@
+"""Planes hold what the GGUF rows held, bit for bit: gguf-py's dequantisation of the same bytes is the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from moeserve.kernels.planes import FORMATS, GgmlType, Planes, dequantize, empty_planes, repack, repack_into
+from moeserve.kernels.planes.formats import FLOATS
+from moeserve.models.gguf.quant_types import QUANT_TYPES
+from tests.kernels import weights
+from tests.kernels.weights import INTEGERS, MIN_AT, SCALE_AT, TYPES, random_weights
+
+
+def bytes_of(w: weights.Weights) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(w.rows))
+
+
+def test_every_type_that_is_served_has_planes() -> None:
+    assert {int(t) for t in FORMATS} | {int(t) for t in FLOATS} == {int(t) for t in QUANT_TYPES}
+    for kind, form in FORMATS.items():
+        served = next(q for t, q in QUANT_TYPES.items() if t == kind)
+        assert (form.block, form.block_bytes) == (served.block_size, served.type_size)
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+@pytest.mark.parametrize("shape", [(5, 512), (2, 3, 768)])
+def test_repack_loses_nothing(kind: weights.Type, shape: tuple[int, ...]) -> None:
+    w = random_weights(kind, *shape)
+    planes = repack(bytes_of(w), GgmlType(int(kind)), shape)
+    assert torch.equal(dequantize(planes).reshape(shape), w.values())
+
+
+@pytest.mark.parametrize("kind", INTEGERS, ids=lambda t: t.name)
+def test_every_bit_counts(kind: weights.Type) -> None:
+    """All codes, scales and mins at once: random bytes but for the float16 scales."""
+    rng = np.random.default_rng(0)
+    blocks = weights.random_blocks(rng, kind, (7,), 1024)
+    for places in (SCALE_AT, MIN_AT):
+        if kind in places:
+            weights.set_half(blocks, places[kind], rng.normal(0, 1, blocks.shape[:-1]))
+    if kind == weights.Type.MXFP4:
+        blocks[..., 0] %= 250  # above, gguf-py's float32 overflows
+    w = weights.Weights(kind, blocks.reshape(7, -1), 1024)
+    assert torch.equal(dequantize(repack(bytes_of(w), GgmlType(int(kind)), w.shape), 0), w.values())
+
+
+@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_size <= 32], ids=lambda t: t.name)
+def test_columns_that_fill_no_unit(kind: weights.Type) -> None:
+    w = random_weights(kind, 6, 160)
+    assert torch.equal(dequantize(repack(bytes_of(w), GgmlType(int(kind)), w.shape), 0), w.values())
+
+
+def test_slices_of_rows_fill_a_stack() -> None:
+    w = random_weights(weights.Type.Q6_K, 3, 8, 512)
+    planes = empty_planes(GgmlType.Q6_K, w.shape, "cpu")
+    rows = bytes_of(w).reshape(24, -1)
+    for start, end in ((16, 24), (0, 5), (5, 16)):
+        repack_into(planes, rows[start:end], start)
+    assert torch.equal(dequantize(planes), w.values())
+    with pytest.raises(ValueError, match="not of this matrix"):
+        repack_into(planes, rows, 1)
+
+
+def test_size_is_the_files_or_a_little_more() -> None:
+    """Bits a weight, where the columns fill whole units: the GGUF's, and a little for unpacked scales."""
+
+    def bits(planes: Planes) -> float:
+        return planes.nbytes * 8 / (planes.experts * planes.rows * planes.cols)
+
+    sizes = {kind: bits(empty_planes(kind, (4, 2048), "cpu")) for kind in FORMATS}
+    for kind, form in FORMATS.items():
+        assert 0 <= sizes[kind] - 8 * form.block_bytes / form.block <= 0.19, kind
+    assert sizes[GgmlType.Q4_K] == 4.625

@@ -1,0 +1,100 @@
+"""Decode and prefill attention against the reference: scattered slots, ragged lengths, every way of splitting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention.cuda import DecodeRoom, decode_attention, prefill_attention, prefill_tiles
+from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.quantize.reference import quantize
+from tests.kernels.weights import nmse
+
+GUARD = 12345.0
+HEADS = [(8, 1, 128), (4, 2, 32), (3, 1, 48)]
+
+
+@dataclass
+class Pool:
+    keys: torch.Tensor
+    values: torch.Tensor
+    table: torch.Tensor  # int32 [requests, length]: every slot in one place at most
+
+    def on_device(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.keys.to(DEVICE), self.values.to(DEVICE), self.table.to(DEVICE)
+
+
+def make_pool(kv_heads: int, dim: int, requests: int, length: int, seed: int = 0) -> Pool:
+    g = torch.Generator().manual_seed(seed)
+    slots = requests * length + 5
+    keys = torch.randn(slots, kv_heads, dim, generator=g).half() * 2
+    values = torch.randn(slots, kv_heads, dim, generator=g).half()
+    table = torch.randperm(slots, generator=g)[: requests * length].view(requests, length)
+    return Pool(keys, values, table.int())
+
+
+def queries(n: int, heads: int, dim: int) -> torch.Tensor:
+    return (torch.randn(n, heads, dim, generator=torch.Generator().manual_seed(9)) / dim**0.5 * 2).half()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
+    lengths, requests = [300, 1, 64, 129], [3, 0, 2, 1]
+    pool, q = make_pool(kv_heads, dim, 4, 300), queries(5, heads, dim)
+    sequences = [
+        Sequence(i, 1, n - 1, pool.table[r]) for i, (n, r) in enumerate(zip(lengths, requests, strict=True))
+    ]
+    expected = attention(q[:4], pool.keys, pool.values, sequences)
+    room = DecodeRoom(5, heads, kv_heads, dim, DEVICE)
+    room.sums, room.stats = room.sums[:, :, :splits], room.stats[:, :, :splits]
+    out = GpuActivations.empty(5, heads * dim, DEVICE, dtype=torch.float32, quantised=dim % 32 == 0)
+    assert out.x is not None
+    out.x.fill_(GUARD)
+    for _ in range(2):  # the counters are as they were
+        decode_attention(
+            q.to(DEVICE), *pool.on_device(), ints([*requests, 0]), ints([*(n - 1 for n in lengths), 0]), counter(4),
+            room.sums.contiguous(), room.stats.contiguous(), room.counters, out.x, out.codes, out.scales,
+        )  # fmt: skip
+        assert nmse(out.x[:4].cpu(), expected) < 1e-6  # weights of float16
+        assert (out.x[4] == GUARD).all()
+        assert not room.counters.any()
+    if out.codes is not None and out.scales is not None:
+        q8 = quantize(out.x[:4].cpu())
+        assert (out.codes[:4].cpu().int() - q8.codes).abs().max() <= 1
+        assert torch.allclose(out.scales[:4].cpu(), q8.scales, rtol=1e-5)
+
+
+def test_splits_fill_the_gpu_at_any_batch() -> None:
+    assert [DecodeRoom(n, 32, 4, 128, "meta").splits for n in (1, 8, 64, 512)] == [64, 16, 2, 1]
+
+
+CHUNKS = [  # rows, count, position, request
+    [(0, 5, 0, 1)],
+    [(2, 70, 0, 0), (72, 1, 99, 2), (73, 40, 61, 1)],
+    [(0, 17, 128, 2), (17, 64, 64, 0)],
+]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_prefill(heads: int, kv_heads: int, dim: int, chunks: list[tuple[int, int, int, int]]) -> None:
+    n = max(row + count for row, count, _, _ in chunks) + 1
+    pool, q = make_pool(kv_heads, dim, 3, 160), queries(n, heads, dim)
+    expected = attention(
+        q, pool.keys, pool.values, [Sequence(r, c, p, pool.table[s]) for r, c, p, s in chunks]
+    )
+    columns = [np.array(column, np.int32) for column in zip(*chunks, strict=True)]
+    tiles = prefill_tiles(*columns, heads, kv_heads)
+    out = torch.full((n, heads * dim), GUARD, device=DEVICE)
+    prefill_attention(q.to(DEVICE), *pool.on_device(), torch.from_numpy(tiles).to(DEVICE), out)
+    inside = torch.zeros(n, dtype=torch.bool)
+    for row, count, _, _ in chunks:
+        inside[row : row + count] = True
+    assert nmse(out.cpu()[inside], expected[inside]) < 1e-6
+    assert (out.cpu()[~inside] == GUARD).all()

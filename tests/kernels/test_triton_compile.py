@@ -1,0 +1,147 @@
+"""Every kernel compiles for a Hopper GPU, which takes none: what the interpreter lets pass, the compiler may refuse.
+
+A call of an operator on tensors without data (device "meta") compiles what it would launch.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+import moeserve.kernels.launch as launch
+
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int8: "i8",
+         torch.uint8: "u8"}
+
+def compile_for_hopper(kernel, grid, *arguments, **options):
+    signature, constants, aligned = {}, {}, {}
+    for i, (name, value) in enumerate(zip(kernel.function.arg_names, arguments, strict=True)):
+        if isinstance(value, torch.Tensor):
+            signature[name] = "*" + NAMES[value.dtype]
+            aligned[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name], constants[name] = "constexpr", value
+    source = ASTSource(kernel.function, signature, constants, aligned)
+    compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    print(kernel.function.__name__, compiled.metadata.shared, flush=True)
+    assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
+
+launch.Kernel.__call__ = compile_for_hopper
+launch.PDL = True
+"""
+CALLS = {
+    "linear, few": "linear(4, Q4, 512, 96, Q6, 32)",
+    "linear, many": "linear(200, Q4, 512, 96, Q6, 32)",
+    "linear, looked up": "linear(20, IQ4, 512, 96, None, 0)",
+    "linear, floats": "linear(2, F32, 512, 96, None, 0)",
+    "experts, few": "experts(2, Q4, Q6)",
+    "experts, some": "experts(30, Q4, Q6)",
+    "experts, many": "experts(2000, Q4, Q6)",
+    "rows": "rows(3, Q4)",
+    "rows, looked up": "rows(3, IQ4)",
+    "attention": "attention(3)",
+    "sampling": "sampling(2)",
+}
+OPERATORS = """
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention.cuda import DecodeRoom, decode_attention, prefill_attention
+from moeserve.kernels.embed.cuda import embed
+from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
+from moeserve.kernels.linear import cuda
+from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.planes import GgmlType, empty_planes
+from moeserve.kernels.rope.cuda import rope_store
+from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
+
+Q4, Q6, IQ4, F32 = GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.IQ4_XS, GgmlType.F32
+f32, i32 = torch.float32, torch.int32
+
+def empty(*shape, dtype=f32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+def weight(kind, *shape):
+    p = empty_planes(kind, shape, "meta")
+    return [p.codes, p.scales, p.supers]
+
+def both(n, cols, dtype=f32):
+    a = GpuActivations.empty(n, cols, "meta", dtype=dtype, quantised=True)
+    return a.x, a.codes, a.scales
+
+def linear(n, kind, cols, rows, beside, beside_rows):
+    x = both(n, cols, f32 if n <= cuda.GEMV_TOKENS else torch.bfloat16)
+    other = None if beside is None else weight(beside, beside_rows, cols)
+    cuda.linear(*x, empty(1, dtype=i32), weight(kind, rows, cols), kind, other, beside or 0, cols,
+                empty(n, rows + beside_rows))
+
+def experts(n, kind, down):
+    experts, top_k, hidden, ff = 128, 8, 512, 256
+    room, ids, count = BlockRoom(n, top_k, experts, "meta"), empty(n, top_k, dtype=i32), empty(1, dtype=i32)
+    few = room.method.up is None
+    dtype = f32 if few else torch.bfloat16
+    block = (ids.view(-1), None)
+    if room.method.block > 1:
+        align_routes(ids, count, experts, room.expert, room.routes)
+        block = (room.expert, room.routes)
+    h = both(n * top_k, ff, dtype) if few else (empty(n * top_k, ff, dtype=dtype), None, None)
+    gate = weight(kind, experts, ff, hidden)
+    experts_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, *block, top_k, *h)
+    experts_down(*h, weight(down, experts, hidden, ff), down, ff, *block, count, empty(n, top_k, hidden, dtype=dtype))
+
+def rows(n, kind):
+    heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
+    embed(empty(n, dtype=i32), count, weight(kind, 9, 256), kind, empty(n, 256))
+    ids = empty(n, 8, dtype=i32)
+    add_norm(empty(n, 256), empty(n, 8, 256), empty(n, 8), ids, empty(n, 256), None, count, empty(256), 1e-6,
+             *both(n, 256))
+    route(empty(n, 128), empty(128, dtype=i32), count, ids, ids, empty(n, 8), empty(128, dtype=i32))
+    q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
+    pool = empty(50, kv_heads, dim, dtype=torch.float16)
+    at = empty(n, dtype=i32)
+    rope_store(q, k, k, empty(dim), empty(dim), 1e-6, empty(9, dim // 2), empty(9, dim // 2), at, at, count,
+               empty(n, heads, dim, dtype=torch.float16), pool, pool)
+
+def attention(n):
+    heads, kv_heads, dim, at = 32, 4, 128, empty(n, dtype=i32)
+    q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
+    room = DecodeRoom(n, heads, kv_heads, dim, "meta")
+    table = empty(3, 64, dtype=i32)
+    decode_attention(q, pool, pool, table, at, at, empty(1, dtype=i32), room.sums, room.stats, room.counters,
+                     *both(n, heads * dim))
+    prefill_attention(q, pool, pool, table, empty(2, 4, dtype=i32), empty(n, heads * dim, dtype=torch.bfloat16))
+
+def sampling(n):
+    vocab, at, count = 5000, empty(n, dtype=i32), empty(1, dtype=i32)
+    s, r = DeviceSamplerState(n, vocab, "meta"), SamplingRoom(n, vocab, "meta")
+    state = (s.params, s.bias_ids, s.bias_values, s.stop_ids, s.history)
+    room = (r.block_max, r.block_sum, r.values, r.ids)
+    sample(empty(n, vocab), at, count, *state, empty(n, 157, dtype=i32), r.edited, *room, at)
+    logprobs(empty(n, vocab), at, count, *room, empty(n), at, empty(n, 20, dtype=i32), empty(n, 20))
+
+eval(sys.argv[1])
+"""
+
+
+@pytest.mark.slow  # 60 s of one core together
+@pytest.mark.parametrize("name", CALLS)
+def test_compiles(name: str) -> None:
+    # A process of its own: the others in this one are interpreted.
+    source = f"{SCRIPT}{OPERATORS}"
+    done = subprocess.run(
+        [sys.executable, "-c", source, CALLS[name]],
+        cwd=Path(__file__).resolve().parents[2],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "_kernel" in done.stdout

@@ -1,0 +1,122 @@
+"""Alignment of routes, and whole expert layers against the reference, by every method a batch size takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.experts import cuda
+from moeserve.kernels.experts.reference import experts as reference
+from moeserve.kernels.planes import dequantize
+from moeserve.kernels.quantize.reference import quantize, round_trip
+from tests.kernels.test_triton_linear import planes_of, tensors
+from tests.kernels.weights import Type, nmse
+
+
+def random_ids(n: int, experts: int, top_k: int, seed: int = 0) -> torch.Tensor:
+    g = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(experts, generator=g)[:top_k] for _ in range(n)]).int()
+
+
+@pytest.mark.parametrize(
+    ("n", "experts", "top_k", "block"), [(1, 128, 8, 4), (40, 7, 3, 4), (150, 8, 8, 16), (9, 5, 1, 64)]
+)
+def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
+    """Every live route in one block, its expert's, in order; nothing else anywhere."""
+    live = max(1, n - 2)
+    ids = random_ids(n, experts, top_k)
+    ids[0, 0] = -1  # an expert that is elsewhere
+    blocks = cuda.num_blocks(n, top_k, experts, block)
+    expert = torch.full((blocks,), -7, dtype=torch.int32, device=DEVICE)
+    routes = torch.full((blocks, block), -7, dtype=torch.int32, device=DEVICE)
+    cuda.align_routes(ids.to(DEVICE), counter(live), experts, expert, routes)
+    flat = ids[:live].flatten()
+    expected_experts, expected_routes = [], []
+    for e in range(experts):
+        mine = torch.nonzero(flat == e).flatten().tolist()
+        for first in range(0, len(mine), block):
+            some = mine[first : first + block]
+            expected_experts.append(e)
+            expected_routes.append(some + [-1] * (block - len(some)))
+    used = len(expected_experts)
+    assert expert.tolist() == expected_experts + [-1] * (blocks - used)
+    assert routes[:used].tolist() == expected_routes
+
+
+def run(
+    kinds: tuple[Type, Type, Type],
+    n: int,
+    method: cuda.Method,
+    *,
+    ff: int = 64,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One expert layer by a method, and its reference. hidden 256, 3 experts, top 2, the last row not live."""
+    hidden, experts, top_k, live = 256, 3, 2, max(1, n - 1)
+    if Type.Q6_K in kinds[2:]:
+        ff = 256
+    gate, up = planes_of(kinds[0], experts, ff, hidden), planes_of(kinds[1], experts, ff, hidden)
+    down = planes_of(kinds[2], experts, hidden, ff)
+    x = torch.randn(n, hidden, generator=torch.Generator().manual_seed(1)).to(dtype)
+    ids = random_ids(n, experts, top_k)
+    ids[0, 1] = -1
+    weights = torch.rand(n, top_k, generator=torch.Generator().manual_seed(2))
+    q = quantize(x.float())
+    gemv = method.up is None
+    quantised_h = gemv and down.quantised
+    h = GpuActivations.empty(
+        n * top_k, ff, DEVICE, dtype=None if quantised_h else dtype, quantised=quantised_h
+    )
+    parts = torch.zeros(n, top_k, hidden, device=DEVICE)
+    block_expert, block_routes = ids.flatten().to(DEVICE), None
+    if method.block > 1:
+        blocks = cuda.num_blocks(n, top_k, experts, method.block)
+        block_expert = torch.empty(blocks, dtype=torch.int32, device=DEVICE)
+        block_routes = torch.empty(blocks, method.block, dtype=torch.int32, device=DEVICE)
+        cuda.align_routes(ids.to(DEVICE), counter(live), experts, block_expert, block_routes)
+    else:
+        block_expert[live * top_k :] = -1
+    cuda.experts_up(
+        x.to(DEVICE), q.codes.to(DEVICE), q.scales.to(DEVICE), tensors(gate), int(gate.type), tensors(up), int(up.type),
+        hidden, block_expert, block_routes, top_k, h.x, h.codes, h.scales,
+    )  # fmt: skip
+    cuda.experts_down(
+        h.x, h.codes, h.scales, tensors(down), int(down.type), ff, block_expert, block_routes, counter(live), parts,
+    )  # fmt: skip
+    there = (ids >= 0)[..., None]
+    got = (parts.cpu() * weights[..., None] * there).sum(1)[:live]
+    through = [round_trip if gemv and p.quantised else torch.Tensor.double for p in (gate, up, down)]
+    expected = reference(
+        x[:live].float(), dequantize(gate).cpu(), dequantize(up).cpu(), dequantize(down).cpu(), ids[:live].clamp(min=0),
+        weights[:live] * there[:live, :, 0], *through,
+    )  # fmt: skip
+    return got, expected
+
+
+MIX = (Type.Q4_K, Type.Q4_K, Type.Q6_K)
+
+
+OTHERS = (Type.Q8_0, Type.MXFP4, Type.Q5_0)
+FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tokens"),
+    [(MIX, 1), (MIX, 8), (OTHERS, 33), *((kinds, 2) for kinds in FLOATS)],
+)
+def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
+    """The method of `tokens` rows, on a few. A code of h may round the other way where a value lies between two: 1e-6
+    of the power."""
+    got, expected = run(kinds, min(tokens, 4), cuda.method_for(tokens))
+    assert nmse(got, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tokens"), [(MIX, 256), (MIX, 1024), (OTHERS, 1024), (FLOATS[0], 1024), (FLOATS[1], 256)]
+)
+def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
+    """The method of `tokens` rows, on a few; float16 activations, weights and products."""
+    got, expected = run(kinds, 9, cuda.method_for(tokens), dtype=torch.float16)
+    assert nmse(got, expected) < 1e-6

@@ -1,0 +1,107 @@
+"""The products with matrices in planes, against dequantised weights in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.embed.cuda import embed
+from moeserve.kernels.linear.cuda import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
+from moeserve.kernels.linear.reference import linear as reference
+from moeserve.kernels.planes import GgmlType, Planes, dequantize, repack
+from moeserve.kernels.quantize.reference import quantize, round_trip
+from tests.kernels import weights
+from tests.kernels.test_planes import bytes_of
+from tests.kernels.weights import TYPES, activations, nmse, random_weights
+
+GUARD = 12345.0
+
+
+def planes_of(kind: weights.Type, *shape: int) -> Planes:
+    return repack(bytes_of(random_weights(kind, *shape)).to(DEVICE), GgmlType(int(kind)), shape)
+
+
+def tensors(p: Planes) -> list[torch.Tensor]:
+    return [p.codes, p.scales, p.supers]
+
+
+def run(p: Planes, x: torch.Tensor, live: int, *, integer: bool) -> torch.Tensor:
+    """The first `live` rows of x through the operator; it may write no others."""
+    q = quantize(x.float().cpu()) if integer else None
+    out = torch.full((len(x), p.rows), GUARD, device=DEVICE)
+    codes, scales = (None, None) if q is None else (q.codes.to(DEVICE), q.scales.to(DEVICE))
+    linear(x.to(DEVICE), codes, scales, counter(live), tensors(p), int(p.type), None, 0, p.cols, out)
+    assert (out[live:] == GUARD).all()
+    return out[:live].cpu()
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+def test_few_tokens(kind: weights.Type) -> None:
+    """Integer products are exact on quantised activations but for the float32 sums over groups."""
+    p = planes_of(kind, 18, 512)
+    x = activations("outlier channels", 2, 512)
+    got = run(p, x, 1, integer=p.quantised)
+    expected = reference(round_trip(x) if p.quantised else x, dequantize(p, 0).cpu())
+    assert nmse(got, expected[:1]) < 1e-12
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+def test_many_tokens(kind: weights.Type) -> None:
+    """Weights rounded to the activations' float16 before the dot: 2^-11 relative, 4e-8 of the power."""
+    p = planes_of(kind, 18, 512)
+    x = activations("gaussian", 20, 512).half()
+    assert nmse(run(p, x, 18, integer=False), reference(x[:18], dequantize(p, 0).cpu())) < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "tokens"),
+    [(1, 256, 1), (70, 768, 3), (33, 96, 3), (1, 256, 17), (70, 768, 17), (33, 96, 17)],
+)
+def test_shapes(rows: int, cols: int, tokens: int) -> None:
+    kind = weights.Type.Q4_K if cols % 256 == 0 else weights.Type.Q5_0
+    p = planes_of(kind, rows, cols)
+    x = activations("heavy-tailed", tokens, cols).half()
+    few = tokens <= GEMV_TOKENS
+    expected = reference(round_trip(x) if few else x, dequantize(p, 0).cpu())
+    assert nmse(run(p, x, tokens, integer=few), expected) < 1e-6
+
+
+def test_more_columns_than_a_pass_takes() -> None:
+    p, x = planes_of(weights.Type.Q4_K, 3, 5120), activations("gaussian", 1, 5120)
+    assert nmse(run(p, x, 1, integer=True), reference(round_trip(x), dequantize(p, 0).cpu())) < 1e-12
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_a_matrix_beside(tokens: int) -> None:
+    p, beside = planes_of(weights.Type.Q4_K, 40, 256), planes_of(weights.Type.Q6_K, 24, 256)
+    x = activations("gaussian", tokens, 256).half()
+    q = quantize(x.float())
+    out = torch.full((tokens, 64), GUARD, device=DEVICE)
+    linear(
+        x.to(DEVICE), q.codes.to(DEVICE), q.scales.to(DEVICE), counter(tokens - 1), tensors(p), int(p.type),
+        tensors(beside), int(beside.type), 256, out,
+    )  # fmt: skip
+    w = torch.cat([dequantize(p, 0), dequantize(beside, 0)]).cpu()
+    assert nmse(out[:-1].cpu(), reference(round_trip(x) if tokens <= GEMV_TOKENS else x, w)[:-1]) < 1e-7
+    assert (out[-1] == GUARD).all()
+
+
+def test_large_tiles() -> None:
+    p = planes_of(weights.Type.Q6_K, 130, 512)
+    x = activations("gaussian", 70, 512).half()
+    out = torch.full((70, 130), GUARD, device=DEVICE)
+    weight = weight_of(tensors(p), int(p.type), p.cols)
+    tile = GemmTile(64, 128, 2, 8, 2)
+    run_gemm(x.to(DEVICE), weight, None, None, counter(70), out, tile=tile)
+    assert nmse(out.cpu(), reference(x, dequantize(p, 0).cpu())) < 1e-7
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
+def test_embedding(kind: weights.Type) -> None:
+    cols = 768 if weights.QUANT_TYPES[kind].block_size == 256 else 96
+    p = planes_of(kind, 9, cols)
+    x = torch.full((3, cols), GUARD, device=DEVICE)
+    embed(ints([8, 0, 5]), counter(2), tensors(p), int(p.type), x)
+    assert torch.equal(x[:2].cpu(), dequantize(p, 0).cpu()[[8, 0]])
+    assert (x[2] == GUARD).all()

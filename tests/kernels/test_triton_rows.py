@@ -1,0 +1,143 @@
+"""The row-wise kernels (norm, RoPE and KV write, routing) against their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.norm.reference import norm
+from moeserve.kernels.quantize.reference import quantize
+from moeserve.kernels.rope.cuda import rope_store
+from moeserve.kernels.rope.reference import rope_store as rope_reference
+from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.reference import route as route_reference
+from tests.kernels.weights import nmse
+
+EPS = 1e-6
+GUARD = 12345.0
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check_norm(y: GpuActivations, expected: torch.Tensor, live: int) -> None:
+    assert y.x is not None
+    assert y.codes is not None
+    assert y.scales is not None
+    assert nmse(y.x[:live].cpu(), expected) < 1e-12
+    assert (y.x[live:] == GUARD).all()
+    q = quantize(expected.float())
+    assert (y.codes[:live].cpu().int() - q.codes).abs().max() <= 1  # a code apart where x lies between two
+    assert (y.codes[:live].cpu() != q.codes).float().mean() < 0.01
+    assert torch.allclose(y.scales[:live].cpu(), q.scales, rtol=1e-5)
+
+
+def guarded(rows: int, cols: int) -> GpuActivations:
+    y = GpuActivations.empty(rows, cols, DEVICE, dtype=torch.float32, quantised=True)
+    assert y.x is not None
+    y.x.fill_(GUARD)
+    return y
+
+
+@pytest.mark.parametrize("cols", [64, 768])
+def test_residual_and_norm(cols: int) -> None:
+    x, parts, extra = normal(4, cols), normal(4, 3, cols, seed=1), normal(4, cols, seed=2)
+    weights, weight = normal(4, 3, seed=3), normal(cols, seed=4)
+    ids = torch.tensor([[0, -1, 2], [1, 1, 1], [-1, -1, -1], [0, 0, 0]], dtype=torch.int32)
+    there = (ids >= 0)[..., None].double()
+    total = x.double() + extra + (parts * weights[..., None] * there).sum(1)
+    mine = x.to(DEVICE)
+    y = guarded(4, cols)
+    add_norm(
+        mine, parts.to(DEVICE), weights.to(DEVICE), ids.to(DEVICE), extra.to(DEVICE), None, counter(3),
+        weight.to(DEVICE), EPS, y.x, y.codes, y.scales,
+    )  # fmt: skip
+    assert nmse(mine[:3].cpu(), total[:3]) < 1e-12
+    assert torch.equal(mine[3].cpu(), x[3])
+    check_norm(y, norm(total[:3], weight, EPS), 3)
+
+
+def test_norm_of_chosen_rows_leaves_the_residual() -> None:
+    x, parts, weight = normal(5, 96), normal(5, 1, 96, seed=1), normal(96, seed=2)
+    mine = x.to(DEVICE)
+    y = guarded(3, 96)
+    add_norm(
+        mine, parts.to(DEVICE), None, None, None, ints([4, 0, 2]), counter(2), weight.to(DEVICE), EPS,
+        y.x, y.codes, y.scales,
+    )  # fmt: skip
+    assert torch.equal(mine.cpu(), x)
+    check_norm(y, norm((x + parts[:, 0])[[4, 0]], weight, EPS), 2)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(8, 1, 128), (6, 2, 32), (4, 4, 48)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rope_and_kv_write(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    n, live, slots = 4, 3, 11
+    fused = normal(n, (heads + 2 * kv_heads) * dim).to(dtype)
+    q, k, v = fused.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+    q_norm, k_norm = normal(dim, seed=1), normal(dim, seed=2)
+    angles = torch.rand(20, dim // 2, generator=torch.Generator().manual_seed(3)) * 6
+    positions, slot = torch.tensor([19, 0, 7, 3]), torch.tensor([10, 2, 5, 0])
+    keys, values = torch.zeros(slots, kv_heads, dim), torch.zeros(slots, kv_heads, dim)
+    expected = rope_reference(
+        q[:live].unflatten(1, (heads, dim)), k[:live].unflatten(1, (kv_heads, dim)),
+        v[:live].unflatten(1, (kv_heads, dim)), q_norm, k_norm, EPS, angles.cos()[positions[:live]],
+        angles.sin()[positions[:live]], slot[:live], keys, values,
+    )  # fmt: skip
+    mine = fused.to(DEVICE)
+    q_out = torch.full((n, heads, dim), GUARD, device=DEVICE)
+    my_keys, my_values = torch.zeros_like(keys, device=DEVICE), torch.zeros_like(values, device=DEVICE)
+    rope_store(
+        *mine.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1), q_norm.to(DEVICE), k_norm.to(DEVICE), EPS,
+        angles.cos().to(DEVICE), angles.sin().to(DEVICE), ints(positions), ints(slot), counter(live), q_out,
+        my_keys, my_values,
+    )  # fmt: skip
+    assert nmse(q_out[:live].cpu(), expected) < 1e-12
+    assert (q_out[live:] == GUARD).all()
+    assert nmse(my_keys.cpu(), keys) < 1e-12
+    assert torch.equal(my_values.cpu(), values)
+
+
+def test_a_row_without_a_slot_stores_nothing() -> None:
+    q, k, v, ones = normal(1, 32), normal(1, 32), normal(1, 32), torch.ones(32, device=DEVICE)
+    keys, values = torch.zeros(3, 1, 32, device=DEVICE), torch.zeros(3, 1, 32, device=DEVICE)
+    angle = torch.zeros(1, 16, device=DEVICE)
+    rope_store(
+        q.to(DEVICE), k.to(DEVICE), v.to(DEVICE), ones, ones, EPS, angle, angle, ints([0]), ints([-1]), counter(1),
+        torch.empty(1, 1, 32, device=DEVICE), keys, values,
+    )  # fmt: skip
+    assert not keys.any()
+    assert not values.any()
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(128, 8), (10, 3), (4, 4), (5, 1)])
+def test_routing(experts: int, top_k: int) -> None:
+    n, live = 6, 5
+    logits = normal(n, experts) * 3
+    logits[1] = 0.25  # all equal: the lowest ids
+    logits[2, -1] = 80.0
+    logits[3, : experts // 2] = -80.0
+    ids, weights = route_reference(logits[:live], top_k)
+    mine = torch.full((n, top_k), -7, dtype=torch.int32, device=DEVICE)
+    local = torch.full((n, top_k), -7, dtype=torch.int32, device=DEVICE)
+    mine_weights = torch.full((n, top_k), GUARD, device=DEVICE)
+    heat = torch.full((experts,), 100, dtype=torch.int32, device=DEVICE)
+    where = torch.arange(experts, dtype=torch.int32).flip(0) - 2
+    route(logits.to(DEVICE), where.to(DEVICE), counter(live), mine, local, mine_weights, heat)
+    assert torch.equal(mine[:live].cpu(), ids)
+    assert torch.equal(local[:live].cpu(), where[ids.long()])
+    assert torch.allclose(mine_weights[:live].cpu().double(), weights, rtol=1e-5, atol=1e-12)
+    assert (mine[live:] == -1).all()
+    assert (mine_weights[live:] == 0).all()
+    assert torch.equal(heat.cpu() - 100, torch.bincount(ids.flatten().long(), minlength=experts).int())
+
+
+def test_routing_of_a_nan_stays_in_range() -> None:
+    ids = torch.empty(1, 2, dtype=torch.int32, device=DEVICE)
+    logits = torch.tensor([[1.0, float("nan"), 2.0]], device=DEVICE)
+    route(logits, None, counter(1), ids, None, torch.empty(1, 2, device=DEVICE), None)
+    assert ((ids >= 0) & (ids < 3)).all()

@@ -1,0 +1,56 @@
+"""Models and GPUs for tests of the placement: sizes out of thin air, rules and heat as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from moeserve.placement import Gpu, ModelSizes, Placement
+from moeserve.placement.rules import Rules
+from moeserve.placement.sizes import Bytes, LayerSizes
+
+MIB = 1 << 20
+
+
+def model(layers: int = 4, experts: int = 8, expert_mib: int = 2, dense_mib: int = 10) -> ModelSizes:
+    """On a GPU everything is a little larger, as planes are; every other layer's experts are larger still."""
+
+    def layer(index: int) -> LayerSizes:
+        expert = (expert_mib + index % 2) * MIB
+        return LayerSizes(Bytes(dense_mib * MIB, dense_mib * MIB + MIB), Bytes(expert, expert + MIB // 8))
+
+    return ModelSizes(
+        num_experts=experts,
+        embedding=Bytes(8 * MIB, 9 * MIB),
+        head=Bytes(8 * MIB, 9 * MIB),
+        layers=tuple(layer(index) for index in range(layers)),
+        kv_bytes=1024,
+    )
+
+
+def gpu(mib: int, reserved_mib: int = 16) -> Gpu:
+    """An engine that can do all there is."""
+    return Gpu(mib * MIB, reserved_mib * MIB, can_stream=True, can_split=True)
+
+
+def gpu_bytes(sizes: ModelSizes, placement: Placement, reserved: int) -> int:
+    """What the placement takes of a GPU, counted by hand."""
+    total = reserved
+    total += sizes.embedding.cuda if placement.embedding == "cuda" else 0
+    total += sizes.head.cuda if placement.head == "cuda" else 0
+    kv_layers = 0
+    buffers = 0
+    for size, layer in zip(sizes.layers, placement.layers, strict=True):
+        if layer.dense == "cuda":
+            total += size.dense.cuda
+            kv_layers += 1
+            if layer.prefill != "cpu":
+                in_ram = sizes.num_experts - len(layer.gpu_experts)
+                buffers = max(buffers, in_ram * (2 * size.expert.cpu + size.expert.cuda))
+        total += len(layer.gpu_experts) * size.expert.cuda
+    return total + buffers + (placement.kv_tokens or 0) * kv_layers * sizes.kv_bytes
+
+
+def rules(tmp_path: Path, text: str) -> Rules:
+    path = tmp_path / "rules.yaml"
+    path.write_text(text)
+    return Rules.read(path)

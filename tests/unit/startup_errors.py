@@ -1,0 +1,39 @@
+"""The texts of the errors that can end a start, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
+ERRORS = {"ConfigError", "ModelError", "GGUFError", "HubError"}
+# Not of a server's start.
+ELSEWHERE = ("bench", "plan", "simulate", "workload", "process.py")
+HOLE = "…"
+
+
+def texts() -> Iterator[str]:
+    """Each on one line, with … for what it fills in; those that only pass on another's text are left out."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] in ELSEWHERE:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                name = node.exc.func.id if isinstance(node.exc.func, ast.Name) else ""
+                if name in ERRORS and node.exc.args:
+                    text = re.sub(f"{HOLE}+", HOLE, re.sub(r"\s+", " ", _text(node.exc.args[-1])))
+                    if re.search(r"[a-z]{3}.*[a-z]{3}", text.replace("MOESERVE", "")):
+                        yield text
+
+
+def _text(node: ast.expr) -> str:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part) for part in parts)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left) + _text(right)
+    return HOLE

@@ -1,0 +1,81 @@
+"""What counts as a name on the hub, and which files it stands for."""
+
+from __future__ import annotations
+
+import pytest
+
+from moeserve.hub import HubError, HubName, parse_name
+from moeserve.hub.choice import choose
+
+BOTH = {"a-Q4_K_M.gguf": 1, "a-Q8_0.gguf": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", HubName("Qwen/Qwen3-30B-A3B-GGUF", "Q4_K_M")),
+        ("a/b:sub/c-Q8_0.gguf", HubName("a/b", "sub/c-Q8_0.gguf")),
+        ("a/b", HubName("a/b", None)),
+        ("models/x.gguf", None),
+        ("./a/b", None),
+        ("/a/b", None),
+        ("a/b/c", None),
+        ("~/b", None),
+        ("model.gguf", None),
+        ("a/b:", None),
+        ("a/b:c d", None),
+        ("../b", None),
+    ],
+)
+def test_names_and_paths(text: str, name: HubName | None) -> None:
+    assert parse_name(text) == name
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "chosen"),
+    [
+        (BOTH, None, ["a-Q4_K_M.gguf"]),
+        (BOTH, "q8_0", ["a-Q8_0.gguf"]),
+        (BOTH, "a-Q8_0.gguf", ["a-Q8_0.gguf"]),
+        ({"only-IQ4_XS.gguf": 1, "README.md": 1}, None, ["only-IQ4_XS.gguf"]),
+        ({"a.Q4_K_M.gguf": 1, "a.Q4_K_S.gguf": 1}, "q4_k_m", ["a.Q4_K_M.gguf"]),
+        ({"a-Q4_K.gguf": 1, "a-Q4_K_M.gguf": 1}, "Q4_K", ["a-Q4_K.gguf"]),
+        ({"a-UD-Q4_K_XL.gguf": 1, "a-Q4_K_M.gguf": 1}, "UD-Q4_K_XL", ["a-UD-Q4_K_XL.gguf"]),
+        (
+            {"Q8_0/a-00002-of-00002.gguf": 1, "Q8_0/a-00001-of-00002.gguf": 1, "Q4_0/a.gguf": 1},
+            "Q8_0",
+            ["Q8_0/a-00001-of-00002.gguf", "Q8_0/a-00002-of-00002.gguf"],
+        ),
+        (
+            {"a-00001-of-00002.gguf": 1, "a-00002-of-00002.gguf": 1, "b.gguf": 1},
+            "a-00002-of-00002.gguf",
+            ["a-00001-of-00002.gguf", "a-00002-of-00002.gguf"],
+        ),
+        (
+            {"tokenizer.json": 1, "config.json": 1, "m.safetensors": 1, "x/y.safetensors": 1, "z.bin": 1},
+            None,
+            ["config.json", "tokenizer.json", "m.safetensors"],
+        ),
+    ],
+)
+def test_a_name_stands_for_these_files(files: dict[str, int], wanted: str | None, chosen: list[str]) -> None:
+    assert choose(HubName("o/r", wanted), files) == chosen
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "cause"),
+    [
+        ({"a-Q8_0.gguf": 1, "a-Q6_K.gguf": 1}, None, "which model is meant"),
+        ({"a-Q4_K_M.gguf": 1, "b-Q4_K_M.gguf": 1}, None, "which model is meant"),
+        ({"a-Q8_0.gguf": 1, "a-UD-Q8_0.gguf": 1}, "Q8_0", r"fits 2 models.*\n.*a-Q8_0.*\n.*a-UD-Q8_0"),
+        (BOTH, "Q4_K", r"nothing fits 'Q4_K'.*\n +0\.00 GB  a-Q4_K_M\.gguf"),
+        (BOTH, "b.gguf", "nothing fits"),
+        ({"a-00001-of-00003.gguf": 1, "a-00003-of-00003.gguf": 1}, None, "of the 3 parts of a 2 are there"),
+        ({"config.json": 1, "m.safetensors": 1}, "Q8_0", "no .gguf file, but safetensors: leave out :Q8_0"),
+        ({"model.bin": 1}, None, r"nor a config\.json with"),
+        ({f"{i}.gguf": 1 for i in range(100)}, None, "and 60 more"),
+    ],
+)
+def test_a_name_that_stands_for_none(files: dict[str, int], wanted: str | None, cause: str) -> None:
+    with pytest.raises(HubError, match=cause):
+        choose(HubName("o/r", wanted), files)

@@ -1,0 +1,41 @@
+"""docs/troubleshooting.md has the errors that can end a start, in the code's words, and no others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.unit.startup_errors import HOLE, texts
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "troubleshooting.md").read_text()
+# Composed by the launcher from a process's name and what the system says of its end.
+COMPOSED = {"worker died while starting: signal 9, Killed; out of memory?"}
+
+
+def listed() -> list[str]:
+    start = PAGE[: PAGE.index("## It starts, and then")]
+    rows = re.findall(r"^\| (`.*`) \| ", start, re.MULTILINE)
+    return [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
+
+
+def says_what_to_do(text: str) -> bool:
+    """Behind a semicolon, as our messages do: such a one may do without a row."""
+    return "; " in text
+
+
+def test_every_start_up_error_is_explained() -> None:
+    missing = {text for text in set(texts()) - set(listed()) if not says_what_to_do(text)}
+    assert not missing, "docs/troubleshooting.md needs rows for:\n" + "\n".join(sorted(missing))
+
+
+def test_no_error_is_explained_that_is_not_there() -> None:
+    assert set(listed()) - set(texts()) == COMPOSED
+    assert len(listed()) == len(set(listed()))
+
+
+def test_the_reader_sees_all_ways_of_writing_a_text() -> None:
+    found = set(texts())
+    assert "port … of … is in use: choose another with --port" in found  # an f-string
+    assert "the folder holds no .gguf file" in found  # a constant
+    assert any(text.endswith("it is private") for text in found)  # joined pieces
+    assert all(HOLE * 2 not in text for text in found)
