@@ -1,5 +1,5 @@
-"""The GPU worker as a whole under Triton's interpreter (on a GPU where there is one): it gives what the CPU's gives, with
-its experts anywhere. Random weights of a very small shape; `tests/gpu` has the real models."""
+"""The GPU worker as a whole under Triton's interpreter (on a GPU where there is one): it gives what the CPU's gives,
+with its experts anywhere. Random weights of a very small shape; `tests/gpu` has the real models."""
 
 from __future__ import annotations
 
