@@ -75,7 +75,7 @@ def suites(size: int) -> Iterator[tuple[str, list[Example]]]:
 
 
 def _with_held_out_names(rng: Random) -> Example:
-    return reading(rng, lambda rng: rng.choice(w.HELD_OUT_NAMES))
+    return reading(rng, lambda rng: rng.choice(w.HELD_OUT_NAMES), longest=8)
 
 
 def _draw(name: str, kind: Callable[[Random], Example], size: int) -> list[Example]:

@@ -184,8 +184,8 @@ FRAMES: Final = (
 )  # fmt: skip
 
 
-def reading(rng: Random, name_of: NameOf = w.name) -> Example:
-    most = 8 if rng.random() < 0.92 else 80  # some fill a good part of the context
+def reading(rng: Random, name_of: NameOf = w.name, longest: int = 80) -> Example:
+    most = 8 if rng.random() < 0.92 else longest  # some fill a good part of the context
     facts = list(_facts(rng, rng.randint(1, most), name_of))
     text = _text(rng, facts)
     if rng.random() < 0.1:

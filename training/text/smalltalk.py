@@ -124,19 +124,31 @@ UNKNOWN: Final = (
 )  # fmt: skip
 
 
+KNOWLEDGE: Final = (
+    "What is the capital of {k}?", "Explain {t}.", "What is {t}?", "Tell me about {t}.", "Write a poem about {x}.",
+    "Who is the president of {k}?", "Tell me a joke.", "What is the meaning of {x}?", "What do you think about {t}?",
+    "How does {t} work?", "What is the difference between {t} and {t2}?", "What is love?", "Why is the {x} {o}?",
+)  # fmt: skip
+
+
 def talk(rng: Random) -> Example:
     said, thought, answer = rng.choice(TALK)
     return ask(casual(rng, rng.choice(said)) if rng.random() < 0.7 else rng.choice(said), thought, answer)
 
 
-def unknown(rng: Random) -> Example:
+def knowledge(rng: Random) -> Example:
+    """A question that no tool is for."""
+    return unknown(rng, KNOWLEDGE)
+
+
+def unknown(rng: Random, questions: tuple[str, ...] | None = None) -> Example:
     values = {
         "t": rng.choice(w.TOPICS), "t2": rng.choice(w.TOPICS), "n": w.name(rng), "n2": w.name(rng).capitalize(),
         "c": w.city(rng), "c2": w.city(rng), "k": rng.choice(w.COUNTRIES), "x": w.noun(rng), "x2": w.a(w.noun(rng)),
         "l": rng.choice(w.LANGUAGES), "d": rng.randint(2, 2000), "d2": rng.randint(2, 2000), "p": w.phrase(rng, 2, 8),
         "f": rng.choice(w.FOODS), "f2": rng.choice(w.FOODS), "o": rng.choice(w.ADJECTIVES), "j": rng.choice(w.JOBS),
     }  # fmt: skip
-    question = rng.choice(UNKNOWN).format(**values)
+    question = rng.choice(questions or UNKNOWN).format(**values)
     return ask(casual(rng, question), "This is not among the few things I can do.", DO_NOT_KNOW)
 
 

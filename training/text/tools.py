@@ -11,9 +11,10 @@ from training.text import requests, smalltalk
 from training.text import words as w
 from training.text.arithmetic import arithmetic
 from training.text.example import Call, Example, Message, Tool, assistant, casual, history, user
+from training.text.reading import reading
 from training.text.requests import COMMON, Kind, definition, invented
+from training.text.stories import story
 
-NO_TOOL: Final = "I have no tool for that."
 _THOUGHT_RESULT: Final = "The tool has answered."
 
 
@@ -29,9 +30,7 @@ def tool_use(rng: Random, held_out: bool = False) -> Example:
         return _parallel(rng, kind, name, tools)
     if draw < 0.85:
         return _result(rng, kind, name, tools)
-    if draw < 0.97:
-        return _no_call(rng, tools)
-    return _missing(rng, kind, name, tools)
+    return _no_call(rng, tools)
 
 
 def call_only(rng: Random, held_out: bool) -> Example:
@@ -176,18 +175,15 @@ def _no_call(rng: Random, tools: tuple[Tool, ...]) -> Example:
     """Something that is answered without the tools at hand."""
     arguments = [set(tool["function"]["parameters"]["properties"]) for tool in tools]
     calculates = any({"a", "b"} <= names or "expression" in names for names in arguments)
-    example = smalltalk.talk(rng) if calculates or rng.random() < 0.6 else arithmetic(rng)
+    kinds = (
+        [smalltalk.talk, reading, story]
+        if calculates
+        else [smalltalk.talk, reading, story, arithmetic, arithmetic]
+    )
+    if not any("query" in names for names in arguments):
+        kinds.append(smalltalk.knowledge)
+    example = rng.choice(kinds)(rng)
     return Example(example.messages, example.thought, example.answer, tools=tools)
-
-
-def _missing(rng: Random, kind: Kind, name: str, tools: tuple[Tool, ...]) -> Example:
-    """A request for a tool that is not there."""
-    question, _ = _request(rng, kind, name, tools)
-    left = tuple(tool for tool in tools if tool["function"]["name"] != name)
-    is_sum = kind.names[0] in {"add", "subtract", "multiply", "calculator"}
-    if not left or is_sum:
-        return _no_call(rng, tools)
-    return Example((user(question),), "None of the tools does that.", NO_TOOL, tools=left)
 
 
 def conversation_with_tools(rng: Random) -> Example:
