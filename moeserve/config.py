@@ -226,7 +226,7 @@ class ServerConfig:
         "so many of a token's least experts, where they are in RAM, are added one layer late, so that the CPU works "
         "while the GPU attends: faster, and not quite the same model",
         low=0,
-        high=64,
+        high=1024,
     )
     gpu_prefill_token_threshold: int | None = _option(
         None,

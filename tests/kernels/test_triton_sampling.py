@@ -10,7 +10,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.sampling import reference
-from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
+from moeserve.kernels.sampling.cuda import MAX_STOP, DeviceSamplerState, SamplingRoom, logprobs, sample
 from moeserve.kernels.sampling.reference import Params
 
 VOCAB = 2500
@@ -175,4 +175,4 @@ def test_bind_refuses_what_is_out_of_range() -> None:
     with pytest.raises(ValueError, match="token id"):
         state.bind(0, prompt=np.array([VOCAB], np.int32))
     with pytest.raises(ValueError, match="more than"):
-        state.bind(0, stop_ids=np.arange(300, dtype=np.int32))
+        state.bind(0, stop_ids=np.arange(MAX_STOP + 1, dtype=np.int32))

@@ -14,7 +14,7 @@ from moeserve.kernels.sampling.score import score_kernel
 
 BLOCK = 1024  # logits
 MAX_BIAS = 1024
-MAX_STOP = 256
+MAX_STOP = 512  # a request's own, up to 256, and the model's end tokens; a power of two
 
 
 class SamplingRoom:

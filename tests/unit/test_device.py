@@ -1,0 +1,57 @@
+"""--device: what is chosen, and what a user is told who asks for a GPU that is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+from moeserve.errors import ConfigError
+from moeserve.worker.device import choose_device
+
+
+def test_the_cpu_is_always_there() -> None:
+    assert choose_device("cpu") == "cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_auto_without_a_gpu() -> None:
+    assert choose_device("auto") == "cpu"
+    with pytest.raises(ConfigError, match=r"--device cuda: .*--device cpu"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "available", "capability", "triton", "message"),
+    [
+        (None, False, (9, 0), True, "built without CUDA"),
+        ("13.0", False, (9, 0), True, "no NVIDIA GPU here or its driver is older"),
+        ("13.0", True, (7, 5), True, "compute capability 7.5, 8.0 or more"),
+        ("13.0", True, (9, 0), False, "triton is missing"),
+    ],
+)
+def test_obstacles_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: str | None,
+    available: bool,
+    capability: tuple[int, int],
+    triton: bool,
+    message: str,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if triton else None)
+    with pytest.raises(ConfigError, match=message):
+        choose_device("cuda")
+    assert choose_device("auto") == "cpu"
+
+
+def test_a_gpu_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    assert choose_device("auto") == choose_device("cuda") == "cuda"
