@@ -98,7 +98,7 @@ def _step(
         counted = weights[:, :-1].flatten()
         balance = balance_loss(probabilities, model.shape.top_k, weights > 0)
         share = float(batch.weights.sum()) / total
-        ((losses * counted).sum() / total + recipe.balance * share * balance).backward()  # type: ignore[no-untyped-call]
+        ((losses * counted).sum() / total + recipe.balance * share * balance).backward()
         with torch.no_grad():
             sums += _tally(losses, counted, balance * share)
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
