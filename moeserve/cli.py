@@ -20,6 +20,8 @@ from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.options import add_options, demonstration_model, read_options, resolve
 
+EXIT_USAGE = 2  # argparse's
+
 log = logging.getLogger(__name__)
 
 
@@ -47,10 +49,14 @@ def serve(arguments: list[str]) -> int:
 
     try:
         asked = parse(parser, arguments, os.environ)
-        set_up_logging("launcher", asked.log_level, asked.log_format)
-        config = resolve(asked)
     except UserError as error:
         parser.error(str(error))
+    set_up_logging("launcher", asked.log_level, asked.log_format)
+    try:
+        config = resolve(asked)
+    except UserError as error:
+        log.error("%s", error)
+        return EXIT_USAGE
     if Path(config.model) == demonstration_model():
         log.info(
             "no --model was given: this is the small demonstration model, which can do a few things only"

@@ -1,9 +1,9 @@
 """Fetching a model into Hugging Face's cache, where other programs find it too.
 
 The client library is huggingface_hub, with its environment: HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_CACHE,
-HF_HUB_OFFLINE. It resumes a file when the connection breaks, but removes the part it has when the process ends (2.4), and
-a model is many gigabytes: so the blobs are fetched here, with the library's own `http_get`, into the places where the
-library looks for them; it does all the rest.
+HF_HUB_OFFLINE. It resumes a file when the connection breaks, but removes the part it has when the process ends
+(2.4), and a model is many gigabytes: so the blobs are fetched here, with the library's own `http_get`, into the places
+where the library looks for them; it does all the rest.
 """
 
 from __future__ import annotations

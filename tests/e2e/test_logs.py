@@ -90,16 +90,16 @@ def test_probes_are_quiet_and_paths_stay_on_their_line(lines: list[dict[str, Any
     assert odd["path"] == "/nothing\nhere"
 
 
-def test_a_failed_start_is_in_json_too(tmp_path: Path) -> None:
-    model = tmp_path / "bad.gguf"
-    model.write_bytes(b"GGUF" + b"\xff" * 60)
+@pytest.mark.parametrize(("name", "code"), [("bad.gguf", 1), ("missing.gguf", 2)])
+def test_a_failed_start_is_in_json_too(tmp_path: Path, name: str, code: int) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 60)
     start = subprocess.run(
-        command(model, "--port", "0", *JSON_LOG),
+        command(tmp_path / name, "--port", "0", *JSON_LOG),
         capture_output=True,
         text=True,
         env=clean_environment(),
         timeout=60,
     )
-    assert start.returncode == 1
+    assert start.returncode == code
     assert start.stdout == ""
-    assert any(line["level"] == "error" and "bad.gguf" in line["message"] for line in lines_of(start.stderr))
+    assert any(line["level"] == "error" and name in line["message"] for line in lines_of(start.stderr))

@@ -170,6 +170,11 @@ def open_and_check(folder: Path) -> None:
         ({"use_sliding_window": True}, "'use_sliding_window'"),
         ({"attention_bias": True}, "'attention_bias'"),
         ({"hidden_act": "gelu"}, "'hidden_act'"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}},
+            "'partial_rotary_factor'",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rope_type 'llama3'"),
         ({"rope_parameters": {"rope_type": ["yarn"], "rope_theta": 1e6}}, "rope_type"),

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeserve.errors import ConfigError
-from moeserve.placement import Placement, Wishes, place
+from moeserve.placement import Gpu, Placement, Wishes, place
 from moeserve.placement.rules import Rules
 from tests.unit.placement_world import MIB, gpu, model, rules
 
@@ -137,6 +137,14 @@ def test_a_rule_that_cannot_be_is_quoted(tmp_path: Path, text: str, said: str) -
 def test_a_gpu_without_a_layer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--placement-rules leaves no layer on the GPU"):
         placed(tmp_path, "- {match: dense, device: cpu}")
+
+
+def test_the_example_of_the_documentation_works_today(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    placement = place(model(48, 128), Wishes(rules=rules(tmp_path, example)), Gpu(64 << 30, 1 << 30))
+    assert {index for index, layer in enumerate(placement.layers) if layer.prefill == "auto"} == {0, 1, 2, 3}
+    assert [layer.gpu_experts for layer in placement.layers] == [()] * 47 + [(3, 17, 90)]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ def gemv_tile(
         fitting = max(UNIT, 8192 // (br * weight.codes.element_size()))
         return GemvTile(br, 1, min(max(UNIT, _power_of_two(weight.cols)), fitting), warps, tokens)
     units = min(_power_of_two(units_of(weight.cols)), 32)
+    if gated:
+        warps, nb = 8, 2
     br = 32 * warps // units
     while nb > 1 and br * nb > weight.rows and not (gated and br * nb <= 32):
         nb //= 2
@@ -176,7 +178,6 @@ def run_gemv(
         weight.format,
         0 if beside is None else beside.rows,
         None if beside is None else beside.format,
-        None if len(out) % tile.tokens == 0 else len(out),
         tile.tokens,
         tile.br,
         tile.nb,

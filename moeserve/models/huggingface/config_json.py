@@ -43,8 +43,10 @@ _FIXED: dict[str, tuple[Any, Any]] = {
     "mlp_only_layers": ([], []),
     "attention_bias": (False, False),
     "use_sliding_window": (False, False),
+    "partial_rotary_factor": (1.0, 1.0),
 }
-_ROPE_KEYS = {
+_ROPE_KEYS = {  # of each rope_type, beside those that all have
+    "default": set[str](),
     "yarn": {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"},
     "linear": set[str](),
 }
@@ -108,17 +110,13 @@ def _rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         raise ModelError(path, "'rope_theta' is missing")
     values: dict[str, MetadataValue] = {"rope.freq_base": theta}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return values
     if not isinstance(kind, str) or kind not in _ROPE_KEYS:
-        raise ModelError(
-            path, f"rope_type {kind!r} is not supported; supported are default, {', '.join(_ROPE_KEYS)}"
-        )
+        raise ModelError(path, f"rope_type {kind!r} is not supported; supported are {', '.join(_ROPE_KEYS)}")
     given = {key for key, value in scaling.items() if value is not None}
     unknown = given - _ROPE_COMMON - _ROPE_KEYS[kind]
     if unknown:
         raise ModelError(path, f"{sorted(unknown)[0]!r} of rope_type {kind!r} is not supported")
-    return values | _scaling(path, kind, scaling)
+    return values if kind == "default" else values | _scaling(path, kind, scaling)
 
 
 def _scaling(path: Path, kind: str, scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:

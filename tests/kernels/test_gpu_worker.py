@@ -1,0 +1,74 @@
+"""The GPU worker as a whole under Triton's interpreter (on a GPU where there is one): it gives what the CPU's gives,
+with its experts anywhere. Random weights of a very small shape; `tests/gpu` has the real models."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from benchmarks.header import QWEN3_30B_A3B, write_header
+from moeserve.config import ServerConfig
+from moeserve.messages.schema import TokenLogprob
+from moeserve.models.source import open_dummy_model
+from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.gpu_runner import GpuRunner
+from moeserve.worker.loading import load_cpu_runner
+from tests.gpu.driver import Driver, small_config
+
+pytestmark = pytest.mark.slow  # three minutes of CPU time
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A header: 2 layers, 4 experts of which a token takes 2."""
+    path = tmp_path_factory.mktemp("model") / "small.gguf"
+    shape = dataclasses.replace(
+        QWEN3_30B_A3B,
+        hidden_size=256,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=128,
+        num_experts=4,
+        top_k=2,
+        expert_ff=256,
+        context_length=128,
+        vocab_size=128,
+    )
+    write_header(path, shape)
+    return path
+
+
+def config_of(model: Path, **options: object) -> ServerConfig:
+    return small_config(
+        model, load_format="dummy", threads=1, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64,
+        max_total_tokens=128, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[TokenLogprob]:
+    return Driver(load_cpu_runner(config_of(model), lambda *_: None)).score(0, PROMPT, 32)
+
+
+@pytest.mark.parametrize(
+    ("experts", "threshold"), [(4, 1), (1, 1000), (1, 1)], ids=["all on the GPU", "shared", "streamed"]
+)
+def test_same_as_the_cpu(model: Path, expected: list[TokenLogprob], experts: int, threshold: int) -> None:
+    """A prompt of 20 tokens in a step and in chunks of 17 and 3, which take other kernels."""
+    config = config_of(model, num_gpu_experts=experts, gpu_prefill_token_threshold=threshold)
+    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    assert isinstance(runner, GpuRunner)
+    driver = Driver(runner)
+    for chunk in (17, 20):
+        found = driver.score(0, PROMPT, chunk)
+        pairs = list(zip(found, expected, strict=True))
+        assert max(abs(a.logprob - b.logprob) for a, b in pairs) < 0.1
+        assert sum(a.top_ids[0] == b.top_ids[0] for a, b in pairs) >= len(pairs) - 1
+    use = runner.expert_use()
+    assert sum(use.on_gpu) == 2 * experts
