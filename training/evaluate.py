@@ -19,15 +19,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
+from moeserve.chatformat import events as e
+from moeserve.chatformat.hermes import HermesBody
+from moeserve.chatformat.output import OutputParser
+from moeserve.chatformat.reasoning import ReasoningParser
+from moeserve.chatformat.tool_calls import ToolCallParser
 from training.text import arithmetic, smalltalk
 from training.text import words as w
 from training.text.example import Example
 from training.text.reading import reading
 from training.text.tools import call_only, tool_use
+
+MAX_TOKENS: Final = 160  # of a thought and its answer
 
 
 @dataclass(frozen=True)
@@ -95,10 +102,6 @@ def thinking(one: Example, is_enabled: bool) -> Example:
 
 def of_weights(weights: Path, vocabulary: Path, device: str) -> Answerer:
     """Answers from torch."""
-    from moeserve.chatformat.hermes import HermesBody
-    from moeserve.chatformat.output import OutputParser
-    from moeserve.chatformat.reasoning import ReasoningParser
-    from moeserve.chatformat.tool_calls import ToolCallParser
     from training.encode import Encoder
     from training.model import generate
     from training.train import load
@@ -123,13 +126,8 @@ def of_weights(weights: Path, vocabulary: Path, device: str) -> Answerer:
     return answer
 
 
-MAX_TOKENS = 160
-
-
 def outcome_of(events: Sequence[Any], stopped: bool) -> Outcome:
     """From what `moeserve.chatformat` read."""
-    from moeserve.chatformat import events as e
-
     thought = "".join(event.text for event in events if isinstance(event, e.Reasoning))
     text = "".join(event.text for event in events if isinstance(event, e.Text))
     names = {event.index: event.name for event in events if isinstance(event, e.CallStart)}
@@ -194,7 +192,8 @@ def report(answer: Answerer, size: int, shown_mistakes: int) -> None:
     print("| | right | of |\n|---|---|---|")
     for name, examples in suites(size):
         outcomes = answer(examples)
-        wrong = [(e, o) for e, o in zip(examples, outcomes, strict=True) if not o.is_right(e)]
+        pairs = zip(examples, outcomes, strict=True)
+        wrong = [(one, outcome) for one, outcome in pairs if not outcome.is_right(one)]
         print(f"| {name} | {100 * (1 - len(wrong) / len(examples)):.1f}% | {len(examples)} |", flush=True)
         for one, outcome in wrong[:shown_mistakes]:
             said = " / ".join(message["content"] for message in one.messages)

