@@ -41,7 +41,9 @@ def test_it_does_for_whatever_was_learnt(templates: tuple[ChatTemplate, ChatTemp
     ours, qwen3 = templates
     for one in EXAMPLES:
         kwargs = {} if one.enable_thinking is None else {"enable_thinking": one.enable_thinking}
-        prompts = [t.render(one.messages, tools=list(one.tools) or None, kwargs=kwargs) for t in (ours, qwen3)]
+        prompts = [
+            t.render(one.messages, tools=list(one.tools) or None, kwargs=kwargs) for t in (ours, qwen3)
+        ]
         assert prompts[0] == prompts[1]
 
 
@@ -50,7 +52,9 @@ def test_the_packaged_model_is_of_this_shape_and_template() -> None:
     assert path.stat().st_size <= 8_000_000
     gguf = open_gguf(path)
     assert gguf.metadata.require_str("tokenizer.chat_template") == CHAT_TEMPLATE.read_text()
-    assert sum(t.nbytes for t in gguf.tensors.values()) > SHAPE.parameters  # Q8_0 is a little over a byte each
+    assert (
+        sum(t.nbytes for t in gguf.tensors.values()) > SHAPE.parameters
+    )  # Q8_0 is a little over a byte each
     elements = 0
     for tensor in gguf.tensors.values():
         size = 1
