@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from benchmarks.server import Server, running_server
+from tests.conftest import TINY_MODEL
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -223,7 +224,7 @@ def test_stored_responses_outlive_the_server_and_keys_come_either_way(data_dir: 
     flags = ("--data-dir", str(data_dir), "--api-key", "secret", "--reasoning-parser", "none")
     ids = []
     for _ in range(2):
-        with running_server(None, *flags) as server:
+        with running_server(TINY_MODEL, *flags) as server:
             client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="secret", max_retries=0)
             previous: Any = {"previous_response_id": ids[-1]} if ids else {}
             response = client.responses.create(model=model, input="Hi", max_output_tokens=4, **previous)

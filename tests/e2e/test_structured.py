@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from benchmarks.server import Server, running_server
+from tests.conftest import TINY_MODEL
 from tests.e2e.clients import at_once, completion, is_empty, streamed, within
 from tests.e2e.random_schemas import SchemaMaker
 
@@ -146,7 +147,7 @@ def test_a_grammar_outlives_a_pause() -> None:
         "x-guidance": {"whitespace_flexible": False},
     }
     small_pool = ("--max-total-tokens", "600", "--max-model-len", "500", "--max-num-seqs", "8")
-    with running_server(None, *small_pool) as server:
+    with running_server(TINY_MODEL, *small_pool) as server:
         for _ in range(40):
             answer(server, guided_choice=["yes"], max_tokens=400)
 

@@ -87,7 +87,7 @@ MESSAGES: dict[str, list[Any]] = {
     "service_tier": ["priority"],
     "mcp_servers": [[{}]],
     "container": ["x"],
-    "context_management": [{"edits": []}],
+    "context_management": [{"edits": [{"type": "clear_tool_uses_20250919"}]}],
     "inference_geo": ["eu"],
     "no_such_field": [1],
 }
