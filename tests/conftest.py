@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: whoever imports triton before it gets no interpreter)
 from benchmarks.server import REPOSITORY, Server, running_server
 
 OWN_FIXTURES = REPOSITORY / "tests" / "fixtures"
