@@ -47,7 +47,7 @@ def load_gpu_runner(
     """Loads the model and allocates everything a step needs. Raises GGUFError for a bad file, ConfigError where the
     GPU's memory does not suffice."""
     if config.weight_layout == "file":
-        raise ConfigError("--weight-layout file is for the CPU alone: leave it out, or choose --device cpu")
+        raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     # Its helper thread builds the vocabulary while this one loads the weights.
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
