@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-import psutil
 import torch
 
 from moeserve.config import ServerConfig
@@ -13,7 +12,6 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.messages.schema import WorkerReady
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam, load_cpu_experts
 from moeserve.models.qwen3moe.expert_stream import ExpertStream
@@ -28,7 +26,8 @@ from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.gpu_memory import plan_placement
 from moeserve.worker.gpu_runner import GpuRunner
-from moeserve.worker.kv_pool import Capacity, bytes_per_token, plan_capacity
+from moeserve.worker.kv_pool import bytes_per_token, plan_capacity
+from moeserve.worker.ready import ready_message
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,9 @@ def load_gpu_runner(
         expert_stream=None if in_ram is None else _expert_stream(in_ram, placement, device),
         prefill=[layer.prefill for layer in placement.layers],
     )
-    ready = _ready(config, model_config, capacity, placement, device, in_ram)
+    weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
+    name = _device(placement, device, in_ram)
+    ready = ready_message(config, model_config, capacity, weight_bytes, name)
     runner = GpuRunner(model, slot_table, ready, constraints, in_ram)
     runner.record()
     if model.can_stream:
@@ -154,28 +155,6 @@ def _empty_cache(device: torch.device) -> None:
     """What unpacking left behind goes back to the device, whose free memory is then asked for."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _ready(
-    config: ServerConfig,
-    model: Qwen3MoeConfig,
-    capacity: Capacity,
-    placement: Placement,
-    device: torch.device,
-    in_ram: ExpertsInRam | None,
-) -> WorkerReady:
-    return WorkerReady(
-        num_kv_slots=capacity.num_slots,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=capacity.max_model_len,
-        vocab_size=model.vocab_size,
-        weight_bytes=placement.gpu_weight_bytes + placement.cpu_weight_bytes,
-        kv_bytes=capacity.num_slots * bytes_per_token(model),
-        rss_bytes=psutil.Process().memory_info().rss,
-        device=_device(placement, device, in_ram),
-        num_experts=model.num_experts,
-        experts_per_token=model.top_k,
-    )
 
 
 def _device(placement: Placement, device: torch.device, in_ram: ExpertsInRam | None) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
 from moeserve.messages.schema import SamplingParams, TokenLogprob
+from moeserve.worker.sampler import bind_arguments
 
 MAX_TOP = 20  # logprobs beside the token's own
 
@@ -66,23 +67,7 @@ class GpuSampler:
     def bind(self, slot: int, params: SamplingParams, prompt_ids: Int32s, output_ids: Int32s) -> None:
         """Overwrites whatever the slot held. ValueError for a token id out of range."""
         self._logprobs[slot] = params.logprobs
-        self._state.bind(
-            slot,
-            temperature=params.temperature,
-            top_k=min(params.top_k, self._vocab),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            seed=params.seed & 0xFFFF_FFFF_FFFF_FFFF,
-            min_tokens=params.min_tokens,
-            bias_ids=np.fromiter(params.logit_bias.keys(), np.int32),
-            bias_values=np.fromiter(params.logit_bias.values(), np.float32),
-            stop_ids=np.array(params.stop_token_ids, np.int32),
-            prompt=prompt_ids,
-            output=output_ids,
-        )
+        self._state.bind(slot, **bind_arguments(params, self._vocab, prompt_ids, output_ids))
 
     def wanted_logprobs(self, slots: Int32s) -> list[int | None]:
         """How many top tokens the request of each slot asked for, None where it asked for no logprobs."""

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import Engine
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.messages.schema import WorkerReady
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
@@ -24,8 +22,9 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device
-from moeserve.worker.kv_pool import Capacity, allocate, bytes_per_token, plan_capacity
+from moeserve.worker.kv_pool import allocate, plan_capacity
 from moeserve.worker.memory import available_bytes
+from moeserve.worker.ready import ready_message
 from moeserve.worker.runner import Runner
 
 if TYPE_CHECKING:
@@ -91,25 +90,8 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
         max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
         max_model_len=capacity.max_model_len,
     )
-    ready = _ready(config, model_config, capacity, stream, weights.bytes)
+    ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream))
     return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
-
-
-def _ready(
-    config: ServerConfig, model: Qwen3MoeConfig, capacity: Capacity, stream: CpuStream, weight_bytes: int
-) -> WorkerReady:
-    return WorkerReady(
-        num_kv_slots=capacity.num_slots,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=capacity.max_model_len,
-        vocab_size=model.vocab_size,
-        weight_bytes=weight_bytes,
-        kv_bytes=capacity.num_slots * bytes_per_token(model),
-        rss_bytes=psutil.Process().memory_info().rss,
-        device=_device(stream),
-        num_experts=model.num_experts,
-        experts_per_token=model.top_k,
-    )
 
 
 def _device(stream: CpuStream) -> str:

@@ -6,6 +6,7 @@ The state by request slot lives in C++ (`moeserve.kernels.sampling`); a step is 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,28 @@ from numpy.typing import NDArray
 from moeserve.kernels._C import Pool
 from moeserve.kernels.sampling.cpu import SamplerState as KernelState
 from moeserve.messages.schema import SamplingParams, TokenLogprob
+
+
+def bind_arguments(
+    params: SamplingParams, vocab_size: int, prompt_ids: NDArray[np.int32], output_ids: NDArray[np.int32]
+) -> dict[str, Any]:
+    """A request's parameters in the words of the sampling kernels' `bind`, the CPU's and the GPU's."""
+    return {
+        "temperature": params.temperature,
+        "top_k": min(params.top_k, vocab_size),
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty,
+        "seed": params.seed & 0xFFFF_FFFF_FFFF_FFFF,
+        "min_tokens": params.min_tokens,
+        "bias_ids": np.fromiter(params.logit_bias.keys(), np.int32),
+        "bias_values": np.fromiter(params.logit_bias.values(), np.float32),
+        "stop_ids": np.array(params.stop_token_ids, np.int32),
+        "prompt": prompt_ids,
+        "output": output_ids,
+    }
 
 
 class SamplerState:
@@ -41,21 +64,8 @@ class SamplerState:
         """Overwrites whatever the slot held. ValueError for a token id out of range (in logit_bias, say)."""
         self._state.bind(
             req_slot,
-            temperature=params.temperature,
-            top_k=min(params.top_k, self._vocab_size),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            seed=params.seed & 0xFFFF_FFFF_FFFF_FFFF,
-            min_tokens=params.min_tokens,
+            **bind_arguments(params, self._vocab_size, prompt_ids, output_ids),
             logprobs=-1 if params.logprobs is None else params.logprobs,
-            bias_ids=np.fromiter(params.logit_bias.keys(), np.int32),
-            bias_values=np.fromiter(params.logit_bias.values(), np.float32),
-            stop_ids=np.array(params.stop_token_ids, np.int32),
-            prompt=prompt_ids,
-            output=output_ids,
         )
 
     def sample(

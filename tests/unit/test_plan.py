@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.header import QWEN3_30B_A3B
 from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.models.gguf import open_gguf
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import Gpu, ModelSizes, Wishes, place
 from moeserve.plan import command
 from moeserve.plan.gpu_machine import measure_gpu
@@ -157,30 +157,14 @@ def test_what_the_gpu_engine_will_take_is_foreseen(config: ServerConfig) -> None
     pytest.importorskip("triton")
     from moeserve.worker.gpu_memory import room_bytes
 
-    real = dataclasses.replace(BIG, num_layers=48, vocab_size=151_936, context_length=40_960)
     tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-    taken = room_bytes(config, real, tokens, torch.device("cuda"))
-    assert abs(gpu_reserved_bytes(config, real) - taken) < 0.03 * (8 << 30)
+    taken = room_bytes(config, QWEN3_30B_A3B, tokens, torch.device("cuda"))
+    assert abs(gpu_reserved_bytes(config, QWEN3_30B_A3B) - taken) < 0.03 * (8 << 30)
 
 
 # ---------------------------------------------------------------- the model of speed
 
-BIG = Qwen3MoeConfig(
-    hidden_size=2048,
-    num_layers=4,
-    num_heads=32,
-    num_kv_heads=4,
-    head_dim=128,
-    num_experts=128,
-    top_k=8,
-    expert_ff=768,
-    rms_eps=1e-6,
-    rope_theta=1e6,
-    rope_scaling=None,  # type: ignore[arg-type]  # speed does not look at it
-    context_length=4096,
-    vocab_size=1000,
-    tied_embeddings=False,
-)
+BIG = dataclasses.replace(QWEN3_30B_A3B, num_layers=4, context_length=4096, vocab_size=1000)
 
 
 def sizes() -> ModelSizes:
