@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from moeserve.httpserver.protocol.completions import CompletionRequest
 from moeserve.httpserver.protocol.messages import CountTokensRequest, MessagesRequest
 from moeserve.httpserver.protocol.openai_responses import ResponsesRequest
 from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from tests.unit.http_harness import NAME, HttpServer, http_server
+from tests.unit.http_harness import NAME, HttpServer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()
 HI: Any = [{"role": "user", "content": "Hi"}]
@@ -136,12 +135,6 @@ def section(title: str) -> list[tuple[str, str]]:
     rows = re.findall(r"^\| `([^`]+)` \|.*?\| (supported|refused|accepted) \|", text, re.MULTILINE)
     assert len(rows) == len(re.findall(r"^\| `", text, re.MULTILINE)), "a row without a status"
     return rows
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -4,21 +4,14 @@ messages and sockets."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
 from moeserve.messages.schema import Thinking
-from tests.unit.http_harness import NAME, HttpServer, echo, http_server, say
+from tests.unit.http_harness import NAME, HttpServer, echo, say
 from tests.unit.scripted_answers import ANSWER, MESSAGES, PARIS, REASONING_TOKENS, TOOLS, prompt_of
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

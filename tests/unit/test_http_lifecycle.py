@@ -42,12 +42,6 @@ from tests.unit.http_harness import (
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
 def _as_new(server: HttpServer) -> None:
     server.answer = echo

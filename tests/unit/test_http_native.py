@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from moeserve.httpserver.metrics import Metrics
 from moeserve.messages.schema import GenerateRequest, LoadReport, TextItem, TextOut, Usage
-from tests.unit.http_harness import CONTEXT, NAME, HttpServer, echo, http_server, tokens_of, within
+from tests.unit.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of, within
 
 TEXT = "The quick brown fox"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -17,19 +17,12 @@ from tests.unit.http_harness import (
     NAME,
     HttpServer,
     echo,
-    http_server,
     logprobs_of,
     tokens_of,
 )
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who jumps?"}]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
 
-from tests.unit.http_harness import NAME, HttpServer, http_server, say, tokens_of
+from tests.unit.http_harness import NAME, HttpServer, say, tokens_of
 from tests.unit.scripted_answers import ANSWER, PARIS, REASONING_TOKENS, RESPONSES_TOOLS, prompt_of
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.fixture(autouse=True)

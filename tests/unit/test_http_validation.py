@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.http_harness import CONTEXT, NAME, HttpServer, http_server
+from tests.unit.http_harness import CONTEXT, NAME, HttpServer
 
 VOCABULARY = 4096
 HUGE = 10**30
@@ -172,12 +172,6 @@ PARAMETERS: dict[str, list[Any]] = {
 
 # Where another field is to blame, or the value of one shows in another: what the message must name instead.
 NAMED_INSTEAD = {"max_new_tokens": "min_new_tokens|max_new_tokens"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

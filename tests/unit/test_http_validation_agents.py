@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.http_harness import CONTEXT, NAME, HttpServer, http_server
+from tests.unit.http_harness import CONTEXT, NAME, HttpServer
 from tests.unit.test_http_validation import (
     BAD_SCHEMAS,
     NOT_BOOLEANS,
@@ -156,12 +156,6 @@ RESPONSES: dict[str, list[Any]] = {
 }
 # Where the message names the field that disagrees with this one.
 NAMED_INSTEAD = {"previous_response_id": "previous_response_id|stored response"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
