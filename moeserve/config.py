@@ -216,8 +216,9 @@ class ServerConfig:
     n_gpu_layers: int | None = _option(
         None,
         "GPU",
-        "layers, from the last, whose attention and router are on the GPU, where not even these fit (default: all)",
-        low=1,
+        "layers on the GPU, from the last, where not even attention and routers of all fit; the CPU computes "
+        "the others (default: as many as fit)",
+        low=0,
         high=1024,
     )
     max_deferred_experts_per_token: int = _option(

@@ -39,6 +39,7 @@ SHARED = (
     "gpu_memory_budget",
     "expert_heat",
     "placement_rules",
+    "n_gpu_layers",
     "gpu_prefill_token_threshold",
     "max_deferred_experts_per_token",
     "threads",

@@ -10,6 +10,8 @@ from moeserve.placement.heat import read_heat
 from moeserve.placement.place import GIB, MIN_KV_TOKENS, Wishes
 from moeserve.placement.rules import Rules
 
+AMPLE_KV_TOKENS = 4096  # a talk: rather than less, a GPU that is too small for everything has fewer layers
+
 
 def wishes_of(config: ServerConfig, model: Qwen3MoeConfig) -> Wishes:
     """Raises ConfigError for a heat or rules file that cannot be used."""
@@ -24,4 +26,5 @@ def wishes_of(config: ServerConfig, model: Qwen3MoeConfig) -> Wishes:
         max_total_tokens=config.max_total_tokens,
         most_kv_tokens=config.max_num_seqs * longest,
         least_kv_tokens=min(longest, MIN_KV_TOKENS) if config.max_model_len is None else longest,
+        ample_kv_tokens=min(longest, AMPLE_KV_TOKENS) if config.max_model_len is None else longest,
     )

@@ -3,8 +3,9 @@
 The order in which a GPU's memory is given away:
 
 1. what the engine needs beside weights and KV (`Gpu.reserved_bytes`);
-2. the dense parts: embedding, head, and of each layer attention, norms and router; of all layers or the last
-   --n-gpu-layers;
+2. the dense parts: embedding, head, and of each layer attention, norms and router. With --n-gpu-layers of the last so
+   many; without it, where there is no room for them and some KV, first the embedding and then the first layers stay in
+   RAM;
 3. where RAM experts may be streamed to the GPU for long prompts, three buffers of a layer's; if that would take more
    than half of what is left, nothing is streamed unless a rule asks for it;
 4. experts that rules or --num-gpu-experts put there;
@@ -19,18 +20,15 @@ from dataclasses import dataclass
 
 from moeserve.errors import ConfigError
 from moeserve.models.gguf import names as n
+from moeserve.placement.dense import DensePlaces
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
-from moeserve.placement.sizes import DENSE_PARTS, EXPERT_PARTS, ModelSizes
+from moeserve.placement.sizes import EXPERT_PARTS, ModelSizes
 
 KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
 MIN_KV_TOKENS = 64
 COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has them unpacked
 GIB = 1 << 30
-NO_SPLIT = (
-    "dense parts of the model in RAM are not supported beside a GPU yet: leave more experts in RAM instead, or use the "
-    "CPU engine"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,6 @@ class Gpu:
     free_bytes: int
     reserved_bytes: int  # what the engine takes beside weights and KV
     can_stream: bool = True  # RAM experts' weights to the GPU, for long prompts
-    can_split: bool = False  # dense parts of some layers in RAM, of others on the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,7 @@ class Wishes:
     max_total_tokens: int | None = None
     most_kv_tokens: int = 1 << 40  # more would never be used
     least_kv_tokens: int = MIN_KV_TOKENS
+    ample_kv_tokens: int = MIN_KV_TOKENS  # with room for fewer, dense parts go to RAM where they may
 
     def given_flags(self) -> list[str]:
         flags = {
@@ -94,6 +92,8 @@ def _check_counts(sizes: ModelSizes, wishes: Wishes) -> None:
         raise ConfigError(
             f"--num-gpu-experts: {wishes.num_gpu_experts} of each layer, but a layer has {sizes.num_experts}"
         )
+    if wishes.n_gpu_layers == 0:
+        raise ConfigError("--n-gpu-layers 0 leaves nothing on the GPU; use --device cpu instead")
     if wishes.n_gpu_layers is not None and wishes.n_gpu_layers > len(sizes.layers):
         raise ConfigError(
             f"--n-gpu-layers: {wishes.n_gpu_layers}, but the model has {len(sizes.layers)} layers"
@@ -110,13 +110,14 @@ class _Planner:
         self._check_budget(gpu)
         self._gpu = gpu
         self._num_layers = len(sizes.layers)
-        self._embedding, self._dense, self._head = self._place_dense()
+        self._dense = DensePlaces(sizes, wishes.n_gpu_layers, wishes.rules)
         self._pinned: list[dict[int, Device]] = []  # of each layer: experts that rules have placed
         self._prefill: list[Prefill] = []
         self._apply_expert_rules()
 
     def place(self) -> Placement:
         chosen = [{e for e, where in pinned.items() if where == "cuda"} for pinned in self._pinned]
+        self._move_dense_to_ram(chosen)
         count = self._wishes.num_gpu_experts
         if count is not None:
             for layer, experts in enumerate(chosen):
@@ -133,35 +134,16 @@ class _Planner:
 
     # ---------------------------------------------------------------- dense parts
 
-    def _place_dense(self) -> tuple[Device, list[Device], Device]:
-        on_gpu = self._num_layers if self._wishes.n_gpu_layers is None else self._wishes.n_gpu_layers
-        if on_gpu < self._num_layers and not self._gpu.can_split:
-            raise ConfigError(f"--n-gpu-layers {on_gpu}: {NO_SPLIT}")
-        first = self._num_layers - on_gpu  # the last layers, as llama.cpp's -ngl: beside the head
-        dense: list[Device] = []
-        for index in range(self._num_layers):
-            tensors = [n.of_layer(index, part) for part in DENSE_PARTS]
-            what = f"the dense part of layer {index}"
-            default: Device = "cuda" if index >= first else "cpu"
-            dense.append(self._one_place(what, tensors, f"blk.{index}.dense", default))
-        if "cuda" not in dense:
-            raise ConfigError("--placement-rules leaves no layer on the GPU; use the CPU engine for that")
-        embedding = self._one_place("the embedding", [n.TOKEN_EMBD], "token_embd", dense[0])
-        head = self._one_place("the head", [n.OUTPUT, n.OUTPUT_NORM], "output", dense[-1])
-        return embedding, dense, head
-
-    def _one_place(self, what: str, tensors: list[str], module: str, default: Device) -> Device:
-        decision = self._decide(what, tensors, (module,))
-        if decision is None:
-            return default
-        device = decision.device or default
-        if device == "cpu" and not self._gpu.can_split:
-            raise self._rule_error(decision, f"cannot be: {NO_SPLIT}")
-        if decision.prefill is not None and decision.prefill != device:
-            raise self._rule_error(
-                decision, f"is impossible: {what} computes where it lies ({device}), in prefill as in decode"
-            )
-        return device
+    def _move_dense_to_ram(self, chosen: list[set[int]]) -> None:
+        """Where the dense parts leave too little for KV, as many as it takes. Experts that rules have put on the GPU
+        hold their layers there; a wish for experts stands, and is an error if it cannot be met."""
+        if self._wishes.num_gpu_experts:
+            return
+        held = {i for i, way in enumerate(self._prefill) if way == "cuda" or chosen[i]}
+        while self._room_before_streaming(
+            chosen
+        ) < self._ample_kv_tokens * self._kv_bytes_per_token and self._dense.move_next(held):
+            pass
 
     # ---------------------------------------------------------------- experts
 
@@ -197,7 +179,7 @@ class _Planner:
             raise self._rule_error(decision, "is impossible: experts in GPU memory are computed there")
         if decision.prefill == "cuda" and decision.device != "cuda" and not self._gpu.can_stream:
             raise self._rule_error(decision, "cannot be: the GPU engine does not stream experts yet")
-        if "cuda" in (decision.device, decision.prefill) and self._dense[layer] == "cpu":
+        if "cuda" in (decision.device, decision.prefill) and self._dense.layers[layer] == "cpu":
             raise self._rule_error(
                 decision,
                 f"is impossible: the experts of layer {layer} follow its dense part, which is in RAM",
@@ -205,7 +187,7 @@ class _Planner:
 
     def _open_experts(self, layer: int) -> list[int]:
         """Those that no rule has placed and that may go to the GPU."""
-        if self._dense[layer] == "cpu":
+        if self._dense.layers[layer] == "cpu":
             return []
         return [e for e in range(self._sizes.num_experts) if e not in self._pinned[layer]]
 
@@ -243,22 +225,18 @@ class _Planner:
         return left
 
     def _room(self, chosen: list[set[int]]) -> int:
-        return self._budget - self._fixed_bytes(chosen) - self._expert_bytes(chosen)
+        return self._room_before_streaming(chosen) - self._stream_bytes(chosen)
 
-    def _fixed_bytes(self, chosen: list[set[int]]) -> int:
-        return self._gpu.reserved_bytes + self._dense_bytes("cuda") + self._stream_bytes(chosen)
-
-    def _dense_bytes(self, device: Device) -> int:
-        parts = [(self._sizes.embedding, self._embedding), (self._sizes.head, self._head)]
-        parts += [(layer.dense, where) for layer, where in zip(self._sizes.layers, self._dense, strict=True)]
-        return sum(size.on(device) for size, where in parts if where == device)
+    def _room_before_streaming(self, chosen: list[set[int]]) -> int:
+        taken = self._gpu.reserved_bytes + self._dense.bytes_on("cuda") + self._expert_bytes(chosen)
+        return self._budget - taken
 
     def _stream_bytes(self, chosen: list[set[int]]) -> int:
         """The buffers hold the RAM experts of whichever layer has most."""
         return max(self._stream_bytes_of(layer, experts) for layer, experts in enumerate(chosen))
 
     def _stream_bytes_of(self, layer: int, experts: set[int]) -> int:
-        if self._dense[layer] == "cpu" or self._prefill[layer] == "cpu":
+        if self._dense.layers[layer] == "cpu" or self._prefill[layer] == "cpu":
             return 0
         in_ram = self._sizes.num_experts - len(experts)
         expert = self._sizes.layers[layer].expert
@@ -274,7 +252,7 @@ class _Planner:
         """What is needed, and what would fit."""
         parts = {
             "the engine itself": self._gpu.reserved_bytes,
-            "dense weights": self._dense_bytes("cuda"),
+            "dense weights": self._dense.bytes_on("cuda"),
             "experts": self._expert_bytes(chosen),
             "buffers for streamed experts": self._stream_bytes(chosen),
             "the least KV": self._least_kv_bytes,
@@ -292,13 +270,13 @@ class _Planner:
             layer.expert.cuda for layer, experts in zip(self._sizes.layers, chosen, strict=True) if experts
         )
         bare: list[set[int]] = [set() for _ in chosen]
-        room = self._budget - self._fixed_bytes(bare) - self._least_kv_bytes
+        room = self._room(bare) - self._least_kv_bytes
         if self._wishes.num_gpu_experts and room >= 0:
             return f"--num-gpu-experts {room // per_expert} would fit"
         if room >= 0:
             return "move experts to the CPU with --placement-rules"
         layers = self._layers_that_fit()
-        if layers and self._gpu.can_split:
+        if layers:
             return f"--n-gpu-layers {layers} would fit, without experts"
         return "use the CPU engine, or a smaller model"
 
@@ -314,7 +292,12 @@ class _Planner:
 
     @property
     def _kv_bytes_per_token(self) -> int:
-        return self._dense.count("cuda") * self._sizes.kv_bytes
+        return (self._num_layers - self._dense.in_ram) * self._sizes.kv_bytes
+
+    @property
+    def _ample_kv_tokens(self) -> int:
+        wishes = self._wishes
+        return wishes.max_total_tokens or min(wishes.most_kv_tokens, wishes.ample_kv_tokens)
 
     @property
     def _least_kv_tokens(self) -> int:
@@ -338,18 +321,18 @@ class _Planner:
     def _result(self, chosen: list[set[int]], kv_bytes: int) -> Placement:
         layers = tuple(
             LayerPlacement(dense, tuple(sorted(experts)), prefill)
-            for dense, experts, prefill in zip(self._dense, chosen, self._prefill, strict=True)
+            for dense, experts, prefill in zip(self._dense.layers, chosen, self._prefill, strict=True)
         )
-        in_ram = self._dense_bytes("cpu") + sum(
+        in_ram = self._dense.bytes_on("cpu") + sum(
             (self._sizes.num_experts - len(experts)) * layer.expert.cpu
             for layer, experts in zip(self._sizes.layers, chosen, strict=True)
         )
         return Placement(
-            embedding=self._embedding,
+            embedding=self._dense.embedding,
             layers=layers,
-            head=self._head,
+            head="cuda",
             num_experts=self._sizes.num_experts,
-            gpu_weight_bytes=self._dense_bytes("cuda") + self._expert_bytes(chosen),
+            gpu_weight_bytes=self._dense.bytes_on("cuda") + self._expert_bytes(chosen),
             cpu_weight_bytes=in_ram,
             stream_bytes=self._stream_bytes(chosen),
             kv_tokens=kv_bytes // self._kv_bytes_per_token,

@@ -44,8 +44,23 @@ class Placement:
         return any(layer.dense == "cuda" for layer in self.layers)
 
     @property
-    def has_cpu_experts(self) -> bool:
-        return any(len(layer.gpu_experts) < self.num_experts for layer in self.layers)
+    def layers_in_ram(self) -> int:
+        """How many: the first ones. The others' dense parts are on the GPU."""
+        return sum(layer.dense == "cpu" for layer in self.layers)
+
+    @property
+    def gpu_layers(self) -> tuple[LayerPlacement, ...]:
+        return self.layers[self.layers_in_ram :]
+
+    @property
+    def begins_in_ram(self) -> bool:
+        """A step's first part, the embedding at least, is the CPU's."""
+        return self.embedding == "cpu"
+
+    @property
+    def shares_layers(self) -> bool:
+        """Layers on the GPU have experts in RAM."""
+        return any(len(layer.gpu_experts) < self.num_experts for layer in self.gpu_layers)
 
     def cpu_experts(self, layer: int) -> tuple[int, ...]:
         """The ids of a layer's experts in RAM, ascending."""

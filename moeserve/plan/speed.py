@@ -108,7 +108,8 @@ class CpuSpeed:
 
 
 class HybridSpeed:
-    """Of a GPU with the CPU's pool beside it: both compute their experts of a layer at the same time."""
+    """Of a GPU with the CPU's pool beside it: both compute their experts of a layer at the same time. The first layers
+    may be the CPU's alone."""
 
     def __init__(
         self,
@@ -128,16 +129,19 @@ class HybridSpeed:
 
     def decode(self, streams: int, context: int) -> float:
         step = Step(streams, 1, context)
-        kv = streams * context * self._sizes.kv_bytes * self._model.num_layers
+        kv = streams * context * self._sizes.kv_bytes * len(self._placement.gpu_layers)
+        attention = kv / self._gpu_read + self._cpu_attention_seconds(step, DECODE_ATTENTION_SHARE)
         head = self._gpu_seconds(self._sizes.head.cuda, 2.0 * streams * self._head_parameters)
         layers = sum(self._layer_seconds(step, index) for index in range(self._model.num_layers))
-        return streams / (layers + head + kv / self._gpu_read)
+        return streams / (layers + head + attention)
 
     def prefill(self, tokens: int, step_tokens: int) -> float:
         seconds = 0.0
         for start in range(0, tokens, step_tokens):
             step = Step(1, min(step_tokens, tokens - start), start)
-            seconds += attention_ops(self._model, step) / (self._gpu.ops * GPU_OPS_SHARE)
+            on_gpu = len(self._placement.gpu_layers) / self._model.num_layers
+            seconds += on_gpu * attention_ops(self._model, step) / (self._gpu.ops * GPU_OPS_SHARE)
+            seconds += self._cpu_attention_seconds(step, PREFILL_ATTENTION_SHARE)
             seconds += sum(
                 self._prefill_layer_seconds(step, index) for index in range(self._model.num_layers)
             )
@@ -175,6 +179,11 @@ class HybridSpeed:
         on_gpu = self._gpu_seconds(on_gpu_touched * sizes.expert.cuda, share * expert_ops)
         handoff = HANDOFF_S if len(layer.gpu_experts) < model.num_experts else 0.0
         return self._gpu_seconds(sizes.dense.cuda, dense_ops) + max(on_gpu, in_ram) + handoff + GPU_LAYER_S
+
+    def _cpu_attention_seconds(self, step: Step, share: float) -> float:
+        """Of the layers in RAM."""
+        in_ram = self._placement.layers_in_ram / self._model.num_layers
+        return in_ram * attention_ops(self._model, step) / (share * self._cpu.expert_ops)
 
     def _cpu_seconds(self, nbytes: float, ops: float, rate: float) -> float:
         return math.hypot(nbytes / (self._cpu.read * READ_SHARE), ops / (rate * PRODUCT_SHARE))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import Engine
-from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.cpu_stream import CpuStream, KvLayer
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam, load_cpu_experts
@@ -18,15 +19,19 @@ from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
 from moeserve.models.qwen3moe.gpu_room import step_sizes
 from moeserve.models.qwen3moe.gpu_weights import GpuLoader
-from moeserve.models.qwen3moe.weights import Progress
+from moeserve.models.qwen3moe.model import Qwen3Moe
+from moeserve.models.qwen3moe.weights import Progress, WeightLoader, Weights
 from moeserve.models.source import ModelSource
 from moeserve.placement import Placement
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
+from moeserve.worker.first_layers import FirstLayers
 from moeserve.worker.gpu_memory import plan_placement
 from moeserve.worker.gpu_runner import GpuRunner
-from moeserve.worker.kv_pool import bytes_per_token, plan_capacity
+from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, Capacity, KvRoom, bytes_per_token, plan_capacity
+from moeserve.worker.kv_pool import allocate as allocate_in_ram
+from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
 
 log = logging.getLogger(__name__)
@@ -55,60 +60,112 @@ def load_gpu_runner(
     max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
     placement = plan_placement(config, model_config, gguf, max_tokens, device)
     weights = GpuLoader(gguf, model_config, device, on_progress).load(
-        [layer.gpu_experts for layer in placement.layers]
+        [layer.gpu_experts for layer in placement.gpu_layers],
+        placement.layers_in_ram,
+        with_embedding=not placement.begins_in_ram,
     )
-    in_ram = _experts_in_ram(config, gguf, placement, device, on_progress)
+    in_ram = _in_ram(config, model_config, gguf, placement, device, on_progress)
     _empty_cache(device)
-    assert placement.kv_tokens is not None
-    left = placement.kv_tokens * bytes_per_token(model_config)
-    capacity = plan_capacity(config, model_config, left, device="GPU")
+    capacity = plan_capacity(config, model_config, _kv_rooms(placement, model_config))
+    first_layers = _first_layers(in_ram, model_config, placement, capacity, max_tokens, device)
     slot_table = torch.zeros(
         config.max_num_seqs + 1, capacity.max_model_len, dtype=torch.int32, device=device
     )
+    experts = None if in_ram is None else in_ram.experts
     model = GpuQwen3Moe(
         model_config,
         weights,
-        allocate(model_config, capacity.num_slots, device),
+        allocate(model_config, capacity.num_slots, len(weights.layers), device),
         slot_table,
         max_tokens=max_tokens,
         max_model_len=capacity.max_model_len,
-        handoff=None if in_ram is None else _handoff(config, in_ram, model_config, max_tokens, device),
-        expert_stream=None if in_ram is None else _expert_stream(in_ram, placement, device),
-        prefill=[layer.prefill for layer in placement.layers],
+        handoff=None if experts is None else _handoff(config, experts, model_config, max_tokens, device),
+        expert_stream=None if experts is None else _expert_stream(experts, placement, device),
+        prefill=[layer.prefill for layer in placement.gpu_layers],
     )
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
     ready = ready_message(config, model_config, capacity, weight_bytes, name)
-    runner = GpuRunner(model, slot_table, ready, constraints, in_ram)
+    runner = GpuRunner(model, slot_table, ready, constraints, experts, first_layers)
     runner.record()
     if model.can_stream:
         runner.set_prefill_threshold(config.gpu_prefill_token_threshold)
     return runner
 
 
-def _experts_in_ram(
+@dataclass(frozen=True, slots=True)
+class InRam:
+    """What the GPU has no room for, on the pool's stream."""
+
+    stream: CpuStream
+    first_layers: Weights | None  # None: the GPU begins with the embedding
+    experts: ExpertsInRam | None  # of the GPU's layers; None: all are there
+
+
+def _in_ram(
     config: ServerConfig,
+    model_config: Qwen3MoeConfig,
     gguf: ModelSource,
     placement: Placement,
     device: torch.device,
     on_progress: Progress,
-) -> ExpertsInRam | None:
-    if not placement.has_cpu_experts:
+) -> InRam | None:
+    if not placement.begins_in_ram and not placement.shares_layers:
         return None
     check_ram(placement.cpu_weight_bytes)
-    ids = [placement.cpu_experts(index) for index in range(len(placement.layers))]
-    return load_cpu_experts(open_stream(config), gguf, ids, device, on_progress)
+    stream = open_stream(config)
+    count = placement.layers_in_ram
+    first = None
+    if placement.begins_in_ram:
+        first = WeightLoader(stream, gguf, model_config, on_progress).load_first(count)
+    experts = None
+    if placement.shares_layers:
+        ids = [placement.cpu_experts(index) for index in range(count, len(placement.layers))]
+        experts = load_cpu_experts(stream, gguf, ids, device, on_progress, first_layer=count)
+    return InRam(stream, first, experts)
+
+
+def _kv_rooms(placement: Placement, model: Qwen3MoeConfig) -> list[KvRoom]:
+    """A token's KV lies where its layers are."""
+    assert placement.kv_tokens is not None
+    in_ram, on_gpu = placement.layers_in_ram, len(placement.gpu_layers)
+    rooms = [KvRoom("GPU memory", placement.kv_tokens * bytes_per_token(model, on_gpu), on_gpu)]
+    if in_ram:
+        rooms.append(KvRoom("memory", available_bytes(), in_ram, SHARE_OF_FREE_MEMORY))
+    return rooms
+
+
+def _first_layers(
+    in_ram: InRam | None,
+    c: Qwen3MoeConfig,
+    placement: Placement,
+    capacity: Capacity,
+    max_tokens: int,
+    device: torch.device,
+) -> FirstLayers | None:
+    if in_ram is None or in_ram.first_layers is None:
+        return None
+    model = Qwen3Moe(
+        c,
+        in_ram.first_layers,
+        in_ram.stream,
+        allocate_in_ram(c, capacity.num_slots, placement.layers_in_ram),
+        step_sizes(max_tokens)[-1],  # x is copied in the size that the step is rounded up to
+        capacity.max_model_len,
+        pinned=device.type == "cuda",
+    )
+    return FirstLayers(in_ram.stream, model)
 
 
 def _handoff(
-    config: ServerConfig, in_ram: ExpertsInRam, c: Qwen3MoeConfig, max_tokens: int, device: torch.device
+    config: ServerConfig, experts: ExpertsInRam, c: Qwen3MoeConfig, max_tokens: int, device: torch.device
 ) -> ExpertHandoff:
     deferred = config.max_deferred_experts_per_token
     if deferred > c.top_k:
         raise ConfigError(f"--max-deferred-experts-per-token: {deferred}, but a token has {c.top_k} experts")
     return ExpertHandoff(
-        in_ram.stream,
-        in_ram.layers,
+        experts.stream,
+        experts.layers,
         step_sizes(max_tokens)[-1],
         c.hidden_size,
         c.top_k,
@@ -118,17 +175,17 @@ def _handoff(
     )
 
 
-def _expert_stream(in_ram: ExpertsInRam, placement: Placement, device: torch.device) -> ExpertStream | None:
+def _expert_stream(experts: ExpertsInRam, placement: Placement, device: torch.device) -> ExpertStream | None:
     """None, with the reason in the log, where the experts in RAM cannot be streamed."""
     if placement.stream_bytes == 0:
         return None
-    if in_ram.stream.nodes > 1:
+    if experts.stream.nodes > 1:
         log.warning(
             "experts on several memory nodes are not streamed to the GPU: prompts are read on the CPU"
         )
         return None
     try:
-        return ExpertStream(in_ram.layers, device)
+        return ExpertStream(experts.layers, device)
     except RuntimeError as error:
         log.warning("experts are not streamed to the GPU: their memory cannot be pinned (%s)", error)
         with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
@@ -136,12 +193,12 @@ def _expert_stream(in_ram: ExpertsInRam, placement: Placement, device: torch.dev
         return None
 
 
-def allocate(model: Qwen3MoeConfig, num_slots: int, device: torch.device) -> list[KvLayer]:
+def allocate(model: Qwen3MoeConfig, num_slots: int, num_layers: int, device: torch.device) -> list[KvLayer]:
     """Zeros: what was there before, a NaN say, would come back through masked keys."""
     shape = (num_slots, model.num_kv_heads, model.head_dim)
     return [
         KvLayer(*(torch.zeros(shape, dtype=torch.float16, device=device) for _ in "kv"))
-        for _ in range(model.num_layers)
+        for _ in range(num_layers)
     ]
 
 
@@ -157,12 +214,15 @@ def _empty_cache(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _device(placement: Placement, device: torch.device, in_ram: ExpertsInRam | None) -> str:
+def _device(placement: Placement, device: torch.device, in_ram: InRam | None) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
     if in_ram is None:
         return f"{device.type} ({name})"
-    total = placement.num_experts * len(placement.layers)
-    return (
-        f"{device.type} ({name} with {placement.num_gpu_experts} of {total} experts, the others in RAM: "
-        f"{in_ram.stream.isa}, {in_ram.stream.threads} threads)"
-    )
+    layers = len(placement.layers)
+    here = f"{placement.num_gpu_experts} of {placement.num_experts * layers} experts"
+    if placement.layers_in_ram:
+        here = f"the last {len(placement.gpu_layers)} of {layers} layers and {here}"
+    elif placement.begins_in_ram:
+        here = f"all but the embedding and {here}"
+    stream = in_ram.stream
+    return f"{device.type} ({name} with {here}, the others in RAM: {stream.isa}, {stream.threads} threads)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import psutil
 import torch
 
@@ -17,6 +19,8 @@ from moeserve.worker.gpu_sampler import sampler_bytes
 
 # CUDA graphs, the kernels' code, cuBLAS-less torch and the allocator's rounding: measured, see docs/hybrid.md.
 OVERHEAD_BYTES = 512 << 20
+
+log = logging.getLogger(__name__)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -44,4 +48,12 @@ def plan_placement(
 ) -> Placement:
     """Where every part of the model goes. Raises ConfigError where that cannot be, with what would fit."""
     gpu = Gpu(free_bytes(device), room_bytes(config, model, max_tokens, device))
-    return place(ModelSizes.of(gguf.tensors, model), wishes_of(config, model), gpu)
+    placement = place(ModelSizes.of(gguf.tensors, model), wishes_of(config, model), gpu)
+    if placement.begins_in_ram and config.n_gpu_layers is None:
+        log.info(
+            "the CPU computes the embedding and the first %d of %d layers, the GPU the others; --n-gpu-layers or "
+            "--placement-rules choose otherwise",
+            placement.layers_in_ram,
+            len(placement.layers),
+        )
+    return placement

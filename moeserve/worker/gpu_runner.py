@@ -1,7 +1,8 @@
 """Executes plans on the GPU: what `runner.py` does on the CPU, with decode steps recorded as CUDA graphs.
 
 The host does little in a step: it fills one pinned buffer, starts one graph (embedding to logits), then queues the
-sampling behind it while the GPU works, and waits once, for the tokens.
+sampling behind it while the GPU works, and waits once, for the tokens. Where the first layers are the CPU's
+(`first_layers.py`), it waits for them before.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam
 from moeserve.models.qwen3moe.gpu_model import FEW_ROWS, GpuBatch, GpuQwen3Moe
 from moeserve.worker.calibration import crossover
 from moeserve.worker.constraints import Constraints
+from moeserve.worker.first_layers import FirstLayers
 from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.graphs import Launches, Recorder
@@ -48,13 +50,16 @@ class GpuRunner:
         ready: WorkerReady,
         constraints: Constraints,
         experts_in_ram: ExpertsInRam | None = None,
+        first_layers: FirstLayers | None = None,
     ) -> None:
         """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's.
-        experts_in_ram: the model's, where there are any."""
+        experts_in_ram: the model's, where there are any. first_layers: those before the model's, if it has no
+        embedding."""
         self._model = model
         self._ready = ready
         self._slot_table = slot_table
         self._experts_in_ram = experts_in_ram
+        self._first_layers = first_layers
         self._done = StepEnd(model.device, head_rows=model.head_sizes[-1], yields=experts_in_ram is not None)
         self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
         head_rows = model.head_sizes[-1]
@@ -98,6 +103,8 @@ class GpuRunner:
         """Seconds of a prompt of n tokens, the better of two."""
         inputs = self._inputs[_rounded(n, self._model.sizes)]
         inputs.fill_unreal(n, self._ready.vocab_size)
+        if self._first_layers is not None:
+            self._first_layers.fill_unreal(n)
         one = np.array([n, 0], np.int32)
         c = self._model.config
         tiles = prefill_tiles(
@@ -122,6 +129,8 @@ class GpuRunner:
         for seq in plan.new_seqs:
             self._bind(seq)
         layout = Layout(plan.rows)
+        if self._first_layers is not None:
+            self._first_layers.compute(layout, self._sequences)
         inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
         inputs.fill(layout, self._sequences)
         has_logits = self._forward(inputs, layout)
@@ -138,25 +147,34 @@ class GpuRunner:
     def expert_use(self) -> ExpertUse:
         # int32 on the GPU; read as unsigned, so that two billion tokens more fit before a count starts again.
         tokens = self._model.heat.cpu().numpy().view(np.uint32).astype(np.int64)
-        layers, experts = tokens.shape
         on_gpu = self._model.on_gpu.numpy().astype(np.uint8)
+        if self._first_layers is not None:
+            heat = self._first_layers.heat
+            tokens = np.concatenate([heat, tokens])
+            on_gpu = np.concatenate([np.zeros_like(heat, np.uint8), on_gpu])
+        layers, experts = tokens.shape
         return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
 
     def step_bytes(self, plan: StepPlan) -> int:
         """Runs one plan and counts the bytes of weights that it had to read from the slower memory in use, each
         distinct expert once: from RAM where experts are there, else from the GPU's."""
         before = self._model.heat.clone()
+        first, shared = self._first_layers, self._experts_in_ram
+        first_before = 0 if first is None else first.weight_bytes_read()
         self.step(plan)
         used = (self._model.heat != before).cpu()
-        if self._experts_in_ram is None:
+        if not self._has_experts_in_ram:
             return self._model.weight_bytes(used)
-        return self._experts_in_ram.bytes_of(used & ~self._model.on_gpu)
+        of_first = 0 if first is None else first.weight_bytes_read() - first_before
+        return of_first + (0 if shared is None else shared.bytes_of(used & ~self._model.on_gpu))
 
     def read_experts(self) -> tuple[float, int]:
         """That memory's speed: seconds and bytes of one plain read of all experts in RAM, or of a copy within the GPU's
         memory (1 GiB, best of four, read and written)."""
-        if self._experts_in_ram is not None:
-            return self._experts_in_ram.read()
+        if self._has_experts_in_ram:
+            parts = (self._first_layers, self._experts_in_ram)
+            reads = [part.read() for part in parts if part is not None]
+            return sum(seconds for seconds, _ in reads), sum(nbytes for _, nbytes in reads)
         source = torch.empty(COPIED, dtype=torch.uint8, device=self._model.device)
         target = torch.empty_like(source)
         seconds = []
@@ -168,6 +186,11 @@ class GpuRunner:
             end.synchronize()
             seconds.append(start.elapsed_time(end) / 1e3)
         return min(seconds), 2 * COPIED
+
+    @property
+    def _has_experts_in_ram(self) -> bool:
+        has_layers = self._first_layers is not None and self._first_layers.num_layers > 0
+        return has_layers or self._experts_in_ram is not None
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
@@ -218,6 +241,9 @@ class GpuRunner:
         )
 
     def _launch(self, batch: GpuBatch) -> None:
+        if self._first_layers is not None:
+            # Before any kernel: one that overlaps with the kernel before it cannot overlap with a copy.
+            self._first_layers.copy(self._model.x(len(batch.token_ids)))
         self._slot_table.index_put_((batch.req_slots, batch.positions), batch.kv_slots)
         self._model.forward(batch)
 

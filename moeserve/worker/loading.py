@@ -22,7 +22,7 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device
-from moeserve.worker.kv_pool import allocate, plan_capacity
+from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, KvRoom, allocate, plan_capacity
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
 from moeserve.worker.runner import Runner
@@ -81,12 +81,13 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     if not in_place:
         check_ram(gguf.file_bytes, remedy="or read it from disk with --weight-layout file")
     weights = WeightLoader(stream, gguf, model_config, on_progress, in_place).load()
-    capacity = plan_capacity(config, model_config, available_bytes())
+    room = KvRoom("memory", available_bytes(), model_config.num_layers, SHARE_OF_FREE_MEMORY)
+    capacity = plan_capacity(config, model_config, [room])
     model = Qwen3Moe(
         model_config,
         weights,
         stream,
-        allocate(model_config, capacity.num_slots),
+        allocate(model_config, capacity.num_slots, model_config.num_layers),
         max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
         max_model_len=capacity.max_model_len,
     )

@@ -98,6 +98,30 @@ class Layout:
         self.sampled_positions = (self.start + self.count)[sampling]  # where the new tokens will stand
 
 
+def cpu_batch(
+    plan: AttentionPlan, layout: Layout, sequences: Sequences, model: Qwen3Moe, stream: CpuStream
+) -> Batch:
+    """A step's rows for the CPU. Fills `plan`, which lasts until the next call; the rows' KV slots are remembered."""
+    sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
+    build_attention_plan(
+        plan,
+        layout.offset,
+        layout.count,
+        layout.start,
+        layout.req_slot,
+        sequences.kv_slots,
+        model.heads,
+        stream.threads,
+    )
+    return Batch(
+        n=layout.n,
+        token_ids=torch.from_numpy(sequences.tokens[layout.sequence, layout.position]),
+        positions=torch.from_numpy(layout.position.astype(np.int64)),
+        kv_slots=torch.from_numpy(layout.kv_slots.copy()),
+        plan=plan,
+    )
+
+
 class Runner:
     """Owns the model, the KV pool, the sampler and the grammars. Steps run one at a time, in the order of the calls."""
 
@@ -128,7 +152,7 @@ class Runner:
         for seq in plan.new_seqs:
             self._bind(seq)
         layout = Layout(plan.rows)
-        self._model.forward(self._batch(layout))
+        self._model.forward(cpu_batch(self._plan, layout, self._sequences, self._model, self._stream))
         self._stream.wait()
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
         sampled = self._sample(layout)
@@ -162,27 +186,6 @@ class Runner:
         output = tokens[seq.num_prompt :]
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
         self._constraints.bind(seq.req_slot, seq.sampling, output)
-
-    def _batch(self, layout: Layout) -> Batch:
-        sequences = self._sequences
-        sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
-        build_attention_plan(
-            self._plan,
-            layout.offset,
-            layout.count,
-            layout.start,
-            layout.req_slot,
-            sequences.kv_slots,
-            self._model.heads,
-            self._stream.threads,
-        )
-        return Batch(
-            n=layout.n,
-            token_ids=torch.from_numpy(sequences.tokens[layout.sequence, layout.position]),
-            positions=torch.from_numpy(layout.position.astype(np.int64)),
-            kv_slots=torch.from_numpy(layout.kv_slots.copy()),
-            plan=self._plan,
-        )
 
     def _logits(self, rows: Int32s) -> torch.Tensor:
         logits = self._model.logits(torch.from_numpy(rows))

@@ -21,8 +21,18 @@ NAMES = ["bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs"]
 CHUNKS = [512, 33, 7, 1]  # tensor cores, tensor cores in chunks, integer products, recorded decode steps
 
 
-# Of each layer's 8 experts, how many are on the GPU, and from how many tokens on prompts stream the others there.
-PLACEMENTS = [(8, 1), (4, 1 << 20), (4, 1), (0, 1 << 20), (0, 1)]
+# Of each layer's 8 experts, how many are on the GPU, from how many tokens on prompts stream the others there, and how
+# many of the 3 layers are on the GPU.
+PLACEMENTS = [
+    (8, 1, 3),
+    (4, 1 << 20, 3),
+    (4, 1, 3),
+    (0, 1 << 20, 3),
+    (0, 1, 3),
+    (8, 1, 2),
+    (4, 1 << 20, 2),
+    (4, 1, 1),
+]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -35,11 +45,12 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
 
 @pytest.fixture(scope="module", params=PLACEMENTS, ids=str)
 def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
-    experts, threshold = request.param
+    experts, threshold, layers = request.param
     config = small_config(
         _folder() / f"{fixture.name}.gguf",
         device="cuda",
         num_gpu_experts=experts,
+        n_gpu_layers=layers,
         gpu_prefill_token_threshold=threshold,
         threads=4,
     )

@@ -28,8 +28,7 @@ def model(layers: int = 4, experts: int = 8, expert_mib: int = 2, dense_mib: int
 
 
 def gpu(mib: int, reserved_mib: int = 16) -> Gpu:
-    """An engine that can do all there is."""
-    return Gpu(mib * MIB, reserved_mib * MIB, can_stream=True, can_split=True)
+    return Gpu(mib * MIB, reserved_mib * MIB)
 
 
 def gpu_bytes(sizes: ModelSizes, placement: Placement, reserved: int) -> int:

@@ -49,6 +49,11 @@ def test_the_budget_is_never_exceeded_and_the_hottest_are_on_the_gpu(data: st.Da
         return  # not even the dense parts fit, or the buffers
     assert gpu_bytes(sizes, placement, machine.reserved_bytes) <= budget
     assert 64 <= (placement.kv_tokens or 0) <= wishes.most_kv_tokens
+    dense = [layer.dense for layer in placement.layers]
+    assert dense == sorted(dense)  # the CPU's layers first
+    assert "cpu" not in dense or placement.embedding == "cpu"
+    if wishes.n_gpu_layers is not None:
+        assert dense.count("cuda") == wishes.n_gpu_layers
     on_gpu = [(i, e) for i, layer in enumerate(placement.layers) for e in layer.gpu_experts]
     in_ram = [
         (i, e)
@@ -93,7 +98,7 @@ def test_without_wishes_all_is_on_a_large_gpu() -> None:
     sizes = model()
     placement = place(sizes, Wishes(most_kv_tokens=500), gpu(EVERYTHING))
     assert experts_of(placement) == [8] * 4
-    assert not placement.has_cpu_experts
+    assert not placement.shares_layers
     assert (placement.cpu_weight_bytes, placement.stream_bytes, placement.kv_tokens) == (0, 0, 500)
 
 
@@ -139,8 +144,10 @@ def test_streaming_gives_way_where_there_is_no_room() -> None:
         (Wishes(n_gpu_layers=5), "the model has 4 layers"),
         (Wishes(gpu_memory_budget=5000 * MIB), "4.00 GiB of GPU memory are free"),
         (Wishes(num_gpu_experts=8, gpu_memory_budget=150 * MIB), r"--num-gpu-experts 6 would fit"),
-        (Wishes(gpu_memory_budget=60 * MIB), "--n-gpu-layers 3 would fit"),
-        (Wishes(gpu_memory_budget=20 * MIB), "use the CPU engine, or a smaller model"),
+        (Wishes(n_gpu_layers=0), "use --device cpu"),
+        (Wishes(n_gpu_layers=4, gpu_memory_budget=60 * MIB), "--n-gpu-layers 3 would fit"),
+        (Wishes(num_gpu_experts=1, gpu_memory_budget=60 * MIB), "--n-gpu-layers 3 would fit"),
+        (Wishes(gpu_memory_budget=35 * MIB), "use the CPU engine, or a smaller model"),
         (Wishes(gpu_memory_budget=100 * MIB, max_total_tokens=1 << 20), "for the least KV"),
     ],
 )
@@ -152,6 +159,57 @@ def test_what_cannot_be_says_what_could(wishes: Wishes, said: str) -> None:
 def test_what_would_fit_does_fit() -> None:
     place(model(), Wishes(num_gpu_experts=6, gpu_memory_budget=150 * MIB), gpu(EVERYTHING))
     place(model(), Wishes(n_gpu_layers=3, num_gpu_experts=0, gpu_memory_budget=60 * MIB), gpu(EVERYTHING))
+
+
+# ---------------------------------------------------------------- where the dense parts do not fit
+
+# With 16 MiB for the engine: the head takes 9 MiB, a layer's dense part 11, the embedding 9.
+ALL_DENSE = 16 + 9 + 9 + 4 * 11
+
+
+@pytest.mark.parametrize(
+    ("mib", "embedding", "layers_in_ram"),
+    [
+        (ALL_DENSE + 1, "cuda", 0),
+        (ALL_DENSE - 1, "cpu", 0),
+        (ALL_DENSE - 9, "cpu", 1),
+        (ALL_DENSE - 9 - 11 + 1, "cpu", 1),
+        (ALL_DENSE - 9 - 11 - 1, "cpu", 2),
+        (16 + 9 + 11 + 1, "cpu", 3),
+    ],
+)
+def test_what_does_not_fit_is_computed_by_the_cpu(mib: int, embedding: str, layers_in_ram: int) -> None:
+    """The embedding goes first, then the first layers; none of them while an expert could leave instead."""
+    placement = place(model(), Wishes(gpu_memory_budget=mib * MIB), gpu(EVERYTHING))
+    assert (placement.embedding, placement.layers_in_ram, placement.head) == (
+        embedding,
+        layers_in_ram,
+        "cuda",
+    )
+    assert placement.num_gpu_experts <= 4  # what a layer that has left makes room for
+    assert [layer.dense for layer in placement.layers] == ["cpu"] * layers_in_ram + ["cuda"] * (
+        4 - layers_in_ram
+    )
+
+
+def test_layers_leave_rather_than_the_kv() -> None:
+    budget = (ALL_DENSE + 4) * MIB  # 1,024 tokens in 4 layers
+    for ample, embedding, layers_in_ram in (
+        (1024, "cuda", 0),
+        (3000, "cpu", 0),
+        (8000, "cpu", 1),
+        (100_000, "cpu", 3),  # one stays
+    ):
+        wishes = Wishes(gpu_memory_budget=budget, num_gpu_experts=0, ample_kv_tokens=ample)
+        placement = place(model(), wishes, gpu(EVERYTHING))
+        assert (placement.embedding, placement.layers_in_ram) == (embedding, layers_in_ram)
+        assert (placement.kv_tokens or 0) >= min(ample, 40_000)
+
+
+def test_the_layers_that_the_user_wants_on_the_gpu_stay() -> None:
+    wishes = Wishes(gpu_memory_budget=(ALL_DENSE + 1) * MIB, n_gpu_layers=4, ample_kv_tokens=100_000)
+    placement = place(model(), wishes, gpu(EVERYTHING))
+    assert (placement.layers_in_ram, placement.embedding) == (0, "cuda")
 
 
 @pytest.mark.parametrize(

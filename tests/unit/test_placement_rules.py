@@ -51,6 +51,28 @@ def test_what_no_rule_matches_follows_the_flags(tmp_path: Path) -> None:
     assert placement.layers[3].gpu_experts == (0, 6, 7)
 
 
+def test_the_embedding_alone(tmp_path: Path) -> None:
+    placement = placed(tmp_path, "[{match: token_embd, device: cpu}]")
+    assert (placement.embedding, placement.layers_in_ram) == ("cpu", 0)
+
+
+def test_what_rules_hold_on_the_gpu_stays_when_memory_is_short(tmp_path: Path) -> None:
+    """Without the rule, the embedding and two layers would leave."""
+    for text, layers_in_ram in (
+        ("[{match: '^blk.2.dense', device: cuda}]", 2),
+        ("[{match: '^blk.1.dense', device: cuda}]", None),
+        ("[{match: '^blk.1.experts.3$', device: cuda}]", None),
+        ("[{match: token_embd, device: cuda}]", None),
+        ("[{match: '^blk.1.experts', decode: cpu, prefill: cuda}]", None),
+    ):
+        wishes = Wishes(rules=rules(tmp_path, text), gpu_memory_budget=48 * MIB)
+        if layers_in_ram is None:
+            with pytest.raises(ConfigError, match="GiB of GPU memory do not suffice"):
+                place(model(), wishes, GPU)
+        else:
+            assert place(model(), wishes, GPU).layers_in_ram == layers_in_ram
+
+
 def test_dense_parts(tmp_path: Path) -> None:
     placement = placed(tmp_path, "[{match: '^blk\\.[01]\\.', device: cpu}, {match: token_embd, device: cpu}]")
     assert [layer.dense for layer in placement.layers] == ["cpu", "cpu", "cuda", "cuda"]
@@ -122,6 +144,26 @@ def test_the_first_match_wins(tmp_path: Path, data: list[tuple[int, int, str]], 
             "is impossible: the experts of layer 0 follow its dense part, which is in RAM",
         ),
         (
+            "- {match: 'blk.2.dense', device: cpu}",
+            r"rule 1 \(match: 'blk.2.dense', device: cpu\) cannot be: layer 2 would be in RAM behind layer 0",
+        ),
+        (
+            "- {match: 'blk.[12].dense', device: cpu}\n- {match: 'blk.0.dense', device: cuda}",
+            r"rule 1 .* cannot be: layer 1 would be in RAM behind layer 0 on the GPU",
+        ),
+        (
+            "- {match: token_embd, device: cuda}\n- {match: 'blk.0.dense', device: cpu}",
+            r"rule 1 \(match: 'token_embd', device: cuda\) cannot be: layer 0 is in RAM",
+        ),
+        (
+            "- {match: '^output', device: cpu}",
+            "rule 1 .* cannot be: the head is on the GPU",
+        ),
+        (
+            "- {match: 'blk.0.dense', decode: cpu, prefill: cuda}",
+            "is impossible: the dense part of layer 0 computes where it lies",
+        ),
+        (
             "- {match: 'blk.0.experts.1$', decode: cpu, prefill: cpu}\n"
             "- {match: 'blk.0.experts', decode: cpu, prefill: cuda}",
             "prefilled in one way",
@@ -147,20 +189,18 @@ def test_the_example_of_the_documentation_works_today(tmp_path: Path) -> None:
     assert [layer.gpu_experts for layer in placement.layers] == [()] * 47 + [(3, 17, 90)]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("- {match: exps, decode: cpu, prefill: cuda}", "does not stream experts yet"),
-        ("- {match: 'blk.0.dense', device: cpu}", "not supported beside a GPU yet"),
-        ("- {match: token_embd, device: cpu}", "not supported beside a GPU yet"),
-    ],
-)
-def test_what_the_engine_cannot_do_yet_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    today = dataclasses.replace(GPU, can_stream=False, can_split=False)
-    with pytest.raises(ConfigError, match=f"rule 1 .* cannot be: .*{said}"):
+def test_a_rule_between_the_flags_layers_is_quoted(tmp_path: Path) -> None:
+    text = "- {match: 'blk.0.dense', device: cuda}"
+    with pytest.raises(ConfigError, match=r"rule 1 .* cannot be: layer 1 would be in RAM behind layer 0"):
+        placed(tmp_path, text, n_gpu_layers=2)
+    assert placed(tmp_path, text.replace("0", "1"), n_gpu_layers=2).layers_in_ram == 1
+
+
+def test_an_engine_that_cannot_stream(tmp_path: Path) -> None:
+    text = "- {match: exps, decode: cpu, prefill: cuda}"
+    today = dataclasses.replace(GPU, can_stream=False)
+    with pytest.raises(ConfigError, match=r"rule 1 .* cannot be: .*does not stream experts yet"):
         place(model(), Wishes(rules=rules(tmp_path, text)), today)
-    with pytest.raises(ConfigError, match=r"--n-gpu-layers 1: .* not supported beside a GPU yet"):
-        place(model(), Wishes(n_gpu_layers=1), today)
     placement = place(model(), Wishes(num_gpu_experts=0), today)
     assert {layer.prefill for layer in placement.layers} == {"cpu"}
     assert placement.stream_bytes == 0

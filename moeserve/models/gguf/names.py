@@ -23,3 +23,9 @@ FFN_DOWN_EXPS = "ffn_down_exps"
 def of_layer(layer: int, part: str) -> str:
     """The full name of a layer's tensor: of_layer(3, ATTN_Q) is "blk.3.attn_q.weight"."""
     return f"blk.{layer}.{part}.weight"
+
+
+def layer_of(name: str) -> int | None:
+    """The layer of a tensor's full name; None for one of no layer."""
+    block, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if block == "blk" else None

@@ -50,14 +50,16 @@ def load_cpu_experts(
     cpu_ids: Sequence[Sequence[int]],
     device: torch.device,
     progress: Progress,
+    first_layer: int = 0,
 ) -> ExpertsInRam:
-    """cpu_ids: each layer's experts in RAM, ascending; None for a layer without. `device`: the GPU's.
+    """cpu_ids: the experts in RAM, ascending, of each layer from `first_layer` on; empty for a layer without. `device`:
+    the GPU's.
 
     Raises MemoryError without room.
     """
     layers: list[CpuExperts | None] = []
     total = sum(1 for ids in cpu_ids if ids)
-    for index, ids in enumerate(cpu_ids):
+    for index, ids in enumerate(cpu_ids, first_layer):
         if not ids:
             layers.append(None)
             continue

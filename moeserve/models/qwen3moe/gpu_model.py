@@ -6,7 +6,8 @@
         x = x + sum of the chosen experts' down(silu(gate(y)) * up(y))            y = ffn_norm(x)
     logits = output(output_norm(x))
 
-Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`).
+Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`). So may
+the first layers be, whole: then the weights here are the last layers', counted from 0, and x comes from the CPU.
 
 A block's output is added to x by the norm that comes next, in one launch. Nothing here waits for the GPU, reads from it
 or allocates on it, so a step can be recorded in a CUDA graph.
@@ -74,6 +75,7 @@ class GpuQwen3Moe:
         RAM, where there are any; expert_stream: the other way, for the layers whose `prefill` is not "cpu"."""
         self.config = config
         self.device = slot_table.device
+        self.num_layers = len(weights.layers)
         self._weights = weights
         self._kv = kv
         self._slot_table = slot_table
@@ -81,13 +83,13 @@ class GpuQwen3Moe:
         self._expert_stream = expert_stream
         # A layer's way of prefill, placement.Prefill: "cpu" never streams, "cuda" whenever there is a prompt.
         self._prefill = (
-            ["cpu"] * config.num_layers if expert_stream is None or prefill is None else list(prefill)
+            ["cpu"] * self.num_layers if expert_stream is None or prefill is None else list(prefill)
         )
-        self._streamed = [False] * config.num_layers  # of the last step: by layer
+        self._streamed = [False] * self.num_layers  # of the last step: by layer
         self._is_mixed = False  # some layers were streamed, and some not
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(config, max_model_len))
         # int32 [layers, experts]: tokens routed to each expert since start.
-        self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
+        self.heat = torch.zeros(self.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
         arena = Arena(self.device, max(room_bytes(config, size, floats) for size in self.sizes))
@@ -101,7 +103,7 @@ class GpuQwen3Moe:
         graph."""
         in_ram = [i for i, layer in enumerate(self._weights.layers) if layer.places is not None]
         streamed = [i for i in in_ram if batch is not None and self._streams(i, batch)]
-        self._streamed = [i in streamed for i in range(self.config.num_layers)]
+        self._streamed = [i in streamed for i in range(self.num_layers)]
         if streamed:
             assert self._expert_stream is not None
             self._expert_stream.begin(streamed)
@@ -119,12 +121,18 @@ class GpuQwen3Moe:
             self._handoff.check()
 
     def forward(self, batch: GpuBatch) -> None:
-        """Launches all layers. What `logits` then reads stays until the next call."""
+        """Launches all layers, behind the embedding or, where that is not here, behind what has been copied to `x`.
+        What `logits` then reads stays until the next call."""
         w, r = self._weights, self._rooms[len(batch.token_ids)]
-        embed(batch.token_ids, batch.count, _tensors(w.embedding), int(w.embedding.type), r.x)
+        if w.embedding is not None:
+            embed(batch.token_ids, batch.count, _tensors(w.embedding), int(w.embedding.type), r.x)
         for i, layer in enumerate(w.layers):
             self._attention(i, layer, r, batch)
             self._experts(i, layer, r, batch)
+
+    def x(self, size: int) -> Tensor:
+        """float32 [size, hidden]: the residual stream of a step of that size."""
+        return self._rooms[size].x
 
     def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
         """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the

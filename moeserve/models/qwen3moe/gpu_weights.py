@@ -72,8 +72,8 @@ class GpuLayer:
 
 @dataclass(frozen=True, slots=True)
 class GpuWeights:
-    embedding: Planes
-    layers: list[GpuLayer]
+    embedding: Planes | None  # None: x comes from the CPU, which has it and perhaps the first layers
+    layers: list[GpuLayer]  # all, or the last ones
     output_norm: Tensor
     output: Product
 
@@ -90,23 +90,36 @@ class GpuLoader:
         self._progress = progress
         self._upload = Upload(device)
         self._done = 0
-        self._total = sum(tensor.nbytes for tensor in gguf.tensors.values())
+        self._total = 0
 
-    def load(self, gpu_experts: Sequence[Sequence[int]] | None = None) -> GpuWeights:
-        """`gpu_experts`: for each layer the ids of the experts to load, ascending; None for all of all. Raises
-        ModelError for a tensor that is missing or has another shape, torch.OutOfMemoryError without room."""
+    def load(
+        self, gpu_experts: Sequence[Sequence[int]], first_layer: int = 0, *, with_embedding: bool = True
+    ) -> GpuWeights:
+        """The layers from `first_layer` on, and the head. gpu_experts: of each of these layers the ids of the experts
+        to load, ascending. Raises ModelError for a tensor that is missing or has another shape,
+        torch.OutOfMemoryError without room."""
         c = self._config
         c.check_tensors(self._gguf)
-        everyone = range(c.num_experts)
-        ids = [everyone] * c.num_layers if gpu_experts is None else gpu_experts
-        embedding = self._planes(n.TOKEN_EMBD)
-        output = embedding if c.tied_embeddings else self._planes(n.OUTPUT)
+        self._total = self._bytes_from(first_layer, with_embedding=with_embedding or c.tied_embeddings)
+        embedding = self._planes(n.TOKEN_EMBD) if with_embedding else None
+        if c.tied_embeddings:
+            output = embedding or self._planes(n.TOKEN_EMBD)
+        else:
+            output = self._planes(n.OUTPUT)
         return GpuWeights(
             embedding=embedding,
-            layers=[self._layer(index, ids[index]) for index in range(c.num_layers)],
+            layers=[self._layer(index, ids) for index, ids in enumerate(gpu_experts, first_layer)],
             output_norm=self._vector(n.OUTPUT_NORM),
             output=Product(output),
         )
+
+    def _bytes_from(self, first_layer: int, *, with_embedding: bool) -> int:
+        total = 0
+        for name, tensor in self._gguf.tensors.items():
+            layer = n.layer_of(name)
+            is_mine = layer >= first_layer if layer is not None else with_embedding or name != n.TOKEN_EMBD
+            total += tensor.nbytes if is_mine else 0
+        return total
 
     def _layer(self, index: int, ids: Sequence[int]) -> GpuLayer:
         c = self._config

@@ -6,7 +6,8 @@
         x = x + sum of the chosen experts' down(silu(gate(y)) * up(y))            y = ffn_norm(x)
     logits = output(output_norm(x))
 
-Everything is queued on the stream; `CpuStream.wait` before reading a result.
+Everything is queued on the stream; `CpuStream.wait` before reading a result. With weights of the first layers alone, x
+is the result, and there are no logits: a GPU goes on from there (`worker/first_layers.py`).
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ class Batch:
 class Room:
     """The buffers of a step of up to `tokens` rows. One owner: the model; every layer reuses them."""
 
-    def __init__(self, config: Qwen3MoeConfig, weights: Weights, tokens: int, logit_rows: int) -> None:
+    def __init__(
+        self, config: Qwen3MoeConfig, weights: Weights, tokens: int, logit_rows: int, *, pinned: bool
+    ) -> None:
         c = config
         experts = [layer.experts for layer in weights.layers]
-        self.x = torch.empty(tokens, c.hidden_size)  # the residual stream
+        self.x = torch.empty(tokens, c.hidden_size, pin_memory=pinned)  # the residual stream
         self.y = Activations(tokens, c.hidden_size)  # its norm, the input of every block
         self.q = torch.empty(tokens, c.num_heads * c.head_dim)
         self.k = torch.empty(tokens, c.num_kv_heads * c.head_dim)
@@ -76,15 +79,19 @@ class Qwen3Moe:
         kv: list[KvLayer],
         max_tokens: int,
         max_model_len: int,
+        *,
+        pinned: bool = False,
     ) -> None:
+        """pinned: a GPU copies x."""
         self.config = config
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self._weights = weights
         self._stream = stream
         self._kv = kv
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
-        self.heat = torch.zeros(config.num_layers, 2, config.num_experts, dtype=torch.int64)
-        self._room = Room(config, weights, max_tokens, self.LOGIT_ROWS)
+        self.heat = torch.zeros(len(weights.layers), 2, config.num_experts, dtype=torch.int64)
+        logit_rows = 0 if weights.head is None else self.LOGIT_ROWS
+        self._room = Room(config, weights, max_tokens, logit_rows, pinned=pinned)
         self._forwards = 0
         self._heads = 0
         self._cos, self._sin = rope_tables(config, max_model_len)
@@ -100,13 +107,19 @@ class Qwen3Moe:
             self._attention(layer, kv, batch)
             self._experts(layer, heat, n)
 
+    @property
+    def x(self) -> torch.Tensor:
+        """float32 [max_tokens, hidden]: the residual stream behind the last layer of `forward`, until the next one."""
+        return self._room.x
+
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Queues the head for up to LOGIT_ROWS rows of the last step. rows: int32 [m]. Gives float32 [m, vocab],
         a view that the next call, which must come after a wait, overwrites."""
-        room, m = self._room, len(rows)
+        room, head, m = self._room, self._weights.head, len(rows)
+        assert head is not None
         self._heads += 1
-        self._stream.norm(room.x, self._weights.output_norm, self.config.rms_eps, m, room.final, rows)
-        self._stream.linear(room.final, m, self._weights.output, [room.logits])
+        self._stream.norm(room.x, head.norm, self.config.rms_eps, m, room.final, rows)
+        self._stream.linear(room.final, m, head.output, [room.logits])
         return room.logits[:m]
 
     def weight_bytes_read(self) -> int:
@@ -114,7 +127,8 @@ class Qwen3Moe:
         w = self._weights
         reads = self.heat[:, 1].sum(dim=1).tolist()
         experts = sum(n * layer.experts.bytes_each for n, layer in zip(reads, w.layers, strict=True))
-        return self._forwards * w.dense_bytes + self._heads * w.head_bytes + int(experts)
+        heads = 0 if w.head is None else self._heads * w.head.bytes
+        return self._forwards * w.dense_bytes + heads + int(experts)
 
     def read_experts(self) -> int:
         """Queues one plain read of all experts' weights; returns how many bytes."""

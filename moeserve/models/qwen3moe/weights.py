@@ -62,14 +62,19 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    embedding: Embedding
-    layers: list[LayerWeights]
-    output_norm: torch.Tensor  # float32 [hidden]
+class Head:
+    norm: torch.Tensor  # float32 [hidden]
     output: LinearGroup  # [vocab, hidden]
     bytes: int
-    head_bytes: int
-    dense_bytes: int  # of all layers' matrices outside the experts: read once a step
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embedding: Embedding
+    layers: list[LayerWeights]  # all, or the first ones: then the others and the head are a GPU's
+    head: Head | None
+    bytes: int  # of these tensors in the file
+    dense_bytes: int  # of the layers' matrices outside the experts: read once a step
     matrices: list[Matrix]  # all of them: the operations hold addresses only
     source: ModelSource | None  # in place: what the matrices point into
 
@@ -91,30 +96,42 @@ class WeightLoader:
         self._config = config
         self._progress = progress
         self._done = 0
-        self._total = sum(tensor.nbytes for tensor in gguf.tensors.values())
+        self._total = 0
         self._matrices: list[Matrix] = []
 
     def load(self) -> Weights:
         """Raises ModelError for a tensor that is missing or has another shape, MemoryError without room."""
+        names = list(self._gguf.tensors)
+        return self._load(names, self._config.num_layers, with_head=True)
+
+    def load_first(self, num_layers: int) -> Weights:
+        """The embedding and the first layers, without the head. Raises like `load`."""
+        layers = {name: n.layer_of(name) for name in self._gguf.tensors}
+        mine = [name for name, layer in layers.items() if layer is not None and layer < num_layers]
+        return self._load([n.TOKEN_EMBD, *mine], num_layers, with_head=False)
+
+    def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> Weights:
         self._config.check_tensors(self._gguf)
         self._check_lanes()
-        embedding = self._embedding()
-        output_norm = self._vector(n.OUTPUT_NORM)
-        output = self._group(n.TOKEN_EMBD if self._config.tied_embeddings else n.OUTPUT)
-        head_bytes = self._matrices[0].bytes
-        layers = [self._layer(index) for index in range(self._config.num_layers)]
-        dense_bytes = sum(m.bytes for m in self._matrices[1:] if m.experts == 1)
+        self._total = sum(self._gguf.tensors[name].nbytes for name in names)
+        embedding = self._embedding(is_read_again=with_head and self._config.tied_embeddings)
+        head = self._head() if with_head else None
+        layers = [self._layer(index) for index in range(num_layers)]
+        first = 0 if head is None else 1
         return Weights(
             embedding=embedding,
             layers=layers,
-            output_norm=output_norm,
-            output=output,
+            head=head,
             bytes=self._total,
-            head_bytes=head_bytes,
-            dense_bytes=dense_bytes,
+            dense_bytes=sum(m.bytes for m in self._matrices[first:] if m.experts == 1),
             matrices=self._matrices,
             source=self._gguf if self._in_place else None,
         )
+
+    def _head(self) -> Head:
+        norm = self._vector(n.OUTPUT_NORM)
+        output = self._group(n.TOKEN_EMBD if self._config.tied_embeddings else n.OUTPUT)
+        return Head(norm, output, self._matrices[-1].bytes)
 
     def _check_lanes(self) -> None:
         """The kernels take rows 32 columns at a time and check nothing themselves."""
@@ -148,13 +165,13 @@ class WeightLoader:
             ),
         )
 
-    def _embedding(self) -> Embedding:
+    def _embedding(self, *, is_read_again: bool) -> Embedding:
         tensor = self._gguf.tensors[n.TOKEN_EMBD]
         table = self._gguf.data(n.TOKEN_EMBD).reshape(tensor.shape[0], -1)
         if not self._in_place:
             # A copy: served from the mapped file, a file that is replaced or truncated would kill the worker.
             table = table.copy()
-        if not self._config.tied_embeddings:
+        if not is_read_again:
             self._finish(n.TOKEN_EMBD)
         return Embedding(table, int(tensor.type))
 

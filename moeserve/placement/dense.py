@@ -1,0 +1,115 @@
+"""Where a model's dense parts go: the embedding, attention, norms and router of each layer, the head.
+
+A step runs on the CPU first and then on the GPU, so what is in RAM is a beginning of the model: nothing, the embedding,
+or the embedding and the first layers. The head is on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from moeserve.errors import ConfigError
+from moeserve.models.gguf import names as n
+from moeserve.placement.placement import Device
+from moeserve.placement.rules import Decision, Rules
+from moeserve.placement.sizes import DENSE_PARTS, ModelSizes
+
+
+class DensePlaces:
+    """As rules and --n-gpu-layers have them; without that flag, what no rule holds on the GPU can still move to RAM."""
+
+    def __init__(self, sizes: ModelSizes, n_gpu_layers: int | None, rules: Rules | None) -> None:
+        """Raises ConfigError, which quotes the rule, for what no step could run through."""
+        self._sizes = sizes
+        self._rules = rules
+        self._may_move = n_gpu_layers is None
+        count = len(sizes.layers)
+        first = 0 if n_gpu_layers is None else count - n_gpu_layers
+        self._decisions = [self._decide_layer(index) for index in range(count)]
+        self.layers: list[Device] = [
+            self._place(f"the dense part of layer {index}", decision, "cuda" if index >= first else "cpu")
+            for index, decision in enumerate(self._decisions)
+        ]
+        self._check_layers()
+        self._of_embedding = self._decide("the embedding", [n.TOKEN_EMBD], "token_embd")
+        self.embedding = self._place("the embedding", self._of_embedding, self.layers[0])
+        self._check_ends()
+
+    @property
+    def in_ram(self) -> int:
+        """How many layers: the first ones."""
+        return self.layers.count("cpu")
+
+    def bytes_on(self, device: Device) -> int:
+        parts = [(self._sizes.embedding, self.embedding), (self._sizes.head, "cuda")]
+        parts += [(layer.dense, where) for layer, where in zip(self._sizes.layers, self.layers, strict=True)]
+        return sum(size.on(device) for size, where in parts if where == device)
+
+    def move_next(self, held: Container[int]) -> bool:
+        """Moves the next part of the model to RAM: the embedding, which costs no speed there, then layer after layer.
+        False where a flag, a rule or `held` (layers) keeps it on the GPU, or it is the last."""
+        if not self._may_move:
+            return False
+        if self.embedding == "cuda":
+            if _is_held(self._of_embedding):
+                return False
+            self.embedding = "cpu"
+            return True
+        layer = self.in_ram
+        if layer == len(self.layers) - 1 or layer in held or _is_held(self._decisions[layer]):
+            return False
+        self.layers[layer] = "cpu"
+        return True
+
+    def _decide_layer(self, index: int) -> Decision | None:
+        tensors = [n.of_layer(index, part) for part in DENSE_PARTS]
+        return self._decide(f"the dense part of layer {index}", tensors, f"blk.{index}.dense")
+
+    def _decide(self, what: str, tensors: list[str], module: str) -> Decision | None:
+        return None if self._rules is None else self._rules.decide(what, tensors, (module,))
+
+    def _place(self, what: str, decision: Decision | None, default: Device) -> Device:
+        if decision is None:
+            return default
+        device = decision.device or default
+        if decision.prefill is not None and decision.prefill != device:
+            raise self._error(
+                decision, f"is impossible: {what} computes where it lies ({device}), in prefill as in decode"
+            )
+        return device
+
+    def _check_layers(self) -> None:
+        if "cuda" not in self.layers:
+            raise ConfigError("--placement-rules leaves no layer on the GPU; use the CPU engine for that")
+        first = self.layers.index("cuda")
+        behind = next((i for i in range(first, len(self.layers)) if self.layers[i] == "cpu"), None)
+        if behind is not None:
+            # By the flag alone no layer is behind: a rule has put this one into RAM, or the other on the GPU.
+            decision = self._decisions[behind if _is_by_rule(self._decisions[behind]) else first]
+            raise self._error(
+                decision,
+                f"cannot be: layer {behind} would be in RAM behind layer {first} on the GPU; what is in RAM are the "
+                "first layers, one after another",
+            )
+
+    def _check_ends(self) -> None:
+        if self.embedding == "cuda" and self.layers[0] == "cpu":
+            raise self._error(
+                self._of_embedding, "cannot be: layer 0 is in RAM, and the embedding before it is too"
+            )
+        of_head = self._decide("the head", [n.OUTPUT, n.OUTPUT_NORM], "output")
+        if self._place("the head", of_head, "cuda") == "cpu":
+            raise self._error(of_head, "cannot be: the head is on the GPU, behind the last layers")
+
+    def _error(self, decision: Decision | None, problem: str) -> ConfigError:
+        assert self._rules is not None
+        assert decision is not None
+        return self._rules.error(decision, problem)
+
+
+def _is_by_rule(decision: Decision | None) -> bool:
+    return decision is not None and decision.device is not None
+
+
+def _is_held(decision: Decision | None) -> bool:
+    return decision is not None and "cuda" in (decision.device, decision.prefill)

@@ -1,0 +1,66 @@
+"""The first layers of a model on the CPU, where the GPU has no room for their dense parts.
+
+    CPU pool   embedding · layer 0 · … · layer k-1 │            (the RAM experts of the GPU's layers)
+    PCIe                                            │ x │
+    GPU                                                 │ layer k · … · head
+
+k may be 0: then the embedding alone is in RAM. A step's rows cross once, as the residual stream x [rows, hidden]. The
+pool is the hand-off's too, and takes its work in order: `compute` comes before `GpuQwen3Moe.begin`.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream
+from moeserve.models.qwen3moe.model import Qwen3Moe
+from moeserve.worker.runner import Layout, Sequences, cpu_batch
+
+
+class FirstLayers:
+    """Owns the CPU's part of the model, with its KV and x."""
+
+    def __init__(self, stream: CpuStream, model: Qwen3Moe) -> None:
+        self._stream = stream
+        self._model = model
+        self._plan = AttentionPlan()
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._model.heat)
+
+    def compute(self, layout: Layout, sequences: Sequences) -> None:
+        """Returns when x is there. The copy of the step before must have been made."""
+        self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream))
+        self._stream.wait()
+
+    def fill_unreal(self, n: int) -> None:
+        """Random rows instead, for timing the GPU's part: what is routed as nothing is would be timed wrongly."""
+        x = self._model.x[:n].numpy()
+        np.random.default_rng(0).standard_normal(dtype=np.float32, out=x)
+
+    def copy(self, x: Tensor) -> None:
+        """Launches the copy of as many rows of x as there are in `x`, on the device; those beyond a step's own are
+        anything."""
+        x.copy_(self._model.x[: len(x)], non_blocking=True)
+
+    @property
+    def heat(self) -> npt.NDArray[np.int64]:
+        """[layers, experts]: tokens routed to each expert since the start."""
+        heat: npt.NDArray[np.int64] = self._model.heat[:, 0].numpy()
+        return heat
+
+    def weight_bytes_read(self) -> int:
+        """Bytes of weights that the steps so far had to read: each distinct expert once a step."""
+        return self._model.weight_bytes_read()
+
+    def read(self) -> tuple[float, int]:
+        """One plain read of these layers' experts: seconds taken, bytes read."""
+        start = time.perf_counter()
+        read = self._model.read_experts()
+        self._stream.wait()
+        return time.perf_counter() - start, read
