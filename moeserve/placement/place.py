@@ -117,33 +117,36 @@ class _Planner:
 
     def place(self) -> Placement:
         chosen = [{e for e, where in pinned.items() if where == "cuda"} for pinned in self._pinned]
-        self._move_dense_to_ram(chosen)
+        kept = self._least_kv_bytes
+        if self._move_dense_to_ram(chosen):  # not to make room for experts
+            kept = self._ample_kv_bytes
         count = self._wishes.num_gpu_experts
         if count is not None:
             for layer, experts in enumerate(chosen):
                 experts.update(self._hottest_of(layer, count))
-        if self._room(chosen) < max(self._stream_bytes(chosen), self._least_kv_bytes):
+        if self._room(chosen) < max(self._stream_bytes(chosen), kept):
             self._prefill = ["cpu" if way == "auto" else way for way in self._prefill]
         left = self._left(chosen)
         if count is None:
             share = int((left + self._stream_bytes(chosen)) * KV_SHARE)
-            kv = min(self._most_kv_bytes, max(share, self._least_kv_bytes))
+            kv = min(self._most_kv_bytes, max(share, kept))
             self._fill(chosen, kv)
             left = self._left(chosen)
         return self._result(chosen, min(left, self._most_kv_bytes))
 
     # ---------------------------------------------------------------- dense parts
 
-    def _move_dense_to_ram(self, chosen: list[set[int]]) -> None:
-        """Where the dense parts leave too little for KV, as many as it takes. Experts that rules have put on the GPU
-        hold their layers there; a wish for experts stands, and is an error if it cannot be met."""
+    def _move_dense_to_ram(self, chosen: list[set[int]]) -> bool:
+        """Where the dense parts leave too little for KV, as many as it takes; True where that were any. Experts that
+        rules have put on the GPU hold their layers there; a wish for experts stands, and is an error if it cannot be
+        met."""
         if self._wishes.num_gpu_experts:
-            return
+            return False
+        before = self._dense.bytes_on("cuda")
         held = {i for i, way in enumerate(self._prefill) if way == "cuda" or chosen[i]}
-        while self._room_before_streaming(
-            chosen
-        ) < self._ample_kv_tokens * self._kv_bytes_per_token and self._dense.move_next(held):
+        while self._room_before_streaming(chosen) < self._ample_kv_bytes and self._dense.move_next(held):
             pass
+        return self._dense.bytes_on("cuda") < before
 
     # ---------------------------------------------------------------- experts
 
@@ -295,9 +298,10 @@ class _Planner:
         return (self._num_layers - self._dense.in_ram) * self._sizes.kv_bytes
 
     @property
-    def _ample_kv_tokens(self) -> int:
+    def _ample_kv_bytes(self) -> int:
         wishes = self._wishes
-        return wishes.max_total_tokens or min(wishes.most_kv_tokens, wishes.ample_kv_tokens)
+        tokens = wishes.max_total_tokens or min(wishes.most_kv_tokens, wishes.ample_kv_tokens)
+        return tokens * self._kv_bytes_per_token
 
     @property
     def _least_kv_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from benchmarks.header import QWEN3_30B_A3B
 from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.models.gguf import open_gguf
+from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import Gpu, ModelSizes, Wishes, place
 from moeserve.plan import command
 from moeserve.plan.gpu_machine import measure_gpu
@@ -87,6 +89,37 @@ def test_with_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> Non
     text = capsys.readouterr().out
     assert "blk.2.ffn_down_exps.weight" in text
     assert "8 of 8 experts on cuda" in text
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_the_last_layer_on_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    flags = ["--model", str(tiny_model), "--gpu-memory", "1.2", "--n-gpu-layers", "1"]
+    flags += ["--max-total-tokens", "1000"]
+    shown = run(capsys, *flags)
+    assert [shown["tensors"][f"blk.{i}.attn_q.weight"] for i in range(3)] == ["cpu", "cpu", "cuda"]
+    assert (shown["tensors"]["token_embd.weight"], shown["tensors"]["output.weight"]) == ("cpu", "cuda")
+    memory, layer_kv = shown["memory"], 1000 * 2 * 2 * 128 * 2
+    assert (memory["ram_kv"], memory["gpu_kv"]) == (2 * layer_kv, layer_kv)
+    assert "--n-gpu-layers 1" in shown["command"]
+    assert main(["plan", *flags]) == 0
+    text = capsys.readouterr().out
+    assert re.search("layers 0 to 1 +attention and router on cpu, experts on cpu\n", text)
+    assert "use --device cpu" in fails(capsys, *flags[:4], "--n-gpu-layers", "0")
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    gguf = open_gguf(tiny_model)
+    model = Qwen3MoeConfig.from_gguf(gguf)
+    sizes = ModelSizes.of(gguf.tensors, model)
+    kv = 2048 * sizes.kv_bytes  # of a layer, for the whole context
+    two = sizes.head.cuda + sum(layer.dense.cuda + kv for layer in sizes.layers[1:])
+    budget = gpu_reserved_bytes(ServerConfig(), model) + two + sizes.layers[0].dense.cuda // 2
+    shown = run(
+        capsys, "--model", str(tiny_model), "--gpu-memory", "2", "--gpu-memory-budget", str(budget / 2**30)
+    )
+    assert [shown["tensors"][f"blk.{i}.attn_q.weight"] for i in range(3)] == ["cpu", "cuda", "cuda"]
+    assert shown["memory"]["kv_tokens"] >= 2048
 
 
 @pytest.mark.usefixtures("no_measuring")
@@ -208,6 +241,20 @@ def test_one_stream_is_bound_by_reading() -> None:
     assert CpuSpeed(BIG, model, Routing(BIG), bare).decode(1, 0) == pytest.approx(
         0.85 * 10e9 / read, rel=0.01
     )
+
+
+def test_a_layer_more_on_the_gpu_is_faster() -> None:
+    model = sizes()
+
+    def rates(layers: int) -> tuple[float, float]:
+        wishes = Wishes(n_gpu_layers=layers, num_gpu_experts=0)
+        placement = place(model, wishes, Gpu(64 << 30, 0))
+        speed = HybridSpeed(BIG, model, Routing(BIG), placement, RATES, GpuRates())
+        return speed.decode(1, 4000), speed.prefill(2048, 2048)
+
+    decode, prefill = zip(*(rates(layers) for layers in (1, 2, 3, 4)), strict=True)
+    assert list(decode) == sorted(decode)
+    assert list(prefill) == sorted(prefill)
 
 
 def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> None:
