@@ -43,7 +43,7 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
     return Fixture.load(golden)
 
 
-@pytest.fixture(scope="module", params=PLACEMENTS, ids=str)
+@pytest.fixture(scope="module", params=PLACEMENTS, ids=lambda placed: "-".join(map(str, placed)))
 def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
     experts, threshold, layers = request.param
     config = small_config(
