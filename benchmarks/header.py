@@ -1,6 +1,7 @@
 """Writes a GGUF of a real model's shape without its tensors' bytes, for `--load-format dummy`.
 
     python -m benchmarks.header qwen3-30b-a3b.gguf
+    python -m benchmarks.header 12-layers.gguf --layers 12 --weights    # a whole file, with random weights
 
 The types are llama.cpp's Q4_K_M mix. The vocabulary is made up: grammars and text mean nothing with such a file.
 """
@@ -8,6 +9,7 @@ The types are llama.cpp's Q4_K_M mix. The vocabulary is made up: grammars and te
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.models.gguf import names as n
+from moeserve.models.gguf.dummy import open_dummy
 from moeserve.models.qwen3moe.config import ARCHITECTURE, Qwen3MoeConfig, RopeScaling
 
 QWEN3_30B_A3B = Qwen3MoeConfig(
@@ -92,12 +95,26 @@ def write_header(path: Path, c: Qwen3MoeConfig) -> None:
     writer.close()
 
 
+def write_weights(path: Path) -> None:
+    """The weights of `--load-format dummy`, behind a header."""
+    source = open_dummy(path)
+    with path.open("r+b") as file:
+        for name, tensor in source.tensors.items():
+            file.seek(tensor.offset)
+            file.write(source.data(name).tobytes())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("output", type=Path)
-    write_header(parser.parse_args().output, QWEN3_30B_A3B)
+    parser.add_argument("--layers", type=int, default=QWEN3_30B_A3B.num_layers)
+    parser.add_argument("--weights", action="store_true")
+    args = parser.parse_args()
+    write_header(args.output, dataclasses.replace(QWEN3_30B_A3B, num_layers=args.layers))
+    if args.weights:
+        write_weights(args.output)
 
 
 if __name__ == "__main__":
