@@ -40,6 +40,7 @@ from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.source import open_metadata
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import ModelSizes, Placement, Wishes, place
+from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.command import SHARED as PLANNED
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.machine import measure
@@ -69,6 +70,7 @@ class Accuracy:
         self._sizes = ModelSizes.of(self._gguf.tensors, self._model)
         self._on_gpu = choose_device(config.device) == "cuda"
         self._gpu_before = gpu_used() if self._on_gpu else 0
+        self._step_tokens = self._steps()
         self._placement = self._place()
         # Sampled: greedy streams of a model with random weights run into the same tokens, which ask for the same
         # experts; a plan knows nothing of that.
@@ -77,14 +79,17 @@ class Accuracy:
         for prompt in prompts:
             self._bench.prefill(1, prompt)  # the first touch of every buffer, and what compiles late
 
-    @property
-    def _step_tokens(self) -> int:
-        return self._config.max_num_batched_tokens
+    def _steps(self) -> int:
+        if not self._on_gpu:
+            return step_tokens(self._config.max_num_batched_tokens, self._model, None)
+        from moeserve.worker.gpu_memory import step_tokens_on  # a machine without a GPU may lack Triton
+
+        return step_tokens_on(torch.device("cuda", 0), self._config, self._model)
 
     def _place(self) -> Placement:
         if not self._on_gpu:
             return place(self._sizes, Wishes(), None)
-        from moeserve.worker.gpu_memory import plan_placement  # a machine without a GPU may lack Triton
+        from moeserve.worker.gpu_memory import plan_placement
 
         most = max(self._step_tokens, self._config.max_num_seqs)
         return plan_placement(self._config, self._model, self._gguf, most, torch.device("cuda", 0))

@@ -13,10 +13,12 @@ from moeserve.models.qwen3moe.gpu_room import step_sizes
 from moeserve.models.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
+from moeserve.placement.place import GIB
+from moeserve.placement.step_tokens import step_tokens
 from moeserve.worker.gpu_sampler import sampler_bytes
 
 # CUDA graphs, the kernels' code, cuBLAS-less torch and the allocator's rounding: measured, see docs/hybrid.md.
-OVERHEAD_BYTES = 512 << 20
+OVERHEAD_BYTES = 640 << 20
 
 
 def free_bytes(device: torch.device) -> int:
@@ -24,6 +26,13 @@ def free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return int(psutil.virtual_memory().available)
     return torch.cuda.mem_get_info(device)[0]
+
+
+def step_tokens_on(device: torch.device, config: ServerConfig, model: Qwen3MoeConfig) -> int:
+    """What a step takes at most."""
+    budget = config.gpu_memory_budget
+    usable = free_bytes(device) if budget is None else int(budget * GIB)
+    return step_tokens(config.max_num_batched_tokens, model, usable)
 
 
 def room_bytes(config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, device: torch.device) -> int:
@@ -34,7 +43,10 @@ def room_bytes(config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, dev
     length = config.max_model_len or model.context_length
     tables = 4 * (config.max_num_seqs + 1) * length + 4 * length * model.head_dim
     overhead = OVERHEAD_BYTES if device.type == "cuda" else 0
-    layers = max(layers_room_bytes(model, size, torch.float32) for size in sizes)
+    floats = (
+        torch.bfloat16 if device.type == "cuda" else torch.float32
+    )  # as gpu_model.float_type: of two bytes, or not
+    layers = max(layers_room_bytes(model, size, floats) for size in sizes)
     sampler = sampler_bytes(config.max_num_seqs, model.vocab_size, head_rows)
     return layers + logits + tables + sampler + overhead
 

@@ -31,7 +31,7 @@ from moeserve.worker.constraints import Constraints
 from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.graphs import Launches, Recorder
-from moeserve.worker.runner import Int32s, Layout, Sequences, entries
+from moeserve.worker.runner import Int32s, Layout, Sequences, entries, log_bound
 from moeserve.worker.step_end import StepEnd
 
 COPIED = 1 << 30  # bytes
@@ -136,8 +136,7 @@ class GpuRunner:
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
     def expert_use(self) -> ExpertUse:
-        # int32 on the GPU; read as unsigned, so that two billion tokens more fit before a count starts again.
-        tokens = self._model.heat.cpu().numpy().view(np.uint32).astype(np.int64)
+        tokens = self._model.heat.cpu().numpy()
         layers, experts = tokens.shape
         on_gpu = self._model.on_gpu.numpy().astype(np.uint8)
         return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
@@ -171,6 +170,7 @@ class GpuRunner:
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
+        log_bound(seq, len(tokens))
         prefix = (
             torch.frombuffer(bytearray(seq.prefix_slots), dtype=torch.int32) if seq.prefix_slots else None
         )

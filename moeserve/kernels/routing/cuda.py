@@ -20,7 +20,7 @@ def route(
     """ids int32, weights float32 [n, top_k] of logits [n, experts]; rows from count[0] on get -1 and 0.
 
     local_ids int32 [n, top_k] = expert_map[ids], int32 [experts]: an expert's place on this device, below 0 elsewhere.
-    heat int32 [experts]: to which each expert's tokens are added.
+    heat int64 [experts]: to which each expert's tokens are added.
     """
     n, experts = logits.shape
     per_program = 4 if n % 4 == 0 and n >= 1024 else 1

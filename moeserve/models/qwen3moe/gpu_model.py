@@ -86,8 +86,8 @@ class GpuQwen3Moe:
         self._streamed = [False] * config.num_layers  # of the last step: by layer
         self._is_mixed = False  # some layers were streamed, and some not
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(config, max_model_len))
-        # int32 [layers, experts]: tokens routed to each expert since start.
-        self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
+        # int64 [layers, experts]: tokens routed to each expert since start.
+        self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=self.device)
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
         arena = Arena(self.device, max(room_bytes(config, size, floats) for size in self.sizes))
