@@ -135,6 +135,9 @@ class Accuracy:
         runs: list[tuple[Figures, Figures]] = []
         kept: list[dict[str, object]] = []
         self.measured()  # for the routing
+        print(self._runner.ready().device)
+        if self._on_gpu:
+            self.show_memory()
         rates = self.rates()
         before = self.predicted(*rates)
         for _ in range(rounds):
@@ -144,9 +147,6 @@ class Accuracy:
             after = self.predicted(*rates)
             runs.append(({name: (before[name] + after[name]) / 2 for name in before}, measured))
             before = after
-        print(self._runner.ready().device)
-        if self._on_gpu:
-            self.show_memory()
         print(f"{'':<14}{'predicted':>12}{'measured':>12}{'ratio':>8}   rounds")
         for name in runs[0][0]:
             ratios = [predicted[name] / measured[name] for predicted, measured in runs]
