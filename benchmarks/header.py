@@ -39,6 +39,12 @@ QWEN3_30B_A3B = Qwen3MoeConfig(
 )
 
 
+# GPT-2's letters for single bytes, which a server's tokenizer must have: printable ones stand for themselves.
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = [chr(b if b in _PRINTABLE else 256 + _OTHERS.index(b)) for b in range(256)]
+
+
 def q4_k_m(name: str, layers: int) -> Type:
     """Of a matrix: Q6_K for the head and, in half of the layers, for v and down."""
     if name == n.OUTPUT:
@@ -69,9 +75,9 @@ def write_header(path: Path, c: Qwen3MoeConfig) -> None:
     writer.add_expert_used_count(c.top_k)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"t{i}" for i in range(c.vocab_size)])
+    writer.add_token_list([*BYTES, *(f"t{i}" for i in range(c.vocab_size - len(BYTES)))][: c.vocab_size])
     writer.add_token_types([1] * c.vocab_size)
-    writer.add_token_merges(["t 0"])
+    writer.add_token_merges(["t 0"] if c.vocab_size > len(BYTES) else ["! !"])
     writer.add_eos_token_id(c.vocab_size - 1)
     for name, shape in c.expected_shapes().items():
         kind = Type.F32 if len(shape) == 1 else q4_k_m(name, c.num_layers)

@@ -40,6 +40,7 @@ from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.source import open_metadata
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import ModelSizes, Placement, Wishes, place
+from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.command import SHARED as PLANNED
 from moeserve.plan.gpu_machine import measure_gpu
@@ -167,7 +168,13 @@ class Accuracy:
             "weights": placement.gpu_weight_bytes,
             "KV": (placement.kv_tokens or 0) * self._sizes.kv_bytes * self._model.num_layers,
             "streaming": placement.stream_bytes,
-            "buffers": room_bytes(self._config, self._model, most, torch.device("cuda", 0)),
+            "buffers": room_bytes(
+                self._config,
+                self._model,
+                most,
+                torch.device("cuda", 0),
+                float_weights=has_float_weights(self._gguf.tensors, self._model),
+            ),
         }
         taken = gpu_used() - self._gpu_before
         torch_s = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()

@@ -18,6 +18,7 @@ from moeserve.models.source import ModelSource, open_metadata
 from moeserve.options import flag_name, read_options, resolve, value_name
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
+from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.machine import measure
@@ -76,7 +77,8 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     wishes = wishes_of(config, model)
     usable = None if gpu is None else wishes.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
     in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
-    reserved = gpu_reserved_bytes(config, model, in_a_step)
+    float_weights = has_float_weights(gguf.tensors, model)
+    reserved = gpu_reserved_bytes(config, model, in_a_step, float_weights=float_weights)
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
     routing = Routing(model, wishes.counts)
     if gpu is None:

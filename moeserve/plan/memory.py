@@ -78,7 +78,9 @@ def _room_bytes(config: ServerConfig, model: Qwen3MoeConfig, tokens: int) -> int
     return int(tokens * row) + min(config.max_num_seqs, LOGIT_ROWS) * 4 * model.vocab_size
 
 
-def gpu_reserved_bytes(config: ServerConfig, model: Qwen3MoeConfig, step_tokens: int) -> int:
+def gpu_reserved_bytes(
+    config: ServerConfig, model: Qwen3MoeConfig, step_tokens: int, *, float_weights: bool = False
+) -> int:
     """What the GPU engine takes beside weights, KV and streaming: buffers of the largest step, logits, the sampler's
     history, tables, and CUDA itself."""
     tokens = 1 << (max(step_tokens, config.max_num_seqs) - 1).bit_length()
@@ -87,7 +89,13 @@ def gpu_reserved_bytes(config: ServerConfig, model: Qwen3MoeConfig, step_tokens:
     logits = 4 * rows * model.vocab_size
     sampler = 4 * model.vocab_size * (config.max_num_seqs + 3 * rows)
     tables = 4 * length * (config.max_num_seqs + 1 + model.head_dim)
-    return tokens * row_bytes(model) + logits + sampler + tables + GPU_OVERHEAD_BYTES
+    return (
+        tokens * row_bytes(model, float_weights=float_weights)
+        + logits
+        + sampler
+        + tables
+        + GPU_OVERHEAD_BYTES
+    )
 
 
 def predict(

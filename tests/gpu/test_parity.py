@@ -1,4 +1,7 @@
-"""Every fixture through the GPU runner: no farther from the truth than llama.cpp, whichever kernels a step takes."""
+"""Every fixture through the GPU runner: no farther from the truth than llama.cpp, whichever kernels a step takes.
+
+The truth is Hugging Face's: logits of its `Qwen3MoeForCausalLM` in float32 on the file's dequantised weights.
+"""
 
 from __future__ import annotations
 

@@ -158,12 +158,16 @@ def test_a_gpu_is_measured_on_its_own() -> None:
         (ServerConfig(), 8192),
     ],
 )
-def test_what_the_gpu_engine_will_take_is_foreseen(config: ServerConfig, in_a_step: int) -> None:
+@pytest.mark.parametrize("floats", [False, True])
+def test_what_the_gpu_engine_will_take_is_foreseen(
+    config: ServerConfig, in_a_step: int, floats: bool
+) -> None:
     pytest.importorskip("triton")
     from moeserve.worker.gpu_memory import room_bytes
 
-    taken = room_bytes(config, QWEN3_30B_A3B, in_a_step, torch.device("cuda"))
-    assert gpu_reserved_bytes(config, QWEN3_30B_A3B, in_a_step) == pytest.approx(taken, rel=0.01)
+    taken = room_bytes(config, QWEN3_30B_A3B, in_a_step, torch.device("cuda"), float_weights=floats)
+    foreseen = gpu_reserved_bytes(config, QWEN3_30B_A3B, in_a_step, float_weights=floats)
+    assert foreseen == pytest.approx(taken, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,12 @@ class GpuQwen3Moe:
         self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=self.device)
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
-        arena = Arena(self.device, max(room_bytes(config, size, floats) for size in self.sizes))
-        self._rooms = {size: Room(config, arena, size, floats, self.device) for size in self.sizes}
+        exact = has_float_weights(weights)
+        needed = max(room_bytes(config, size, floats, float_weights=exact) for size in self.sizes)
+        arena = Arena(self.device, needed)
+        self._rooms = {
+            size: Room(config, arena, size, floats, self.device, float_weights=exact) for size in self.sizes
+        }
         self.head_sizes = [size for size in self.sizes if size <= self.LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], config.vocab_size, device=self.device)
         self._heads = {size: Head(config, logits, size, floats, self.device) for size in self.head_sizes}
@@ -285,6 +289,13 @@ def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -
 
 def _tensors(planes: Planes) -> list[Tensor]:
     return [planes.codes, planes.scales, planes.supers]
+
+
+def has_float_weights(weights: GpuWeights) -> bool:
+    """Of attention or experts. (The router's always are.)"""
+    matrices = [layer.attn_output.first for layer in weights.layers]
+    matrices += [m for layer in weights.layers if (e := layer.experts) is not None for m in (e.gate, e.down)]
+    return not all(m.quantised for m in matrices)
 
 
 def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
