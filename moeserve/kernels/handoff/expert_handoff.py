@@ -117,11 +117,14 @@ class ExpertHandoff:
         """
         self._live().begin()
 
-    def publish(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> None:
+    def publish(
+        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, local_ids: Tensor | None = None
+    ) -> None:
         """Queues: rows to the CPU, where its experts start on them at once.
 
         x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
         padding row has nothing else); weights: float32 [n, top_k], those of ids below 0 the least of their row.
+        local_ids: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
         Contiguous, on the device, n <= max_tokens. What is not on the CPU is left out; when that is
         everything, the stream will not wait.
         """
@@ -138,6 +141,7 @@ class ExpertHandoff:
             region.requests[layer],
             region.answers[layer],
             self._steps[layer:],
+            local_ids,
         )
 
     def collect(self, layer: int, out: Tensor) -> None:
@@ -203,6 +207,7 @@ class ExpertHandoff:
         request: Tensor,
         answer: Tensor,
         steps: Tensor,
+        local_ids: Tensor | None = None,
     ) -> None:
         experts = self._layers[layer]
         assert experts is not None
@@ -214,7 +219,7 @@ class ExpertHandoff:
             x,
             ids,
             weights,
-            experts.local_ids,
+            experts.local_ids if local_ids is None else local_ids,
             codes,
             metas,
             slot.f32,
