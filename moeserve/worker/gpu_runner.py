@@ -26,7 +26,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam
 from moeserve.models.qwen3moe.gpu_model import FEW_ROWS, GpuBatch, GpuQwen3Moe
-from moeserve.worker.calibration import Streaming, calibrate
+from moeserve.worker.calibration import Calibration, Streaming, calibrate
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
@@ -53,6 +53,7 @@ class GpuRunner:
         experts_in_ram: the model's, where there are any."""
         self._model = model
         self._ready = ready
+        self._device_name = ready.device
         self._slot_table = slot_table
         self._experts_in_ram = experts_in_ram
         self._done = StepEnd(model.device, head_rows=model.head_sizes[-1], yields=experts_in_ram is not None)
@@ -66,7 +67,7 @@ class GpuRunner:
         }
         self._decode: dict[int, Launches] = {}
         self._logits: dict[int, Tensor] = {}  # what a recorded step leaves its logits in
-        self._streaming = Streaming()  # the RAM experts are never streamed
+        self.streaming = Streaming()  # the RAM experts are never streamed
         self._step_ended = time.perf_counter()
 
     def ready(self) -> WorkerReady:
@@ -81,22 +82,23 @@ class GpuRunner:
 
     def stream_by(self, streaming: Streaming, described: str) -> None:
         """Which part of the RAM experts steps with prompts stream; the engine's description then says so."""
-        self._streaming = streaming
-        name = self._ready.device.removesuffix(")")
+        self.streaming = streaming
+        name = self._device_name.removesuffix(")")
         self._ready = msgspec.structs.replace(self._ready, device=f"{name}, {described})")
 
-    def calibrate(self) -> None:
-        """Finds out which part to stream, in some seconds; it may be nothing, whatever the step."""
+    def calibrate(self) -> Calibration:
+        """Finds out which part to stream, in some seconds, and does so; it may be nothing, whatever the step."""
         limit = min(self._model.sizes[-1], self._ready.max_model_len)
         found = calibrate(self.time_step, [size for size in CALIBRATED if size <= limit])
         crossing = "never" if found.threshold is None else f"from {found.threshold} tokens on"
         partly = [n for n, part in found.streaming.points if 0.0 < part < 1.0]
         beside = f", in part from {partly[0]} on" if partly else ""
         self.stream_by(found.streaming, f"streaming is faster {crossing}{beside}")
+        return found
 
     def time_step(self, n: int, part: float) -> float:
-        """Seconds of a prompt of n tokens for which this part of the RAM experts is streamed, the better of two. Before
-        the first request."""
+        """Seconds of a prompt of n tokens for which this part of the RAM experts is streamed, the best of three.
+        Before the first request."""
         inputs = self._inputs[_rounded(n, self._model.sizes)]
         inputs.fill_unreal(n, self._ready.vocab_size)
         one = np.array([n, 0], np.int32)
@@ -106,7 +108,7 @@ class GpuRunner:
         )
         batch = self._batch(inputs, 0, torch.from_numpy(tiles).to(self._model.device), part)
         seconds = []
-        for _ in range(2):
+        for _ in range(3):
             start = time.perf_counter()
             inputs.copy()
             self._model.begin(batch)
@@ -192,7 +194,7 @@ class GpuRunner:
         inputs.copy()
         num_decode = layout.n if each_alone else _leading_ones(layout.count)
         tiles = None if each_alone else self._tiles(layout, num_decode)
-        streamed = 0.0 if tiles is None else self._streaming.part(layout.n)
+        streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = self._batch(inputs, num_decode, tiles, streamed)
         self._model.begin(batch)
         self._launch(batch)

@@ -98,8 +98,7 @@ class ExpertHandoff:
             integers=any(inputs),
             pinned=self._device.type == "cuda",
         )
-        following = [*layers[1:], None]
-        self._defer = [max_deferred if after is not None else 0 for after in following]
+        self.defer(max_deferred)
         # On the device; see publish_kernel. `_present` has two rows: of even layers and of odd ones.
         self._steps = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._deferred = torch.zeros(len(layers), dtype=torch.int32, device=device)
@@ -108,6 +107,11 @@ class ExpertHandoff:
         self._heat = [torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers]
         self._polls = polling or self._device.type != "cuda" or not driver_can_wait(self._region.answers[0])
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
+
+    def defer(self, max_deferred: int) -> None:
+        """Changes it for what is launched from here on; graphs keep theirs. Only between steps."""
+        following = [*self._layers[1:], None]
+        self._defer = [max_deferred if after is not None else 0 for after in following]
 
     def begin(self) -> None:
         """The pool stands by for one step: every layer that has CPU experts, in order, published once each.

@@ -26,18 +26,18 @@ def codes_kernel(
     BLOCK: tl.constexpr, PANEL: tl.constexpr, HEADER: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr,
     NIBBLES_OR_BYTES: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Grid (panels, 2 halves of 16 rows x PARTS): a part of 16 rows. panels, codes: int32 words of four codes.
+    """Grid (panels, PARTS): a part of 32 rows. panels, codes: int32 words of four codes.
 
     UNITS, GROUPS (of 32 columns) of a row, BLOCK_GROUPS of a block; BLOCK, PANEL, HEADER in words; then the layout's
     vectors of each kind. X: a power of two from 4 UNITS on, a row's words of a part.
     """
-    half, part = tl.program_id(1) % 2, tl.program_id(1) // 2
-    row, x = tl.arange(0, 16)[None, :], tl.arange(0, X)[:, None]
+    part = tl.program_id(1)
+    row, x = tl.arange(0, _ROWS)[None, :], tl.arange(0, X)[:, None]
     first_group, i = x // 4 * 4, x % 4
     VECTORS: tl.constexpr = BITS + PAIRS + NIBBLES_OR_BYTES
-    base = panels + tl.program_id(0).to(tl.int64) * PANEL + HEADER + half * (VECTORS * 16) + row
+    base = panels + tl.program_id(0).to(tl.int64) * PANEL + HEADER + row // 16 * (VECTORS * 16) + row % 16
     LOW: tl.constexpr = NIBBLES_OR_BYTES if NIBBLES_OR_BYTES > 0 else PAIRS
-    out = tl.zeros([X, 16], tl.int32)
+    out = tl.zeros([X, _ROWS], tl.int32)
     if (NIBBLES_OR_BYTES > 0) & (part < LOW):
         group, vector = first_group + part * 4 // LOW, BITS + PAIRS + part * 4 % LOW + i
         at = group // BLOCK_GROUPS * BLOCK + group % BLOCK_GROUPS * (2 * VECTORS * 16) + vector * 16
@@ -61,7 +61,7 @@ def codes_kernel(
             )
             word = tl.load(base + at, (group < GROUPS) & (x < 4 * UNITS), 0)
             out |= ((word >> (2 * i)) & 0x03030303) << (2 * k)
-    to = (tl.program_id(0).to(tl.int64) * _ROWS + half * 16 + row) * PARTS + part
+    to = (tl.program_id(0).to(tl.int64) * _ROWS + row) * PARTS + part
     tl.store(codes + to * (4 * UNITS) + x, out, x < 4 * UNITS)
 
 
@@ -133,7 +133,7 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
     layout, units = LAYOUTS[planes.type], units_of(planes.cols)
     blocks, parts, scale_bytes = planes.cols // layout.cols, f.low_parts + f.high_parts, 4 * f.words * units
     codes_kernel(
-        (whole, 2 * parts),
+        (whole, parts),
         panels.view(torch.int32),
         planes.codes.view(torch.int32),
         units,
@@ -147,7 +147,7 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
         layout.pairs,
         layout.codes,
         _power_of_two(4 * units),
-        num_warps=2,
+        num_warps=4,
     )
     scales_kernel(
         (whole,),
