@@ -3,14 +3,13 @@
     python -m benchmarks.gpu.crossover [--experts 0] [--tokens 128,256,512,1024,2048,8192] [--sweep]
 
 Whole steps of one prompt through the worker's runner, Qwen3-30B-A3B's shape with random weights (Q4_K_M mix). First the
-calibration as a server does it, beside the crossover of the two pure ways measured around what it found: 7 sizes, the
-median of 3 calls each, where the lines through neighbours meet. --sweep: the time by the part that is streamed.
+calibration as a server does it, beside the crossover of the two pure ways measured around what it found: at 7 sizes,
+where the lines through neighbours meet. --sweep: the time by the part that is streamed.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -57,7 +56,7 @@ def report_crossover(runner: GpuRunner) -> None:
     if found.threshold is None:
         return
     sizes = [round(share * found.threshold) for share in AROUND]
-    ways = [[median(runner, n, part) for n in sizes] for part in (0.0, 1.0)]
+    ways = [[runner.time_step(n, part) for n in sizes] for part in (0.0, 1.0)]
     for n, on_cpu, streamed in zip(sizes, *ways, strict=True):
         print(
             f"{n:6} tokens: CPU alone {on_cpu * 1e3:7.1f} ms, streamed {streamed * 1e3:7.1f} ms", flush=True
@@ -77,16 +76,12 @@ def where_they_meet(sizes: Sequence[int], on_cpu: Sequence[float], streamed: Seq
     return round(sizes[low] + share * (sizes[high] - sizes[low]))
 
 
-def median(runner: GpuRunner, n: int, part: float) -> float:
-    return statistics.median(runner.time_step(n, part) for _ in range(3))
-
-
 def report_speeds(runner: GpuRunner, sizes: Sequence[int]) -> None:
     """In tokens a second; shared as the runner would now."""
     print(f"{'tokens':>7}{'CPU alone':>11}{'streamed':>10}{'shared':>9}{'part':>7}", flush=True)
     for n in sizes:
         part = runner.streaming.part(n)
-        shared, streamed = n / median(runner, n, part), n / median(runner, n, 1.0)
+        shared, streamed = n / runner.time_step(n, part), n / runner.time_step(n, 1.0)
         on_cpu = f"{n / runner.time_step(n, 0.0):.0f}" if n <= MOST_ON_CPU else ""
         print(f"{n:7}{on_cpu:>11}{streamed:10.0f}{shared:9.0f}{part:7.2f}", flush=True)
 

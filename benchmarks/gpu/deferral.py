@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.deferral [--deferred 0,2,4] [--batch 1,8]
 
-Qwen3-30B-A3B's shape with random weights, each number in turn, three rounds; the median.
+Qwen3-30B-A3B's shape with random weights, each number in turn, four rounds; the median.
 """
 
 from __future__ import annotations
@@ -15,22 +15,27 @@ from benchmarks.gpu.crossover import load
 from moeserve.bench.engine import EngineBench
 from moeserve.worker.gpu_runner import GpuRunner
 
-PROMPT, STEPS, ROUNDS = 64, 48, 3
+PROMPT, WARM_UP, STEPS, ROUNDS = 32, 4, 32, 4
 
 
 def report(runner: GpuRunner, deferred: list[int], batches: list[int]) -> None:
     bench, handoff = EngineBench(runner, PROMPT), runner._model._handoff
     assert handoff is not None
+    recorded = {}
+    for n in deferred:
+        handoff.defer(n)
+        runner.record()
+        recorded[n] = dict(runner._decode)
     rates: dict[tuple[int, int], list[float]] = {(n, batch): [] for n in deferred for batch in batches}
     for _ in range(ROUNDS):
         for n in deferred:
             handoff.defer(n)
-            runner.record()
+            runner._decode.update(recorded[n])
             for batch in batches:
                 bench.prefill(batch, PROMPT)
-                bench.decode(batch, PROMPT, 4)
+                bench.decode(batch, PROMPT, WARM_UP)
                 start = time.perf_counter()
-                bench.decode(batch, PROMPT + 4, STEPS)
+                bench.decode(batch, PROMPT + WARM_UP, STEPS)
                 rates[n, batch].append(batch * STEPS / (time.perf_counter() - start))
     for (n, batch), found in rates.items():
         low, mid, high = min(found), statistics.median(found), max(found)

@@ -3,15 +3,18 @@
 The CPU's time grows with the tokens, that of copying weights hardly does. Few tokens are the CPU's and many the GPU's;
 between them both work at once, each at a part of the experts, such that they end together:
 
-    time to stream all * part = time of the CPU for all * (1 - part)
+    time to stream all * part = the CPU's own time + its time for all experts * (1 - part)
 
-Whole steps are timed, on the machine as it is at start-up.
+Whole steps are timed, on the machine as it is at start-up. The CPU's own time, which a step costs it whatever its part
+(while the GPU does its part of a layer, it waits), is seen from a step that shares; a first guess takes it for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+WORTH_A_TRY = 0.02
 
 TimeStep = Callable[[int, float], float]  # (tokens, part streamed) -> seconds
 
@@ -53,9 +56,15 @@ class _Times:
     on_cpu: float
     streamed: float
 
-    @property
-    def balance(self) -> float:
-        return self.on_cpu / (self.on_cpu + self.streamed)
+    def shared(self, time_step: TimeStep) -> tuple[float, float]:
+        """The part at which both ways end together, and the step's seconds."""
+        guess = self.on_cpu / (self.on_cpu + self.streamed)
+        seconds = time_step(self.tokens, guess)
+        saved = max(self.on_cpu - seconds, 0.0) / guess  # of the CPU's time, by streaming all
+        part = min(self.on_cpu / (saved + self.streamed), 1.0)
+        if part - guess < WORTH_A_TRY:  # it was the stream that was waited for
+            return guess, seconds
+        return min((guess, seconds), (part, time_step(self.tokens, part)), key=lambda found: found[1])
 
 
 def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
@@ -71,8 +80,8 @@ def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
         times.append(_Times(size, on_cpu, streamed))
         if threshold is None and streamed <= on_cpu:
             threshold = size if len(times) == 1 else _crossing(*times[-2:])
-        part = times[-1].balance
-        if time_step(size, part) >= min(on_cpu, streamed):
+        part, shared = times[-1].shared(time_step)
+        if shared >= min(on_cpu, streamed):
             part = 0.0 if on_cpu < streamed else 1.0
         points.append((size, part))
         if part == 1.0:

@@ -26,7 +26,6 @@ def test_each_expert_is_streamed_or_left() -> None:
     experts = ExpertStream(
         [None if layer is None else layer.experts for layer in layers], torch.device(DEVICE)
     )
-    ids = torch.tensor([[*range(EXPERTS), -1]], dtype=torch.int32, device=DEVICE)
     for step in [(0, 0, 4, 4), (1, 0, 3, 2), (0, 0, 0, 0), (0, 0, 0, 1)]:
         experts.begin(step)
         for index, (layer, count) in enumerate(zip(layers, step, strict=True)):
@@ -40,4 +39,4 @@ def test_each_expert_is_streamed_or_left() -> None:
             for planes, weights in zip((found.gate, found.up, found.down), layer.weights, strict=True):
                 for e in range(count):
                     assert torch.equal(dequantize(planes, e).cpu(), weights.values()[e])
-            assert experts.place_of(index, ids).tolist() == [[*(p if p < count else -1 for p in place), -1]]
+            assert experts.places(index).tolist() == [p if p < count else -1 for p in place]

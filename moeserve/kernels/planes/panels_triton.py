@@ -1,4 +1,4 @@
-"""The CPU pool's panels to planes on a GPU, two launches a matrix: what `from_panels.py` specifies, in the same words.
+"""The CPU pool's panels to planes on a GPU, in one launch: what `from_panels.py` specifies, in the same words.
 
 In panels 16 rows' words of four codes lie side by side, in planes the words of one row: the work is to turn them.
 """
@@ -8,6 +8,7 @@ In panels 16 rows' words of four codes lie side by side, in planes the words of 
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -19,19 +20,18 @@ _U8_MIN = tl.constexpr(int(Scale.U8_MIN))
 _ROWS = tl.constexpr(PANEL_ROWS)
 
 
-@kernel
-def codes_kernel(
-    panels, codes,
+@triton.jit
+def move_codes(
+    panels, codes, part,
     UNITS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, PANEL: tl.constexpr, HEADER: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr,
     NIBBLES_OR_BYTES: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Grid (panels, PARTS): a part of 32 rows. panels, codes: int32 words of four codes.
+    """A part of a panel's 32 rows. panels, codes: int32 words of four codes.
 
     UNITS, GROUPS (of 32 columns) of a row, BLOCK_GROUPS of a block; BLOCK, PANEL, HEADER in words; then the layout's
     vectors of each kind. X: a power of two from 4 UNITS on, a row's words of a part.
     """
-    part = tl.program_id(1)
     row, x = tl.arange(0, _ROWS)[None, :], tl.arange(0, X)[:, None]
     first_group, i = x // 4 * 4, x % 4
     VECTORS: tl.constexpr = BITS + PAIRS + NIBBLES_OR_BYTES
@@ -65,13 +65,13 @@ def codes_kernel(
     tl.store(codes + to * (4 * UNITS) + x, out, x < 4 * UNITS)
 
 
-@kernel
-def scales_kernel(
+@triton.jit
+def move_scales(
     panels, scales, supers,
     SCALE: tl.constexpr, BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, HALVES: tl.constexpr, OCTETS: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Grid (panels). panels, scales: bytes; supers: int32, where the type has any.
+    """Of a panel's 32 rows. panels, scales: bytes; supers: int32, where the type has any.
 
     SCALE: formats.Scale; BYTES: a row's of scales; BLOCKS of a row, with BLOCK_GROUPS scales each, BLOCK in bytes; the
     header's halves and octets. Y, S: powers of two from BYTES and BLOCKS on.
@@ -119,6 +119,38 @@ def scales_kernel(
         tl.store(supers + to * BLOCKS + s, word, s < BLOCKS)
 
 
+@kernel
+def unpack_kernel(
+    panels, panel_bytes, codes, scales, supers,
+    UNITS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BITS: tl.constexpr, PAIRS: tl.constexpr, NIBBLES_OR_BYTES: tl.constexpr, SCALE: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
+    HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """Grid (panels, PARTS of the codes and one program for the scales). panels and panel_bytes are the same memory."""
+    if tl.program_id(1) < PARTS:
+        HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
+        move_codes(
+            panels, codes, tl.program_id(1), UNITS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
+            BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
+        )  # fmt: skip
+    else:
+        move_scales(
+            panel_bytes,
+            scales,
+            supers,
+            SCALE,
+            SCALE_BYTES,
+            BLOCKS,
+            BLOCK_SCALES,
+            BLOCK_BYTES,
+            HALVES,
+            OCTETS,
+            Y,
+            S,
+        )
+
+
 def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
     """Launches it for the first `experts` of a stack; the others' planes stay as they are.
 
@@ -132,28 +164,20 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
         return
     layout, units = LAYOUTS[planes.type], units_of(planes.cols)
     blocks, parts, scale_bytes = planes.cols // layout.cols, f.low_parts + f.high_parts, 4 * f.words * units
-    codes_kernel(
-        (whole, parts),
+    unpack_kernel(
+        (whole, parts + 1),
         panels.view(torch.int32),
+        panels,
         planes.codes.view(torch.int32),
+        planes.scales.view(torch.uint8),
+        planes.supers if f.has_super else None,
         units,
         parts,
         planes.cols // GROUP,
         layout.cols // GROUP,
-        layout.block_bytes // 4,
-        blocks * layout.block_bytes // 4,
-        layout.header // 4,
         layout.bits,
         layout.pairs,
         layout.codes,
-        _power_of_two(4 * units),
-        num_warps=4,
-    )
-    scales_kernel(
-        (whole,),
-        panels,
-        planes.scales.view(torch.uint8),
-        planes.supers if f.has_super else None,
         int(f.scale),
         scale_bytes,
         blocks,
@@ -161,6 +185,7 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
         layout.block_bytes,
         layout.halves,
         layout.octets,
+        _power_of_two(4 * units),
         _power_of_two(scale_bytes),
         _power_of_two(blocks),
         num_warps=4,

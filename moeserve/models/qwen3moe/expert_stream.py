@@ -16,6 +16,7 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -39,7 +40,6 @@ class ExpertStream:
         """Raises RuntimeError where the panels' memory cannot be pinned."""
         self._is_gpu = device.type == "cuda"
         self._panels = [None if layer is None else [_bytes_of(m) for m in layer.matrices] for layer in layers]
-        self._matrices = [None if layer is None else layer.matrices for layer in layers]
         some = [layer for layer in layers if layer is not None]
         nowhere = torch.full_like(some[0].local_ids, -1)
         # int32 [layers, experts]: places in RAM; then those of the experts that a step streams, and of the others.
@@ -50,9 +50,13 @@ class ExpertStream:
             self._pin()
         raw = max(sum(_aligned(m.bytes) for m in layer.matrices) for layer in some)
         self._raw = [torch.empty(raw, dtype=torch.uint8, device=device) for _ in "ab"]
-        self._planes = torch.empty(
+        planes = torch.empty(
             max(sum(map(_planes_bytes, layer.matrices)) for layer in some), dtype=torch.uint8, device=device
         )
+        # Views, made once: a step's host thread shares a core with a thread of the pool.
+        self._buffers = [
+            None if layer is None else _Buffers.within(self._raw, planes, layer.matrices) for layer in layers
+        ]
         self._order: list[int] = []
         self._next = 0  # in the order: the layer whose copy is launched next
         self._taken = 0
@@ -77,26 +81,20 @@ class ExpertStream:
         assert self._order[self._taken] == layer
         buffer = self._taken % 2
         self._taken += 1
-        matrices = self._matrices[layer]
-        assert matrices is not None
+        buffers = self._buffers[layer]
+        assert buffers is not None
         if self._is_gpu:
             torch.cuda.current_stream().wait_event(self._copied[buffer])
-        used = raw = 0
-        found: list[Planes] = []
-        for matrix in matrices:
-            planes = _planes_in(self._planes[used:], matrix)
-            used += _planes_bytes(matrix)
-            unpack_panels(self._raw[buffer][raw : raw + matrix.bytes], planes, self._counts[layer])
-            raw += _aligned(matrix.bytes)
-            found.append(planes)
+        for source, planes in zip(buffers.panels[buffer], buffers.planes, strict=True):
+            unpack_panels(source, planes, self._counts[layer])
         if self._is_gpu:
             self._unpacked[buffer].record()
         self._launch_copy()
-        return GpuExperts(*found)
+        return GpuExperts(*buffers.planes)
 
-    def place_of(self, layer: int, ids: Tensor) -> Tensor:
-        """int32, of ids' shape: each expert's place among those that `take` gives, -1 for one that is not there."""
-        return torch.where(ids >= 0, self._streamed[layer][ids.clamp(min=0)], -1)
+    def places(self, layer: int) -> Tensor:
+        """int32 [the layer's experts]: places among those that `take` gives, -1 for an expert that is not there."""
+        return self._streamed[layer]
 
     def left(self, layer: int) -> Tensor:
         """int32 [the layer's experts]: places in RAM of those that the step does not take, -1 for all others."""
@@ -124,14 +122,12 @@ class ExpertStream:
             self._copied[buffer].record()
 
     def _copy(self, layer: int, buffer: int) -> None:
-        matrices, panels = self._matrices[layer], self._panels[layer]
-        assert matrices is not None
+        buffers, panels = self._buffers[layer], self._panels[layer]
+        assert buffers is not None
         assert panels is not None
-        at = 0
-        for matrix, source in zip(matrices, panels, strict=True):
-            size = matrix.bytes // matrix.experts * self._counts[layer]
-            self._raw[buffer][at : at + size].copy_(source[:size], non_blocking=True)
-            at += _aligned(matrix.bytes)
+        for source, target, planes in zip(panels, buffers.panels[buffer], buffers.planes, strict=True):
+            size = len(source) // planes.experts * self._counts[layer]
+            target[:size].copy_(source[:size], non_blocking=True)
 
     def _pin(self) -> None:
         """Until this object goes: the allocator may hand the addresses out again."""
@@ -149,6 +145,27 @@ def _unpin(pinned: list[int]) -> None:
     torch.cuda.synchronize()
     for address in pinned:
         torch.cuda.cudart().cudaHostUnregister(address)
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """Where a layer's matrices go, within the buffers that all layers share."""
+
+    panels: list[list[Tensor]]  # of each of the two buffers: a matrix's bytes
+    planes: list[Planes]
+
+    @classmethod
+    def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix]) -> _Buffers:
+        panels: list[list[Tensor]] = [[] for _ in raw]
+        unpacked: list[Planes] = []
+        at = used = 0
+        for matrix in matrices:
+            for found, buffer in zip(panels, raw, strict=True):
+                found.append(buffer[at : at + matrix.bytes])
+            unpacked.append(_planes_in(planes[used:], matrix))
+            at += _aligned(matrix.bytes)
+            used += _planes_bytes(matrix)
+        return cls(panels, unpacked)
 
 
 def _bytes_of(matrix: Matrix) -> Tensor:

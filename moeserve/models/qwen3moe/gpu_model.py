@@ -30,7 +30,7 @@ from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import route, take_over
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
@@ -233,11 +233,9 @@ class GpuQwen3Moe:
         if layer.experts is not None:
             self._run_experts(layer.experts, r.places, r, count)
         if stream is not None:
-            streamed = stream.place_of(index, r.ids)
-            self._run_experts(stream.take(index), streamed, r, count)
-            torch.maximum(
-                r.places, streamed, out=r.places
-            )  # no longer places: whether a route's part is here
+            # From here on r.places only says whether a route's part is here.
+            take_over(r.ids, stream.places(index), r.streamed, r.places)
+            self._run_experts(stream.take(index), r.streamed, r, count)
         if self._pool_works:
             assert self._handoff is not None
             self._handoff.collect(index, r.from_cpu)
