@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-WORTH_A_TRY = 0.02
+MEASURABLE = 1.03  # times as long
 
 TimeStep = Callable[[int, float], float]  # (tokens, part streamed) -> seconds
 
@@ -60,10 +60,10 @@ class _Times:
         """The part at which both ways end together, and the step's seconds."""
         guess = self.on_cpu / (self.on_cpu + self.streamed)
         seconds = time_step(self.tokens, guess)
+        if seconds < MEASURABLE * guess * self.streamed:  # it was the stream that was waited for
+            return guess, seconds
         saved = max(self.on_cpu - seconds, 0.0) / guess  # of the CPU's time, by streaming all
         part = min(self.on_cpu / (saved + self.streamed), 1.0)
-        if part - guess < WORTH_A_TRY:  # it was the stream that was waited for
-            return guess, seconds
         return min((guess, seconds), (part, time_step(self.tokens, part)), key=lambda found: found[1])
 
 

@@ -57,7 +57,7 @@ def test_shares_nothing_where_that_is_slower() -> None:
 def test_always_and_never() -> None:
     always = calibrate(lambda tokens, part: 1.0 - part, SIZES)
     assert (always.threshold, always.streaming.part(64)) == (64, 1.0)
-    never = calibrate(lambda tokens, part: part, SIZES)
+    never = calibrate(lambda tokens, part: 0.01 + part, SIZES)
     assert never.threshold is None
     assert [never.streaming.part(n) for n in (1, 64, 5000)] == [0.0, 0.0, 0.0]
     assert calibrate(Machine(0.3), []).streaming == Streaming()
