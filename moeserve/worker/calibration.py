@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MEASURABLE = 1.03  # times as long
+FAR = 3.5
 
 TimeStep = Callable[[int, float], float]  # (tokens, part streamed) -> seconds
 
@@ -47,6 +48,15 @@ class Calibration:
     )  # tokens from which on streaming all is not slower than the CPU alone; None: not found
     streaming: Streaming
 
+    def described(self) -> str:
+        """For the line that the log has when the server is ready."""
+        parts = [(n, part) for n, part in self.streaming.points if part > 0.0]
+        if not parts:
+            return "never streamed"
+        shared = ", in part at first" if parts[0][1] < 1.0 else ""
+        alone = "" if self.threshold is None else f"; alone it is faster from {self.threshold} on"
+        return f"streamed to steps of {parts[0][0]} tokens on{shared}{alone if shared else ''}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Times:
@@ -68,9 +78,9 @@ class _Times:
 
 
 def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
-    """Times steps of `sizes` tokens (ascending, each twice the one before) in each way, until streaming all is the
-    fastest. The CPU alone is timed until it is slower than streaming; from there on its time goes on in a straight
-    line."""
+    """Times steps of `sizes` tokens (ascending, each twice the one before) in each way. The CPU alone is timed until it
+    is slower than streaming; from there on its time goes on in a straight line. Stops where it would take FAR times as
+    long as streaming: sharing gains little then, and twice as many tokens stream all."""
     times: list[_Times] = []
     threshold: int | None = None
     points: list[tuple[int, float]] = []
@@ -83,11 +93,14 @@ def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
         part, shared = times[-1].shared(time_step)
         if shared >= min(on_cpu, streamed):
             part = 0.0 if on_cpu < streamed else 1.0
+        if threshold is not None and part == 1.0 and (not points or points[-1][1] == 0.0):
+            points += [(threshold - 1, 0.0), (threshold, 1.0)]  # nothing to share between
+            break
         points.append((size, part))
-        if part == 1.0:
+        if part == 1.0 or on_cpu >= FAR * streamed:
             break
     if points and threshold is not None and points[-1][1] < 1.0:
-        points.append((2 * points[-1][0], 1.0))  # what is not measured streams
+        points.append((2 * points[-1][0], 1.0))
     return Calibration(threshold, Streaming(tuple(points)))
 
 

@@ -106,11 +106,11 @@ def _experts_in_ram(
     if not placement.has_cpu_experts:
         return None
     check_ram(placement.cpu_weight_bytes)
-    ids = _in_ram_order(config, placement)
+    ids = in_ram_order(config, placement)
     return load_cpu_experts(open_stream(config), gguf, ids, device, on_progress)
 
 
-def _in_ram_order(config: ServerConfig, placement: Placement) -> list[list[int]]:
+def in_ram_order(config: ServerConfig, placement: Placement) -> list[list[int]]:
     """Each layer's experts in RAM, the hottest first where that is known: a step that streams some of them takes the
     first, which costs the same whatever their rows, and the CPU's time grows with the rows."""
     ids = [placement.cpu_experts(index) for index in range(len(placement.layers))]

@@ -90,14 +90,11 @@ class GpuRunner:
         """Finds out which part to stream, in some seconds, and does so; it may be nothing, whatever the step."""
         limit = min(self._model.sizes[-1], self._ready.max_model_len)
         found = calibrate(self.time_step, [size for size in CALIBRATED if size <= limit])
-        crossing = "never" if found.threshold is None else f"from {found.threshold} tokens on"
-        partly = [n for n, part in found.streaming.points if 0.0 < part < 1.0]
-        beside = f", in part from {partly[0]} on" if partly else ""
-        self.stream_by(found.streaming, f"streaming is faster {crossing}{beside}")
+        self.stream_by(found.streaming, found.described())
         return found
 
     def time_step(self, n: int, part: float) -> float:
-        """Seconds of a prompt of n tokens for which this part of the RAM experts is streamed, the best of three.
+        """Seconds of a prompt of n tokens for which this part of the RAM experts is streamed, the better of two.
         Before the first request."""
         inputs = self._inputs[_rounded(n, self._model.sizes)]
         inputs.fill_unreal(n, self._ready.vocab_size)
@@ -108,7 +105,7 @@ class GpuRunner:
         )
         batch = self._batch(inputs, 0, torch.from_numpy(tiles).to(self._model.device), part)
         seconds = []
-        for _ in range(3):
+        for _ in range(2):
             start = time.perf_counter()
             inputs.copy()
             self._model.begin(batch)
