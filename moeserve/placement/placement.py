@@ -11,7 +11,7 @@ from typing import Literal
 
 Device = Literal["cpu", "cuda"]
 # Where the experts in RAM compute in a step with prompt tokens. "auto": on the GPU from --gpu-prefill-token-threshold
-# tokens on, or a part of them that grows with the tokens; "cuda": on the GPU, whatever their number; "cpu": never there.
+# tokens on, or a part that grows with the tokens; "cuda": on the GPU, whatever their number; "cpu": never there.
 Prefill = Literal["auto", "cpu", "cuda"]
 
 
