@@ -237,7 +237,7 @@ class ServerConfig:
         None,
         "GPU",
         "from so many tokens in a step on, prompts are read on the GPU, to which the experts in RAM are streamed, and "
-        "below by the CPU (default: measured at the start)",
+        "below by the CPU (default: both at once, each a part of the experts that is measured at the start)",
         low=1,
         high=1 << 20,
     )
