@@ -6,7 +6,6 @@ from pathlib import Path
 
 from moeserve.errors import UserError
 
-
 MAX_PROBLEM_CHARS = 1000
 
 

@@ -57,7 +57,6 @@ class RequestModel(BaseModel):
             raise PydanticCustomError("too_many_fields", message, {"found": len(data), "most": MAX_FIELDS})
         return {name: value for name, value in data.items() if value is not None}
 
-
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = handler(source)
