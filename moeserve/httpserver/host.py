@@ -25,8 +25,7 @@ class KnownHost:
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self.app = app
-        own = (socket.gethostname(), socket.getfqdn())
-        self._allowed = frozenset(name.lower() for name in (*allowed, *own))
+        self._allowed = frozenset(name.lower() for name in (*allowed, socket.gethostname()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = Headers(scope=scope).get("host") if scope["type"] == "http" else None

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeserve import logs
 from moeserve.httpserver import pages
-from moeserve.httpserver.api_keys import ApiKeys, key_name
+from moeserve.httpserver.api_keys import ApiKeys, key_name, key_owner
 from moeserve.httpserver.errors import MESSAGES_PATH, ApiError, error_body
 
 MAX_BODY_BYTES: Final = 32 << 20
@@ -72,21 +72,23 @@ class ApiKey:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        name = self._name(scope)
-        if name is not None:
-            key_name.set(name)  # of this request's task and those that it starts
+        key = self._key(scope)
+        if key is not None:
+            key_name.set(self._keys.name_of(key) or "")  # of this request's task and those that it starts
+            key_owner.set(self._keys.owner_of(key))
             await self.app(scope, receive, send)
             return
         message = "a valid API key is required: send it as Authorization: Bearer <key>, or as x-api-key"
         await refuse(scope, send, ApiError(401, message, code="invalid_api_key"))
 
-    def _name(self, scope: Scope) -> str | None:
+    def _key(self, scope: Scope) -> bytes | None:
+        """The one of the request's that we know."""
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = [key.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))  # Anthropic's clients
-        names = [self._keys.name_of(one.encode("latin-1")) for one in given]  # what headers are decoded from
-        return next((name for name in names if name is not None), None)
+        keys = [one.encode("latin-1") for one in given]  # what headers are decoded from
+        return next((key for key in keys if self._keys.name_of(key) is not None), None)
 
 
 class BodyLimit:
