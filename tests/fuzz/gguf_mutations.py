@@ -90,14 +90,14 @@ def write_hostile_gguf(folder: Path, rng: random.Random) -> Path:
     tensors = base_tensors()
     counts: dict[str, int] = {}
     raw: dict[str, bytes] = {}  # values that no Python value stands for
-    for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
+    for _ in range(rng.choice((0, 0, 1, 1, 1, 2, 4))):
         rng.choice(_STRUCTURE)(rng, metadata, raw, tensors, counts)
     pairs = [(key, raw.get(key, b"") or value(item)) for key, item in metadata.items()]
     if rng.random() < 0.05:
         rng.shuffle(pairs)
     content = bytearray(gguf_bytes(pairs, tensors, **counts))
     content += _weights(rng)
-    for _ in range(rng.choice((0, 0, 0, 1, 1, 3))):
+    for _ in range(rng.choice((0, 0, 0, 0, 1, 3))):
         rng.choice(_CONTENT)(rng, content)
     name = "m.gguf"
     if rng.random() < 0.05:
