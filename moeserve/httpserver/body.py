@@ -39,7 +39,7 @@ async def read_body(request: Request, model: type[M]) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise from_validation(model, error.errors(include_url=False, include_context=False)) from error
+        raise from_validation(model, error.errors(include_url=False)) from error
 
 
 def documented(model: type[BaseModel]) -> dict[str, Any]:
