@@ -26,6 +26,7 @@ from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
+from moeserve.workload.options import whole
 
 if TYPE_CHECKING:  # a machine without a GPU may lack Triton
     from moeserve.worker.gpu_runner import GpuRunner
@@ -178,14 +179,14 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
     )
     add_shared_options(parser, SHARED)
     parser.add_argument(
-        "--prompt", type=_positive, default=512, metavar="N", help="prompt tokens a sequence (default: 512)"
+        "--prompt", type=_COUNT, default=512, metavar="N", help="prompt tokens a sequence (default: 512)"
     )
     parser.add_argument(
-        "--gen", type=_positive, default=64, metavar="N", help="tokens generated a sequence (default: 64)"
+        "--gen", type=_COUNT, default=64, metavar="N", help="tokens generated a sequence (default: 64)"
     )
     parser.add_argument(
         "--batch",
-        type=_positives,
+        type=_counts,
         default=[1, 2, 4, 8, 16],
         metavar="N,N",
         help="batch sizes (default: 1,2,4,8,16)",
@@ -203,16 +204,14 @@ def _config(args: argparse.Namespace) -> ServerConfig:
     )
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"must be between 1 and {1 << 20}, not {text}")
-    return value
+_COUNT = whole(1, 1 << 20)
 
 
-def _positives(text: str) -> list[int]:
-    return [_positive(part) for part in text.split(",")]
+def _counts(text: str) -> list[int]:
+    return [_COUNT(part) for part in text.split(",")]
 
+
+_counts.__name__ = "list of whole numbers"  # argparse names it in its own message
 
 _HEADER = (
     f"{'phase':<8}{'batch':>6}{'prompt':>8}{'gen':>6}{'tok/s':>10}{'MB/token':>10}{'GB/s':>8}{'of read':>9}"

@@ -27,6 +27,7 @@ from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes
+from moeserve.workload.options import real
 
 GIB = 1 << 30
 PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_rules", "n_gpu_layers")
@@ -217,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_shared_options(parser, SHARED)
     machine = parser.add_argument_group("the machine")
-    number = _positive
+    number = real(0, 1e9, above=True)
     machine.add_argument(
         "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with so much memory"
     )
@@ -235,10 +236,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="every tensor")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     return parser
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1e9:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
-    return value

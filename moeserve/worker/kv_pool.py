@@ -66,7 +66,7 @@ def plan_capacity(
         log.warning("the KV pool holds %d tokens: requests are limited to that, not to %d", slots, wanted_len)
     if wanted_len > model.context_length:
         log.warning(
-            "--max-model-len %d: the model was made for %d tokens; what it says beyond them may be nonsense",
+            "requests may have %d tokens; the model was made for %d, what it says beyond may be nonsense",
             wanted_len,
             model.context_length,
         )

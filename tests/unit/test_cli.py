@@ -95,7 +95,10 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
         (["--prot", "1"], "unrecognized arguments: --prot 1"),
         (["--max-num", "3"], "unrecognized arguments: --max-num 3"),
         (["serve", "serve"], "unrecognized arguments: serve"),
-        (["srve"], "there is no command 'srve', only serve, plan, bench, simulate; a model is named by --model"),
+        (
+            ["srve"],
+            "there is no command 'srve', only serve, plan, bench, simulate; a model is named by --model",
+        ),
     ],
 )
 def test_unknown_words_are_refused(
@@ -146,6 +149,22 @@ def test_serve_may_be_named_or_left_out(
         caplog.clear()
     assert launched[0] == launched[1]
     assert launched[0].port == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "engine", "--batch", "1,x"], "--batch: invalid list of whole numbers value: '1,x'"),
+        (["bench", "engine", "--gen", "0"], "--gen: must be between 1 and 1048576, not 0"),
+        (["plan", "--ram", "much"], "--ram: invalid number value: 'much'"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_named_in_words(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert message in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- what depends on the machine

@@ -32,4 +32,4 @@ def test_a_context_beyond_the_models_own_is_told(tiny_model: Path, caplog: pytes
     assert not caplog.records
     plan_capacity(ServerConfig(max_model_len=2 * model.context_length), model, 1 << 34)
     (record,) = caplog.records
-    assert f"the model was made for {model.context_length} tokens" in record.message
+    assert f"the model was made for {model.context_length}, " in record.message

@@ -99,5 +99,5 @@ def test_prompts_are_ordinary_tokens_of_the_smallest_model_we_know() -> None:
     """The packaged one, which a newcomer measures first."""
     vocabulary = Vocabulary.from_gguf(open_metadata(demonstration_model()))
     ids = range(FIRST_ID, END_ID)
-    assert END_ID <= len(vocabulary.token_bytes)
+    assert len(vocabulary.token_bytes) >= END_ID
     assert not (vocabulary.special | vocabulary.user_defined | vocabulary.unused) & set(ids)
