@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -23,11 +24,13 @@ from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import Progress, WeightLoader, Weights
 from moeserve.models.source import ModelSource
 from moeserve.placement import Placement
+from moeserve.placement.heat import read_heat
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.calibration import Streaming
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.first_layers import FirstLayers
-from moeserve.worker.gpu_memory import plan_placement
+from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, Capacity, KvRoom, bytes_per_token, plan_capacity
 from moeserve.worker.kv_pool import allocate as allocate_in_ram
@@ -57,7 +60,8 @@ def load_gpu_runner(
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
     _check_lanes(gguf, model_config)
-    max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    in_a_step = step_tokens_on(device, config, model_config)
+    max_tokens = max(in_a_step, config.max_num_seqs)
     placement = plan_placement(config, model_config, gguf, max_tokens, device)
     weights = GpuLoader(gguf, model_config, device, on_progress).load(
         [layer.gpu_experts for layer in placement.gpu_layers],
@@ -85,12 +89,19 @@ def load_gpu_runner(
     )
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
-    ready = ready_message(config, model_config, capacity, weight_bytes, name)
+    ready = ready_message(config, model_config, capacity, weight_bytes, name, in_a_step)
     runner = GpuRunner(model, slot_table, ready, constraints, experts, first_layers)
     runner.record()
     if model.can_stream:
-        runner.set_prefill_threshold(config.gpu_prefill_token_threshold)
+        _choose_streaming(runner, config.gpu_prefill_token_threshold)
     return runner
+
+
+def _choose_streaming(runner: GpuRunner, threshold: int | None) -> None:
+    if threshold is None:
+        runner.calibrate()
+    else:
+        runner.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +131,7 @@ def _in_ram(
         first = WeightLoader(stream, gguf, model_config, on_progress).load_first(count)
     experts = None
     if placement.shares_layers:
-        ids = [placement.cpu_experts(index) for index in range(count, len(placement.layers))]
+        ids = in_ram_order(config, placement)
         experts = load_cpu_experts(stream, gguf, ids, device, on_progress, first_layer=count)
     return InRam(stream, first, experts)
 
@@ -157,6 +168,17 @@ def _first_layers(
     return FirstLayers(in_ram.stream, model)
 
 
+def in_ram_order(config: ServerConfig, placement: Placement) -> list[list[int]]:
+    """The experts in RAM of each layer on the GPU, the hottest first where that is known: a step that streams some of
+    them takes the first, which costs the same whatever their rows, and the CPU's time grows with the rows."""
+    first, count = placement.layers_in_ram, len(placement.layers)
+    ids = [placement.cpu_experts(index) for index in range(first, count)]
+    if config.expert_heat is None:
+        return [list(own) for own in ids]
+    counts = read_heat(Path(config.expert_heat), count, placement.num_experts).counts[first:]
+    return [sorted(own, key=of.__getitem__, reverse=True) for own, of in zip(ids, counts, strict=True)]
+
+
 def _handoff(
     config: ServerConfig, experts: ExpertsInRam, c: Qwen3MoeConfig, max_tokens: int, device: torch.device
 ) -> ExpertHandoff:
@@ -180,17 +202,25 @@ def _expert_stream(experts: ExpertsInRam, placement: Placement, device: torch.de
     if placement.stream_bytes == 0:
         return None
     if experts.stream.nodes > 1:
-        log.warning(
-            "experts on several memory nodes are not streamed to the GPU: prompts are read on the CPU"
-        )
+        _cannot_stream(placement, "they lie on several memory nodes", "say --numa-nodes 1")
         return None
     try:
         return ExpertStream(experts.layers, device)
     except RuntimeError as error:
-        log.warning("experts are not streamed to the GPU: their memory cannot be pinned (%s)", error)
         with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
             torch.zeros(1, device=device)
+        _cannot_stream(placement, f"their memory cannot be pinned ({error})", "free some RAM")
         return None
+
+
+def _cannot_stream(placement: Placement, obstacle: str, remedy: str) -> None:
+    """Says so in the log. Raises ConfigError where a rule asks for it."""
+    if placement.streaming_rule is not None:
+        raise ConfigError(
+            f"--placement-rules: {placement.streaming_rule} cannot be: experts are not streamed to the GPU, as "
+            f"{obstacle}; leave `prefill` out, or {remedy}"
+        )
+    log.warning("experts are not streamed to the GPU, prompts are read on the CPU: %s", obstacle)
 
 
 def allocate(model: Qwen3MoeConfig, num_slots: int, num_layers: int, device: torch.device) -> list[KvLayer]:
