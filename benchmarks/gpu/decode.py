@@ -79,7 +79,7 @@ class Step:
     def run_head(self) -> None:
         m, r, f, st, room = self.model, self.room, self.final, self.sampler, self.sampling
         add_norm(
-            r.x, *sums_of(r), None, self.batch.req_slots, r.count, m.layers[0].attn_norm, SHAPE.eps,
+            r.x, *sums_of(r), self.batch.req_slots, r.count, m.layers[0].attn_norm, SHAPE.eps,
             f.x, f.codes, f.scales,
         )  # fmt: skip
         linear(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sam
 
 BATCHES = (1, 8, 64, 512, 2048, 8192)
 LAUNCHES = 12
+Matrices = tuple[list[Tensor], int, list[Tensor], int, int]  # of gate and up, their types, their columns
 
 
 def cached(rows: int) -> int:
@@ -70,10 +70,9 @@ def experts(n: int) -> None:
         report(f"align n={n}", time, n * s.top_k * 8)
     distinct = sum(len(ids.unique()) for ids in all_ids) / 4 / s.experts
     flops = 2.0 * n * s.top_k * s.ff * s.hidden
-    up, down = experts_launches(
-        r, (tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden), down, all_ids, logits
-    )
-    time = seconds(up, cached(n))
+    matrices = (tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden)
+    run_up, run_down = experts_launches(r, matrices, down, all_ids, logits)
+    time = seconds(run_up, cached(n))
     name = "experts choose, gate, up, silu" if r.is_few else "experts gate, up, silu"
     report(f"{name} n={n}", time, 2 * gate.nbytes * distinct, 2 * flops)
     time = seconds(run_down, cached(n))
@@ -81,7 +80,7 @@ def experts(n: int) -> None:
     ones = torch.ones(s.hidden, device="cuda")
     time = seconds(
         lambda i: add_norm(
-            r.x, *sums_of(r), None, None, r.count, ones, s.eps, r.y.x, r.y.codes, r.y.scales,
+            r.x, *sums_of(r), None, r.count, ones, s.eps, r.y.x, r.y.codes, r.y.scales,
         ),
         cached(n),
     )  # fmt: skip
@@ -90,7 +89,7 @@ def experts(n: int) -> None:
 
 
 def experts_launches(
-    r: Room, matrices: tuple[Any, ...], down: Planes, ids: list[Tensor], logits: list[Tensor]
+    r: Room, matrices: Matrices, down: Planes, ids: list[Tensor], logits: list[Tensor]
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
     """Gate and up, and down, over several routings."""
     s, b, of_down = SHAPE, r.blocks, (tensors(down), int(Q6), SHAPE.ff)
@@ -100,7 +99,7 @@ def experts_launches(
         out = r.parts.view(r.n, -1)
         return (
             lambda i: few_experts_up(
-                r.y.x, r.y.codes, r.y.scales, *matrices, r.ids, choices[i % 4], h.x, h.codes, h.scales, tile=None
+                r.y.x, r.y.codes, r.y.scales, *matrices, r.ids, choices[i % 4], h.x, h.codes, h.scales
             ),
             lambda i: few_experts_down(h.x, h.codes, h.scales, *of_down, ids[i % 4], r.weights, out),
         )

@@ -16,7 +16,7 @@ from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import norm_router, route
 
 Q4, Q6 = GgmlType.Q4_K, GgmlType.Q6_K
 
@@ -108,8 +108,8 @@ def attention_block(
     w: LayerWeights, r: Room, batch: Batch, keys: Tensor, values: Tensor, *, first: bool
 ) -> None:
     s = r.shape
-    parts, weights, ids = (None, None, None) if first else sums_of(r)
-    add_norm(r.x, parts, weights, ids, None, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
+    sums = (None, None, None, None) if first else sums_of(r)
+    add_norm(r.x, *sums, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
     product(r.y, r, w.qkv, r.projected, w.v_beside)
     widths = [s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim]
     q, k, v = r.projected.split(widths, dim=1)
@@ -139,10 +139,10 @@ def product(x: GpuActivations, r: Room, p: Planes, out: Tensor, beside: Planes |
 
 def experts_block(w: LayerWeights, r: Room, index: int) -> None:
     s, b = r.shape, r.blocks
-    add_norm(r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
-    product(GpuActivations(r.y.x, None, None), r, w.router, r.logits)
     choices = r.choices[index % 16]
     if r.is_few:
+        output, router = r.output.view(r.n, -1), w.router.codes[0]
+        norm_router(r.x, output, r.count, w.ffn_norm, s.eps, router, r.y.x, r.y.codes, r.y.scales, r.logits)
         choice = Choice(choices, r.count, r.weights, None)
         few_experts_up(
             r.y.x, r.y.codes, r.y.scales, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden,
@@ -152,6 +152,8 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
             r.h.x, r.h.codes, r.h.scales, tensors(w.down), int(w.down.type), s.ff, r.ids, r.weights, r.parts.view(r.n, -1)
         )  # fmt: skip
         return
+    add_norm(r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
+    product(GpuActivations(r.y.x, None, None), r, w.router, r.logits)
     assert r.y.x is not None
     assert r.h.x is not None
     route(choices, None, r.count, r.ids, None, r.weights, None)
@@ -163,6 +165,9 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
     experts_down(r.h.x, tensors(w.down), int(w.down.type), s.ff, b.expert, b.routes, r.count, r.parts)
 
 
-def sums_of(r: Room) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What the next norm adds of a layer's experts: parts, and their weights and ids where they are not summed yet."""
-    return (r.parts, None, None) if r.is_few else (r.parts, r.weights, r.ids)
+def sums_of(r: Room) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """What the next norm adds: the experts' parts, their weights and ids where they are not summed yet, and of few rows
+    the attention's output."""
+    if r.is_few:
+        return r.parts, None, None, r.output.view(r.n, -1)
+    return r.parts, r.weights, r.ids, None

@@ -110,6 +110,7 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
 def check_norm() -> Result:
     from moeserve.kernels.norm.cuda import add_norm
     from moeserve.kernels.norm.reference import norm
+    from moeserve.kernels.routing.cuda import norm_router
 
     results = []
     for n, dtype in ((1, torch.float32), (300, torch.bfloat16)):
@@ -125,6 +126,18 @@ def check_norm() -> Result:
             (f"add_norm x n={n}", error(x, total), 1e-6),
             (f"add_norm y n={n} {dtype}", error(y.x, expected), 1e-6 if dtype == torch.float32 else 4e-3),
             (f"add_norm q8 n={n}", error(through(y), expected), 8e-3),
+        ]
+    for n in (1, 16):
+        x, extra, router = (torch.randn(k, 2048, device="cuda") for k in (n, n, 128))
+        y = GpuActivations.empty(n, 2048, "cuda", dtype=torch.float32, quantised=True)
+        logits = torch.full((n, 128), math.nan, device="cuda")
+        norm_router(x, extra, counter(n), weight, 1e-6, router, y.x, y.codes, y.scales, logits)
+        expected = norm(x.double() + extra, weight, 1e-6)
+        assert y.x is not None
+        results += [
+            (f"norm_router y n={n}", error(y.x, expected), 1e-6),
+            (f"norm_router q8 n={n}", error(through(y), expected), 8e-3),
+            (f"norm_router logits n={n}", error(logits, expected @ router.double().T), 1e-6),
         ]
     return results
 

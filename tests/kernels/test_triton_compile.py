@@ -59,7 +59,7 @@ from moeserve.kernels.linear import cuda
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, empty_planes
 from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import norm_router, route
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
 
 Q4, Q6, IQ4, F32 = GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.IQ4_XS, GgmlType.F32
@@ -106,6 +106,7 @@ def rows(n, kind):
     add_norm(empty(n, 256), empty(n, 8, 256), empty(n, 8), ids, empty(n, 256), None, count, empty(256), 1e-6,
              *both(n, 256))
     route(empty(n, 128), empty(128, dtype=i32), count, ids, ids, empty(n, 8), empty(128, dtype=i32))
+    norm_router(empty(n, 256), empty(n, 256), count, empty(256), 1e-6, empty(128, 256), *both(n, 256), empty(n, 128))
     q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
     pool = empty(50, kv_heads, dim, dtype=torch.float16)
     at = empty(n, dtype=i32)

@@ -59,13 +59,13 @@ def dot_row(
         out = dot_floats(codes, x, r, COLS, BK)
     else:
         u = unit_indices(BK // 128, r.shape[1])
-        acc = (tl.zeros((u + r).shape, tl.float32),)
+        acc = tl.zeros((u + r).shape, tl.float32)
         for at in tl.static_range(0, (COLS + 127) // 128, BK // 128):
             v = at + u
             live = (v < (COLS + 127) // 128) & (r >= 0)
             units = load_units(codes, scales, supers, r, v, live, COLS, F)
-            acc = dot_units(acc, units, v, x_codes, x_scales, 0, 1, COLS, F, 1)
-        out = tl.sum(acc[0], 0)
+            acc = dot_units(acc, units, v, x_codes, x_scales, COLS, F)
+        out = tl.sum(acc, 0)
     return out
 
 
@@ -173,8 +173,8 @@ def down_kernel(
         for j in range(TOP_K):
             expert = tl.load(experts + j).to(tl.int64)
             if expert >= 0:
-                c, _, _ = expert_planes(codes, None, None, expert, ROWS, COLS, None)
-                y += tl.load(weights + j) * dot_floats(c, x + (token * TOP_K + j) * COLS, r, COLS, BK)
+                mine = codes + expert * (ROWS * COLS)
+                y += tl.load(weights + j) * dot_floats(mine, x + (token * TOP_K + j) * COLS, r, COLS, BK)
     else:
         x_codes += token * (TOP_K * COLS // 4)
         x_scales += token * (TOP_K * COLS // 32)

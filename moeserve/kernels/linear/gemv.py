@@ -1,12 +1,10 @@
 """Few tokens times a matrix: memory-bound. A program owns some rows of the output and all columns.
 
 It reads each weight once from memory, 16 bytes a thread, before it waits for the kernel that makes the activations: the
-weights are on their way meanwhile. They stay in registers for T tokens.
+weights are on their way meanwhile. They stay in registers, as codes, for T tokens one after another.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: RUF005
-# (Triton compiles no starred tuples.)
 
 from __future__ import annotations
 
@@ -15,14 +13,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.linear.units import dot_units, load_units, tile_rows, unit_indices, zeros_of
+from moeserve.kernels.linear.units import dot_units, load_units, tile_rows, unit_indices
 
 
 @triton.jit
 def multiply_quantised(
     x_codes, x_scales, codes, scales, supers, out, first_row, first, end,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BR: tl.constexpr,
-    NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     UB: tl.constexpr = BK // 128
     UNITS: tl.constexpr = (COLS + 127) // 128
@@ -31,59 +29,52 @@ def multiply_quantised(
     units = load_units(codes, scales, supers, r, u, (u < UNITS) & (r >= 0), COLS, F)
     if PDL:
         gdc_wait()
-    if first < end:
-        acc = dot_units(zeros_of(u + r, T), units, u, x_codes, x_scales, first, end, COLS, F, T)
+    for i in range(first, end):
+        token = i.to(tl.int64)
+        from_codes, from_scales = x_codes + token * (COLS // 4), x_scales + token * (COLS // 32)
+        acc = dot_units(tl.zeros((u + r).shape, tl.float32), units, u, from_codes, from_scales, COLS, F)
         for at in tl.static_range(UB, UNITS, UB):
             v = at + u
-            units = load_units(codes, scales, supers, r, v, (v < UNITS) & (r >= 0), COLS, F)
-            acc = dot_units(acc, units, v, x_codes, x_scales, first, end, COLS, F, T)
+            more = load_units(codes, scales, supers, r, v, (v < UNITS) & (r >= 0), COLS, F)
+            acc = dot_units(acc, more, v, from_codes, from_scales, COLS, F)
         row = first_row + tl.arange(0, BR * NB)
-        for t in tl.static_range(T):
-            y = tl.reshape(tl.sum(acc[t], 0), [BR * NB])
-            at = out + (first + t).to(tl.int64) * STRIDE + row
-            tl.store(at, y.to(out.dtype.element_ty), (row < ROWS) & (first + t < end))
+        y = tl.reshape(tl.sum(acc, 0), [BR * NB])
+        tl.store(out + token * STRIDE + row, y.to(out.dtype.element_ty), row < ROWS)
 
 
 @triton.jit
 def multiply_floats(
     x, codes, out, first_row, first, end,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, T: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr,
-    PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = first_row + tl.arange(0, BR)
     k = tl.arange(0, BK)
     r = tl.minimum(row, ROWS - 1)[:, None] * COLS
-    w = tl.load(codes + r + k[None, :], (k < COLS)[None, :], 0.0)
+    w = tl.load(codes + r + k[None, :], (k < COLS)[None, :], 0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    sums = zeros_of(r + k[None, :], T)
-    for at in tl.static_range(0, COLS, BK):
-        if at > 0:
-            w = tl.load(codes + r + (at + k)[None, :], (at + k < COLS)[None, :], 0.0)
-        new = ()
-        for t in tl.static_range(T):
-            token = x + tl.maximum(tl.minimum(first + t, end - 1), 0).to(tl.int64) * COLS
-            a = tl.load(token + at + k, at + k < COLS, 0.0)
-            new = new + (sums[t] + w.to(tl.float32) * a.to(tl.float32)[None, :],)
-        sums = new
-    for t in tl.static_range(T):
-        y = tl.sum(sums[t], 1).to(out.dtype.element_ty)
-        tl.store(out + (first + t).to(tl.int64) * STRIDE + row, y, (row < ROWS) & (first + t < end))
+    for i in range(first, end):
+        token = i.to(tl.int64)
+        sums = w * tl.load(x + token * COLS + k, k < COLS, 0.0).to(tl.float32)[None, :]
+        for at in tl.static_range(BK, COLS, BK):
+            more = tl.load(codes + r + (at + k)[None, :], (at + k < COLS)[None, :], 0.0).to(tl.float32)
+            sums += more * tl.load(x + token * COLS + at + k, at + k < COLS, 0.0).to(tl.float32)[None, :]
+        y = tl.sum(sums, 1).to(out.dtype.element_ty)
+        tl.store(out + token * STRIDE + row, y, row < ROWS)
 
 
 @triton.jit
 def multiply_rows(
     x, x_codes, x_scales, codes, scales, supers, out, first_row, first, end,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BR: tl.constexpr,
-    NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rows first_row .. + BR * NB - 1 of the matrix times rows `first` .. + T - 1 below `end` of the activations."""
+    """Rows first_row .. + BR * NB - 1 of the matrix times rows `first` .. below `end` of the activations."""
     if F is None:
-        multiply_floats(x, codes, out, first_row, first, end, ROWS, COLS, STRIDE, T, BR * NB, BK, PDL)
+        multiply_floats(x, codes, out, first_row, first, end, ROWS, COLS, STRIDE, BR * NB, BK, PDL)
     else:
         multiply_quantised(
-            x_codes, x_scales, codes, scales, supers, out, first_row, first, end, ROWS, COLS, STRIDE, F, T, BR, NB, BK,
-            PDL,
+            x_codes, x_scales, codes, scales, supers, out, first_row, first, end, ROWS, COLS, STRIDE, F, BR, NB, BK, PDL
         )  # fmt: skip
 
 
@@ -106,11 +97,11 @@ def gemv_kernel(
     STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
     if tile < TILES:
         multiply_rows(
-            x, x_codes, x_scales, codes, scales, supers, out, tile * (BR * NB), first, end, ROWS, COLS, STRIDE, F, T, BR,
-            NB, BK, PDL,
+            x, x_codes, x_scales, codes, scales, supers, out, tile * (BR * NB), first, end, ROWS, COLS, STRIDE, F, BR, NB,
+            BK, PDL,
         )  # fmt: skip
     elif BESIDE_ROWS > 0:
         multiply_rows(
             x, x_codes, x_scales, beside_codes, beside_scales, beside_supers, out + ROWS, (tile - TILES) * (BR * NB),
-            first, end, BESIDE_ROWS, COLS, STRIDE, F_BESIDE, T, BR, NB, BK, PDL,
+            first, end, BESIDE_ROWS, COLS, STRIDE, F_BESIDE, BR, NB, BK, PDL,
         )  # fmt: skip

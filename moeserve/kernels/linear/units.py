@@ -144,29 +144,11 @@ def multiply_columns(columns, units, H: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def zeros_of(shape_of, T: tl.constexpr):
-    out = ()
-    for _ in tl.static_range(T):
-        out = out + (tl.zeros(shape_of.shape, tl.float32),)
-    return out
-
-
-@triton.jit
-def dot_units(
-    acc, units, u, x_codes, x_scales, first, end, COLS: tl.constexpr, F: tl.constexpr, T: tl.constexpr
-):
-    """Adds the dot products of loaded units u [UB, BR, 1] to acc, a tuple of T of float32 [UB, BR, NB], for rows `first`
-    .. below `end` of the activations; of others anything."""
+def dot_units(acc, units, u, x_codes, x_scales, COLS: tl.constexpr, F: tl.constexpr):
+    """acc, float32 [UB, BR, NB], and the dot products of loaded units u [UB, BR, 1] with a row of activations."""
     for h in tl.static_range(4):
         column = u * 128 + h * 32
-        new = ()
-        for t in tl.static_range(T):
-            row = tl.minimum(first + t, end - 1).to(tl.int64)
-            x = load_columns(
-                x_codes + row * (COLS // 4), x_scales + row * (COLS // 32), column, column < COLS
-            )
-            new = new + (acc[t] + multiply_columns(x, units, h, F),)
-        acc = new
+        acc += multiply_columns(load_columns(x_codes, x_scales, column, column < COLS), units, h, F)
     return acc
 
 

@@ -31,7 +31,7 @@ from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import norm_router, route
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
@@ -209,11 +209,8 @@ class GpuQwen3Moe:
             prefill_attention(r.q, kv.keys, kv.values, self._slot_table, batch.tiles, a.x)
 
     def _experts(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
-        y, count = r.y, batch.count
-        add_norm(
-            r.x, r.output, None, None, None, None, count, layer.ffn_norm, self.config.rms_eps, y.x, y.codes, y.scales
-        )  # fmt: skip
-        _multiply(layer.router, y, count, r.router_logits)
+        count = batch.count
+        self._route(layer, r, count)
         if layer.places is None:
             assert layer.experts is not None
             self._run_experts(layer.experts, r.ids, r, count, self._choice(index, r, count))
@@ -223,6 +220,17 @@ class GpuQwen3Moe:
             self._stream_experts(index, layer, r, count)
         else:
             self._share_experts(index, layer, r, count)
+
+    def _route(self, layer: GpuLayer, r: Room, count: Tensor) -> None:
+        """y, the norm of x with the attention's output, and the router's logits."""
+        y, eps = r.y, self.config.rms_eps
+        if _routes_at_once(layer, r):
+            router = layer.router.first.codes[0]
+            x, output = r.x, r.output.view(r.rows, -1)
+            norm_router(x, output, count, layer.ffn_norm, eps, router, y.x, y.codes, y.scales, r.router_logits)
+            return
+        add_norm(r.x, r.output, None, None, None, None, count, layer.ffn_norm, eps, y.x, y.codes, y.scales)
+        _multiply(layer.router, y, count, r.router_logits)
 
     def _choice(self, index: int, r: Room, count: Tensor) -> Choice | None:
         """The router's choice: left to the experts of few tokens, else made here."""
@@ -290,9 +298,16 @@ class GpuQwen3Moe:
         parts = r.parts if is_all_here or layer.experts is not None else None
         weights, places = (r.weights, r.ids if is_all_here else r.places) if not r.is_few else (None, None)
         extra = r.from_cpu if layer.places is not None and (self._is_mixed or not is_all_here) else None
+        if _routes_at_once(layer, r):
+            extra = r.output.view(r.rows, -1)  # still to be added
         add_norm(
             r.x, parts, weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
         )  # fmt: skip
+
+
+def _routes_at_once(layer: GpuLayer, r: Room) -> bool:
+    """The norm before the router and its product are one kernel, and the next norm adds the attention's output."""
+    return r.is_few and layer.places is None and not layer.router.first.quantised
 
 
 def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -> None:
