@@ -13,7 +13,7 @@ from benchmarks.gpu.shape import SHAPE, random_planes, report, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import Choice, few_experts_down, few_experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
@@ -71,10 +71,9 @@ def experts(n: int) -> None:
     distinct = sum(len(ids.unique()) for ids in all_ids) / 4 / s.experts
     flops = 2.0 * n * s.top_k * s.ff * s.hidden
     matrices = (tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden)
-    run_up, run_down = experts_launches(r, matrices, down, all_ids, logits)
+    run_up, run_down = experts_launches(r, matrices, down, all_ids)
     time = seconds(run_up, cached(n))
-    name = "experts choose, gate, up, silu" if r.is_few else "experts gate, up, silu"
-    report(f"{name} n={n}", time, 2 * gate.nbytes * distinct, 2 * flops)
+    report(f"experts gate, up, silu n={n}", time, 2 * gate.nbytes * distinct, 2 * flops)
     time = seconds(run_down, cached(n))
     report(f"experts down (Q6_K) n={n}", time, down.nbytes * distinct, flops)
     ones = torch.ones(s.hidden, device="cuda")
@@ -89,17 +88,16 @@ def experts(n: int) -> None:
 
 
 def experts_launches(
-    r: Room, matrices: Matrices, down: Planes, ids: list[Tensor], logits: list[Tensor]
+    r: Room, matrices: Matrices, down: Planes, ids: list[Tensor]
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
     """Gate and up, and down, over several routings."""
     s, b, of_down = SHAPE, r.blocks, (tensors(down), int(Q6), SHAPE.ff)
     h = r.h
     if r.is_few:
-        choices = [Choice(x, r.count, r.weights, None) for x in logits]
         out = r.parts.view(r.n, -1)
         return (
             lambda i: few_experts_up(
-                r.y.x, r.y.codes, r.y.scales, *matrices, r.ids, choices[i % 4], h.x, h.codes, h.scales
+                r.y.x, r.y.codes, r.y.scales, *matrices, ids[i % 4], h.x, h.codes, h.scales
             ),
             lambda i: few_experts_down(h.x, h.codes, h.scales, *of_down, ids[i % 4], r.weights, out),
         )

@@ -11,7 +11,7 @@ from benchmarks.gpu.shape import SHAPE, Shape, random_planes, tensors
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import Choice, few_experts_down, few_experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
@@ -143,10 +143,10 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
     if r.is_few:
         output, router = r.output.view(r.n, -1), w.router.codes[0]
         norm_router(r.x, output, r.count, w.ffn_norm, s.eps, router, r.y.x, r.y.codes, r.y.scales, r.logits)
-        choice = Choice(choices, r.count, r.weights, None)
+        route(choices, None, r.count, r.ids, None, r.weights, None)
         few_experts_up(
             r.y.x, r.y.codes, r.y.scales, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden,
-            r.ids, choice, r.h.x, r.h.codes, r.h.scales,
+            r.ids, r.h.x, r.h.codes, r.h.scales,
         )  # fmt: skip
         few_experts_down(
             r.h.x, r.h.codes, r.h.scales, tensors(w.down), int(w.down.type), s.ff, r.ids, r.weights, r.parts.view(r.n, -1)

@@ -84,7 +84,7 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     matrices = (tensors(gate), kinds[0], tensors(up), kinds[1], hidden)
     if gemv:
         total = torch.full((n, hidden), math.nan, device="cuda")
-        few_experts_up(floats, x.codes, x.scales, *matrices, ids, None, h.x, h.codes, h.scales)
+        few_experts_up(floats, x.codes, x.scales, *matrices, ids, h.x, h.codes, h.scales)
         few_experts_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, ids, weights, total)
     else:
         assert h.x is not None
@@ -233,34 +233,6 @@ def check_new_tokens(keys: Tensor, values: Tensor, table: Tensor, lengths: list[
     )  # fmt: skip
     pairs = {"": (out, expected), ", keys": (keys, pool[0]), ", values": (values, pool[1])}
     return [(f"attention of new tokens{name}", error(*pair), 1e-3) for name, pair in pairs.items()]
-
-
-def check_choice() -> Result:
-    """The experts of few tokens choose as `route` does."""
-    from moeserve.kernels.experts.few import Choice, few_experts_up
-    from moeserve.kernels.routing.reference import route
-
-    s, q4, results = SHAPE, int(GgmlType.Q4_K), []
-    gate = random_planes(GgmlType.Q4_K, s.experts, 64, 256)
-    for n in (1, 16):
-        logits, x = torch.randn(n, s.experts, device="cuda"), q8(torch.randn(n, 256, device="cuda"))
-        ids = torch.full((n, s.top_k), -7, dtype=torch.int32, device="cuda")
-        weights, heat = (
-            torch.empty(n, s.top_k, device="cuda"),
-            torch.zeros(128, dtype=torch.int32, device="cuda"),
-        )
-        h = torch.empty(n * s.top_k, 64, device="cuda")
-        choice = Choice(logits, counter(n), weights, heat)
-        few_experts_up(
-            None, x.codes, x.scales, tensors(gate), q4, tensors(gate), q4, 256, ids, choice, h, None, None
-        )
-        expected_ids, expected = route(logits, s.top_k)
-        wrong = float((ids != expected_ids).sum() + (heat.sum() != n * s.top_k))
-        results += [
-            (f"chosen ids n={n}", wrong, 0.0),
-            (f"chosen weights n={n}", error(weights, expected), 1e-6),
-        ]
-    return results
 
 
 def check_routing() -> Result:

@@ -95,7 +95,7 @@ def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     def launch(i: int) -> None:
         if len(tile) == 4:
             few_experts_up(
-                None, x.codes, x.scales, *matrices, ids[i % 4], None, None, h.codes, h.scales, tile=GemvTile(*tile)
+                None, x.codes, x.scales, *matrices, ids[i % 4], None, h.codes, h.scales, tile=GemvTile(*tile)
             )  # fmt: skip
         else:
             assert x.x is not None

@@ -54,7 +54,7 @@ from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.embed.cuda import embed
 from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import Choice, few_experts_down, few_experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear import cuda
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, empty_planes
@@ -90,8 +90,7 @@ def experts(n, kind, down):
     gate, half = weight(kind, experts, ff, hidden), empty(n * top_k, ff, dtype=dtype)
     if few:
         h = both(n * top_k, ff, dtype)
-        for choice in (None, Choice(empty(n, experts), count, empty(n, top_k), empty(experts, dtype=i32))):
-            few_experts_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, choice, *h)
+        few_experts_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, *h)
         few_experts_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, top_k), empty(n, hidden))
         return
     align_routes(ids, count, experts, room.expert, room.routes)

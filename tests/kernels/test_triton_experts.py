@@ -8,11 +8,10 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts import cuda
-from moeserve.kernels.experts.few import Choice, few_experts_down, few_experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.experts.reference import experts as reference
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
-from moeserve.kernels.routing.reference import route
 from tests.kernels.test_triton_linear import planes_of, tensors
 from tests.kernels.weights import Type, nmse
 
@@ -78,7 +77,7 @@ def run(
         ids_there = ids.clone()
         ids_there[live:] = -1
         out = torch.ones(n, hidden, device=DEVICE)
-        few_experts_up(*xs, *matrices, ids_there.to(DEVICE), None, h.x, h.codes, h.scales)
+        few_experts_up(*xs, *matrices, ids_there.to(DEVICE), h.x, h.codes, h.scales)
         few_experts_down(
             h.x, h.codes, h.scales, tensors(down), int(down.type), ff, ids_there.to(DEVICE), weights.to(DEVICE), out,
             adds=True,
@@ -129,35 +128,3 @@ def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few; float16 activations, weights and products."""
     got, expected = run(kinds, 9, cuda.method_for(tokens), dtype=torch.float16)
     assert nmse(got, expected) < 1e-6
-
-
-@pytest.mark.parametrize(("experts", "top_k"), [(6, 3), (4, 4)])
-def test_few_choose_their_experts(experts: int, top_k: int) -> None:
-    """As route and then the experts: the row that does not exist has none."""
-    hidden, ff, n, live = 256, 256, 3, 2
-    matrices = [planes_of(Type.Q4_K, experts, rows, cols) for rows, cols in [(ff, hidden), (ff, hidden)]]
-    down = planes_of(Type.Q6_K, experts, hidden, ff)
-    g = torch.Generator().manual_seed(1)
-    x, logits = torch.randn(n, hidden, generator=g), torch.randn(n, experts, generator=g)
-    logits[1, :2] = 9.0  # of equals the lower id
-    q = quantize(x)
-    h = GpuActivations.empty(n * top_k, ff, DEVICE, dtype=None, quantised=True)
-    ids = torch.full((n, top_k), 7, dtype=torch.int32, device=DEVICE)
-    weights = torch.full((n, top_k), 7.0, device=DEVICE)
-    heat = torch.zeros(experts, dtype=torch.int32, device=DEVICE)
-    out = torch.full((n, hidden), 7.0, device=DEVICE)
-    kind = int(Type.Q4_K)
-    few_experts_up(
-        None, q.codes.to(DEVICE), q.scales.to(DEVICE), tensors(matrices[0]), kind, tensors(matrices[1]), kind, hidden, ids,
-        Choice(logits.to(DEVICE), counter(live), weights, heat), None, h.codes, h.scales,
-    )  # fmt: skip
-    few_experts_down(None, h.codes, h.scales, tensors(down), int(Type.Q6_K), ff, ids, weights, out)
-    expected_ids, expected = route(logits[:live], top_k)
-    assert torch.equal(ids.cpu(), torch.cat([expected_ids, torch.full((1, top_k), -1, dtype=torch.int32)]))
-    assert torch.allclose(weights[:live].cpu().double(), expected, rtol=1e-5)
-    assert torch.equal(heat.cpu(), torch.bincount(expected_ids.flatten().long(), minlength=experts).int())
-    truth = reference(
-        x[:live], *(dequantize(m).cpu() for m in (*matrices, down)), expected_ids, expected, *[round_trip] * 3
-    )  # fmt: skip
-    assert nmse(out[:live].cpu(), truth) < 1e-5
-    assert not out[live].any()

@@ -25,7 +25,7 @@ class DecodeTile:
     stages: int
 
 
-DECODE = DecodeTile(128, 1, 4, 2)
+DECODE = DecodeTile(64, 1, 4, 2)
 TILE_ROWS = 128  # query rows of a prefill tile: tokens times heads of a KV head
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from moeserve.kernels.experts.gemv import down_kernel, up_kernel
@@ -19,16 +17,6 @@ from moeserve.kernels.linear.cuda import (
 from moeserve.kernels.planes.formats import QUANT_GROUP, UNIT, units_of
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Routes that are still to be chosen, as routing/cuda.py's `route` does it, and what that gives but the ids."""
-
-    logits: Tensor  # [n, experts]
-    count: Tensor
-    weights: Tensor  # float32 [n, top_k], written
-    heat: Tensor | None  # int32 [experts], added to
-
-
 def up_tile(gate: Weight, up: Weight) -> GemvTile:
     """A program's rows are a multiple of 32: they may be quantised. One unit of two rows of both matrices to a thread,
     or of more where there are few columns."""
@@ -41,12 +29,13 @@ def up_tile(gate: Weight, up: Weight) -> GemvTile:
 
 
 def down_tile(weight: Weight, top_k: int, tokens: int) -> GemvTile:
-    """Few tokens: more programs of threads with one row; then four rows a thread, which share the activations."""
+    """Measured. Of few tokens all loads of a program are on their way together, though a fourth of the threads have
+    none where 6 units times 8 experts are no power of two; of more, programs hide one another's waiting."""
     if weight.format is None:
         return GemvTile(8, 1, float_columns(weight, 8), 4)
-    units = min(power_of_two(top_k * units_of(weight.cols)), 16)
-    warps, nb = (8, 1) if tokens <= 2 else (4, 4)
-    return GemvTile(32 * warps // units, nb, units * UNIT, warps)
+    warps, most = (8, 64) if tokens <= 2 else (4, 8)
+    units = min(power_of_two(top_k * units_of(weight.cols)), most)
+    return GemvTile(32 * warps // units, 4, units * UNIT, warps)
 
 
 def few_experts_up(
@@ -59,21 +48,17 @@ def few_experts_up(
     up_kind: int,
     cols: int,
     ids: Tensor,
-    choice: Choice | None,
     h: Tensor | None,
     h_codes: Tensor | None,
     h_scales: Tensor | None,
     *,
     tile: GemvTile | None = None,
 ) -> None:
-    """h[i * top_k + j] = silu(gate(x[i])) * up(x[i]) with expert ids[i, j], int32 [n, top_k]; below 0: none.
-
-    With a choice, the ids are not read but written. h [n * top_k, ff], or as int8.
+    """h[i * top_k + j] = silu(gate(x[i])) * up(x[i]) with expert ids[i, j], int32 [n, top_k]; below 0: none. h [n * top_k, ff], or as int8.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     t = up_tile(g, u) if tile is None else tile
     floats, words, word_scales = floats_and_integers(g, u, x, codes, scales)
-    experts, top_k = g.codes.shape[0], ids.shape[1]
     up_kernel(
         (-(-g.rows // (t.br * t.nb)), ids.numel()),
         floats,
@@ -85,11 +70,7 @@ def few_experts_up(
         u.codes,
         u.scales,
         u.supers,
-        None if choice is None else choice.logits,
-        None if choice is None else choice.count,
         ids,
-        None if choice is None else choice.weights,
-        None if choice is None else choice.heat,
         h if h_codes is None else None,
         h_codes,
         h_scales,
@@ -97,9 +78,7 @@ def few_experts_up(
         g.cols,
         g.format,
         u.format,
-        experts,
-        top_k,
-        power_of_two(experts),
+        ids.shape[1],
         t.br,
         t.nb,
         t.bk,

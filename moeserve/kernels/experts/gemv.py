@@ -24,7 +24,6 @@ from moeserve.kernels.linear.units import (
     unit_indices,
 )
 from moeserve.kernels.quantize.triton import store_quantized
-from moeserve.kernels.routing.triton import choose_one
 
 
 @triton.jit
@@ -71,31 +70,17 @@ def dot_row(
 
 @kernel
 def up_kernel(
-    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, logits, count, experts, weights, heat,
-    out, out_codes, out_scales,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, EXPERTS: tl.constexpr,
-    TOP_K: tl.constexpr, E: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, experts, out, out_codes, out_scales,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
+    BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes
-    and out_scales, by the matrices of experts[route] (nothing where that is below 0). Grid (row tiles, routes).
-
-    With logits [n, EXPERTS] the routes are chosen here, as route_kernel does it, for one launch less: what it writes
-    (experts, weights, and heat where given) is then written by the routes' first programs. E: a power of two.
-    """
+    and out_scales, by the matrices of experts[route] (nothing where that is below 0). Grid (row tiles, routes)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     tile, route = tl.program_id(0), tl.program_id(1)
-    if logits is None:
-        expert = tl.load(experts + route).to(tl.int64)
-    else:
-        chosen, share = choose_one(logits, count, route // TOP_K, route % TOP_K, EXPERTS, TOP_K, E)
-        if tile == 0:
-            tl.store(experts + route, chosen)
-            tl.store(weights + route, share)
-            if heat is not None:
-                tl.atomic_add(heat + chosen, 1, chosen >= 0, sem="relaxed")
-        expert = chosen.to(tl.int64)
+    expert = tl.load(experts + route).to(tl.int64)
     if expert < 0:
         return
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
@@ -132,8 +117,7 @@ def dot_experts(
     """Of a token: rows r [1, BR, NB] of its experts' matrices times their rows of activations, weighed and summed,
     float32 [BR, NB]. All pointers but the matrices' at its first route.
 
-    Its experts are one long row of TOP_K times as many units, of which a thread takes every UB-th: no thread is without
-    work because an expert's units are no power of two (6 of 8 in Qwen3-30B-A3B).
+    Its experts are one long row of TOP_K times as many units, of which a thread takes every UB-th.
     """
     UNITS: tl.constexpr = (COLS + 127) // 128
     every = unit_indices(UB, r.shape[1])

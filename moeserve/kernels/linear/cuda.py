@@ -13,6 +13,7 @@ from moeserve.kernels.linear.gemv import gemv_kernel
 from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
 
 GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
+MANY_ROWS = 32_768  # the head's: enough programs for the GPU though each takes more tokens
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no tensor cores until here
 
 
@@ -99,7 +100,7 @@ def dense_tile(tokens: int, rows: int) -> GemmTile:
         return GemmTile(bm, 16, 4, 4, 3)
     if bm <= 32:
         return GemmTile(bm, 64, 2, 4, 3)
-    return GemmTile(bm, 64, 2, 8, 3) if rows <= 32_768 else GemmTile(bm, 128, 2, 8, 2)
+    return GemmTile(bm, 64, 2, 8, 3) if rows <= MANY_ROWS else GemmTile(bm, 128, 2, 8, 2)
 
 
 def linear(
@@ -121,7 +122,7 @@ def linear(
     n = len(out)
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
     if n <= GEMV_TOKENS or narrow:
-        tokens = min(4, power_of_two(n))
+        tokens = min(8 if weight.rows > MANY_ROWS else 4, power_of_two(n))
         blocks = -(-n // tokens)
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens)
         run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks)

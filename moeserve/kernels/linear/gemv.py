@@ -30,8 +30,7 @@ def multiply_quantised(
     if PDL:
         gdc_wait()
     for i in range(first, end):
-        token = i.to(tl.int64)
-        from_codes, from_scales = x_codes + token * (COLS // 4), x_scales + token * (COLS // 32)
+        from_codes, from_scales = x_codes + i * (COLS // 4), x_scales + i * (COLS // 32)
         acc = dot_units(tl.zeros((u + r).shape, tl.float32), units, u, from_codes, from_scales, COLS, F)
         for at in tl.static_range(UB, UNITS, UB):
             v = at + u
@@ -39,7 +38,7 @@ def multiply_quantised(
             acc = dot_units(acc, more, v, from_codes, from_scales, COLS, F)
         row = first_row + tl.arange(0, BR * NB)
         y = tl.reshape(tl.sum(acc, 0), [BR * NB])
-        tl.store(out + token * STRIDE + row, y.to(out.dtype.element_ty), row < ROWS)
+        tl.store(out + i * STRIDE + row, y.to(out.dtype.element_ty), row < ROWS)
 
 
 @triton.jit
@@ -54,13 +53,12 @@ def multiply_floats(
     if PDL:
         gdc_wait()
     for i in range(first, end):
-        token = i.to(tl.int64)
-        sums = w * tl.load(x + token * COLS + k, k < COLS, 0.0).to(tl.float32)[None, :]
+        sums = w * tl.load(x + i * COLS + k, k < COLS, 0.0).to(tl.float32)[None, :]
         for at in tl.static_range(BK, COLS, BK):
             more = tl.load(codes + r + (at + k)[None, :], (at + k < COLS)[None, :], 0.0).to(tl.float32)
-            sums += more * tl.load(x + token * COLS + at + k, at + k < COLS, 0.0).to(tl.float32)[None, :]
+            sums += more * tl.load(x + i * COLS + at + k, at + k < COLS, 0.0).to(tl.float32)[None, :]
         y = tl.sum(sums, 1).to(out.dtype.element_ty)
-        tl.store(out + token * STRIDE + row, y, row < ROWS)
+        tl.store(out + i * STRIDE + row, y, row < ROWS)
 
 
 @triton.jit
@@ -87,7 +85,7 @@ def gemv_kernel(
     """out[i] = W x[i], [.., ROWS + BESIDE_ROWS], the last columns by the matrix beside where there is one, for rows
     below count[0]. The matrices and the count are read before the kernel ahead has ended: it writes neither.
 
-    Grid (row tiles of W, then those of the matrix beside; blocks of T rows of x). BK: columns at once.
+    Of few tokens: offsets are int32. Grid (row tiles of W, then those of the matrix beside; blocks of T rows of x). BK: columns at once.
     """
     if PDL:
         gdc_launch_dependents()

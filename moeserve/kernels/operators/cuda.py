@@ -101,7 +101,7 @@ def experts(
     if few:
         out = torch.empty(n, hidden, device=device)
         few_experts_up(
-            a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, ids, None, h.x, h.codes, h.scales
+            a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, ids, h.x, h.codes, h.scales
         )  # fmt: skip
         few_experts_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, out)
         return out

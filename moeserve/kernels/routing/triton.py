@@ -4,29 +4,10 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-
-
-@triton.jit
-def choose_one(logits, count, t, j, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, E: tl.constexpr):
-    """The j-th choice of row t, int32, and its weight: what route_kernel writes to [t, j]. Every expert is compared with
-    every other, which a whole program does sooner than it finds one largest after the other."""
-    e = tl.arange(0, E)
-    score = tl.load(logits + t.to(tl.int64) * EXPERTS + e, e < EXPERTS, float("-inf"))
-    other = tl.load(logits + t.to(tl.int64) * EXPERTS + e, e < EXPERTS, float("-inf"))
-    ahead = (other[None, :] > score[:, None]) | (
-        (other[None, :] == score[:, None]) & (e[None, :] < e[:, None])
-    )
-    rank = tl.sum(ahead.to(tl.int32), 1)
-    chosen = tl.minimum(tl.sum(tl.where(rank == j, e, 0), 0), EXPERTS - 1)  # with a NaN, any id in range
-    likely = tl.where(rank < TOP_K, tl.exp(score - tl.max(score, 0)), 0.0)
-    share = tl.sum(tl.where(rank == j, likely, 0.0), 0) / tl.sum(likely, 0)
-    exists = t < tl.load(count)
-    return tl.where(exists, chosen, -1), tl.where(exists, share, 0.0)
 
 
 @kernel

@@ -25,7 +25,7 @@ from moeserve.kernels.attention.cuda import NewTokens, decode_attention, prefill
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.embed.cuda import embed
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import Choice, few_experts_down, few_experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
@@ -211,12 +211,12 @@ class GpuQwen3Moe:
     def _experts(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
         count = batch.count
         self._route(layer, r, count)
+        local = None if layer.places is None else r.places
+        route(r.router_logits, layer.places, count, r.ids, local, r.weights, self.heat[index])
         if layer.places is None:
             assert layer.experts is not None
-            self._run_experts(layer.experts, r.ids, r, count, self._choice(index, r, count))
-            return
-        route(r.router_logits, layer.places, count, r.ids, r.places, r.weights, self.heat[index])
-        if self._streamed[index]:
+            self._run_experts(layer.experts, r.ids, r, count)
+        elif self._streamed[index]:
             self._stream_experts(index, layer, r, count)
         else:
             self._share_experts(index, layer, r, count)
@@ -231,13 +231,6 @@ class GpuQwen3Moe:
             return
         add_norm(r.x, r.output, None, None, None, None, count, layer.ffn_norm, eps, y.x, y.codes, y.scales)
         _multiply(layer.router, y, count, r.router_logits)
-
-    def _choice(self, index: int, r: Room, count: Tensor) -> Choice | None:
-        """The router's choice: left to the experts of few tokens, else made here."""
-        if r.is_few:
-            return Choice(r.router_logits, count, r.weights, self.heat[index])
-        route(r.router_logits, None, count, r.ids, None, r.weights, self.heat[index])
-        return None
 
     def _share_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
         """The pool computes its experts while the GPU computes its own."""
@@ -265,11 +258,10 @@ class GpuQwen3Moe:
             self._handoff.collect(index, r.from_cpu)
 
     def _run_experts(
-        self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor, choice: Choice | None = None, *,
-        adds: bool = False,
-    ) -> None:  # fmt: skip
-        """r.parts of the routes whose place in `experts` is not below 0; or all are still to be chosen. adds: where a
-        token has one part, it holds others' sum already."""
+        self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor, *, adds: bool = False
+    ) -> None:
+        """r.parts of the routes whose place in `experts` is not below 0. adds: where a token has one part, it holds
+        others' sum already."""
         gate, up, down = experts.gate, experts.up, experts.down
         matrices = (_tensors(gate), int(gate.type), _tensors(up), int(up.type), self.config.hidden_size)
         of_down = (_tensors(down), int(down.type), self.config.expert_ff)
@@ -277,7 +269,7 @@ class GpuQwen3Moe:
         if r.is_few:
             h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
             few_experts_up(
-                r.y.x, r.y.codes, r.y.scales, *matrices, places, choice, h.x, h.codes, h.scales
+                r.y.x, r.y.codes, r.y.scales, *matrices, places, h.x, h.codes, h.scales
             )  # fmt: skip
             few_experts_down(
                 h.x, h.codes, h.scales, *of_down, places, r.weights, r.parts.view(r.rows, -1), adds=adds
