@@ -65,7 +65,8 @@ def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
     out.x.fill_(GUARD)
     for _ in range(2):  # the counters are as they were
         decode_attention(
-            q.flatten(1).to(DEVICE), None, *pool.on_device(), ints([*requests, 0]), ints([*(n - 1 for n in lengths), 0]), counter(4),
+            q.flatten(1).to(DEVICE), None, *pool.on_device(), ints([*requests, 0]),
+            ints([*(n - 1 for n in lengths), 0]), counter(4),
             room.sums.contiguous(), room.stats.contiguous(), room.counters, out.x, out.codes, out.scales,
         )  # fmt: skip
         assert nmse(out.x[:4].cpu(), expected) < 1e-6  # weights of float16

@@ -10,6 +10,8 @@ before the wait for that product.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ from moeserve.kernels.rope.triton import norm_and_rotate, rotation
 
 @triton.jit
 def load_block(
-    keys, values, held, first, end, NEW: tl.constexpr, KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    keys, values, held, first, end,
+    NEW: tl.constexpr, KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, and their numbers [BLOCK]. Token NEW + j
-    is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold what was there before."""
+    """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, and their numbers [BLOCK]. Token NEW +
+    j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold what was there before."""
     token = first + tl.arange(0, BLOCK)
     d = tl.arange(0, SIZE)[None, :]
     there = (token >= NEW) & (token < end)
@@ -130,7 +132,7 @@ def decode_kernel(
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, HEADS * DIM]; keys, values [slots, KV_HEADS, DIM]. Without k, q is rotated and scaled, of the type of the keys.
+    q [n, HEADS * DIM]; keys, values [slots, KV_HEADS, DIM]. Without k, q is rotated and scaled, of the keys' type.
     With it, q, k and v are as projected, and the row's token goes to slots[i] of the pool; of this step, no other token
     that a row attends to. part_sums [n, KV_HEADS, SPLITS, G, SIZE] and part_stats [.., 2] float32: room; counters int32
     [n, KV_HEADS]: zeros before and after. out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE:

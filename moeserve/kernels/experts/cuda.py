@@ -84,7 +84,8 @@ def experts_up(
     top_k: int,
     h: Tensor,
 ) -> None:
-    """h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) of every route in the blocks: [n * top_k, ff]."""
+    """h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) of every route in the blocks.
+    h [n * top_k, ff]."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     tile_up = _METHODS[block_routes.shape[1]].up
     assert tile_up is not None

@@ -54,7 +54,9 @@ def few_experts_up(
     *,
     tile: GemvTile | None = None,
 ) -> None:
-    """h[i * top_k + j] = silu(gate(x[i])) * up(x[i]) with expert ids[i, j], int32 [n, top_k]; below 0: none. h [n * top_k, ff], or as int8.
+    """h[i * top_k + j] = silu(gate(x[i])) * up(x[i]) with expert ids[i, j], int32 [n, top_k]; below 0: none.
+
+    h [n * top_k, ff], or as int8.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     t = up_tile(g, u) if tile is None else tile

@@ -85,7 +85,8 @@ def gemv_kernel(
     """out[i] = W x[i], [.., ROWS + BESIDE_ROWS], the last columns by the matrix beside where there is one, for rows
     below count[0]. The matrices and the count are read before the kernel ahead has ended: it writes neither.
 
-    Of few tokens: offsets are int32. Grid (row tiles of W, then those of the matrix beside; blocks of T rows of x). BK: columns at once.
+    Grid (row tiles of W, then those of the matrix beside; blocks of T rows of x). BK: columns at once. Offsets are
+    int32: the tokens are few.
     """
     if PDL:
         gdc_launch_dependents()
@@ -95,8 +96,8 @@ def gemv_kernel(
     STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
     if tile < TILES:
         multiply_rows(
-            x, x_codes, x_scales, codes, scales, supers, out, tile * (BR * NB), first, end, ROWS, COLS, STRIDE, F, BR, NB,
-            BK, PDL,
+            x, x_codes, x_scales, codes, scales, supers, out, tile * (BR * NB), first, end, ROWS, COLS, STRIDE, F, BR,
+            NB, BK, PDL,
         )  # fmt: skip
     elif BESIDE_ROWS > 0:
         multiply_rows(

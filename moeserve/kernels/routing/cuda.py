@@ -58,7 +58,7 @@ def norm_router(
     scales: Tensor | None,
     logits: Tensor,
 ) -> None:
-    """y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i], for i < count[0] of few rows; x stays as it is.
+    """y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i], for i < count[0]; x stays as it is. Few rows.
 
     x, extra float32 [n, cols]; router floats [experts, cols]; logits float32 [n, experts]; y and codes with scales:
     GpuActivations [n, cols].

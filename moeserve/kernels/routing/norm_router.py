@@ -1,4 +1,4 @@
-"""A block's norm and the router in one kernel: the router's product is short, and one launch less is a third of both.
+"""A block's norm and the router in one kernel: both are short, so that a launch less is what counts.
 
 Every program makes the norm of its row again, which is cheaper than waiting for another's.
 """
@@ -17,10 +17,11 @@ from moeserve.kernels.quantize.triton import store_quantized
 @kernel
 def norm_router_kernel(
     x, extra, count, weight, router, y, codes, scales, logits,
-    COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr, PDL: tl.constexpr,
+    COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """y = RMSNorm(x + extra) * weight and logits = router y, for rows below count[0]; x stays as it is. Grid (EXPERTS in
-    tiles of BE, rows).
+    """y = RMSNorm(x + extra) * weight and logits = router y, for rows below count[0]; x stays as it is. Grid (EXPERTS
+    in tiles of BE, rows).
 
     x, extra float32 [n, COLS]; router [EXPERTS, COLS] floats; logits float32 [n, EXPERTS]; y, codes with scales:
     [n, COLS] each, where given. SIZE: COLS or the power of two above. The count, weight and router are read before the

@@ -227,7 +227,9 @@ class GpuQwen3Moe:
         if _routes_at_once(layer, r):
             router = layer.router.first.codes[0]
             x, output = r.x, r.output.view(r.rows, -1)
-            norm_router(x, output, count, layer.ffn_norm, eps, router, y.x, y.codes, y.scales, r.router_logits)
+            norm_router(
+                x, output, count, layer.ffn_norm, eps, router, y.x, y.codes, y.scales, r.router_logits
+            )
             return
         add_norm(r.x, r.output, None, None, None, None, count, layer.ffn_norm, eps, y.x, y.codes, y.scales)
         _multiply(layer.router, y, count, r.router_logits)
