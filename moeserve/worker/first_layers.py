@@ -33,8 +33,13 @@ class FirstLayers:
     def num_layers(self) -> int:
         return len(self._model.heat)
 
+    @property
+    def x(self) -> Tensor:
+        """float32 [max_tokens, hidden], pinned: the GPU reads a step's rows from there."""
+        return self._model.x
+
     def compute(self, layout: Layout, sequences: Sequences) -> None:
-        """Returns when x is there. The copy of the step before must have been made."""
+        """Returns when x is there. The GPU must be done with the step before."""
         self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream))
         self._stream.wait()
 
@@ -42,11 +47,6 @@ class FirstLayers:
         """Random rows instead, for timing the GPU's part: what is routed as nothing is would be timed wrongly."""
         x = self._model.x[:n].numpy()
         np.random.default_rng(0).standard_normal(dtype=np.float32, out=x)
-
-    def copy(self, x: Tensor) -> None:
-        """Launches the copy of as many rows of x as there are in `x`, on the device; those beyond a step's own are
-        anything."""
-        x.copy_(self._model.x[: len(x)], non_blocking=True)
 
     @property
     def heat(self) -> npt.NDArray[np.int64]:

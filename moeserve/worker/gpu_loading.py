@@ -86,6 +86,7 @@ def load_gpu_runner(
         handoff=None if experts is None else _handoff(config, experts, model_config, max_tokens, device),
         expert_stream=None if experts is None else _expert_stream(experts, placement, device),
         prefill=[layer.prefill for layer in placement.gpu_layers],
+        from_cpu=None if first_layers is None else first_layers.x,
     )
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
@@ -161,7 +162,7 @@ def _first_layers(
         in_ram.first_layers,
         in_ram.stream,
         allocate_in_ram(c, capacity.num_slots, placement.layers_in_ram),
-        step_sizes(max_tokens)[-1],  # x is copied in the size that the step is rounded up to
+        step_sizes(max_tokens)[-1],
         capacity.max_model_len,
         pinned=device.type == "cuda",
     )

@@ -256,9 +256,6 @@ class GpuRunner:
         )
 
     def _launch(self, batch: GpuBatch) -> None:
-        if self._first_layers is not None:
-            # Before any kernel: one that overlaps with the kernel before it cannot overlap with a copy.
-            self._first_layers.copy(self._model.x(len(batch.token_ids)))
         self._slot_table.index_put_((batch.req_slots, batch.positions), batch.kv_slots)
         self._model.forward(batch)
 

@@ -72,14 +72,19 @@ class GpuQwen3Moe:
         handoff: ExpertHandoff | None = None,
         expert_stream: ExpertStream | None = None,
         prefill: Sequence[str] | None = None,
+        from_cpu: Tensor | None = None,
     ) -> None:
         """slot_table: int32 [requests, length], the KV slots of each request by position. handoff: to the experts in
-        RAM, where there are any; expert_stream: the other way, for the layers whose `prefill` is not "cpu"."""
+        RAM, where there are any; expert_stream: the other way, for the layers whose `prefill` is not "cpu". from_cpu:
+        float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming from an embedding."""
         self.config = config
         self.device = slot_table.device
         self.num_layers = len(weights.layers)
         self._weights = weights
         self._kv = kv
+        # x from the CPU is looked up like tokens, row by row, so that a step begins with the same kernel.
+        self._first_rows = weights.embedding if from_cpu is None else _as_planes(from_cpu, self.device)
+        self._row_numbers = None if from_cpu is None else _numbers(len(from_cpu), self.device)
         self._slot_table = slot_table
         self._handoff = handoff
         self._expert_stream = expert_stream
@@ -130,18 +135,15 @@ class GpuQwen3Moe:
             self._handoff.check()
 
     def forward(self, batch: GpuBatch) -> None:
-        """Launches all layers, behind the embedding or, where that is not here, behind what has been copied to `x`.
-        What `logits` then reads stays until the next call."""
+        """Launches all layers. What `logits` then reads stays until the next call."""
         w, r = self._weights, self._rooms[len(batch.token_ids)]
-        if w.embedding is not None:
-            embed(batch.token_ids, batch.count, _tensors(w.embedding), int(w.embedding.type), r.x)
+        table = self._first_rows
+        assert table is not None
+        ids = batch.token_ids if self._row_numbers is None else self._row_numbers[: r.rows]
+        embed(ids, batch.count, _tensors(table), int(table.type), r.x)
         for i, layer in enumerate(w.layers):
             self._attention(i, layer, r, batch)
             self._experts(i, layer, r, batch)
-
-    def x(self, size: int) -> Tensor:
-        """float32 [size, hidden]: the residual stream of a step of that size."""
-        return self._rooms[size].x
 
     def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
         """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
@@ -317,6 +319,16 @@ def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -
         x.x, x.codes, x.scales, count, _tensors(first), int(first.type), None if beside is None else _tensors(beside),
         0 if beside is None else int(beside.type), first.cols, out,
     )  # fmt: skip
+
+
+def _as_planes(rows: Tensor, device: torch.device) -> Planes:
+    """Of floats, wherever they lie."""
+    empty = torch.empty(0, dtype=torch.int32, device=device)
+    return Planes(GgmlType.F32, 1, *rows.shape, rows[None], empty, empty)
+
+
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=device)
 
 
 def _tensors(planes: Planes) -> list[Tensor]:

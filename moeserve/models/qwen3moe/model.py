@@ -82,7 +82,7 @@ class Qwen3Moe:
         *,
         pinned: bool = False,
     ) -> None:
-        """pinned: a GPU copies x."""
+        """pinned: a GPU reads x."""
         self.config = config
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self._weights = weights
