@@ -324,7 +324,8 @@ def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -
 def _as_planes(rows: Tensor, device: torch.device) -> Planes:
     """Of floats, wherever they lie."""
     empty = torch.empty(0, dtype=torch.int32, device=device)
-    return Planes(GgmlType.F32, 1, *rows.shape, rows[None], empty, empty)
+    count, cols = rows.shape
+    return Planes(GgmlType.F32, 1, count, cols, rows[None], empty, empty)
 
 
 def _numbers(count: int, device: torch.device) -> Tensor:
