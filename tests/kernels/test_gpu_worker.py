@@ -88,7 +88,7 @@ def check_same(runner: GpuRunner, expected: list[TokenLogprob], *, experts: int)
 
 
 def test_a_new_request_reads_a_row_of_its_own_step(all_on_gpu: GpuRunner) -> None:
-    """The router lets others read what is planned of a prompt, so a row may need the KV that another writes beside it."""
+    """The router lets others read what is planned of a prompt: a row may need the KV that another writes beside it."""
     driver = Driver(all_on_gpu)
     first, second = PROMPT[:4], [*PROMPT[:4], 7]
     driver.step([driver.new(0, first, GREEDY)], [driver.row(0, 3, sample=False)])
