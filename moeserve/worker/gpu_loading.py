@@ -27,7 +27,7 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.calibration import Streaming
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
-from moeserve.worker.gpu_memory import plan_placement
+from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.kv_pool import bytes_per_token, plan_capacity
 from moeserve.worker.ready import ready_message
@@ -55,7 +55,8 @@ def load_gpu_runner(
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
     _check_lanes(gguf, model_config)
-    max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    in_a_step = step_tokens_on(device, config, model_config)
+    max_tokens = max(in_a_step, config.max_num_seqs)
     placement = plan_placement(config, model_config, gguf, max_tokens, device)
     weights = GpuLoader(gguf, model_config, device, on_progress).load(
         [layer.gpu_experts for layer in placement.layers]
@@ -81,7 +82,7 @@ def load_gpu_runner(
     )
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
-    ready = ready_message(config, model_config, capacity, weight_bytes, name)
+    ready = ready_message(config, model_config, capacity, weight_bytes, name, in_a_step)
     runner = GpuRunner(model, slot_table, ready, constraints, in_ram)
     runner.record()
     if model.can_stream:
@@ -143,17 +144,25 @@ def _expert_stream(in_ram: ExpertsInRam, placement: Placement, device: torch.dev
     if placement.stream_bytes == 0:
         return None
     if in_ram.stream.nodes > 1:
-        log.warning(
-            "experts on several memory nodes are not streamed to the GPU: prompts are read on the CPU"
-        )
+        _cannot_stream(placement, "they lie on several memory nodes", "say --numa-nodes 1")
         return None
     try:
         return ExpertStream(in_ram.layers, device)
     except RuntimeError as error:
-        log.warning("experts are not streamed to the GPU: their memory cannot be pinned (%s)", error)
         with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
             torch.zeros(1, device=device)
+        _cannot_stream(placement, f"their memory cannot be pinned ({error})", "free some RAM")
         return None
+
+
+def _cannot_stream(placement: Placement, obstacle: str, remedy: str) -> None:
+    """Says so in the log. Raises ConfigError where a rule asks for it."""
+    if placement.streaming_rule is not None:
+        raise ConfigError(
+            f"--placement-rules: {placement.streaming_rule} cannot be: experts are not streamed to the GPU, as "
+            f"{obstacle}; leave `prefill` out, or {remedy}"
+        )
+    log.warning("experts are not streamed to the GPU, prompts are read on the CPU: %s", obstacle)
 
 
 def allocate(model: Qwen3MoeConfig, num_slots: int, device: torch.device) -> list[KvLayer]:

@@ -18,7 +18,7 @@ def route_kernel(
     """A program per BT rows. logits [n, EXPERTS]; ids, local_ids int32 and weights float32 [n, TOP_K].
 
     local_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
-    Rows from count[0] on get ids -1 and weights 0. heat int32 [EXPERTS], where given: tokens are added to it.
+    Rows from count[0] on get ids -1 and weights 0. heat int64 [EXPERTS], where given: tokens are added to it.
     E, K: powers of two that hold EXPERTS and TOP_K.
     """
     if PDL:
