@@ -51,7 +51,7 @@ DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requ
 EXIT_TIMEOUT_S = 10.0  # for the others after Shutdown; the worker frees gigabytes
 LAST_WORDS_S = 0.5  # for a dead child's ProcessFailed to come out of its socket
 
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: "; out of memory?",
     signal.SIGBUS: "; was the model's file cut short or changed while it was read, or can its disk not be read?",
 }
