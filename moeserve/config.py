@@ -117,8 +117,13 @@ class ServerConfig:
         low=64,
         high=1 << 28,
     )
-    max_num_batched_tokens: int = _option(
-        512, "Capacity", "tokens in one step: decode rows and prefill chunks together", low=1, high=65536
+    max_num_batched_tokens: int | None = _option(
+        None,
+        "Capacity",
+        "tokens in one step: decode rows and prefill chunks together (default: 512 on the CPU; on a GPU up to 8192, as "
+        "far as their buffers take no more than 2% of its memory)",
+        low=1,
+        high=65536,
     )
     max_num_queued_reqs: int = _option(
         2048, "Capacity", "waiting requests beyond which new ones get a 503", low=1, high=1 << 20
@@ -239,7 +244,7 @@ class ServerConfig:
         None,
         "GPU",
         "from so many tokens in a step on, prompts are read on the GPU, to which the experts in RAM are streamed, and "
-        "below by the CPU (default: measured at the start)",
+        "below by the CPU (default: both at once, each a part of the experts that is measured at the start)",
         low=1,
         high=1 << 20,
     )

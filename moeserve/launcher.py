@@ -189,7 +189,10 @@ class Launcher:
     def _report_ready(self) -> None:
         url = self.ready["httpserver"].url or f"http://{self.config.host}:{self.config.port}"
         engine = self.ready["worker"].engine
-        tokens = "" if engine is None else f", {engine.num_kv_slots:,} KV tokens available, {engine.device}"
+        tokens = ""
+        if engine is not None:
+            tokens = f", {engine.num_kv_slots:,} KV tokens available, steps of up to {engine.max_num_batched_tokens:,}"
+            tokens += f", {engine.device}"
         log.info("ready: %s, memory used %.2f GiB%s", url, self._memory_used() / 2**30, tokens)
 
     def _watch(self) -> bool:

@@ -58,7 +58,7 @@ def _parsed(raw: bytes, model: type[M]) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise from_validation(model, error.errors(include_url=False, include_context=False)) from error
+        raise from_validation(model, error.errors(include_url=False)) from error
 
 
 def documented(model: type[BaseModel]) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.launch import PDL
-from moeserve.kernels.routing.triton import route_kernel
+from moeserve.kernels.routing.triton import route_kernel, take_over_kernel
+
+BLOCK = 256  # routes
 
 
 def route(
@@ -20,7 +22,7 @@ def route(
     """ids int32, weights float32 [n, top_k] of logits [n, experts]; rows from count[0] on get -1 and 0.
 
     local_ids int32 [n, top_k] = expert_map[ids], int32 [experts]: an expert's place on this device, below 0 elsewhere.
-    heat int32 [experts]: to which each expert's tokens are added.
+    heat int64 [experts]: to which each expert's tokens are added.
     """
     n, experts = logits.shape
     per_program = 4 if n % 4 == 0 and n >= 1024 else 1
@@ -42,4 +44,12 @@ def route(
         PDL,
         num_warps=per_program,
         launch_pdl=PDL,
+    )
+
+
+def take_over(ids: Tensor, expert_map: Tensor, taken: Tensor, places: Tensor) -> None:
+    """Of routes ids int32 [n, top_k], those to the experts of expert_map int32 [experts] (below 0: not one of them) as
+    well: taken int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and places = max(places, taken)."""
+    take_over_kernel(
+        (-(-ids.numel() // BLOCK),), ids, expert_map, taken, places, ids.numel(), BLOCK, num_warps=4
     )
