@@ -74,6 +74,7 @@ def test_the_map_shows_what_the_server_counts_while_it_counts(
 
 
 def test_the_hottest_come_first_on_demand(page: Page, server: Server) -> None:
+    completion(server, prompt=TEXT, max_tokens=1)
     page.goto(server.base_url + "/experts")
     expect(page.locator("#layers tr").first).to_be_visible()
     page.get_by_label("live").uncheck()
