@@ -8,6 +8,7 @@ The types are llama.cpp's Q4_K_M mix. The vocabulary is made up: grammars and te
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,8 @@ def q4_k_m(name: str, layers: int) -> Type:
     return Type.Q6_K if has_more else Type.Q4_K
 
 
-def write_header(path: Path, c: Qwen3MoeConfig) -> None:
+def write_header(path: Path, c: Qwen3MoeConfig, type_of: Callable[[str, int], Type] = q4_k_m) -> None:
+    """type_of: of a matrix, from its name and the number of layers."""
     writer = GGUFWriter(path, ARCHITECTURE)
     writer.add_context_length(c.context_length)
     writer.add_embedding_length(c.hidden_size)
@@ -71,7 +73,7 @@ def write_header(path: Path, c: Qwen3MoeConfig) -> None:
     writer.add_token_merges(["t 0"])
     writer.add_eos_token_id(c.vocab_size - 1)
     for name, shape in c.expected_shapes().items():
-        kind = Type.F32 if len(shape) == 1 else q4_k_m(name, c.num_layers)
+        kind = Type.F32 if len(shape) == 1 else type_of(name, c.num_layers)
         block, size = GGML_QUANT_SIZES[kind]
         elements = 1
         for dimension in shape:

@@ -7,8 +7,6 @@ runs.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.resources
 import logging
 import os
 import sys
@@ -19,6 +17,7 @@ from typing import NamedTuple
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.options import add_options, demonstration_model, read_options, resolve
+from moeserve.version import version
 
 EXIT_USAGE = 2  # argparse's
 
@@ -83,11 +82,18 @@ def plan(arguments: list[str]) -> int:
     return run_plan(arguments)
 
 
+def compare_dumps(arguments: list[str]) -> int:
+    from moeserve.dump.command import main as run_compare
+
+    return run_compare(arguments)
+
+
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
     "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
     "bench": Command(bench, "measure the engine, its steps, or a running server"),
     "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
+    "compare-dumps": Command(compare_dumps, "where two dumps of --debug-dump differ first"),
 }
 
 
@@ -101,7 +107,7 @@ def serve_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"moeserve {_version()}")
+    parser.add_argument("--version", action="version", version=f"moeserve {version() or '(not installed)'}")
     add_options(parser)
     return parser
 
@@ -111,10 +117,3 @@ def parse(
 ) -> ServerConfig:
     """What the user asked for, as asked. Raises ConfigError, which names the flag or the variable."""
     return read_options(vars(parser.parse_args(arguments)), environment)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("moeserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"

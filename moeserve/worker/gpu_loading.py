@@ -28,6 +28,7 @@ from moeserve.worker.gpu_memory import plan_placement
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.kv_pool import bytes_per_token, plan_capacity
 from moeserve.worker.ready import ready_message
+from moeserve.worker.step_dump import open_dump
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ def load_gpu_runner(
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
     _check_lanes(gguf, model_config)
+    dump = open_dump(config, model_config)
     max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
     placement = plan_placement(config, model_config, gguf, max_tokens, device)
     weights = GpuLoader(gguf, model_config, device, on_progress).load(
@@ -79,7 +81,7 @@ def load_gpu_runner(
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
     ready = ready_message(config, model_config, capacity, weight_bytes, name)
-    runner = GpuRunner(model, slot_table, ready, constraints, in_ram)
+    runner = GpuRunner(model, slot_table, ready, constraints, in_ram, dump)
     runner.record()
     if model.can_stream:
         runner.set_prefill_threshold(config.gpu_prefill_token_threshold)

@@ -26,6 +26,7 @@ from moeserve.worker.kv_pool import allocate, plan_capacity
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
 from moeserve.worker.runner import Runner
+from moeserve.worker.step_dump import open_dump
 
 if TYPE_CHECKING:
     from moeserve.worker.gpu_runner import GpuRunner
@@ -72,6 +73,7 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
+    dump = open_dump(config, model_config)
     place(ModelSizes.of(gguf.tensors, model_config), wishes_of(config, model_config), gpu=None)
     in_place = config.weight_layout == "file"
     if in_place and not gguf.is_mapped:
@@ -91,7 +93,7 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
         max_model_len=capacity.max_model_len,
     )
     ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream))
-    return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
+    return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa], dump)
 
 
 def _device(stream: CpuStream) -> str:

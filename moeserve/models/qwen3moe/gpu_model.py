@@ -36,6 +36,7 @@ from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
 from moeserve.models.qwen3moe.gpu_weights import GpuExperts, GpuLayer, GpuWeights, Product
 from moeserve.models.qwen3moe.rope import rope_tables
+from moeserve.models.tap import Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +119,18 @@ class GpuQwen3Moe:
         if self._handoff is not None:
             self._handoff.check()
 
-    def forward(self, batch: GpuBatch) -> None:
-        """Launches all layers. What `logits` then reads stays until the next call."""
+    def forward(self, batch: GpuBatch, tap: Tap | None = None) -> None:
+        """Launches all layers. What `logits` then reads stays until the next call. For a tap it waits after every
+        layer, which no graph can record."""
         w, r = self._weights, self._rooms[len(batch.token_ids)]
         embed(batch.token_ids, batch.count, _tensors(w.embedding), int(w.embedding.type), r.x)
+        if tap is not None:
+            tap.embedding(r.x)
         for i, layer in enumerate(w.layers):
             self._attention(i, layer, r, batch)
             self._experts(i, layer, r, batch)
+            if tap is not None:
+                self._show_layer(i, r, tap)
 
     def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
         """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
@@ -265,14 +271,38 @@ class GpuQwen3Moe:
         self, index: int, r: Room, weight: Tensor, count: Tensor, y: GpuActivations, rows: Tensor | None
     ) -> None:
         """x += the experts' outputs of layer `index`, and the norm of that; of `rows` alone, x stays as it was."""
+        parts, places, extra = self._outputs(index, r)
+        add_norm(
+            r.x, parts, r.weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
+        )  # fmt: skip
+
+    def _outputs(self, index: int, r: Room) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """What layer `index`'s experts have left to be added to x: outputs by route, of those routes whose place is not
+        below 0, and a sum besides."""
         layer = self._weights.layers[index]
         is_all_here = layer.places is None or self._streamed[index]
         parts = r.parts if is_all_here or layer.experts is not None else None
         places = r.ids if is_all_here else r.places
         extra = r.from_cpu if layer.places is not None and (self._is_mixed or not is_all_here) else None
-        add_norm(
-            r.x, parts, r.weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
-        )  # fmt: skip
+        return parts, places, extra
+
+    def _show_layer(self, index: int, r: Room, tap: Tap) -> None:
+        """The experts' sum is made on the CPU: the GPU's memory is all planned."""
+        parts, places, extra = self._outputs(index, r)
+        output = torch.zeros(r.rows, self.config.hidden_size) if extra is None else extra.cpu()
+        if parts is not None:
+            weighted = parts.cpu().float() * r.weights.cpu()[:, :, None]
+            output = output + weighted.masked_fill(places.cpu()[:, :, None] < 0, 0.0).sum(dim=1)
+        assert r.y.x is not None
+        tap.layer(
+            index,
+            after_attention=r.x,
+            expert_input=r.y.x,
+            router_logits=r.router_logits,
+            expert_ids=r.ids,
+            expert_weights=r.weights,
+            expert_output=output,
+        )
 
 
 def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -> None:
