@@ -98,7 +98,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:<14} {command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="moeserve",
         usage="%(prog)s [command] [--model MODEL] [options]",
