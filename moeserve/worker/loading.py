@@ -18,6 +18,7 @@ from moeserve.models.qwen3moe.weights import WeightLoader
 from moeserve.models.source import ModelSource, open_dummy_model, open_model
 from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import wishes_of
+from moeserve.placement.step_tokens import step_tokens
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
@@ -66,6 +67,7 @@ def _set_up_torch() -> None:
 
 def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     """On the CPU."""
+    _refuse_gpu_flags(config)
     _set_up_torch()
     stream = open_stream(config)
     gguf = open_weights(config)
@@ -73,7 +75,9 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
-    dump = open_dump(config, model_config)
+    tokens = step_tokens(config.max_num_batched_tokens, model_config, gpu_bytes=None)
+    most_rows = max(tokens, config.max_num_seqs)
+    dump = open_dump(config, model_config, most_rows)
     place(ModelSizes.of(gguf.tensors, model_config), wishes_of(config, model_config), gpu=None)
     in_place = config.weight_layout == "file"
     if in_place and not gguf.is_mapped:
@@ -89,11 +93,23 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
         weights,
         stream,
         allocate(model_config, capacity.num_slots),
-        max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
+        max_tokens=most_rows,
         max_model_len=capacity.max_model_len,
     )
-    ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream))
+    ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream), tokens)
     return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa], dump)
+
+
+def _refuse_gpu_flags(config: ServerConfig) -> None:
+    """Raises ConfigError for those that would be ignored here and are not about what lies where: `place` refuses the
+    others."""
+    if config.max_deferred_experts_per_token:
+        flag = "--max-deferred-experts-per-token"
+    elif config.gpu_prefill_token_threshold is not None:
+        flag = "--gpu-prefill-token-threshold"
+    else:
+        return
+    raise ConfigError(f"{flag}: has no effect on the CPU engine; leave it out, or choose a GPU")
 
 
 def _device(stream: CpuStream) -> str:

@@ -54,8 +54,11 @@ STEPS = 8
 MB = 1e6
 
 
-def open_dump(config: ServerConfig, model: Qwen3MoeConfig) -> StepDump | None:
-    """The dump that the flags ask for. Raises ConfigError for a folder that cannot be used or is too small."""
+def open_dump(config: ServerConfig, model: Qwen3MoeConfig, rows: int) -> StepDump | None:
+    """The dump that the flags ask for. rows: of the largest step.
+
+    Raises ConfigError for a folder that cannot be used.
+    """
     if config.debug_dump is None:
         if config.debug_dump_steps is not None:
             raise ConfigError("--debug-dump-steps has no effect alone; name a folder with --debug-dump")
@@ -63,17 +66,11 @@ def open_dump(config: ServerConfig, model: Qwen3MoeConfig) -> StepDump | None:
     shape = ModelShape(model.num_layers, model.hidden_size, model.num_experts, model.top_k, model.vocab_size)
     folder, steps = Path(config.debug_dump), config.debug_dump_steps or STEPS
     _claim(folder)
-    rows = max(config.max_num_batched_tokens, config.max_num_seqs)
     most = steps * step_bytes(shape, rows, config.max_num_seqs)
-    free = shutil.disk_usage(folder).free
-    if most > free:
-        raise ConfigError(
-            f"--debug-dump: {steps} steps of up to {rows} tokens take up to {most / MB:.0f} MB, and {free / MB:.0f} MB "
-            f"are free in {folder}; lower --debug-dump-steps or --max-num-batched-tokens"
-        )
     log.warning(
-        "the first %d steps are slow: they are dumped to %s, %.2f MB a token and at most %.0f MB in all",
-        steps, folder, step_bytes(shape, 1, 0) / MB, most / MB,
+        "the first %d steps are slow: they are dumped to %s, %.2f MB a token, at most %.0f MB in all (of which %.0f are "
+        "free); --debug-dump-steps and --max-num-batched-tokens make it less",
+        steps, folder, step_bytes(shape, 1, 0) / MB, most / MB, shutil.disk_usage(folder).free / MB,
     )  # fmt: skip
     placement = {
         name: getattr(config, name)
@@ -117,12 +114,17 @@ class StepDump:
                 write_description(
                     self._folder, {**self._about, "engine": ready.device, **dataclasses.asdict(self._shape)}
                 )
+            needed = step_bytes(self._shape, layout.n, len(layout.sampled_rows))
+            free = shutil.disk_usage(self._folder).free
+            if needed > free:
+                self.fail(f"the next takes {needed / MB:.2f} MB, and {free / MB:.2f} MB are free")
+                return None
             forms = step_tensors(self._shape, layout.n, len(layout.sampled_rows))
             record = StepRecord(
                 self, StepFile(step_path(self._folder, self._written), forms, about), layout.n
             )
         except OSError as error:
-            self.fail(error)
+            self.fail(str(error))
             return None
         record.rows(layout, sequences)
         return record
@@ -133,9 +135,10 @@ class StepDump:
         if self._written == self._steps:
             log.info("the debug dump is complete: %d steps in %s", self._steps, self._folder)
 
-    def fail(self, error: OSError) -> None:
+    def fail(self, why: str) -> None:
+        """Ends the dump."""
         self._failed = True
-        log.error("the debug dump ends after %d steps: %s", self._written, error)
+        log.error("the debug dump ends after %d steps: %s", self._written, why)
 
 
 class StepRecord:
@@ -192,6 +195,6 @@ class StepRecord:
 
     def _fail(self, file: StepFile, error: OSError) -> None:
         self._file = None
-        self._dump.fail(error)
+        self._dump.fail(str(error))
         with contextlib.suppress(OSError):
             file.abandon()
