@@ -68,7 +68,7 @@ def open_dump(config: ServerConfig, model: Qwen3MoeConfig, rows: int) -> StepDum
     _claim(folder)
     most = steps * step_bytes(shape, rows, config.max_num_seqs)
     log.warning(
-        "the first %d steps are slow: they are dumped to %s, %.2f MB a token, at most %.0f MB in all (of which %.0f are "
+        "the first %d steps are slow: they are dumped to %s, %.2f MB a token, at most %.0f MB in all (%.0f are "
         "free); --debug-dump-steps and --max-num-batched-tokens make it less",
         steps, folder, step_bytes(shape, 1, 0) / MB, most / MB, shutil.disk_usage(folder).free / MB,
     )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
+import re
+import resource
 import shutil
 import stat
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from benchmarks.hugging_face_dump import texts_of, write_dump
 from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.dump.compare import Place, Result, Tolerances, compare
-from moeserve.dump.format import StepFile, of_layer, step_path
+from moeserve.dump.format import of_layer, step_path
 from moeserve.dump.reader import Dump, DumpError
 from moeserve.errors import ConfigError
 from moeserve.messages.schema import SamplingParams
@@ -128,18 +129,13 @@ def test_dumping_changes_nothing_that_is_computed(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_used_is_refused(dumped: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
-    for folder, steps, message in (
-        (dumped, 1, "holds a dump already; name a new folder"),
-        (tmp_path / "full", 1, "is not empty; name a new folder"),
-        (tmp_path / "full/file", 1, "cannot be used: "),
-        (
-            tmp_path / "new",
-            10_000,
-            r"10000 steps of up to 65536 tokens take up to \d+ MB, and \d+ MB are free",
-        ),
+    for folder, message in (
+        (dumped, "holds a dump already; name a new folder"),
+        (tmp_path / "full", "is not empty; name a new folder"),
+        (tmp_path / "full/file", "cannot be used: "),
     ):
         with pytest.raises(ConfigError, match=f"--debug-dump: .*{message}"):
-            driver_of(folder, steps, max_num_batched_tokens=65536 if steps > 1 else 512)
+            driver_of(folder)
 
 
 def test_steps_without_a_folder_are_refused() -> None:
@@ -147,23 +143,35 @@ def test_steps_without_a_folder_are_refused() -> None:
         load_cpu_runner(small_config(TINY_MODEL, debug_dump_steps=3), lambda *_: None)
 
 
-def test_a_full_disk_ends_the_dump_and_not_the_worker(
+def test_a_disk_that_refuses_ends_the_dump_and_not_the_worker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = driver_of(tmp_path / "dump")
+    driver.generate(0, PROMPTS[0][:3], 1, GREEDY)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # bytes of a file
+    try:
+        answer = driver.generate(1, PROMPTS[0], 3, GREEDY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(answer) == 3
+    assert caplog.text.count("the debug dump ends after 1 steps: [Errno 27] File too large") == 1
+    assert len(Dump(tmp_path / "dump").steps) == 1
+    assert not list((tmp_path / "dump").glob("*.partial"))
+
+
+def test_a_step_that_does_not_fit_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = driver_of(tmp_path / "dump")
-    driver.generate(0, PROMPTS[0], 1, GREEDY)
-    whole = StepFile.write
-
-    def write(file: StepFile, name: str, *rest: Any) -> None:
-        if name == of_layer(1, "expert_input"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        whole(file, name, *rest)
-
-    monkeypatch.setattr(StepFile, "write", write)
-    assert len(driver.generate(1, PROMPTS[1], 3, GREEDY)) == 3
-    assert caplog.text.count("the debug dump ends after 1 steps: [Errno 28] No space left on device") == 1
+    driver.generate(0, PROMPTS[0][:3], 1, GREEDY)
+    free = shutil.disk_usage(tmp_path)._replace(free=100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    assert len(driver.generate(1, PROMPTS[0], 3, GREEDY)) == 3
+    assert re.search(
+        r"the debug dump ends after 1 steps: the next takes 0\.\d\d MB, and 0.10 MB are free", caplog.text
+    )
     assert len(Dump(tmp_path / "dump").steps) == 1
-    assert not list((tmp_path / "dump").glob("*.partial"))
 
 
 # ---------------------------------------------------------------- the comparison
