@@ -31,6 +31,7 @@ from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.kv_pool import bytes_per_token, plan_capacity
 from moeserve.worker.ready import ready_message
+from moeserve.worker.step_dump import open_dump
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ def load_gpu_runner(
     _check_lanes(gguf, model_config)
     in_a_step = step_tokens_on(device, config, model_config)
     max_tokens = max(in_a_step, config.max_num_seqs)
+    dump = open_dump(config, model_config, max_tokens)
     placement = plan_placement(config, model_config, gguf, max_tokens, device)
     weights = GpuLoader(gguf, model_config, device, on_progress).load(
         [layer.gpu_experts for layer in placement.layers]
@@ -83,7 +85,7 @@ def load_gpu_runner(
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
     ready = ready_message(config, model_config, capacity, weight_bytes, name, in_a_step)
-    runner = GpuRunner(model, slot_table, ready, constraints, in_ram)
+    runner = GpuRunner(model, slot_table, ready, constraints, in_ram, dump)
     runner.record()
     if model.can_stream:
         _choose_streaming(runner, config.gpu_prefill_token_threshold)

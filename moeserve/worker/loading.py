@@ -27,6 +27,7 @@ from moeserve.worker.kv_pool import allocate, plan_capacity
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
 from moeserve.worker.runner import Runner
+from moeserve.worker.step_dump import open_dump
 
 if TYPE_CHECKING:
     from moeserve.worker.gpu_runner import GpuRunner
@@ -74,6 +75,9 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
+    tokens = step_tokens(config.max_num_batched_tokens, model_config, gpu_bytes=None)
+    most_rows = max(tokens, config.max_num_seqs)
+    dump = open_dump(config, model_config, most_rows)
     place(ModelSizes.of(gguf.tensors, model_config), wishes_of(config, model_config), gpu=None)
     in_place = config.weight_layout == "file"
     if in_place and not gguf.is_mapped:
@@ -84,17 +88,16 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
         check_ram(gguf.file_bytes, remedy="or read it from disk with --weight-layout file")
     weights = WeightLoader(stream, gguf, model_config, on_progress, in_place).load()
     capacity = plan_capacity(config, model_config, available_bytes())
-    tokens = step_tokens(config.max_num_batched_tokens, model_config, gpu_bytes=None)
     model = Qwen3Moe(
         model_config,
         weights,
         stream,
         allocate(model_config, capacity.num_slots),
-        max_tokens=max(tokens, config.max_num_seqs),
+        max_tokens=most_rows,
         max_model_len=capacity.max_model_len,
     )
     ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream), tokens)
-    return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
+    return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa], dump)
 
 
 def _refuse_gpu_flags(config: ServerConfig) -> None:
