@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from moeserve.kernels.linear.cuda import (
     run_gemv,
     weight_of,
 )
+
+from moeserve.kernels.planes import GgmlType
 
 Case = tuple[str, int, tuple[int, ...]]  # what, rows, tile
 Launch = Callable[[int], None]
@@ -86,7 +89,7 @@ def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     s = SHAPE
     gate, up = (random_planes(Q4, s.experts, s.ff, s.hidden, seed=i) for i in (0, 1))
     g, u = weight_of(tensors(gate), int(Q4), s.hidden), weight_of(tensors(up), int(Q4), s.hidden)
-    routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
+    routing, ids, share = routings(n, tile[0] if len(tile) >= 5 else 16)
     x = activations(n, s.hidden, torch.bfloat16)
     h = GpuActivations.empty(n * s.top_k, s.ff, "cuda", dtype=torch.bfloat16, quantised=True)
     gemv = replace(gemv_tile(g, gated=True), br=tile[0], nb=tile[1], warps=tile[2])
@@ -104,12 +107,12 @@ def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     return launch, (gate.nbytes + up.nbytes) * share
 
 
-def experts_down(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+def experts_down(kind: GgmlType, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     """tile: a GemmTile, or (br, nb, warps, bk) of a GEMV."""
     s = SHAPE
-    down = random_planes(Q6, s.experts, s.hidden, s.ff)
-    w = weight_of(tensors(down), int(Q6), s.ff)
-    routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
+    down = random_planes(kind, s.experts, s.hidden, s.ff)
+    w = weight_of(tensors(down), int(kind), s.ff)
+    routing, ids, share = routings(n, tile[0] if len(tile) >= 5 else 16)
     h = activations(n * s.top_k, s.ff, torch.bfloat16)
     out = torch.empty(n * s.top_k, s.hidden, device="cuda", dtype=torch.bfloat16)
     counts = counter(n * s.top_k)
@@ -152,29 +155,87 @@ def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     if what in MATRICES:
         return dense(what, n, tile)
     makers: dict[str, Callable[[int, tuple[int, ...]], tuple[Launch, float]]] = {
-        "up": experts_up, "down": experts_down, "decode_attention": decode_attention
+        "up": experts_up, "down_q6": partial(experts_down, Q6), "down_q4": partial(experts_down, Q4), "decode_attention": decode_attention
     }  # fmt: skip
     return makers[what](n, tile)
 
 
 Tiles = dict[int, list[tuple[int, ...]]]  # by rows
-GEMV: Tiles = {8: [(4, 4, 4), (2, 4, 4)]}  # of the dense products: (tokens, nb, warps)
+U = True  # unit_gemm.py
+GEMV: Tiles = {8: [(4, 4, 4)], 16: [(4, 4, 4)]}  # of the dense products: (tokens, nb, warps)
 GEMM: Tiles = {  # of the dense products
-    32: [(32, 64, 2, 4, 3), (32, 16, 4, 4, 3), (32, 32, 2, 2, 2)],
-    64: [(64, 64, 2, 8, 3), (64, 16, 4, 4, 3), (64, 128, 2, 8, 2), (64, 32, 2, 2, 2), (64, 64, 2, 4, 2)],
-    128: [(64, 128, 2, 4, 2), (64, 64, 2, 2, 2)],
+    8: [
+        (8, 32, 4, 4, 2, U),
+        (8, 32, 4, 8, 2, U),
+        (8, 64, 4, 8, 2, U),
+        (8, 128, 2, 4, 2, U),
+        (8, 64, 2, 4, 3, U),
+    ],
+    16: [
+        (16, 32, 4, 4, 2, U),
+        (16, 32, 4, 8, 2, U),
+        (16, 64, 4, 8, 2, U),
+        (16, 128, 2, 4, 2, U),
+        (16, 64, 2, 4, 3, U),
+    ],
+    32: [
+        (32, 32, 4, 4, 2, U),
+        (32, 32, 4, 8, 2, U),
+        (32, 64, 2, 4, 2, U),
+        (32, 64, 4, 8, 2, U),
+        (32, 128, 2, 8, 2, U),
+    ],
+    64: [
+        (64, 64, 2, 8, 3),
+        (64, 32, 4, 8, 2, U),
+        (64, 32, 2, 4, 3, U),
+        (64, 16, 4, 4, 2, U),
+        (64, 64, 2, 8, 3, U),
+        (64, 128, 2, 8, 2, U),
+    ],
 }
 UP: Tiles = {
-    32: [(8, 4, 4), (16, 64, 2, 2, 2)],
-    64: [(16, 64, 2, 2, 2), (16, 32, 2, 1, 2), (16, 32, 2, 2, 2), (16, 64, 1, 2, 2), (16, 64, 2, 2, 3)],
-    256: [(16, 64, 2, 2, 2), (32, 64, 2, 2, 2), (64, 64, 2, 4, 2)],
-    1024: [(64, 64, 2, 4, 2), (32, 64, 2, 2, 2)],
+    16: [(8, 64, 4, 8, 2, U), (8, 32, 4, 4, 2, U), (8, 32, 2, 2, 2, U)],
+    32: [(8, 64, 4, 8, 2, U), (8, 32, 4, 4, 2, U), (8, 64, 2, 4, 2, U), (8, 32, 2, 2, 2, U)],
+    64: [
+        (16, 32, 2, 2, 2),
+        (8, 32, 4, 4, 2, U),
+        (8, 32, 4, 4, 3, U),
+        (8, 64, 4, 8, 2, U),
+        (8, 64, 4, 8, 3, U),
+        (8, 64, 2, 4, 2, U),
+        (8, 64, 2, 4, 3, U),
+        (8, 32, 2, 2, 2, U),
+        (8, 32, 2, 4, 2, U),
+        (8, 64, 4, 4, 2, U),
+        (8, 128, 2, 8, 2, U),
+        (8, 32, 8, 8, 2, U),
+        (8, 32, 8, 4, 2, U),
+        (8, 64, 8, 8, 2, U),
+        (16, 32, 2, 2, 2, U),
+        (16, 64, 2, 4, 2, U),
+    ],
+    128: [(16, 32, 2, 2, 2), (16, 64, 2, 4, 2, U), (16, 32, 4, 4, 2, U), (8, 64, 4, 8, 2, U)],
 }
 DOWN: Tiles = {
-    32: [(16, 4, 4, 1024), (16, 64, 2, 2, 2)],
-    64: [(16, 64, 2, 2, 2), (16, 32, 2, 1, 2), (16, 128, 2, 2, 2), (16, 64, 1, 2, 2), (16, 64, 2, 2, 3)],
-    256: [(16, 64, 2, 2, 2), (32, 64, 2, 2, 2), (64, 128, 2, 4, 2)],
-    1024: [(64, 128, 2, 4, 2), (64, 64, 2, 2, 2)],
+    16: [(8, 128, 2, 4, 2, U), (8, 64, 2, 2, 2, U)],
+    32: [(8, 128, 2, 4, 2, U), (8, 64, 2, 2, 2, U), (8, 64, 2, 4, 2, U)],
+    64: [
+        (16, 64, 2, 2, 2),
+        (8, 64, 2, 2, 2, U),
+        (8, 64, 2, 2, 3, U),
+        (8, 128, 2, 4, 2, U),
+        (8, 128, 2, 4, 3, U),
+        (8, 64, 2, 4, 2, U),
+        (8, 64, 8, 4, 2, U),
+        (8, 32, 8, 4, 2, U),
+        (8, 32, 8, 8, 2, U),
+        (8, 64, 4, 4, 2, U),
+        (8, 128, 4, 8, 2, U),
+        (8, 32, 2, 2, 2, U),
+        (16, 64, 2, 4, 2, U),
+    ],
+    128: [(16, 64, 2, 2, 2), (16, 128, 2, 4, 2, U), (8, 128, 2, 4, 2, U)],
 }
 
 
@@ -184,13 +245,10 @@ def cases() -> Iterator[Case]:
             for what in MATRICES if n <= 64 else ("qkv", "attn_output"):
                 for tile in some:
                     yield what, n, tile
-    for what, tiles in (("up", UP), ("down", DOWN)):
+    for what, tiles in (("up", UP), ("down_q6", DOWN), ("down_q4", DOWN)):
         for n, some in tiles.items():
             for tile in some:
                 yield what, n, tile
-    for n, length in ((1, 256), (8, 4096)):
-        for rest in [(128, 1, 4, 2), (64, 4, 4, 3)]:
-            yield "decode_attention", n, (length, *rest)
 
 
 def run() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from moeserve.kernels.launch import PDL
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gated_gemv_kernel, gemv_kernel
+from moeserve.kernels.linear.unit_gemm import gated_unit_gemm_kernel, unit_gemm_kernel
 from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
 
 GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
@@ -88,6 +89,7 @@ class GemmTile:
     ub: int  # units of columns at once
     warps: int
     stages: int
+    by_unit: bool = False  # unit_gemm.py's products for quantised matrices
 
 
 def dense_tile(tokens: int, rows: int) -> GemmTile:
@@ -234,10 +236,10 @@ def run_gated_gemv(
 
 
 def _fitting(tile: GemmTile, *weights: Weight) -> GemmTile:
-    """Float matrices go through shared memory at two bytes a column or more: fewer stages and rows at a time."""
+    """Float matrices have no units, and go through shared memory at two bytes a column or more: fewer stages."""
     if all(w.format is not None for w in weights):
         return tile
-    return replace(tile, stages=2)
+    return replace(tile, stages=2, by_unit=False)
 
 
 def run_gemm(
@@ -250,9 +252,11 @@ def run_gemm(
     *,
     tile: GemmTile,
 ) -> None:
-    """gemm.gemm_kernel with tile.bm routes (dense: tokens) to a block."""
+    """gemm_kernel or unit_gemm_kernel with tile.bm routes (dense: tokens) to a block."""
     t = _fitting(tile, weight)
-    gemm_kernel(
+    run = unit_gemm_kernel if t.by_unit else gemm_kernel
+    more = (max(1, t.warps // t.ub), t.stages) if t.by_unit else ()
+    run(
         (
             -(-weight.rows // t.bn) + (0 if beside is None else -(-beside.rows // t.bn)),
             -(-len(out) // t.bm) if routing is None else len(routing.expert),
@@ -276,6 +280,7 @@ def run_gemm(
         t.bm,
         t.bn,
         t.ub,
+        *more,
         PDL,
         num_warps=t.warps,
         num_stages=t.stages,
@@ -286,9 +291,11 @@ def run_gemm(
 def run_gated_gemm(
     x: Tensor, gate: Weight, up: Weight, routing: Routing, top_k: int, out: Tensor, *, tile: GemmTile
 ) -> None:
-    """gemm.gated_gemm_kernel with tile.bm routes to a block."""
+    """gated_gemm_kernel or gated_unit_gemm_kernel with tile.bm routes to a block."""
     t = _fitting(tile, gate, up)
-    gated_gemm_kernel(
+    run = gated_unit_gemm_kernel if t.by_unit else gated_gemm_kernel
+    more = (max(1, t.warps // t.ub), t.stages) if t.by_unit else ()
+    run(
         (-(-gate.rows // t.bn), len(routing.expert)),
         x,
         gate.codes,
@@ -308,6 +315,7 @@ def run_gated_gemm(
         t.bm,
         t.bn,
         t.ub,
+        *more,
         PDL,
         num_warps=t.warps,
         num_stages=t.stages,

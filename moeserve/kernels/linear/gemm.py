@@ -183,9 +183,8 @@ def multiply(
 
 
 @triton.jit
-def route_pointers(x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr):
-    """The routes of a block [BM], which of them exist, and pointers to their rows of x."""
-    routes = block * BM + tl.arange(0, BM)
+def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl.constexpr):
+    """Of places in blocks: their routes (dense: tokens), which of them exist, and pointers to their rows of x."""
     if block_routes is not None:
         routes = tl.load(block_routes + routes)
         live = routes >= 0
@@ -225,7 +224,7 @@ def gemm_kernel(
         return
     TILES: tl.constexpr = (ROWS + BN - 1) // BN
     STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
-    routes, live, rows = route_pointers(x, block_routes, count, block, COLS, 1, BM)
+    routes, live, rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
     if tile < TILES:
         row = tile * BN + tl.arange(0, BN)
         c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
@@ -252,7 +251,7 @@ def gated_gemm_kernel(
     expert = tl.load(block_expert + block).to(tl.int64)
     if expert < 0:
         return
-    routes, live, rows = route_pointers(x, block_routes, None, block, COLS, TOP_K, BM)
+    routes, live, rows = route_pointers(x, block_routes, None, block * BM + tl.arange(0, BM), COLS, TOP_K)
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     r = tl.minimum(row, ROWS - 1)
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
