@@ -90,6 +90,7 @@ class GemmTile:
     warps: int
     stages: int
     by_unit: bool = False  # unit_gemm.py's products for quantised matrices
+    registers: int | None = None  # of a thread at most
 
 
 def dense_tile(tokens: int, rows: int) -> GemmTile:
@@ -284,6 +285,7 @@ def run_gemm(
         PDL,
         num_warps=t.warps,
         num_stages=t.stages,
+        maxnreg=t.registers,
         launch_pdl=PDL,
     )
 
@@ -319,5 +321,6 @@ def run_gated_gemm(
         PDL,
         num_warps=t.warps,
         num_stages=t.stages,
+        maxnreg=t.registers,
         launch_pdl=PDL,
     )

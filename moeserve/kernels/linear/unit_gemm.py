@@ -194,9 +194,7 @@ def add_pair(
 
 
 @triton.jit
-def scaled_field(
-    low, high, s, m, f: tl.constexpr, F: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr
-):
+def scaled_field(low, high, s, m, f: tl.constexpr, F: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr):
     """float32 weights [UB * RB, BN / RB, 16] of field f."""
     numbers = units_first(field_numbers(low, high, f, F), UB, RB)
     return numbers * (s * (1.0 / F.unit))[:, :, None] - (s * F.bias + m)[:, :, None]
@@ -213,12 +211,12 @@ def for_row_blocks(a, RB: tl.constexpr):
 def activation_pointers(
     x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr
 ):
-    """Pointers [UB * 16 * BM, 8] to the first UB units of the block's rows of x, which rows exist [.., 1] and the columns
-    [.., 8]: 8 columns of all tokens, then the next 8. So they also lie in shared memory, where neither writing nor the
-    tensor cores' loads then meet bank conflicts."""
-    at = tl.arange(0, UB * 16 * BM)
+    """Pointers [UB * 8 * BM, 16] to the first UB units of the block's rows of x, which rows exist [.., 1] and the columns
+    [.., 16]: 16 columns of all tokens, then the next 16. So they also lie in shared memory. Longer pieces would meet
+    more bank conflicts there, shorter ones would fetch a sector twice."""
+    at = tl.arange(0, UB * 8 * BM)
     _routes, live, rows = route_pointers(x, block_routes, count, block * BM + at % BM, COLS, TOP_K)
-    k = (at // BM * 8)[:, None] + tl.arange(0, 8)[None, :]
+    k = (at // BM * 16)[:, None] + tl.arange(0, 16)[None, :]
     return rows[:, None] + k, live[:, None], k
 
 
@@ -230,8 +228,8 @@ def load_activations(
     if COLS % (UB * 128) != 0:
         live = live & (first * 128 + k < COLS)
     a = tl.load(x + first * 128, live, 0.0)
-    a = tl.reshape(a, [UB, 2, 2, 2, 2, BM, 8])  # units, fields, halves of a field, tokens, columns
-    a = tl.reshape(tl.permute(a, [0, 4, 6, 5, 1, 2, 3]), [UB, 16, BM, 2, 2, 2])
+    a = tl.reshape(a, [UB, 2, 2, 2, BM, 16])  # units, fields, tokens, columns
+    a = tl.permute(a, [0, 5, 4, 1, 2, 3])
     even, odd = tl.split(a)
     a04, a26 = tl.split(even)
     a15, a37 = tl.split(odd)
@@ -265,15 +263,27 @@ def add_units(
         acc, low, high = add_pair(acc, low, high, at, live, words, d, bias_rows, a0, a1, h, COLS, F, UB, RB)
         if F_UP is not None:
             up_acc, up_low, up_high = add_pair(
-                up_acc, up_low, up_high, up_at, up_live, up_words, up_d, up_bias_rows, a0, a1, h, COLS, F_UP, UB, RB
+                up_acc,
+                up_low,
+                up_high,
+                up_at,
+                up_live,
+                up_words,
+                up_d,
+                up_bias_rows,
+                a0,
+                a1,
+                h,
+                COLS,
+                F_UP,
+                UB,
+                RB,
             )
     return acc, up_acc
 
 
 @triton.jit
-def bias_rows_for(
-    bytes, F: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr, dtype: tl.constexpr
-):
+def bias_rows_for(bytes, F: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr, dtype: tl.constexpr):
     """-(bias + offset) as rows [UB * RB, 16, 16]. bytes: any 256 * RB."""
     at = bytes + tl.arange(0, 16 * RB)[:, None] * 16 + tl.arange(0, UB * 16)[None, :] % 16
     return units_first(minus_offset_like(tl.load(at), F, dtype), UB, RB)
@@ -329,17 +339,35 @@ def unit_gemm_kernel(
     expert = tl.full([], 0, tl.int64)
     if block_expert is not None:
         expert = tl.load(block_expert + block).to(tl.int64)
+    routes, live, _rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
+    rows, live_rows, k = activation_pointers(x, block_routes, count, block, COLS, 1, BM, UB)
+    # Only here, so that the routes are not waited for after the expert.
+    if block_expert is not None:
         if expert < 0:
             return
     elif block * BM >= tl.load(count):
         return
-    routes, live, _rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
-    rows, live_rows, k = activation_pointers(x, block_routes, count, block, COLS, 1, BM, UB)
     if tile < TILES:
         row = tile * BN + tl.arange(0, BN)
         c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
         y, _up = multiply_units(
-            c, s, d, None, None, None, rows, live_rows, k, tl.minimum(row, ROWS - 1), COLS, F, None, BM, UB, RB, STAGES
+            c,
+            s,
+            d,
+            None,
+            None,
+            None,
+            rows,
+            live_rows,
+            k,
+            tl.minimum(row, ROWS - 1),
+            COLS,
+            F,
+            None,
+            BM,
+            UB,
+            RB,
+            STAGES,
         )
         store_tile(y, out, routes, live, row, STRIDE, ROWS)
     elif BESIDE_ROWS > 0:
@@ -364,15 +392,31 @@ def gated_unit_gemm_kernel(
         gdc_wait()
     block = tl.program_id(1)
     expert = tl.load(block_expert + block).to(tl.int64)
-    if expert < 0:
-        return
     routes, live, _rows = route_pointers(x, block_routes, None, block * BM + tl.arange(0, BM), COLS, TOP_K)
     rows, live_rows, k = activation_pointers(x, block_routes, None, block, COLS, TOP_K, BM, UB)
+    if expert < 0:
+        return
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     r = tl.minimum(row, ROWS - 1)
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
     up_codes, up_scales, up_supers = expert_planes(up_codes, up_scales, up_supers, expert, ROWS, COLS, F_UP)
     y, z = multiply_units(
-        codes, scales, supers, up_codes, up_scales, up_supers, rows, live_rows, k, r, COLS, F, F_UP, BM, UB, RB, STAGES
+        codes,
+        scales,
+        supers,
+        up_codes,
+        up_scales,
+        up_supers,
+        rows,
+        live_rows,
+        k,
+        r,
+        COLS,
+        F,
+        F_UP,
+        BM,
+        UB,
+        RB,
+        STAGES,
     )
     store_tile(y / (1.0 + tl.exp(-y)) * z, out, routes, live, row, ROWS, ROWS)
