@@ -114,7 +114,17 @@ def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "tokens"), [(MIX, 64), (OTHERS, 64), (MIX, 128), (MIX, 256), (MIX, 1024), (OTHERS, 1024), (FLOATS[0], 1024), (FLOATS[1], 256)]
+    ("kinds", "tokens"),
+    [
+        (MIX, 64),
+        (OTHERS, 64),
+        (MIX, 128),
+        (MIX, 256),
+        (MIX, 1024),
+        (OTHERS, 1024),
+        (FLOATS[0], 1024),
+        (FLOATS[1], 256),
+    ],
 )
 def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few; float16 activations, weights and products."""

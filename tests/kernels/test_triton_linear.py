@@ -97,15 +97,17 @@ def test_large_tiles() -> None:
     assert nmse(out.cpu(), reference(x, dequantize(p, 0).cpu())) < 1e-7
 
 
-@pytest.mark.parametrize("tile", [(8, 32, 4, 4, 2), (16, 64, 2, 4, 2), (8, 16, 1, 1, 2)])
+@pytest.mark.parametrize("tile", [(8, 32, 4, 4, 2), (16, 64, 2, 4, 2), (32, 32, 2, 4, 3)])
 def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:
-    """More units than columns, rows in blocks, rows and tokens that fill no tile. Only x is rounded: weights are exact."""
+    """More units than columns, rows in blocks, rows and tokens that fill no tile. Up to 16
+    tokens at once weights stay exact; before more they are rounded to float16."""
     p = planes_of(weights.Type.Q6_K, 70, 768)
     x = activations("gaussian", 19, 768).half()
     out = torch.full((20, 70), GUARD, device=DEVICE)
     weight = weight_of(tensors(p), int(p.type), p.cols)
     run_gemm(x.to(DEVICE), weight, None, None, counter(19), out[:19], tile=GemmTile(*tile, by_unit=True))
-    assert nmse(out[:19].cpu(), reference(x, dequantize(p, 0).cpu())) < 1e-11
+    largest = 1e-11 if tile[0] <= 16 else 1e-7
+    assert nmse(out[:19].cpu(), reference(x, dequantize(p, 0).cpu())) < largest
     assert (out[19] == GUARD).all()
 
 

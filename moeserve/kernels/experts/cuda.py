@@ -35,9 +35,12 @@ def method_for(tokens: int) -> Method:
     if tokens <= 16:
         return Method(1)
     if tokens <= 64:
-        return Method(8, GemmTile(8, 32, 4, 4, 2, by_unit=True), GemmTile(8, 64, 2, 2, 2, by_unit=True))
+        up = GemmTile(
+            8, 32, 4, 4, 2, by_unit=True, registers=128
+        )  # 133 would leave 3 programs a processor, not 4
+        return Method(8, up, GemmTile(8, 64, 2, 2, 2, by_unit=True))
     if tokens <= 128:
-        return Method(16, GemmTile(16, 32, 4, 4, 2, by_unit=True), GemmTile(16, 64, 2, 2, 2, by_unit=True))
+        return Method(16, GemmTile(16, 32, 2, 2, 2), GemmTile(16, 64, 2, 2, 2))
     if tokens <= 256:
         return Method(32, GemmTile(32, 64, 2, 2, 2), GemmTile(32, 64, 2, 2, 2))
     return Method(64, GemmTile(64, 64, 2, 4, 2), GemmTile(64, 128, 2, 4, 2))

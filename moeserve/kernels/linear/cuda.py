@@ -14,7 +14,14 @@ from moeserve.kernels.linear.unit_gemm import gated_unit_gemm_kernel, unit_gemm_
 from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
 
 GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
+LARGE_ROWS, LARGE_GEMV_TOKENS = 32_768, 4  # a head has programs enough for that from fewer tokens on
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no tensor cores until here
+
+
+def gemv_tokens(rows: int) -> int:
+    """Up to so many tokens a product with a quantised matrix of so many rows is a GEMV, which takes them as int8; more
+    it takes as floats."""
+    return GEMV_TOKENS if rows <= LARGE_ROWS else LARGE_GEMV_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +101,16 @@ class GemmTile:
 
 
 def dense_tile(tokens: int, rows: int) -> GemmTile:
-    """Measured (benchmarks/gpu_kernels.py tune). Every program reads all activations of its tokens, so that few rows a
-    program are worth it only where there would be too few programs."""
+    """Measured (benchmarks/gpu_kernels.py tune). Few tokens at a time, so that there are programs enough: their blocks
+    take the same weights apart, which the L2 has. A head has programs enough."""
     if tokens > 64:
         return GemmTile(64, 128, 2, 4, 2)
-    bm = max(16, _power_of_two(tokens))
-    if rows <= 4096:
-        return GemmTile(bm, 16, 4, 4, 3)
-    if bm <= 32:
-        return GemmTile(bm, 64, 2, 4, 3)
-    return GemmTile(bm, 64, 2, 8, 3) if rows <= 32_768 else GemmTile(bm, 128, 2, 8, 2)
+    if rows > LARGE_ROWS and tokens > 32:
+        return GemmTile(64, 128, 2, 4, 2, by_unit=True)
+    if rows > LARGE_ROWS and tokens > 16:
+        return GemmTile(32, 64, 2, 4, 3, by_unit=True)
+    bn = 32 if rows <= 4096 and tokens <= 32 else 64
+    return GemmTile(8 if tokens <= 8 else 16, bn, 4, 4, 2, by_unit=True)
 
 
 def linear(
@@ -124,7 +131,7 @@ def linear(
     other = None if beside is None else weight_of(beside, beside_kind, cols)
     n = len(out)
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
-    if n <= GEMV_TOKENS or narrow:
+    if n <= gemv_tokens(weight.rows) or narrow:
         tokens = min(4, _power_of_two(n))
         blocks = -(-n // tokens)
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens)

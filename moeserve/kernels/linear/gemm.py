@@ -14,7 +14,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
 from moeserve.kernels.linear.gemv import expert_planes
-from moeserve.kernels.planes.triton import BYTE_ONES, field_assembly, load_words, merge_codes, scale_and_min
+from moeserve.kernels.planes.triton import (
+    BYTE_ONES,
+    code_assembly,
+    field_assembly,
+    load_words,
+    merge_codes,
+    scale_and_min,
+)
 
 
 @triton.jit
@@ -37,6 +44,25 @@ def field_numbers(low, high, f: tl.constexpr, F: tl.constexpr):
         if F.is_signed:
             codes = codes.to(tl.uint8).to(tl.int8, bitcast=True)
         out = (codes.to(tl.float32) + F.bias) * F.unit
+    return out
+
+
+@triton.jit
+def field_codes(low, high, f: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr):
+    """Of field f, from the bytes of the parts that hold it: signed codes or code + 128, exact in either float type."""
+    if F.is_signed or dtype != tl.bfloat16 or not COMPILED:
+        numbers = field_numbers(low, high, f, F) * (1.0 / F.unit)
+        if F.is_signed:
+            numbers -= F.bias
+        out = numbers.to(dtype)
+    elif F.high_bits > 0:
+        out = tl.inline_asm_elementwise(
+            code_assembly(F, f), "=r,=r,r,r", [low, high], tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        out = tl.inline_asm_elementwise(
+            code_assembly(F, f), "=r,=r,r", [low], tl.bfloat16, is_pure=True, pack=4
+        )
     return out
 
 

@@ -1,14 +1,14 @@
-"""Some tokens (8 to 64) times a quantised matrix, on the tensor cores. As in gemm.py weights are the left operand, but a
-batch of products [BN, 16] x [16, BM] is made at once, one for each of UB units of columns: a warp has units of its own,
-and the columns of a product share their scales. That allows two ways:
+"""Some tokens (8 to 64) times a quantised matrix, on the tensor cores. As in gemm.py weights are the left operand, but
+a batch of products [BN / RB, 16] x [16, BM] is made at once: one for each of UB units of columns and RB blocks of rows.
+A warp has units of its own, so that the columns of a product share their scales. That allows two ways:
 
-- Up to SCALED_AFTER tokens the bare codes are multiplied, which bfloat16 holds exactly, and a group's sums are scaled:
-  acc += s * (codes . x) - m * sum x, two instructions a token for 16 weights of a thread. sum x is another product,
-  with ones.
+- Up to SCALED_AFTER tokens the bare codes are multiplied, which bfloat16 holds exactly, and the sums of a group are
+  scaled: acc += s * (codes . x) - m * sum x, where weights scaled before cost three instructions each. Codes are
+  multiplied as 128 + code, whose bits need no conversion, and sums start from -128 sum x: one more product, of 16 rows.
 - More tokens: the weights are scaled before the product.
 
-Either way bytes go from shared memory into the tensor cores' layout as they are and are taken apart there: Triton hoists
-the conversion over what follows the load, as all of it is elementwise, a reshape or a broadcast.
+Either way bytes go from shared memory into the tensor cores' layout as they are and are taken apart there: Triton moves
+the change of layout to the load, as all that follows is elementwise, a reshape or a broadcast.
 """
 
 # mypy: ignore-errors
@@ -20,10 +20,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
-from moeserve.kernels.linear.gemm import field_numbers, next_parts, route_pointers, store_tile
+from moeserve.kernels.linear.gemm import field_codes, field_numbers, next_parts, route_pointers, store_tile
 from moeserve.kernels.linear.gemv import expert_planes, prefetch_rows
 from moeserve.kernels.planes.formats import Scale
-from moeserve.kernels.planes.triton import code_assembly, scale_and_min
+from moeserve.kernels.planes.triton import scale_and_min
 
 U8_MIN = tl.constexpr(int(Scale.U8_MIN))
 SCALED_AFTER = tl.constexpr(16)  # tokens
@@ -34,25 +34,6 @@ def units_first(tile, UB: tl.constexpr, RB: tl.constexpr):
     """[rows, UB * 16] to [UB * RB, rows / RB, 16]."""
     tile = tl.permute(tl.reshape(tile, [tile.shape[0], UB, 16]), [1, 0, 2])
     return tl.reshape(tile, [UB * RB, tile.shape[1] // RB, 16])
-
-
-@triton.jit
-def field_codes(low, high, f: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr):
-    """Signed codes, or code + 128, of field f, exact in bfloat16 or float16, from the bytes of the parts that hold it."""
-    if F.is_signed or dtype != tl.bfloat16 or not COMPILED:
-        numbers = field_numbers(low, high, f, F) * (1.0 / F.unit)
-        if F.is_signed:
-            numbers -= F.bias
-        out = numbers.to(dtype)
-    elif F.high_bits > 0:
-        out = tl.inline_asm_elementwise(
-            code_assembly(F, f), "=r,=r,r,r", [low, high], tl.bfloat16, is_pure=True, pack=4
-        )
-    else:
-        out = tl.inline_asm_elementwise(
-            code_assembly(F, f), "=r,=r,r", [low], tl.bfloat16, is_pure=True, pack=4
-        )
-    return out
 
 
 @triton.constexpr_function
@@ -76,8 +57,8 @@ def minus_offset_like(bytes, F: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def code_pointers(codes, r, first, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr):
-    """Of rows r [BN] and units `first` on: pointers to the bytes of part 0 [BN, UB * 16], and which exist. codes: uint8,
-    the expert's first row."""
+    """Of rows r [BN] and units `first` on: pointers to the bytes of part 0 [BN, UB * 16], and which exist. codes:
+    uint8, the expert's first row."""
     UNITS: tl.constexpr = (COLS + 127) // 128
     b = tl.arange(0, UB * 16)
     at = codes + r[:, None] * ((F.low_bits + F.high_bits) * UNITS * 16) + (first * 16 + b)[None, :]
@@ -119,7 +100,7 @@ def load_scales(scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, U
 
 @triton.jit
 def wide_as(total, BN: tl.constexpr):
-    """[UB, 16, BM] to [UB, BN, BM], the 16 rows again and again: no data moves between threads."""
+    """[.., 16, BM] to [.., BN, BM], the 16 rows again and again: no data moves between threads."""
     UB: tl.constexpr = total.shape[0]
     BM: tl.constexpr = total.shape[2]
     return tl.reshape(tl.broadcast_to(total[:, None, :, :], [UB, BN // 16, 16, BM]), [UB, BN, BM])
@@ -127,7 +108,7 @@ def wide_as(total, BN: tl.constexpr):
 
 @triton.jit
 def minus_offsets(bias_rows, a0, a1, like):
-    """The products' sums start from -(bias + offset) * sum x. a1: None for a group of 16. Also sum x itself."""
+    """-(bias + offset) * sum x [UB * RB, 16, BM], on 16 rows alike. a1: None for a group of 16."""
     UB: tl.constexpr = like.shape[0]
     BM: tl.constexpr = like.shape[2]
     total = tl.dot(bias_rows, a0, tl.zeros([UB, 16, BM], tl.float32))
@@ -170,8 +151,8 @@ def add_pair(
     acc, low, high, at, live, words, d, bias_rows, a0, a1,
     h: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr,
 ):  # fmt: skip
-    """Adds the products of fields 2h and 2h + 1 of the units at hand to acc [UB, BN, BM]. a0, a1 [UB, 16, BM]: the
-    activations. Gives acc and the bytes that the next fields may take."""
+    """Adds the products of fields 2h and 2h + 1 of the units at hand to acc [UB * RB, BN / RB, BM]. a0, a1
+    [UB * RB, 16, BM]: the activations. Gives acc and the bytes that the next fields may take."""
     s0, m0 = unit_scales(words, d, h * 32 // F.group, F, RB)
     s1, m1 = s0, m0
     if F.group == 16:
@@ -211,9 +192,9 @@ def for_row_blocks(a, RB: tl.constexpr):
 def activation_pointers(
     x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr
 ):
-    """Pointers [UB * 8 * BM, 16] to the first UB units of the block's rows of x, which rows exist [.., 1] and the columns
-    [.., 16]: 16 columns of all tokens, then the next 16. So they also lie in shared memory. Longer pieces would meet
-    more bank conflicts there, shorter ones would fetch a sector twice."""
+    """Pointers [UB * 8 * BM, 16] to the first UB units of the block's rows of x, which rows exist [.., 1] and the
+    columns [.., 16]: 16 columns of all tokens, then the next 16. So they also lie in shared memory. Longer pieces would
+    meet more bank conflicts there, shorter ones would fetch a sector twice."""
     at = tl.arange(0, UB * 8 * BM)
     _routes, live, rows = route_pointers(x, block_routes, count, block * BM + at % BM, COLS, TOP_K)
     k = (at // BM * 16)[:, None] + tl.arange(0, 16)[None, :]
