@@ -21,7 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
 from moeserve.kernels.linear.gemm import field_codes, field_numbers, next_parts, route_pointers, store_tile
-from moeserve.kernels.linear.gemv import expert_planes, prefetch_rows
+from moeserve.kernels.linear.units import expert_planes
 from moeserve.kernels.planes.formats import Scale
 from moeserve.kernels.planes.triton import scale_and_min
 
@@ -311,11 +311,6 @@ def unit_gemm_kernel(
     STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
     if PDL:
         gdc_launch_dependents()
-        if block_expert is None:
-            if tile < TILES:
-                prefetch_rows(codes, tile * BN, ROWS, COLS, F, BN)
-            elif BESIDE_ROWS > 0:
-                prefetch_rows(beside_codes, (tile - TILES) * BN, BESIDE_ROWS, COLS, F_BESIDE, BN)
         gdc_wait()
     expert = tl.full([], 0, tl.int64)
     if block_expert is not None:
