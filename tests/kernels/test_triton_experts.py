@@ -112,7 +112,7 @@ FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
 
 @pytest.mark.parametrize(
     ("kinds", "tokens"),
-    [(MIX, 1), (MIX, 8), (OTHERS, 33), *((kinds, 2) for kinds in FLOATS)],
+    [(MIX, 1), (MIX, 8), (OTHERS, 16), *((kinds, 2) for kinds in FLOATS)],
 )
 def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few. A code of h may round the other way where a value lies between two: 1e-6
@@ -122,7 +122,17 @@ def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "tokens"), [(MIX, 256), (MIX, 1024), (OTHERS, 1024), (FLOATS[0], 1024), (FLOATS[1], 256)]
+    ("kinds", "tokens"),
+    [
+        (MIX, 64),
+        (OTHERS, 64),
+        (MIX, 128),
+        (MIX, 256),
+        (MIX, 1024),
+        (OTHERS, 1024),
+        (FLOATS[0], 1024),
+        (FLOATS[1], 256),
+    ],
 )
 def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few; float16 activations, weights and products."""
