@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
-from moeserve.options import add_options, demonstration_model, read_options, resolve
+from moeserve.options import add_options, demonstration_model, read_options, resolve, unknown_variables
 
 EXIT_USAGE = 2  # argparse's
 
@@ -29,7 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code, which is
     130 where Ctrl-C ended a command that does not mind it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else "serve"
+    name = "serve"
+    if arguments and not arguments[0].startswith("-"):
+        name = arguments.pop(0)
+    if name not in COMMANDS:
+        serve_parser().error(
+            f"there is no command {name!r}, only {', '.join(COMMANDS)}; a model is named by --model"
+        )
     try:
         return COMMANDS[name].run(arguments)
     except KeyboardInterrupt:
@@ -52,6 +58,8 @@ def serve(arguments: list[str]) -> int:
     except UserError as error:
         parser.error(str(error))
     set_up_logging("launcher", asked.log_level, asked.log_format)
+    if unknown := unknown_variables(os.environ):
+        log.warning("no such option, so without effect: environment variable %s", ", ".join(unknown))
     try:
         config = resolve(asked)
     except UserError as error:

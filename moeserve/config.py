@@ -74,6 +74,13 @@ class ServerConfig:
         choices=("auto", "dummy"),
     )
     host: str = _option("127.0.0.1", "Network", "address to listen on; 0.0.0.0 admits other machines")
+    allowed_host: tuple[str, ...] = _option(
+        (),
+        "Network",
+        "answer under this name too, where --host is a loopback address and there is no API key: else only under "
+        "addresses, names without a dot, and .localhost, .local and .internal; give the flag again for more",
+        metavar="NAME",
+    )
     port: int = _option(
         8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535
     )
@@ -237,7 +244,7 @@ class ServerConfig:
         None,
         "GPU",
         "from so many tokens in a step on, prompts are read on the GPU, to which the experts in RAM are streamed, and "
-        "below by the CPU (default: measured at the start)",
+        "below by the CPU (default: both at once, each a part of the experts that is measured at the start)",
         low=1,
         high=1 << 20,
     )

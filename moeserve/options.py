@@ -12,11 +12,11 @@ import os
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from moeserve.config import GROUPS, ServerConfig, env_name
+from moeserve.config import ENV_PREFIX, GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
@@ -34,14 +34,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Every option of ServerConfig as a flag, in its group of `--help`."""
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for option in dataclasses.fields(ServerConfig):
-        # Text here and read in `_read`, so that a flag and an environment variable fail with the same words.
-        groups[option.metadata["group"]].add_argument(
-            flag_name(option.name),
-            action="append" if _is_repeatable(option) else "store",
-            default=None,
-            metavar=value_name(option),
-            help=_help(option),
-        )
+        _add(groups[option.metadata["group"]], option, _help(option))
+
+
+def add_shared_options(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Collection[str], **texts: str
+) -> None:
+    """Those that mean the same to another command, in its `--help` as in the server's; `texts` has the help of
+    options whose default is another there."""
+    options = {option.name: option for option in dataclasses.fields(ServerConfig)}
+    for name in names:
+        _add(parser, options[name], texts.get(name) or _help(options[name]))
+
+
+def _add(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, option: dataclasses.Field[Any], text: str
+) -> None:
+    # Text here and read in `_read`, so that a flag and an environment variable fail with the same words.
+    parser.add_argument(
+        flag_name(option.name),
+        action="append" if _is_repeatable(option) else "store",
+        default=None,
+        metavar=value_name(option),
+        help=text,
+    )
 
 
 def read_options(given: Mapping[str, str | list[str] | None], environment: Mapping[str, str]) -> ServerConfig:
@@ -61,6 +77,13 @@ def read_options(given: Mapping[str, str | list[str] | None], environment: Mappi
         elif text is not None:
             values[option.name] = _read(option, text, source)
     return ServerConfig(**values)
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Variables that are named as ours are, and are none of ours: typing errors, or Kubernetes' for a service that is
+    called moeserve."""
+    ours = {env_name(option.name) for option in dataclasses.fields(ServerConfig)}
+    return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in ours)
 
 
 def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float | str:

@@ -47,7 +47,9 @@ def traces_url(flag: str | None, environment: Mapping[str, str]) -> str | None:
         return None
     source = "--otlp-endpoint" if flag else " or ".join(ENDPOINT_VARIABLES)
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{source}: must be a URL that begins with http:// or https://, not {url!r}")
+        raise ConfigError(
+            f"{source}: must be a URL that begins with http:// or https://, not {whole or base!r}"
+        )
     for variable in _PROTOCOL_VARIABLES:
         if environment.get(variable, _PROTOCOL) != _PROTOCOL:
             raise ConfigError(f"{variable}: only {_PROTOCOL} is spoken, not {environment[variable]!r}")

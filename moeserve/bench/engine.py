@@ -23,9 +23,10 @@ from tqdm import tqdm
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
-from moeserve.options import flag_name, read_options, resolve
+from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
+from moeserve.workload.options import whole
 
 if TYPE_CHECKING:  # a machine without a GPU may lack Triton
     from moeserve.worker.gpu_runner import GpuRunner
@@ -172,17 +173,23 @@ def main(arguments: list[str]) -> int:
 def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         prog="moeserve bench engine",
+        usage="%(prog)s [options]",
         description="Measure prefill and decode of the engine, without the server.",
+        allow_abbrev=False,
     )
-    options = {field.name: field for field in dataclasses.fields(ServerConfig)}
-    for name in SHARED:
-        parser.add_argument(flag_name(name), help=options[name].metadata["help"])
+    add_shared_options(parser, SHARED)
     parser.add_argument(
-        "--prompt", type=_positive, default=512, help="prompt tokens a sequence (default: 512)"
+        "--prompt", type=_COUNT, default=512, metavar="N", help="prompt tokens a sequence (default: 512)"
     )
-    parser.add_argument("--gen", type=_positive, default=64, help="tokens generated a sequence (default: 64)")
     parser.add_argument(
-        "--batch", type=_positives, default=[1, 2, 4, 8, 16], help="batch sizes (default: 1,2,4,8,16)"
+        "--gen", type=_COUNT, default=64, metavar="N", help="tokens generated a sequence (default: 64)"
+    )
+    parser.add_argument(
+        "--batch",
+        type=_counts,
+        default=[1, 2, 4, 8, 16],
+        metavar="N,N",
+        help="batch sizes (default: 1,2,4,8,16)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     return parser, parser.parse_args(arguments)
@@ -197,16 +204,14 @@ def _config(args: argparse.Namespace) -> ServerConfig:
     )
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 1 << 20:
-        raise argparse.ArgumentTypeError(f"must be between 1 and {1 << 20}, not {text}")
-    return value
+_COUNT = whole(1, 1 << 20)
 
 
-def _positives(text: str) -> list[int]:
-    return [_positive(part) for part in text.split(",")]
+def _counts(text: str) -> list[int]:
+    return [_COUNT(part) for part in text.split(",")]
 
+
+_counts.__name__ = "list of whole numbers"  # argparse names it in its own message
 
 _HEADER = (
     f"{'phase':<8}{'batch':>6}{'prompt':>8}{'gen':>6}{'tok/s':>10}{'MB/token':>10}{'GB/s':>8}{'of read':>9}"

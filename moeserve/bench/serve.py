@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench serve",
+        usage="%(prog)s [options]",
         description="Put load on an OpenAI-compatible server and measure what its users would see. "
         "The API key, where one is needed, is taken from the environment variable OPENAI_API_KEY.",
         allow_abbrev=False,

@@ -21,7 +21,7 @@ from moeserve.bench import engine
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
-from moeserve.options import flag_name, read_options, resolve
+from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU
 from moeserve.simulate.fit import Sample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
@@ -172,12 +172,11 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench steps",
+        usage="%(prog)s [options]",
         description="Measure how long a step takes by what is in it, and fit the model that `moeserve simulate` takes.",
         allow_abbrev=False,
     )
-    options = {field.name: field for field in dataclasses.fields(ServerConfig)}
-    for name in SHARED:
-        parser.add_argument(flag_name(name), help=options[name].metadata["help"])
+    add_shared_options(parser, SHARED)
     parser.add_argument(
         "--long-prompt",
         type=whole(256, 1 << 20),

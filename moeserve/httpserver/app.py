@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from moeserve.httpserver import (
     chat,
@@ -24,6 +25,7 @@ from moeserve.httpserver.access import Access
 from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
 from moeserve.httpserver.errors import ApiError, error_body
+from moeserve.httpserver.host import KnownHost, is_loopback
 from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId, request_id_of
 from moeserve.httpserver.protocol.chat import ChatCompletionRequest
 from moeserve.httpserver.protocol.completions import CompletionRequest
@@ -53,6 +55,7 @@ class Application(FastAPI):
 
     def __init__(self) -> None:
         super().__init__(title="moeserve", docs_url=None, redoc_url=None)
+        self.paths: set[str] = set()  # of all routes; those with a parameter as they were written
         for module in (
             completions,
             chat,
@@ -65,6 +68,7 @@ class Application(FastAPI):
             pages,
         ):
             self.include_router(module.router)
+            self.paths |= {route.path for route in module.router.routes if isinstance(route, Route)}
 
     def openapi(self) -> dict[str, Any]:
         """With the request bodies, which the routes read by themselves, and without the framework's own 422."""
@@ -98,6 +102,8 @@ def build_app(service: Service) -> FastAPI:
     keys = ApiKeys.from_config(service.config)
     if keys:
         app.add_middleware(ApiKey, keys=keys)
+    elif is_loopback(service.config.host):
+        app.add_middleware(KnownHost, allowed=service.config.allowed_host)
     app.add_middleware(Access, metrics=service.metrics, tracer=service.engine.tracer)
     app.add_middleware(RequestId)
     return app
@@ -119,10 +125,20 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """The framework's own: no such path, wrong method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase.lower()
-    message = f"{request.method} {request.url.path[:200]}: {phrase}"
+    message = f"{request.method} {request.url.path[:200]}: {phrase}{_meant(request)}"
     response = _respond(request, ApiError(error.status_code, message, code=phrase.replace(" ", "_")))
     response.headers.update(error.headers or {})
     return response
+
+
+def _meant(request: Request) -> str:
+    """The path that a client meant whose base URL lacks /v1, or has it or a slash too much; "" if there is none."""
+    given = request.url.path
+    paths = request.app.paths - {"/"}
+    for path in (f"/v1{given}", given.removeprefix("/v1"), given.replace("//", "/")):
+        if path != given and path in paths:
+            return f"; did you mean {path}? Look at the client's base URL"
+    return ""
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -29,6 +29,7 @@ from moeserve.messages.schema import (
     EngineDead,
     EngineReady,
     ExpertUse,
+    FinishReason,
     GenerateRequest,
     LoadProgress,
     LoadReport,
@@ -37,6 +38,7 @@ from moeserve.messages.schema import (
     TextItem,
     TextOut,
     ToHttp,
+    Usage,
     WorkerReady,
 )
 from moeserve.tracing import Span, Tracer
@@ -51,7 +53,13 @@ class Generation:
     index: int
     batch: Batch
     arrival: float
+    prompt_tokens: int
+    num_tokens: int = 0  # of the answer that have come
     last_token: float | None = None  # when the newest token came
+
+    def usage_so_far(self) -> Usage:
+        """Of one that is broken off; times and cached tokens come with the last message only, so they are 0."""
+        return Usage(self.prompt_tokens, self.num_tokens, 0, 0.0, 0.0, 0.0)
 
 
 class Batch:
@@ -188,7 +196,8 @@ class EngineClient:
 
     async def submit(self, batch: Batch, index: int, request: GenerateRequest) -> None:
         self.require_ready()
-        self._open[request.id] = Generation(index, batch, request.arrival)
+        prompt_tokens = len(request.token_ids) // 4  # int32
+        self._open[request.id] = Generation(index, batch, request.arrival, prompt_tokens)
         self._idle.clear()
         batch.open.add(request.id)
         try:
@@ -199,8 +208,7 @@ class EngineClient:
     def abort(self, batch: Batch) -> None:
         """Frees what still runs of a batch, without waiting: the caller may be a task that was cancelled."""
         for request_id in list(batch.open):
-            self._close(request_id)
-            batch.record.ended("abort")
+            self._broken_off(request_id, "abort")
             self.metrics.finished("abort")
             task = asyncio.create_task(self._send_abort(request_id))
             self._aborts.add(task)
@@ -218,6 +226,13 @@ class EngineClient:
             generation.batch.open.discard(request_id)
         if not self._open:
             self._idle.set()
+        return generation
+
+    def _broken_off(self, request_id: int, reason: FinishReason) -> Generation | None:
+        """Closes one that will not get its last message, and notes how far it came."""
+        generation = self._close(request_id)
+        if generation is not None:
+            generation.batch.record.ended(reason, generation.usage_so_far())
         return generation
 
     async def drain(self, timeout: float) -> None:
@@ -271,10 +286,11 @@ class EngineClient:
         if item.token_ids:
             self.metrics.tokens(len(item.token_ids), now, generation.arrival, generation.last_token)
             generation.last_token = now
+            generation.num_tokens += len(item.token_ids)
             generation.batch.record.token(now)
         if item.finish_reason is not None:
             self._close(item.id)
-            generation.batch.record.ended(item.finish_reason, item.usage)
+            generation.batch.record.ended(item.finish_reason, item.usage or generation.usage_so_far())
             self.metrics.finished(item.finish_reason, item.usage, now - generation.arrival)
             if item.usage is None:
                 generation.batch.put(ApiError(500, f"the request ended with {item.finish_reason}"))
@@ -282,10 +298,9 @@ class EngineClient:
         generation.batch.put((generation.index, item))
 
     def _failed(self, error: RequestError) -> None:
-        generation = self._close(error.id)
+        generation = self._broken_off(error.id, "error")
         if generation is None:
             return  # as in _text
-        generation.batch.record.ended("error")
         generation.batch.record.error = error.message
         self.metrics.finished("error")
         code = "engine_error" if error.retry_after is None else "overloaded"
@@ -293,9 +308,8 @@ class EngineClient:
 
     def _fail_all(self, error: ApiError) -> None:
         for request_id in list(self._open):
-            generation = self._close(request_id)
+            generation = self._broken_off(request_id, "error")
             if generation is not None:
-                generation.batch.record.ended("error")
                 generation.batch.record.error = error.message
                 self.metrics.finished("error")
                 generation.batch.put(error)

@@ -114,10 +114,15 @@ def _explain(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         case "unsupported":
             return "unsupported_parameter", error["msg"] + given
         case "too_long" | "too_short" | "string_too_long" | "string_too_short":
-            text = error["msg"].replace("should have", "must have").replace(" after validation", "")
-            return "invalid_value", text
+            _, _, text = error["msg"].replace(" after validation", "").partition("should have")
+            return "invalid_value", f"must have{text}"
         case "string_pattern_mismatch" if "[key]" in error["loc"]:  # of TokenKey
             return "invalid_value", "the keys must be token ids, in decimal digits" + given
+        case "union_tag_invalid":  # of content parts, input items and the like
+            tag, supported = error["ctx"]["tag"], error["ctx"]["expected_tags"]
+            return "invalid_value", f"the type {shown(tag)} is not supported; supported are {supported}"
+        case "content_part":
+            return "invalid_value", error["msg"]
         case _:
             text = error["msg"].replace("Input should be", "must be")
             return "invalid_value", text + _range_of(model, error["loc"]) + given

@@ -31,12 +31,11 @@ class RequestRecord:
         if self.first_token is None:
             self.first_token = now
 
-    def ended(self, reason: FinishReason, usage: Usage | None = None) -> None:
+    def ended(self, reason: FinishReason, usage: Usage) -> None:
         self.finish_reasons.append(reason)
-        if usage is not None:
-            self.prompt_tokens += usage.prompt_tokens
-            self.cached_tokens += usage.cached_tokens
-            self.completion_tokens += usage.completion_tokens
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.completion_tokens += usage.completion_tokens
 
     @property
     def first_token_s(self) -> float | None:

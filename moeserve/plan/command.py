@@ -15,7 +15,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.source import ModelSource, open_metadata
-from moeserve.options import flag_name, read_options, resolve, value_name
+from moeserve.options import add_shared_options, flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
 from moeserve.placement.sizes import has_float_weights
@@ -29,6 +29,7 @@ from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes
+from moeserve.workload.options import real
 
 GIB = 1 << 30
 PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_rules", "n_gpu_layers")
@@ -217,15 +218,14 @@ def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory,
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve plan",
+        usage="%(prog)s [options]",
         description="Where every tensor would go, what fits and how fast it would be, without loading the model. The "
         "file may end where its tensors begin. Speed is predicted from this machine's, measured in two seconds.",
         allow_abbrev=False,
     )
-    options = {field.name: field for field in dataclasses.fields(ServerConfig)}
-    for name in SHARED:
-        parser.add_argument(flag_name(name), metavar=value_name(options[name]), help=_help(options[name]))
+    add_shared_options(parser, SHARED)
     machine = parser.add_argument_group("the machine")
-    number = _positive
+    number = real(0, 1e9, above=True)
     machine.add_argument(
         "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with so much memory"
     )
@@ -243,15 +243,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="every tensor")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     return parser
-
-
-def _help(option: dataclasses.Field[object]) -> str:
-    text: str = option.metadata["help"]
-    return text.replace("%", "%%")
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1e9:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
-    return value

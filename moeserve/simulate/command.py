@@ -16,7 +16,7 @@ from tqdm import tqdm
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import WorkerReady
-from moeserve.options import flag_name, read_options
+from moeserve.options import add_shared_options, read_options
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
 from moeserve.simulate.simulation import Result, Simulation
@@ -65,16 +65,17 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve simulate",
+        usage="%(prog)s --max-total-tokens N [options]",
         description="Run the scheduler under a workload in virtual time and report what users would see.",
         allow_abbrev=False,
     )
     server = parser.add_argument_group("server (see `moeserve --help`)")
-    options = {option.name: option for option in dataclasses.fields(ServerConfig)}
-    for name in SHARED:
-        option, meta = options[name], options[name].metadata
-        metavar = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else meta["metavar"] or "N"
-        default = "" if option.default is None else f" (default: {option.default})"
-        server.add_argument(flag_name(name), metavar=metavar, help=meta["help"] + default)
+    add_shared_options(
+        server,
+        SHARED,
+        max_model_len="longest prompt plus answer of one request, in tokens (default: what the KV pool holds)",
+        max_total_tokens="size of the KV pool, in tokens; needed, a server logs its own when it is ready",
+    )
     _add_engine_options(parser)
     add_workload_options(parser)
     add_judgement_options(parser)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -21,7 +22,9 @@ from moeserve.models.qwen3moe.gpu_weights import GpuLoader
 from moeserve.models.qwen3moe.weights import Progress
 from moeserve.models.source import ModelSource
 from moeserve.placement import Placement
+from moeserve.placement.heat import read_heat
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.calibration import Streaming
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
@@ -83,8 +86,15 @@ def load_gpu_runner(
     runner = GpuRunner(model, slot_table, ready, constraints, in_ram)
     runner.record()
     if model.can_stream:
-        runner.set_prefill_threshold(config.gpu_prefill_token_threshold)
+        _choose_streaming(runner, config.gpu_prefill_token_threshold)
     return runner
+
+
+def _choose_streaming(runner: GpuRunner, threshold: int | None) -> None:
+    if threshold is None:
+        runner.calibrate()
+    else:
+        runner.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
 
 
 def _experts_in_ram(
@@ -97,8 +107,18 @@ def _experts_in_ram(
     if not placement.has_cpu_experts:
         return None
     check_ram(placement.cpu_weight_bytes)
-    ids = [placement.cpu_experts(index) for index in range(len(placement.layers))]
+    ids = in_ram_order(config, placement)
     return load_cpu_experts(open_stream(config), gguf, ids, device, on_progress)
+
+
+def in_ram_order(config: ServerConfig, placement: Placement) -> list[list[int]]:
+    """Each layer's experts in RAM, the hottest first where that is known: a step that streams some of them takes the
+    first, which costs the same whatever their rows, and the CPU's time grows with the rows."""
+    ids = [placement.cpu_experts(index) for index in range(len(placement.layers))]
+    if config.expert_heat is None:
+        return [list(own) for own in ids]
+    counts = read_heat(Path(config.expert_heat), len(ids), placement.num_experts).counts
+    return [sorted(own, key=of.__getitem__, reverse=True) for own, of in zip(ids, counts, strict=True)]
 
 
 def _handoff(

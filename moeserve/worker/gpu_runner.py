@@ -26,7 +26,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam
 from moeserve.models.qwen3moe.gpu_model import FEW_ROWS, GpuBatch, GpuQwen3Moe
-from moeserve.worker.calibration import crossover
+from moeserve.worker.calibration import Calibration, Streaming, calibrate
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
@@ -53,6 +53,7 @@ class GpuRunner:
         experts_in_ram: the model's, where there are any."""
         self._model = model
         self._ready = ready
+        self._device_name = ready.device
         self._slot_table = slot_table
         self._experts_in_ram = experts_in_ram
         self._done = StepEnd(model.device, head_rows=model.head_sizes[-1], yields=experts_in_ram is not None)
@@ -66,7 +67,7 @@ class GpuRunner:
         }
         self._decode: dict[int, Launches] = {}
         self._logits: dict[int, Tensor] = {}  # what a recorded step leaves its logits in
-        self._threshold: int | None = None  # tokens; None: the RAM experts are never streamed
+        self.streaming = Streaming()  # the RAM experts are never streamed
         self._step_ended = time.perf_counter()
 
     def ready(self) -> WorkerReady:
@@ -79,23 +80,22 @@ class GpuRunner:
         for size in reversed([size for size in self._model.head_sizes if size <= most]):
             self._decode[size] = recorder.record(lambda size=size: self._decode_step(size), self._model.begin)  # type: ignore[misc]
 
-    def set_prefill_threshold(self, tokens: int | None) -> None:
-        """Steps with prompts stream the RAM experts from so many tokens on. None: calibrates it, which takes a few
-        seconds; may find that streaming never pays."""
-        limit = min(self._model.sizes[-1], self._ready.max_model_len)
-        sizes = [size for size in CALIBRATED if size <= limit]
-        self._threshold = crossover(self._time_step, sizes) if tokens is None else tokens
-        way = (
-            "never streamed"
-            if self._threshold is None
-            else f"streamed to steps of {self._threshold} tokens on"
-        )
-        self._ready = msgspec.structs.replace(
-            self._ready, device=f"{self._ready.device.removesuffix(')')}, {way})"
-        )
+    def stream_by(self, streaming: Streaming, described: str) -> None:
+        """Which part of the RAM experts steps with prompts stream; the engine's description then says so."""
+        self.streaming = streaming
+        name = self._device_name.removesuffix(")")
+        self._ready = msgspec.structs.replace(self._ready, device=f"{name}, {described})")
 
-    def _time_step(self, n: int, streamed: bool) -> float:
-        """Seconds of a prompt of n tokens, the better of two."""
+    def calibrate(self) -> Calibration:
+        """Finds out which part to stream, in some seconds, and does so; it may be nothing, whatever the step."""
+        limit = min(self._model.sizes[-1], self._ready.max_model_len)
+        found = calibrate(self.time_step, [size for size in CALIBRATED if size <= limit])
+        self.stream_by(found.streaming, found.described())
+        return found
+
+    def time_step(self, n: int, part: float) -> float:
+        """Seconds of a prompt of n tokens for which this part of the RAM experts is streamed, the better of two.
+        Before the first request."""
         inputs = self._inputs[_rounded(n, self._model.sizes)]
         inputs.fill_unreal(n, self._ready.vocab_size)
         one = np.array([n, 0], np.int32)
@@ -103,7 +103,7 @@ class GpuRunner:
         tiles = prefill_tiles(
             one[1:], one[:1], one[1:], one[1:] + self._ready.max_num_seqs, c.num_heads, c.num_kv_heads
         )
-        batch = self._batch(inputs, 0, torch.from_numpy(tiles).to(self._model.device), streamed)
+        batch = self._batch(inputs, 0, torch.from_numpy(tiles).to(self._model.device), part)
         seconds = []
         for _ in range(2):
             start = time.perf_counter()
@@ -191,8 +191,8 @@ class GpuRunner:
         inputs.copy()
         num_decode = layout.n if each_alone else _leading_ones(layout.count)
         tiles = None if each_alone else self._tiles(layout, num_decode)
-        streams = tiles is not None and self._threshold is not None and layout.n >= self._threshold
-        batch = self._batch(inputs, num_decode, tiles, streams)
+        streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
+        batch = self._batch(inputs, num_decode, tiles, streamed)
         self._model.begin(batch)
         self._launch(batch)
         return False
@@ -201,11 +201,11 @@ class GpuRunner:
         """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
         inputs = self._inputs[size]
         inputs.copy()
-        self._launch(self._batch(inputs, size, None, streams=False))
+        self._launch(self._batch(inputs, size, None, 0.0))
         rows, _, count = inputs.head(0, size)
         self._logits[size] = self._model.logits(size, rows, count)
 
-    def _batch(self, inputs: StepInputs, num_decode: int, tiles: Tensor | None, streams: bool) -> GpuBatch:
+    def _batch(self, inputs: StepInputs, num_decode: int, tiles: Tensor | None, streamed: float) -> GpuBatch:
         return GpuBatch(
             inputs.count,
             inputs.token_ids,
@@ -214,7 +214,7 @@ class GpuRunner:
             inputs.req_slots,
             num_decode,
             tiles,
-            streams,
+            streamed,
         )
 
     def _launch(self, batch: GpuBatch) -> None:

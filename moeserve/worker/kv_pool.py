@@ -64,6 +64,12 @@ def plan_capacity(
         )
     if wanted_len > slots:
         log.warning("the KV pool holds %d tokens: requests are limited to that, not to %d", slots, wanted_len)
+    if wanted_len > model.context_length:
+        log.warning(
+            "requests may have %d tokens; the model was made for %d, what it says beyond may be nonsense",
+            wanted_len,
+            model.context_length,
+        )
     return Capacity(num_slots=slots, max_model_len=min(wanted_len, slots))
 
 

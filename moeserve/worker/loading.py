@@ -66,6 +66,7 @@ def _set_up_torch() -> None:
 
 def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     """On the CPU."""
+    _refuse_gpu_flags(config)
     _set_up_torch()
     stream = open_stream(config)
     gguf = open_weights(config)
@@ -94,6 +95,18 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     )
     ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream), tokens)
     return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
+
+
+def _refuse_gpu_flags(config: ServerConfig) -> None:
+    """Raises ConfigError for those that would be ignored here and are not about what lies where: `place` refuses the
+    others."""
+    if config.max_deferred_experts_per_token:
+        flag = "--max-deferred-experts-per-token"
+    elif config.gpu_prefill_token_threshold is not None:
+        flag = "--gpu-prefill-token-threshold"
+    else:
+        return
+    raise ConfigError(f"{flag}: has no effect on the CPU engine; leave it out, or choose a GPU")
 
 
 def _device(stream: CpuStream) -> str:

@@ -1,7 +1,8 @@
 """The token ids of a session's prompts, the same wherever the workload runs.
 
-Ids lie in 300 .. 3999: ordinary pieces of text in every vocabulary we know of (byte-level and SentencePiece ones
-begin with at most 259 bytes and control tokens, and have their special tokens at the end).
+Ids lie in 300 .. 1499: ordinary pieces of text in every vocabulary we know of (byte-level and SentencePiece ones
+begin with at most 259 bytes and control tokens, and have their special tokens at the end; the packaged model's has
+1,536 tokens).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from moeserve.workload.trace import Workload
 
 Int32s = npt.NDArray[np.int32]
 
-FIRST_ID, END_ID = 300, 4000
+FIRST_ID, END_ID = 300, 1500
 _PREFIX, _TURN = 0, 1  # what a stream of random numbers is for
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def test_the_hottest_come_first_on_demand(page: Page, server: Server) -> None:
     page.get_by_label("Order").select_option("hottest first")
     reds = [colour_at(page, 1, column)[0] for column in range(8)]
     assert reds == sorted(reds, reverse=True)
+    page.get_by_label("Hottest", exact=True).fill("3")
+    expect(page.locator("#layers tr").first.locator("td").last).to_have_text(re.compile(r"\d+, \d+, \d+"))
     page.get_by_label("Hottest", exact=True).fill("8")
     expect(page.locator("#layers tr").first).to_contain_text("100.0%")
 

@@ -80,6 +80,8 @@ def test_a_refusal_says_why(lines: list[dict[str, Any]]) -> None:
 def test_a_client_that_goes_is_told_of(lines: list[dict[str, Any]]) -> None:
     (gone,) = (line for line in lines if line.get("finish_reasons") == ["abort"])
     assert gone["status"] == 200  # its stream had begun
+    assert gone["prompt_tokens"] > 0  # as far as it came
+    assert gone["completion_tokens"] > 0
     ends = [line for line in lines if line.get("request_id") == gone["request_id"]]
     assert any(line["process"] == "router" and "client has gone" in line["message"] for line in ends)
 

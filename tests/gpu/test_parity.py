@@ -14,6 +14,7 @@ import torch
 from benchmarks.accuracy import Fixture, agreed_length, distances, top_of
 from moeserve.messages.schema import TokenLogprob
 from moeserve.models.qwen3moe.gpu_model import FEW_ROWS
+from moeserve.worker.calibration import Streaming
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.loading import load_runner
 from tests.conftest import fixtures_dir
@@ -26,8 +27,8 @@ NAMES = ["bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs"]
 CHUNKS = [512, 33, 7, 1]  # tensor cores, tensor cores in chunks, integer products, recorded decode steps
 
 
-# Of each layer's 8 experts, how many are on the GPU, and from how many tokens on prompts stream the others there.
-PLACEMENTS = [(8, 1), (4, 1 << 20), (4, 1), (0, 1 << 20), (0, 1)]
+# Of each layer's 8 experts, how many are on the GPU, and which part of the others prompts stream there.
+PLACEMENTS = [(8, 0.0), (4, 0.0), (4, 0.5), (4, 1.0), (0, 0.0), (0, 0.4), (0, 1.0)]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -40,18 +41,18 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
 
 @pytest.fixture(scope="module", params=PLACEMENTS, ids=str)
 def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
-    experts, threshold = request.param
-    config = small_config(
-        _folder() / f"{fixture.name}.gguf",
-        device="cuda",
-        num_gpu_experts=experts,
-        gpu_prefill_token_threshold=threshold,
-        threads=4,
-    )
+    experts, part = request.param
+    runner = runner_of(_folder() / f"{fixture.name}.gguf", num_gpu_experts=experts)
+    runner.stream_by(Streaming(((1, part),)), f"{part} streamed")
+    print(f"DEVICE {runner.ready().device}")
+    return Driver(runner)
+
+
+def runner_of(model: Path, **options: object) -> GpuRunner:
+    config = small_config(model, device="cuda", gpu_prefill_token_threshold=1 << 20, threads=4, **options)
     runner = load_runner(config, lambda *_: None)
     assert isinstance(runner, GpuRunner)
-    print(f"DEVICE {runner.ready().device}, streamed from {threshold} tokens on")
-    return Driver(runner)
+    return runner
 
 
 def _folder() -> Path:

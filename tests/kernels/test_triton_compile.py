@@ -48,6 +48,7 @@ CALLS = {
     "rows, looked up": "rows(3, IQ4)",
     "attention": "attention(3)",
     "sampling": "sampling(2)",
+    "panels": "panels(Q4, Q6, IQ4, GgmlType.Q3_K, GgmlType.Q5_K, GgmlType.Q8_0)",
 }
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
@@ -57,6 +58,8 @@ from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down,
 from moeserve.kernels.linear import cuda
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, empty_planes
+from moeserve.kernels.planes.from_panels import LAYOUTS
+from moeserve.kernels.planes.panels_triton import unpack_panels
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import route
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
@@ -124,6 +127,12 @@ def sampling(n):
     room = (r.block_max, r.block_sum, r.values, r.ids)
     sample(empty(n, vocab), at, count, *state, empty(n, 157, dtype=i32), r.edited, *room, at)
     logprobs(empty(n, vocab), at, count, *room, empty(n), at, empty(n, 20, dtype=i32), empty(n, 20))
+
+def panels(*kinds):
+    for kind in kinds:
+        layout = LAYOUTS[kind]
+        nbytes = 2 * 64 // 32 * (768 // layout.cols) * layout.block_bytes
+        unpack_panels(empty(nbytes, dtype=torch.uint8), empty_planes(kind, (2, 64, 768), "meta"), 2)
 
 eval(sys.argv[1])
 """

@@ -12,8 +12,9 @@ from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import route, take_over
 from moeserve.kernels.routing.reference import route as route_reference
+from moeserve.kernels.routing.reference import take_over as reference_take_over
 from tests.kernels.weights import nmse
 
 EPS = 1e-6
@@ -142,3 +143,17 @@ def test_routing_of_a_nan_stays_in_range() -> None:
     logits = torch.tensor([[1.0, float("nan"), 2.0]], device=DEVICE)
     route(logits, None, counter(1), ids, None, torch.empty(1, 2, device=DEVICE), None)
     assert ((ids >= 0) & (ids < 3)).all()
+
+
+def test_routes_taken_over() -> None:
+    g = torch.Generator().manual_seed(0)
+    ids = torch.randint(-1, 7, (90, 3), generator=g).int()
+    places = torch.randint(-1, 2, (91, 3), generator=g).int()
+    expert_map = torch.tensor([-1, 3, -1, 0, 1, -1, 2]).int()
+    taken, found = torch.full((91, 3), 77).int().to(DEVICE), places.to(DEVICE)
+    take_over(ids.to(DEVICE), expert_map.to(DEVICE), taken[:-1], found[:-1])
+    expected = reference_take_over(ids, expert_map, places[:-1])
+    assert torch.equal(taken[:-1].cpu(), expected[0])
+    assert torch.equal(found[:-1].cpu(), expected[1])
+    assert (taken[-1] == 77).all()
+    assert torch.equal(found[-1].cpu(), places[-1])

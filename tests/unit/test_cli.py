@@ -89,12 +89,51 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
             assert f"default: {option.default}, {env_name(option.name)}" in words
 
 
-@pytest.mark.parametrize("arguments", [["--prot", "1"], ["srve"], ["--max-num", "3"], ["serve", "serve"]])
-def test_unknown_words_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prot", "1"], "unrecognized arguments: --prot 1"),
+        (["--max-num", "3"], "unrecognized arguments: --max-num 3"),
+        (["serve", "serve"], "unrecognized arguments: serve"),
+        (
+            ["srve"],
+            "there is no command 'srve', only serve, plan, bench, simulate; a model is named by --model",
+        ),
+    ],
+)
+def test_unknown_words_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_info:
         cli.main(arguments)
     assert exit_info.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
+
+
+def test_variables_that_only_look_like_ours_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("moeserve.launcher.launch", lambda config: 0)
+    monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
+    monkeypatch.setenv("MOESERVE_PROT", "9000")
+    monkeypatch.setenv("MOESERVE_PORT", "9000")
+    assert cli.main([]) == 0
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "MOESERVE_PROT" in warning
+    assert "MOESERVE_PORT" not in warning
+
+
+@pytest.mark.parametrize(
+    "command", [["plan"], ["bench", "engine"], ["bench", "steps"], ["simulate"]], ids=" ".join
+)
+def test_other_commands_explain_the_servers_options_as_it_does(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "--max-num-batched-tokens N tokens in one step" in words
+    assert "[default: 512, MOESERVE_MAX_NUM_BATCHED_TOKENS]" in words
 
 
 def test_serve_may_be_named_or_left_out(
@@ -110,6 +149,22 @@ def test_serve_may_be_named_or_left_out(
         caplog.clear()
     assert launched[0] == launched[1]
     assert launched[0].port == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "engine", "--batch", "1,x"], "--batch: invalid list of whole numbers value: '1,x'"),
+        (["bench", "engine", "--gen", "0"], "--gen: must be between 1 and 1048576, not 0"),
+        (["plan", "--ram", "much"], "--ram: invalid number value: 'much'"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_named_in_words(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert message in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- what depends on the machine

@@ -96,6 +96,8 @@ def test_answers_while_loading_then_serves() -> None:
         assert httpx.get(server.url + "/metrics").status_code == 200
         server.engine_ready()
         assert httpx.get(server.url + "/health").json() == {"status": "ok"}
+        head = httpx.head(server.url + "/health")  # as monitors ask
+        assert (head.status_code, head.content) == (200, b"")
         assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 200
     finally:
         server.close()

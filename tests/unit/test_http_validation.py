@@ -361,3 +361,38 @@ def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     for response, status in ((client.get("/nothing"), 404), (client.get("/v1/completions"), 405)):
         assert response.status_code == status
         assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("//v1/completions", "/v1/completions"),
+        ("/models", "/v1/models"),
+    ],
+)
+def test_a_base_url_that_is_nearly_right_is_told(client: httpx.Client, given: str, meant: str) -> None:
+    response = client.post(given, json={})
+    assert response.status_code == 404
+    assert f"did you mean {meant}? Look at the client's base URL" in response.text
+
+
+def test_the_message_about_a_part_or_a_length(client: httpx.Client) -> None:
+    def message(path: str, **body: Any) -> str:
+        error = client.post(path, json={"max_tokens": 1} | body).json()["error"]
+        return str(error["message"])
+
+    chat, image = "/v1/chat/completions", {"type": "image_url", "image_url": {"url": "x"}}
+    assert message(chat, messages=[{"role": "user", "content": [image]}]) == (
+        "messages.0.content: a part of the type 'image_url' is not supported, only texts are: "
+        '{"type": "text", "text": "..."}'
+    )
+    assert message(chat, messages=[]) == "messages: must have at least 1 item, not 0"
+    hi = [{"role": "user", "content": "Hi"}]
+    assert message(chat, messages=hi, stop="") == "stop.0: must have at least 1 character"
+    block = {"type": "image", "source": {"type": "url", "url": "x"}}
+    anthropic = [{"role": "user", "content": [block]}]
+    assert message("/v1/messages", model=NAME, messages=anthropic) == (
+        "messages.0.user.content.0: the type 'image' is not supported; supported are 'text', 'tool_result'"
+    )

@@ -7,6 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from moeserve.models.source import open_metadata
+from moeserve.options import demonstration_model
+from moeserve.tokenizer.vocabulary import Vocabulary
 from moeserve.workload.prompts import END_ID, FIRST_ID, TokenHistory
 from moeserve.workload.shapes import PRESETS, Shape, arrival_times, generate
 from moeserve.workload.trace import Workload
@@ -90,3 +93,11 @@ def test_arrivals_keep_rate_and_burstiness(burstiness: float, variation: float) 
 
 def test_infinite_rate_is_all_at_once() -> None:
     assert not arrival_times(5, math.inf, 1.0, np.random.default_rng(0)).any()
+
+
+def test_prompts_are_ordinary_tokens_of_the_smallest_model_we_know() -> None:
+    """The packaged one, which a newcomer measures first."""
+    vocabulary = Vocabulary.from_gguf(open_metadata(demonstration_model()))
+    ids = range(FIRST_ID, END_ID)
+    assert len(vocabulary.token_bytes) >= END_ID
+    assert not (vocabulary.special | vocabulary.user_defined | vocabulary.unused) & set(ids)

@@ -36,7 +36,7 @@ def _parts_to_text(content: Any) -> Any:
         if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
             raise PydanticCustomError(
                 "content_part",
-                "only parts of the form {form} are supported, got a part of type {kind}",
+                "a part of the type {kind} is not supported, only texts are: {form}",
                 {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
             )
         texts.append(part[kind])

@@ -179,7 +179,7 @@ class MessageToolChoice(RequestModel):
 class ThinkingConfig(RequestModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
-    display: Annotated[Any, unsupported("another display", "full")] = None
+    display: Annotated[Any, unsupported("another display", "full", "summarized")] = None
 
     @model_validator(mode="after")
     def _budget_where_it_belongs(self) -> ThinkingConfig:

@@ -6,6 +6,7 @@ import { HeatMap, drawLegend } from "./heatmap.js";
 import { awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
 
 const POLL_MS = 2000;
+const NAMED = 8; // of the hottest experts of a layer, in the table
 
 let use = null; // what /v1/experts said last
 let order = []; // of each layer: the expert shown in each column
@@ -56,7 +57,7 @@ function showLayers(onGpu) {
     const total = sum(counts);
     const hottest = sum(ranked.slice(0, wanted).map(([count]) => count));
     const served = sum([...onGpu[layer]].map((expert) => counts[expert]));
-    const names = total ? ranked.slice(0, 5).map(([, expert]) => expert).join(", ") : "";
+    const names = total ? ranked.slice(0, Math.min(wanted, NAMED)).map(([, expert]) => expert).join(", ") : "";
     const share = [bar(total ? hottest / total : 0), percent(hottest, total)];
     const cells = [layer, number.format(total), share, onGpu[layer].size, percent(served, total), names];
     return el("tr", {}, ...cells.map((cell) => el("td", {}, ...[cell].flat())));

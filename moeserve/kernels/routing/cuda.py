@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.launch import PDL
-from moeserve.kernels.routing.triton import route_kernel
+from moeserve.kernels.routing.triton import route_kernel, take_over_kernel
+
+BLOCK = 256  # routes
 
 
 def route(
@@ -42,4 +44,12 @@ def route(
         PDL,
         num_warps=per_program,
         launch_pdl=PDL,
+    )
+
+
+def take_over(ids: Tensor, expert_map: Tensor, taken: Tensor, places: Tensor) -> None:
+    """Of routes ids int32 [n, top_k], those to the experts of expert_map int32 [experts] (below 0: not one of them) as
+    well: taken int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and places = max(places, taken)."""
+    take_over_kernel(
+        (-(-ids.numel() // BLOCK),), ids, expert_map, taken, places, ids.numel(), BLOCK, num_warps=4
     )

@@ -30,7 +30,7 @@ from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import route, take_over
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
@@ -49,7 +49,7 @@ class GpuBatch:
     req_slots: Tensor  # whose row of the slot table it reads
     num_decode: int  # the first rows, each of which attends by itself; of a step of up to FEW_ROWS rows, all
     tiles: Tensor | None  # of the other rows, attention.cuda.prefill_tiles; None where there are none
-    streams: bool = False  # the experts in RAM come to the GPU, instead of the rows to them
+    streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
 
 
 FEW_ROWS = GEMV_TOKENS  # a product takes so few quantised, which only decode attention gives it
@@ -83,8 +83,10 @@ class GpuQwen3Moe:
         self._prefill = (
             ["cpu"] * config.num_layers if expert_stream is None or prefill is None else list(prefill)
         )
-        self._streamed = [False] * config.num_layers  # of the last step: by layer
-        self._is_mixed = False  # some layers were streamed, and some not
+        self._num_in_ram = [0 if e.places is None else int((e.places < 0).sum()) for e in weights.layers]
+        # Of the last step: experts streamed, by layer, and whether any were left to the pool.
+        self._streamed = [0] * config.num_layers
+        self._pool_works = False
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(config, max_model_len))
         # int64 [layers, experts]: tokens routed to each expert since start.
         self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=self.device)
@@ -103,19 +105,22 @@ class GpuQwen3Moe:
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a
         graph."""
-        in_ram = [i for i, layer in enumerate(self._weights.layers) if layer.places is not None]
-        streamed = [i for i in in_ram if batch is not None and self._streams(i, batch)]
-        self._streamed = [i in streamed for i in range(self.config.num_layers)]
-        if streamed:
+        self._streamed = [
+            0 if batch is None else self._to_stream(i, batch) for i in range(self.config.num_layers)
+        ]
+        if any(self._streamed):
             assert self._expert_stream is not None
-            self._expert_stream.begin(streamed)
-        self._is_mixed = 0 < len(streamed) < len(in_ram)
-        if self._handoff is not None and len(streamed) < len(in_ram):
+            self._expert_stream.begin(self._streamed)
+        self._pool_works = self._handoff is not None and self._streamed != self._num_in_ram
+        if self._pool_works:
+            assert self._handoff is not None
             self._handoff.begin()
 
-    def _streams(self, layer: int, batch: GpuBatch) -> bool:
-        way = self._prefill[layer]
-        return (way == "auto" and batch.streams) or (way == "cuda" and batch.tiles is not None)
+    def _to_stream(self, layer: int, batch: GpuBatch) -> int:
+        way, count = self._prefill[layer], self._num_in_ram[layer]
+        if way == "cuda":
+            return count if batch.tiles is not None else 0
+        return round(count * batch.streamed) if way == "auto" else 0
 
     def check(self) -> None:
         """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
@@ -217,32 +222,26 @@ class GpuQwen3Moe:
         if layer.places is None:
             assert layer.experts is not None
             self._run_experts(layer.experts, places, r, count)
-        elif self._streamed[index]:
-            self._stream_experts(index, layer, r, count)
         else:
             self._share_experts(index, layer, r, count)
 
     def _share_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
-        """The pool computes its experts while the GPU computes its own."""
-        assert self._handoff is not None
-        assert r.y.x is not None
-        self._handoff.publish(index, r.y.x, r.ids, r.weights)
-        if layer.experts is not None:
-            self._run_experts(layer.experts, r.places, r, count)
-        self._handoff.collect(index, r.from_cpu)
-
-    def _stream_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
-        """All on the GPU, the experts from RAM after its own. Not for a graph."""
-        assert self._expert_stream is not None
-        if layer.experts is not None:
-            self._run_experts(layer.experts, r.places, r, count)
-        in_ram = self._expert_stream.place_of(index, r.ids)
-        self._run_experts(self._expert_stream.take(index), in_ram, r, count)
-        if self._is_mixed:
+        """The pool computes its experts while the GPU computes its own, then those that are streamed to it (which is
+        not for a graph). Where the pool takes part in a step it expects all layers, those too that leave it nothing."""
+        stream = self._expert_stream if self._streamed[index] else None
+        if self._pool_works:
             assert self._handoff is not None
             assert r.y.x is not None
-            # The pool expects every layer of a step. Here it has nothing to do but what the layer before deferred.
-            self._handoff.publish(index, r.y.x, torch.full_like(r.ids, -1), r.weights)
+            left = None if stream is None else stream.left(index)
+            self._handoff.publish(index, r.y.x, r.ids, r.weights, left)
+        if layer.experts is not None:
+            self._run_experts(layer.experts, r.places, r, count)
+        if stream is not None:
+            # From here on r.places only says whether a route's part is here.
+            take_over(r.ids, stream.places(index), r.streamed, r.places)
+            self._run_experts(stream.take(index), r.streamed, r, count)
+        if self._pool_works:
+            assert self._handoff is not None
             self._handoff.collect(index, r.from_cpu)
 
     def _run_experts(self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor) -> None:
@@ -270,10 +269,10 @@ class GpuQwen3Moe:
     ) -> None:
         """x += the experts' outputs of layer `index`, and the norm of that; of `rows` alone, x stays as it was."""
         layer = self._weights.layers[index]
-        is_all_here = layer.places is None or self._streamed[index]
-        parts = r.parts if is_all_here or layer.experts is not None else None
-        places = r.ids if is_all_here else r.places
-        extra = r.from_cpu if layer.places is not None and (self._is_mixed or not is_all_here) else None
+        is_shared = layer.places is not None
+        parts = r.parts if layer.experts is not None or self._streamed[index] else None
+        places = r.places if is_shared else r.ids
+        extra = r.from_cpu if is_shared and self._pool_works else None
         add_norm(
             r.x, parts, r.weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
         )  # fmt: skip

@@ -79,6 +79,7 @@ class Room:
         self.router_logits = arena.take(rows, c.num_experts)
         self.ids = arena.take(rows, c.top_k, dtype=torch.int32)
         self.places = arena.take(rows, c.top_k, dtype=torch.int32)  # ids' places among the GPU's experts
+        self.streamed = arena.take(rows, c.top_k, dtype=torch.int32)  # among those streamed to it
         self.weights = arena.take(rows, c.top_k)
         self.h = _activations(arena, rows * c.top_k, c.expert_ff, acts, quantised=self.is_gemv)
         self.parts = arena.take(rows, c.top_k, c.hidden_size, dtype=wide)
