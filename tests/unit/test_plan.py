@@ -20,6 +20,7 @@ from moeserve.models.gguf import open_gguf
 from moeserve.placement import Gpu, ModelSizes, Prefill, Wishes, place
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan import command
+from moeserve.plan.gpu_constants import FEW_ROWS
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.memory import gpu_reserved_bytes
 from moeserve.plan.rates import CpuRates, GpuRates
@@ -240,6 +241,14 @@ def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> N
     assert rates[-1] > 2 * rates[0]
     coldest = [list(range(128))] * 4
     assert decode(32, counts) > decode(32, coldest)
+
+
+def test_few_rows_are_few_where_the_kernels_say_so() -> None:
+    pytest.importorskip("triton")
+    from moeserve.kernels.experts.cuda import method_for
+
+    assert method_for(FEW_ROWS).block == 1
+    assert method_for(FEW_ROWS + 1).block > 1
 
 
 def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
