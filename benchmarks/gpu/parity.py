@@ -246,7 +246,7 @@ def check_routing() -> Result:
         logits = torch.randn(n, s.experts, device="cuda")
         ids = torch.empty(n, s.top_k, dtype=torch.int32, device="cuda")
         weights = torch.empty(n, s.top_k, device="cuda")
-        heat = torch.zeros(s.experts, dtype=torch.int32, device="cuda")
+        heat = torch.zeros(s.experts, dtype=torch.int64, device="cuda")
         route(logits, None, counter(n), ids, None, weights, heat)
         expected_ids, expected = reference(logits, s.top_k)
         wrong = float((ids != expected_ids).sum() + (heat.sum() != n * s.top_k))
