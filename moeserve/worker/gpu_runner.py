@@ -7,6 +7,7 @@ sampling behind it while the GPU works, and waits once, for the tokens.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -65,7 +66,8 @@ class GpuRunner:
             size: StepInputs(size, min(size, head_rows), ready.max_num_seqs, model.device)
             for size in model.sizes
         }
-        self._decode: dict[int, Launches] = {}
+        self._decode: dict[int, Launches] = {}  # by size: recorded steps whose rows are apart
+        self._few: dict[int, Launches] = {}  # and of up to FEW_ROWS rows of which some are of one prompt
         self._logits: dict[int, Tensor] = {}  # what a recorded step leaves its logits in
         self.streaming = Streaming()  # the RAM experts are never streamed
         self._step_ended = time.perf_counter()
@@ -78,7 +80,10 @@ class GpuRunner:
         recorder = Recorder(self._model.device)
         most = _rounded(self._ready.max_num_seqs, self._model.sizes)
         for size in reversed([size for size in self._model.head_sizes if size <= most]):
-            self._decode[size] = recorder.record(lambda size=size: self._decode_step(size), self._model.begin)  # type: ignore[misc]
+            for recorded, are_apart in ((self._decode, True), (self._few, False)):
+                if are_apart or 1 < size <= FEW_ROWS:
+                    launches = partial(self._decode_step, size, are_apart)
+                    recorded[size] = recorder.record(launches, self._model.begin)
 
     def stream_by(self, streaming: Streaming, described: str) -> None:
         """Which part of the RAM experts steps with prompts stream; the engine's description then says so."""
@@ -124,7 +129,9 @@ class GpuRunner:
         layout = Layout(plan.rows)
         inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
         inputs.fill(layout, self._sequences)
-        has_logits = self._forward(inputs, layout)
+        # A request that is new may read the KV of rows of this very step, beside its own.
+        are_apart = layout.n == 1 or (layout.n == len(layout.count) and not plan.new_seqs)
+        has_logits = self._forward(inputs, layout, are_apart)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout, inputs.size)
         # What prompts asked for has overwritten the logits of a recorded step.
         sampled = self._sample(layout, inputs, has_logits and not prompt_logprobs)
@@ -180,10 +187,10 @@ class GpuRunner:
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
         self._constraints.bind(seq.req_slot, seq.sampling, output)
 
-    def _forward(self, inputs: StepInputs, layout: Layout) -> bool:
+    def _forward(self, inputs: StepInputs, layout: Layout, are_apart: bool) -> bool:
         """Launches the step; True where that included the head."""
         each_alone = layout.n <= FEW_ROWS or layout.n == len(layout.count)
-        recorded = self._decode.get(inputs.size) if each_alone else None
+        recorded = (self._decode if are_apart else self._few).get(inputs.size) if each_alone else None
         if recorded is not None:
             self._model.begin()
             recorded()
@@ -192,20 +199,27 @@ class GpuRunner:
         num_decode = layout.n if each_alone else _leading_ones(layout.count)
         tiles = None if each_alone else self._tiles(layout, num_decode)
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
-        batch = self._batch(inputs, num_decode, tiles, streamed)
+        batch = self._batch(inputs, num_decode, tiles, streamed, are_apart)
         self._model.begin(batch)
         self._launch(batch)
         return False
 
-    def _decode_step(self, size: int) -> None:
+    def _decode_step(self, size: int, are_apart: bool) -> None:
         """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
         inputs = self._inputs[size]
         inputs.copy()
-        self._launch(self._batch(inputs, size, None, 0.0))
+        self._launch(self._batch(inputs, size, None, 0.0, are_apart))
         rows, _, count = inputs.head(0, size)
         self._logits[size] = self._model.logits(size, rows, count)
 
-    def _batch(self, inputs: StepInputs, num_decode: int, tiles: Tensor | None, streamed: float) -> GpuBatch:
+    def _batch(
+        self,
+        inputs: StepInputs,
+        num_decode: int,
+        tiles: Tensor | None,
+        streamed: float,
+        are_apart: bool = False,
+    ) -> GpuBatch:
         return GpuBatch(
             inputs.count,
             inputs.token_ids,
@@ -214,6 +228,7 @@ class GpuRunner:
             inputs.req_slots,
             num_decode,
             tiles,
+            are_apart,
             streamed,
         )
 

@@ -12,7 +12,7 @@ from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
-from moeserve.kernels.routing.cuda import route, take_over
+from moeserve.kernels.routing.cuda import norm_router, route, take_over
 from moeserve.kernels.routing.reference import route as route_reference
 from moeserve.kernels.routing.reference import take_over as reference_take_over
 from tests.kernels.weights import nmse
@@ -136,6 +136,22 @@ def test_routing(experts: int, top_k: int) -> None:
     assert (mine[live:] == -1).all()
     assert (mine_weights[live:] == 0).all()
     assert torch.equal(heat.cpu() - many, torch.bincount(ids.flatten().long(), minlength=experts))
+
+
+@pytest.mark.parametrize(("rows", "experts", "cols"), [(1, 5, 96), (8, 12, 64)])
+def test_norm_and_router(rows: int, experts: int, cols: int) -> None:
+    x, extra, weight, router = normal(rows, cols), normal(rows, cols), normal(cols), normal(experts, cols)
+    live = max(1, rows - 1)
+    mine, y = x.to(DEVICE), guarded(rows, cols)
+    logits = torch.full((rows, experts), GUARD, device=DEVICE)
+    norm_router(
+        mine, extra.to(DEVICE), counter(live), weight.to(DEVICE), EPS, router.to(DEVICE), y.x, y.codes, y.scales, logits
+    )  # fmt: skip
+    expected = norm(x.double() + extra, weight, EPS)
+    assert torch.equal(mine.cpu(), x)
+    check_norm(y, expected[:live], live)
+    assert nmse(logits[:live].cpu(), expected[:live] @ router.double().T) < 1e-12
+    assert (logits[live:] == GUARD).all()
 
 
 def test_routing_of_a_nan_stays_in_range() -> None:

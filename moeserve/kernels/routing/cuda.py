@@ -1,10 +1,11 @@
-"""Launches the router's choice."""
+"""Launches the router: the norm before it with its product, and its choice."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from moeserve.kernels.launch import PDL
+from moeserve.kernels.routing.norm_router import norm_router_kernel
 from moeserve.kernels.routing.triton import route_kernel, take_over_kernel
 
 BLOCK = 256  # routes
@@ -43,6 +44,48 @@ def route(
         1 << (top_k - 1).bit_length(),
         PDL,
         num_warps=per_program,
+        launch_pdl=PDL,
+    )
+
+
+def norm_router(
+    x: Tensor,
+    extra: Tensor,
+    count: Tensor,
+    weight: Tensor,
+    eps: float,
+    router: Tensor,
+    y: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    logits: Tensor,
+) -> None:
+    """y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i], for i < count[0]; x stays as it is. Few rows.
+
+    x, extra float32 [n, cols]; router floats [experts, cols]; logits float32 [n, experts]; y and codes with scales:
+    GpuActivations [n, cols].
+    """
+    n, cols = x.shape
+    experts = logits.shape[1]
+    at_once = max(1, min(8, 1 << (n - 1).bit_length() >> 1))  # 128 programs or 256
+    norm_router_kernel(
+        (-(-experts // at_once), n),
+        x,
+        extra,
+        count,
+        weight,
+        router,
+        y,
+        codes,
+        scales,
+        logits,
+        cols,
+        experts,
+        1 << (cols - 1).bit_length(),
+        at_once,
+        eps,
+        PDL,
+        num_warps=4 if at_once <= 2 else 8,
         launch_pdl=PDL,
     )
 

@@ -68,10 +68,10 @@ class Room:
         wide = torch.float32 if rows <= FLOAT_ROWS or float_weights else floats
         acts = torch.float32 if rows <= GEMV_TOKENS else floats
         self.blocks = BlockRoom(rows, c.top_k, c.num_experts, device)
-        self.is_gemv = self.blocks.method.up is None
+        self.is_few = self.blocks.method.up is None  # experts/few.py's
         heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         self.x = arena.take(rows, c.hidden_size)  # the residual stream
-        self.y = _activations(arena, rows, c.hidden_size, acts, quantised=self.is_gemv)  # its norm
+        self.y = _activations(arena, rows, c.hidden_size, acts, quantised=self.is_few)  # its norm
         self.projected = arena.take(rows * (heads + 2 * kv_heads), dtype=wide)  # q, k and v
         self.q = arena.take(rows, c.num_heads, c.head_dim, dtype=torch.float16)
         self.attended = _activations(arena, rows, heads, acts, quantised=rows <= GEMV_TOKENS)
@@ -81,8 +81,9 @@ class Room:
         self.places = arena.take(rows, c.top_k, dtype=torch.int32)  # ids' places among the GPU's experts
         self.streamed = arena.take(rows, c.top_k, dtype=torch.int32)  # among those streamed to it
         self.weights = arena.take(rows, c.top_k)
-        self.h = _activations(arena, rows * c.top_k, c.expert_ff, acts, quantised=self.is_gemv)
-        self.parts = arena.take(rows, c.top_k, c.hidden_size, dtype=wide)
+        self.h = _activations(arena, rows * c.top_k, c.expert_ff, acts, quantised=self.is_few)
+        # Of the experts here: a token's sum, or for many tokens a part for every route.
+        self.parts = arena.take(rows, 1 if self.is_few else c.top_k, c.hidden_size, dtype=wide)
         self.from_cpu = arena.take(rows, c.hidden_size)  # what the experts in RAM add
         self.decode = DecodeRoom(min(rows, MAX_DECODE_ROWS), c.num_heads, c.num_kv_heads, c.head_dim, device)
 
