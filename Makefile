@@ -3,6 +3,7 @@
 #   make serve [MODEL=/path/to/model.gguf] [ARGS="--port 9000"]   a server, on the packaged small model by default
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
+#   make test-gpu                                                 tests of the GPU, then the serving tests with a worker there
 #   make test-clients                                             the programs of docs/clients.md, with every client
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
 #   make schemas                                                  200 random JSON schemas, every answer valid
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all test-clients fuzz schemas lint browser format docs clean
+.PHONY: serve test test-all test-gpu test-clients fuzz schemas lint browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -28,6 +29,12 @@ test: lint browser
 
 test-all: lint browser
 	$(BIN)/python -m pytest
+
+# One after the other: the first compiles kernels that the others then find. $(FLAGS): of every server, e.g.
+# FLAGS="--num-gpu-experts 4 --threads 4" for experts in RAM.
+test-gpu: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/gpu -m "not slow"
+	MOESERVE_TEST_DEVICE=cuda MOESERVE_TEST_FLAGS="$(FLAGS)" $(BIN)/python -m pytest tests/e2e -m "not slow"
 
 CLIENTS := build/clients
 

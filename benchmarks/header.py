@@ -1,6 +1,7 @@
 """Writes a GGUF of a real model's shape without its tensors' bytes, for `--load-format dummy`.
 
     python -m benchmarks.header qwen3-30b-a3b.gguf
+    python -m benchmarks.header 12-layers.gguf --layers 12 --weights    # a whole file, with random weights
 
 The types are llama.cpp's Q4_K_M mix. The vocabulary is made up: grammars and text mean nothing with such a file.
 """
@@ -8,6 +9,7 @@ The types are llama.cpp's Q4_K_M mix. The vocabulary is made up: grammars and te
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.models.gguf import names as n
+from moeserve.models.gguf.dummy import open_dummy
 from moeserve.models.qwen3moe.config import ARCHITECTURE, Qwen3MoeConfig, RopeScaling
 
 QWEN3_30B_A3B = Qwen3MoeConfig(
@@ -34,6 +37,12 @@ QWEN3_30B_A3B = Qwen3MoeConfig(
     vocab_size=151_936,
     tied_embeddings=False,
 )
+
+
+# GPT-2's letters for single bytes, which a server's tokenizer must have: printable ones stand for themselves.
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = [chr(b if b in _PRINTABLE else 256 + _OTHERS.index(b)) for b in range(256)]
 
 
 def q4_k_m(name: str, layers: int) -> Type:
@@ -66,9 +75,9 @@ def write_header(path: Path, c: Qwen3MoeConfig) -> None:
     writer.add_expert_used_count(c.top_k)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"t{i}" for i in range(c.vocab_size)])
+    writer.add_token_list([*BYTES, *(f"t{i}" for i in range(c.vocab_size - len(BYTES)))][: c.vocab_size])
     writer.add_token_types([1] * c.vocab_size)
-    writer.add_token_merges(["t 0"])
+    writer.add_token_merges(["t 0"] if c.vocab_size > len(BYTES) else ["! !"])
     writer.add_eos_token_id(c.vocab_size - 1)
     for name, shape in c.expected_shapes().items():
         kind = Type.F32 if len(shape) == 1 else q4_k_m(name, c.num_layers)
@@ -92,12 +101,26 @@ def write_header(path: Path, c: Qwen3MoeConfig) -> None:
     writer.close()
 
 
+def write_weights(path: Path) -> None:
+    """The weights of `--load-format dummy`, behind a header."""
+    source = open_dummy(path)
+    with path.open("r+b") as file:
+        for name, tensor in source.tensors.items():
+            file.seek(tensor.offset)
+            file.write(source.data(name).tobytes())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("output", type=Path)
-    write_header(parser.parse_args().output, QWEN3_30B_A3B)
+    parser.add_argument("--layers", type=int, default=QWEN3_30B_A3B.num_layers)
+    parser.add_argument("--weights", action="store_true")
+    args = parser.parse_args()
+    write_header(args.output, dataclasses.replace(QWEN3_30B_A3B, num_layers=args.layers))
+    if args.weights:
+        write_weights(args.output)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Ours:
         start = time.perf_counter()
         self.runner = load_cpu_runner(resolve(config), lambda *_: None)
         self.load_s = time.perf_counter() - start
-        self.bench = EngineBench(self.runner, config.max_num_batched_tokens)
+        self.bench = EngineBench(self.runner, self.runner.ready().max_num_batched_tokens)
         self.fractions: list[float] = []  # of the read bandwidth, of each decode with one stream
 
     def prefill(self, tokens: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ import httpx
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+READY_S = 60.0  # until a server is ready; on a GPU the first one compiles kernels
+READY_ON_GPU_S = 300.0
 _URL = re.compile(r"http://[\w.\[\]:]+:\d+")
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
 
@@ -27,7 +30,15 @@ _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULT
 def command(model: Path | None, *flags: str) -> list[str]:
     """The command line of a server; no model means the one that ships with moeserve."""
     chosen = [] if model is None else ["--model", str(model)]
-    return [sys.executable, str(REPOSITORY / "launch.py"), *chosen, *flags]
+    return [sys.executable, str(REPOSITORY / "launch.py"), *common_flags(), *chosen, *flags]
+
+
+def common_flags() -> list[str]:
+    """Flags of every server that is started here, before its own: $MOESERVE_TEST_DEVICE as --device, then
+    $MOESERVE_TEST_FLAGS. The tests set the first (tests/conftest.py)."""
+    device = os.environ.get("MOESERVE_TEST_DEVICE")
+    more = shlex.split(os.environ.get("MOESERVE_TEST_FLAGS", ""))
+    return [*(["--device", device] if device else []), *more]
 
 
 def clean_environment() -> dict[str, str]:
@@ -38,10 +49,11 @@ def clean_environment() -> dict[str, str]:
 class Server:
     """`python launch.py` on a free port, ready when the constructor returns.
 
-    Raises RuntimeError with the server's log if it ends, or is not ready within `ready_timeout` seconds.
+    Raises RuntimeError with the server's log if it ends, or is not ready within `ready_timeout` seconds (default:
+    READY_S, on a GPU READY_ON_GPU_S).
     """
 
-    def __init__(self, model: Path | None = None, *flags: str, ready_timeout: float = 60.0) -> None:
+    def __init__(self, model: Path | None = None, *flags: str, ready_timeout: float | None = None) -> None:
         self._log_file = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="moeserve-")  # noqa: SIM115
         self.process = subprocess.Popen(
             [*command(model, "--port", "0"), *flags],
@@ -51,6 +63,8 @@ class Server:
             env=clean_environment(),
         )
         self.base_url = ""
+        if ready_timeout is None:
+            ready_timeout = READY_ON_GPU_S if "cuda" in common_flags() else READY_S
         try:
             self._wait_until_ready(time.monotonic() + ready_timeout)
             self.family = self.processes()
@@ -145,7 +159,9 @@ def title_of(process: psutil.Process) -> str:
 
 
 @contextmanager
-def running_server(model: Path | None = None, *flags: str, ready_timeout: float = 60.0) -> Iterator[Server]:
+def running_server(
+    model: Path | None = None, *flags: str, ready_timeout: float | None = None
+) -> Iterator[Server]:
     """A server for the length of a `with`; at its end it has exited with 0 and left no process behind.
 
     Raises RuntimeError when it did not. When the body raises, the server is killed.

@@ -74,6 +74,13 @@ class ServerConfig:
         choices=("auto", "dummy"),
     )
     host: str = _option("127.0.0.1", "Network", "address to listen on; 0.0.0.0 admits other machines")
+    allowed_host: tuple[str, ...] = _option(
+        (),
+        "Network",
+        "answer under this name too, where --host is a loopback address and there is no API key: else only under "
+        "addresses, names without a dot, and .localhost, .local and .internal; give the flag again for more",
+        metavar="NAME",
+    )
     port: int = _option(
         8000, "Network", "TCP port of the API; 0 takes a free one and logs it", low=0, high=65535
     )
@@ -110,8 +117,13 @@ class ServerConfig:
         low=64,
         high=1 << 28,
     )
-    max_num_batched_tokens: int = _option(
-        512, "Capacity", "tokens in one step: decode rows and prefill chunks together", low=1, high=65536
+    max_num_batched_tokens: int | None = _option(
+        None,
+        "Capacity",
+        "tokens in one step: decode rows and prefill chunks together (default: 512 on the CPU; on a GPU up to 8192, as "
+        "far as their buffers take no more than 2% of its memory)",
+        low=1,
+        high=65536,
     )
     max_num_queued_reqs: int = _option(
         2048, "Capacity", "waiting requests beyond which new ones get a 503", low=1, high=1 << 20
@@ -232,7 +244,7 @@ class ServerConfig:
         None,
         "GPU",
         "from so many tokens in a step on, prompts are read on the GPU, to which the experts in RAM are streamed, and "
-        "below by the CPU (default: measured at the start)",
+        "below by the CPU (default: both at once, each a part of the experts that is measured at the start)",
         low=1,
         high=1 << 20,
     )

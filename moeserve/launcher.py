@@ -51,6 +51,11 @@ DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requ
 EXIT_TIMEOUT_S = 10.0  # for the others after Shutdown; the worker frees gigabytes
 LAST_WORDS_S = 0.5  # for a dead child's ProcessFailed to come out of its socket
 
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "; out of memory?",
+    signal.SIGBUS: "; was the model's file cut short or changed while it was read, or can its disk not be read?",
+}
+
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 
@@ -112,8 +117,7 @@ class Child:
         code = self.popen.returncode
         if code is None or code >= 0:
             return f"exit code {code}"
-        hint = "; out of memory?" if -code == signal.SIGKILL else ""
-        return f"signal {-code}, {signal.strsignal(-code)}{hint}"
+        return f"signal {-code}, {signal.strsignal(-code)}{_HINTS.get(-code, '')}"
 
     def kill(self) -> None:
         """Ends the child, if it still runs, and what it may have started itself: its whole process group."""
@@ -185,7 +189,10 @@ class Launcher:
     def _report_ready(self) -> None:
         url = self.ready["httpserver"].url or f"http://{self.config.host}:{self.config.port}"
         engine = self.ready["worker"].engine
-        tokens = "" if engine is None else f", {engine.num_kv_slots:,} KV tokens available, {engine.device}"
+        tokens = ""
+        if engine is not None:
+            tokens = f", {engine.num_kv_slots:,} KV tokens available, steps of up to {engine.max_num_batched_tokens:,}"
+            tokens += f", {engine.device}"
         log.info("ready: %s, memory used %.2f GiB%s", url, self._memory_used() / 2**30, tokens)
 
     def _watch(self) -> bool:

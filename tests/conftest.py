@@ -11,6 +11,13 @@ import pytest
 import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: whoever imports triton before it gets no interpreter)
 from benchmarks.server import REPOSITORY, Server, running_server
 
+# Where the servers run that tests start: the same tests are for a GPU (`make test-gpu`), which must be asked for.
+TEST_DEVICE = os.environ.setdefault("MOESERVE_TEST_DEVICE", "cpu")
+
+# A GPU chooses its kernels by the number of rows in a step, and they round differently: what a request gets is the
+# same to the bit only in steps of the same rows.
+IS_BATCH_INVARIANT = TEST_DEVICE != "cuda"
+
 OWN_FIXTURES = REPOSITORY / "tests" / "fixtures"
 TINY_MODEL = OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
 
@@ -21,6 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="the tests of the web pages leave the documentation's pictures there",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that is marked `cpu_engine(reason)` is for servers on the CPU."""
+    for item in items:
+        marker = item.get_closest_marker("cpu_engine")
+        if marker is not None and TEST_DEVICE == "cuda":
+            item.add_marker(pytest.mark.skip(reason=f"of the CPU engine: {marker.args[0]}"))
 
 
 def fixtures_dir() -> Path | None:
@@ -48,9 +63,10 @@ def tiny_model() -> Path:
 
 @pytest.fixture(scope="session")
 def server(tiny_model: Path) -> Iterator[Server]:
-    """`python launch.py` on the tiny model, shared by every test that leaves it as it was.
+    """`python launch.py` on the tiny model, shared by every test that leaves it as it was. Steps are as long as the CPU
+    engine's by default, on a GPU too: long prompts take several.
 
     Its end is a test too: SIGTERM, exit code 0, no process left.
     """
-    with running_server(tiny_model) as running:
+    with running_server(tiny_model, "--max-num-batched-tokens", "512") as running:
         yield running

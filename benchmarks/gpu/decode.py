@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.gpu.layer import Q4, Q6, Batch, LayerWeights, Room, layer, random_layer
+from benchmarks.gpu.layer import Q4, Q6, Batch, LayerWeights, Room, layer, random_layer, sums_of
 from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.embed.cuda import embed
@@ -79,7 +79,7 @@ class Step:
     def run_head(self) -> None:
         m, r, f, st, room = self.model, self.room, self.final, self.sampler, self.sampling
         add_norm(
-            r.x, r.parts, r.weights, r.ids, None, self.batch.req_slots, r.count, m.layers[0].attn_norm, SHAPE.eps,
+            r.x, *sums_of(r), self.batch.req_slots, r.count, m.layers[0].attn_norm, SHAPE.eps,
             f.x, f.codes, f.scales,
         )  # fmt: skip
         linear(

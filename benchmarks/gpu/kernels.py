@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.layer import Q4, Q6, Batch, Room, product
+from benchmarks.gpu.layer import Q4, Q6, Room, product, sums_of
 from benchmarks.gpu.prefill import batch_of as prefill_batch
 from benchmarks.gpu.shape import SHAPE, random_planes, report, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom, decode_attention, prefill_attention
+from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.planes import GgmlType
+from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import route
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sample
 
 BATCHES = (1, 8, 64, 512, 2048, 8192)
 LAUNCHES = 12
+Matrices = tuple[list[Tensor], int, list[Tensor], int, int]  # of gate and up, their types, their columns
 
 
 def cached(rows: int) -> int:
@@ -58,13 +62,6 @@ def experts(n: int) -> None:
     all_ids = [x.topk(s.top_k, 1).indices.int().contiguous() for x in logits]
     time = seconds(lambda i: route(logits[i % 4], None, r.count, r.ids, None, r.weights, None), cached(n))
     report(f"route n={n}", time, n * (s.experts + 2 * s.top_k) * 4)
-    blocks: list[tuple[Tensor, Tensor | None]] = []
-    for ids in all_ids:
-        if r.blocks.method.block == 1:
-            blocks.append((ids.view(-1), None))
-            continue
-        align_routes(ids, r.count, s.experts, r.blocks.expert, r.blocks.routes)
-        blocks.append((r.blocks.expert.clone(), r.blocks.routes.clone()))
     if r.blocks.method.block > 1:
         b = r.blocks
         time = seconds(
@@ -73,33 +70,47 @@ def experts(n: int) -> None:
         report(f"align n={n}", time, n * s.top_k * 8)
     distinct = sum(len(ids.unique()) for ids in all_ids) / 4 / s.experts
     flops = 2.0 * n * s.top_k * s.ff * s.hidden
-    time = seconds(
-        lambda i: experts_up(
-            r.y.x, r.y.codes, r.y.scales, tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden, *blocks[i % 4],
-            s.top_k, r.h.x, r.h.codes, r.h.scales,
-        ),
-        cached(n),
-    )  # fmt: skip
+    matrices = (tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden)
+    run_up, run_down = experts_launches(r, matrices, down, all_ids)
+    time = seconds(run_up, cached(n))
     report(f"experts gate, up, silu n={n}", time, 2 * gate.nbytes * distinct, 2 * flops)
-    time = seconds(
-        lambda i: experts_down(
-            r.h.x, r.h.codes, r.h.scales, tensors(down), int(Q6), s.ff, *blocks[i % 4], r.count, r.parts
-        ),
-        cached(n),
-    )
+    time = seconds(run_down, cached(n))
     report(f"experts down (Q6_K) n={n}", time, down.nbytes * distinct, flops)
-    r.weights.normal_()
     ones = torch.ones(s.hidden, device="cuda")
     time = seconds(
         lambda i: add_norm(
-            r.x, r.parts, r.weights, all_ids[0], None, None, r.count, ones, s.eps, r.y.x, r.y.codes, r.y.scales,
+            r.x, *sums_of(r), None, r.count, ones, s.eps, r.y.x, r.y.codes, r.y.scales,
         ),
         cached(n),
     )  # fmt: skip
-    report(
-        f"add_norm of 8 parts n={n}",
-        time,
-        n * s.hidden * (8 * r.parts.element_size() + 12),
+    parts = r.parts.shape[1]
+    report(f"add_norm of {parts} parts n={n}", time, n * s.hidden * (parts * r.parts.element_size() + 12))
+
+
+def experts_launches(
+    r: Room, matrices: Matrices, down: Planes, ids: list[Tensor]
+) -> tuple[Callable[[int], None], Callable[[int], None]]:
+    """Gate and up, and down, over several routings."""
+    s, b, of_down = SHAPE, r.blocks, (tensors(down), int(Q6), SHAPE.ff)
+    h = r.h
+    if r.is_few:
+        out = r.parts.view(r.n, -1)
+        return (
+            lambda i: few_experts_up(
+                r.y.x, r.y.codes, r.y.scales, *matrices, ids[i % 4], h.x, h.codes, h.scales
+            ),
+            lambda i: few_experts_down(h.x, h.codes, h.scales, *of_down, ids[i % 4], r.weights, out),
+        )
+    blocks: list[tuple[Tensor, Tensor]] = []
+    for some in ids:
+        align_routes(some, r.count, s.experts, b.expert, b.routes)
+        blocks.append((b.expert.clone(), b.routes.clone()))
+    assert r.y.x is not None
+    assert h.x is not None
+    x, hidden = r.y.x, h.x
+    return (
+        lambda i: experts_up(x, *matrices, *blocks[i % 4], s.top_k, hidden),
+        lambda i: experts_down(hidden, *of_down, *blocks[i % 4], r.count, r.parts),
     )
 
 
@@ -133,33 +144,23 @@ def attention_decode(n: int, length: int) -> None:
     table = torch.arange(slots, dtype=torch.int32, device="cuda").view(n, length)
     rows = torch.arange(n, dtype=torch.int32, device="cuda")
     positions = torch.full((n,), length - 1, dtype=torch.int32, device="cuda")
-    q = torch.randn(n, s.heads, s.dim, device="cuda").half() / 11
+    fused = torch.randn(n, (s.heads + 2 * s.kv_heads) * s.dim, device="cuda")
+    q, k, v = fused.split([s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim], dim=1)
+    ones, angles = torch.ones(s.dim, device="cuda"), torch.rand(length, s.dim // 2, device="cuda")
+    new = NewTokens(k, v, ones, ones, s.eps, angles.cos(), angles.sin(), table[:, -1].contiguous())
     room = DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
     out = GpuActivations.empty(n, s.heads * s.dim, "cuda", dtype=torch.float32, quantised=False)
     count = torch.tensor([n], dtype=torch.int32, device="cuda")
-    batch = Batch(positions, rows, rows, table, q, q)
 
     def launch(i: int) -> None:
         keys, values = pools[i % len(pools)]
         decode_attention(
-            q,
-            keys,
-            values,
-            batch.table,
-            rows,
-            positions,
-            count,
-            room.sums,
-            room.stats,
-            room.counters,
-            out.x,
-            None,
-            None,
-        )
+            q, new, keys, values, table, rows, positions, count, room.sums, room.stats, room.counters, out.x, None, None
+        )  # fmt: skip
 
     bytes = 2.0 * slots * s.kv_heads * s.dim * 2
     report(
-        f"decode attention n={n} length={length}",
+        f"norm, RoPE, KV, decode attention n={n} length={length}",
         seconds(launch, LAUNCHES),
         bytes,
         4.0 * slots * s.heads * s.dim,

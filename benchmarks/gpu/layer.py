@@ -9,13 +9,14 @@ from torch import Tensor
 
 from benchmarks.gpu.shape import SHAPE, Shape, random_planes, tensors
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom, decode_attention, prefill_attention
+from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import norm_router, route
 
 Q4, Q6 = GgmlType.Q4_K, GgmlType.Q6_K
 
@@ -80,7 +81,8 @@ class Room:
         self.ids = torch.empty(n, s.top_k, dtype=torch.int32, device=device)
         self.weights = torch.empty(n, s.top_k, device=device)
         self.h = GpuActivations.empty(n * s.top_k, s.ff, device, dtype=None if gemv else wide, quantised=gemv)
-        self.parts = torch.empty(n, s.top_k, s.hidden, dtype=wide, device=device)
+        self.is_few = gemv
+        self.parts = torch.empty(n, 1 if gemv else s.top_k, s.hidden, dtype=wide, device=device)
 
 
 @dataclass
@@ -106,38 +108,26 @@ def attention_block(
     w: LayerWeights, r: Room, batch: Batch, keys: Tensor, values: Tensor, *, first: bool
 ) -> None:
     s = r.shape
-    parts, weights, ids = (None, None, None) if first else (r.parts, r.weights, r.ids)
-    add_norm(r.x, parts, weights, ids, None, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
+    sums = (None, None, None, None) if first else sums_of(r)
+    add_norm(r.x, *sums, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
     product(r.y, r, w.qkv, r.projected, w.v_beside)
     widths = [s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim]
     q, k, v = r.projected.split(widths, dim=1)
-    rope_store(
-        q,
-        k,
-        v,
-        w.q_norm,
-        w.k_norm,
-        s.eps,
-        batch.cos,
-        batch.sin,
-        batch.positions,
-        batch.slots,
-        r.count,
-        r.q,
-        keys,
-        values,
-    )
+    a, d = r.attended, r.decode
     if batch.tiles is None:
-        d = r.decode
         assert d is not None
-        a = r.attended
+        new = NewTokens(k, v, w.q_norm, w.k_norm, s.eps, batch.cos, batch.sin, batch.slots)
         decode_attention(
-            r.q, keys, values, batch.table, batch.req_slots, batch.positions, r.count, d.sums, d.stats, d.counters,
+            q, new, keys, values, batch.table, batch.req_slots, batch.positions, r.count, d.sums, d.stats, d.counters,
             a.x, a.codes, a.scales,
         )  # fmt: skip
     else:
-        assert r.attended.x is not None
-        prefill_attention(r.q, keys, values, batch.table, batch.tiles, r.attended.x)
+        assert a.x is not None
+        rope_store(
+            q, k, v, w.q_norm, w.k_norm, s.eps, batch.cos, batch.sin, batch.positions, batch.slots, r.count, r.q, keys,
+            values,
+        )  # fmt: skip
+        prefill_attention(r.q, keys, values, batch.table, batch.tiles, a.x)
     product(r.attended, r, w.attn_output, r.output.view(r.n, -1))
 
 
@@ -149,26 +139,36 @@ def product(x: GpuActivations, r: Room, p: Planes, out: Tensor, beside: Planes |
 
 def experts_block(w: LayerWeights, r: Room, index: int) -> None:
     s, b = r.shape, r.blocks
+    choices = r.choices[index % 16]
+    if r.is_few:
+        output, router = r.output.view(r.n, -1), w.router.codes[0]
+        norm_router(r.x, output, r.count, w.ffn_norm, s.eps, router, r.y.x, r.y.codes, r.y.scales, r.logits)
+        route(choices, None, r.count, r.ids, None, r.weights, None)
+        few_experts_up(
+            r.y.x, r.y.codes, r.y.scales, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden,
+            r.ids, r.h.x, r.h.codes, r.h.scales,
+        )  # fmt: skip
+        few_experts_down(
+            r.h.x, r.h.codes, r.h.scales, tensors(w.down), int(w.down.type), s.ff, r.ids, r.weights,
+            r.parts.view(r.n, -1),
+        )  # fmt: skip
+        return
     add_norm(r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
     product(GpuActivations(r.y.x, None, None), r, w.router, r.logits)
-    route(r.choices[index % 16], None, r.count, r.ids, None, r.weights, None)
-    block_expert, block_routes = r.ids.view(-1), None
-    if b.method.block > 1:
-        align_routes(r.ids, r.count, s.experts, b.expert, b.routes)
-        block_expert, block_routes = b.expert, b.routes
+    assert r.y.x is not None
+    assert r.h.x is not None
+    route(choices, None, r.count, r.ids, None, r.weights, None)
+    align_routes(r.ids, r.count, s.experts, b.expert, b.routes)
     experts_up(
-        r.y.x, r.y.codes, r.y.scales, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden,
-        block_expert, block_routes, s.top_k, r.h.x, r.h.codes, r.h.scales,
-    )  # fmt: skip
-    experts_down(
+        r.y.x, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden, b.expert, b.routes, s.top_k,
         r.h.x,
-        r.h.codes,
-        r.h.scales,
-        tensors(w.down),
-        int(w.down.type),
-        s.ff,
-        block_expert,
-        block_routes,
-        r.count,
-        r.parts,
-    )
+    )  # fmt: skip
+    experts_down(r.h.x, tensors(w.down), int(w.down.type), s.ff, b.expert, b.routes, r.count, r.parts)
+
+
+def sums_of(r: Room) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """What the next norm adds: the experts' parts, their weights and ids where they are not summed yet, and of few rows
+    the attention's output."""
+    if r.is_few:
+        return r.parts, None, None, r.output.view(r.n, -1)
+    return r.parts, r.weights, r.ids, None

@@ -64,6 +64,7 @@ def check_linear(kind: int) -> Result:
 
 def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
+    from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 
     experts, top_k, hidden, ff = 16, 4, 512, 256
     gate, up = (random_planes(GgmlType(k), experts, ff, hidden, seed=i) for i, k in enumerate(kinds[:2]))
@@ -79,19 +80,20 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     h = GpuActivations.empty(
         n * top_k, ff, "cuda", dtype=None if as_int8 else floats.dtype, quantised=as_int8
     )
-    parts = torch.zeros(n, top_k, hidden, device="cuda")
-    block_expert, block_routes = ids.view(-1), None
-    if room.method.block > 1:
+    weights = torch.rand(n, top_k, device="cuda")
+    matrices = (tensors(gate), kinds[0], tensors(up), kinds[1], hidden)
+    if gemv:
+        total = torch.full((n, hidden), math.nan, device="cuda")
+        few_experts_up(floats, x.codes, x.scales, *matrices, ids, h.x, h.codes, h.scales)
+        few_experts_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, ids, weights, total)
+    else:
+        assert h.x is not None
+        parts = torch.zeros(n, top_k, hidden, device="cuda")
         align_routes(ids, counter(n), experts, room.expert, room.routes)
-        block_expert, block_routes = room.expert, room.routes
-    experts_up(
-        floats, x.codes, x.scales, tensors(gate), kinds[0], tensors(up), kinds[1], hidden, block_expert, block_routes,
-        top_k, h.x, h.codes, h.scales,
-    )  # fmt: skip
-    experts_down(
-        h.x, h.codes, h.scales, tensors(down), kinds[2], ff, block_expert, block_routes, counter(n), parts
-    )
-    expected = torch.zeros_like(parts, dtype=torch.float64)
+        experts_up(floats, *matrices, room.expert, room.routes, top_k, h.x)
+        experts_down(h.x, tensors(down), kinds[2], ff, room.expert, room.routes, counter(n), parts)
+        total = (parts * weights[..., None]).sum(1)
+    expected = torch.zeros(n, hidden, dtype=torch.float64, device="cuda")
     for e in range(experts):
         token, j = torch.nonzero(ids == e, as_tuple=True)
         if not len(token):
@@ -100,14 +102,15 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
         into_g, into_u = (through(x) if gemv and p.quantised else floats.double() for p in (gate, up))
         y = torch.nn.functional.silu(into_g[token] @ g.T) * (into_u[token] @ u.T)
         y = through(q8(y.float())) if as_int8 else y
-        expected[token, j] = y @ d.T
+        expected.index_add_(0, token, (y @ d.T) * weights[token, j, None])
     names = "/".join(GgmlType(k).name for k in kinds)
-    return [(f"experts {names} n={n}", error(parts, expected), 3e-3 if gemv else 1e-2)]
+    return [(f"experts {names} n={n}", error(total, expected), 3e-3 if gemv else 1e-2)]
 
 
 def check_norm() -> Result:
     from moeserve.kernels.norm.cuda import add_norm
     from moeserve.kernels.norm.reference import norm
+    from moeserve.kernels.routing.cuda import norm_router
 
     results = []
     for n, dtype in ((1, torch.float32), (300, torch.bfloat16)):
@@ -123,6 +126,18 @@ def check_norm() -> Result:
             (f"add_norm x n={n}", error(x, total), 1e-6),
             (f"add_norm y n={n} {dtype}", error(y.x, expected), 1e-6 if dtype == torch.float32 else 4e-3),
             (f"add_norm q8 n={n}", error(through(y), expected), 8e-3),
+        ]
+    for n in (1, 16):
+        x, extra, router = (torch.randn(k, 2048, device="cuda") for k in (n, n, 128))
+        y = GpuActivations.empty(n, 2048, "cuda", dtype=torch.float32, quantised=True)
+        logits = torch.full((n, 128), math.nan, device="cuda")
+        norm_router(x, extra, counter(n), weight, 1e-6, router, y.x, y.codes, y.scales, logits)
+        expected = norm(x.double() + extra, weight, 1e-6)
+        assert y.x is not None
+        results += [
+            (f"norm_router y n={n}", error(y.x, expected), 1e-6),
+            (f"norm_router q8 n={n}", error(through(y), expected), 8e-3),
+            (f"norm_router logits n={n}", error(logits, expected @ router.double().T), 1e-6),
         ]
     return results
 
@@ -172,11 +187,12 @@ def check_attention() -> Result:
         for again in range(3):
             out.x.fill_(math.nan)
             decode_attention(
-                q, keys, values, table, rows, positions, counter(n), room.sums, room.stats, room.counters, out.x,
-                out.codes, out.scales,
+                q.flatten(1), None, keys, values, table, rows, positions, counter(n), room.sums, room.stats,
+                room.counters, out.x, out.codes, out.scales,
             )  # fmt: skip
             results.append((f"decode attention n={n}, time {again}", error(out.x, expected), 1e-3))
         results.append((f"decode attention q8 n={n}", error(through(out), expected), 8e-3))
+    results += check_new_tokens(keys.clone(), values.clone(), table, lengths)
     chunks = [(0, 300, 0, 0), (300, 1, 1999, 1), (301, 170, 900, 2), (471, 64, 64, 3)]
     first, count, position, request = np.array(chunks, np.int32).T
     tiles = prefill_tiles(first, count, position, request, s.heads, s.kv_heads)
@@ -185,6 +201,39 @@ def check_attention() -> Result:
     prefill_attention(q, keys, values, table, torch.from_numpy(tiles).cuda(), mixed)
     expected = attention(q.cpu(), *pool, [Sequence(r, c, p, table[i].cpu()) for r, c, p, i in chunks]).cuda()
     return [*results, ("prefill attention", error(mixed, expected), 4e-3)]
+
+
+def check_new_tokens(keys: Tensor, values: Tensor, table: Tensor, lengths: list[int]) -> Result:
+    """Decode attention of tokens as projected, against the reference of both steps. Writes to keys and values."""
+    from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention
+    from moeserve.kernels.attention.reference import Sequence, attention
+    from moeserve.kernels.rope.reference import rope_store
+
+    s, n = SHAPE, len(lengths)
+    fused = torch.randn(n, (s.heads + 2 * s.kv_heads) * s.dim, device="cuda")
+    q, k, v = fused.split([s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim], dim=1)
+    q_norm, k_norm = torch.rand(2, s.dim, device="cuda")
+    angles = torch.rand(max(lengths), s.dim // 2, device="cuda") * 6
+    rows = torch.arange(n, dtype=torch.int32, device="cuda")
+    positions = torch.tensor(lengths, dtype=torch.int32, device="cuda") - 1
+    slots = table[rows.long(), positions.long()]
+    cos, sin, pool = angles.cos(), angles.sin(), (keys.clone(), values.clone())
+    heads = [t.unflatten(1, (-1, s.dim)) for t in (q, k, v)]
+    of_rows = cos[positions.long()], sin[positions.long()]
+    rotated = rope_store(heads[0], heads[1], heads[2], q_norm, k_norm, 1e-6, *of_rows, slots, *pool)
+    sequences = [Sequence(i, 1, lengths[i] - 1, table[i].cpu()) for i in range(n)]
+    expected = attention(
+        rotated.cpu(), pool[0].cpu(), pool[1].cpu(), sequences
+    ).cuda()  # fmt: skip
+    room = DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
+    out = torch.full((n, s.heads * s.dim), math.nan, device="cuda")
+    new = NewTokens(k, v, q_norm, k_norm, 1e-6, cos, sin, slots)
+    torch.cuda.synchronize()
+    decode_attention(
+        q, new, keys, values, table, rows, positions, counter(n), room.sums, room.stats, room.counters, out, None, None
+    )  # fmt: skip
+    pairs = {"": (out, expected), ", keys": (keys, pool[0]), ", values": (values, pool[1])}
+    return [(f"attention of new tokens{name}", error(*pair), 1e-3) for name, pair in pairs.items()]
 
 
 def check_routing() -> Result:
@@ -293,7 +342,13 @@ def cases() -> Iterator[Task]:
     for mix in mixes:
         for n in (1, 8, 40, 600, 3000):
             yield "parity", "check_experts", (tuple(int(k) for k in mix), n)
-    for name in ("check_norm", "check_rope", "check_attention", "check_routing", "check_sampling"):
+    for name in (
+        "check_norm",
+        "check_rope",
+        "check_attention",
+        "check_routing",
+        "check_sampling",
+    ):
         yield "parity", name, ()
 
 

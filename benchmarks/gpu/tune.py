@@ -6,7 +6,6 @@ Every case is timed as in kernels.py: in a CUDA graph, over weights that do not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,12 +16,13 @@ from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, ten
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention import cuda as attention
 from moeserve.kernels.experts.cuda import align_routes, num_blocks
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear.cuda import (
     GemmTile,
+    GemvTile,
     Routing,
     gemv_tile,
     run_gated_gemm,
-    run_gated_gemv,
     run_gemm,
     run_gemv,
     weight_of,
@@ -58,7 +58,7 @@ def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
         w = weights[i % len(weights)]
         if len(tile) == 3:
             gemv = gemv_tile(w, tokens=tile[0], nb=tile[1], warps=tile[2])
-            run_gemv(None, x.codes, x.scales, w, None, None, count, out, tile=gemv, blocks=-(-n // tile[0]))
+            run_gemv(None, x.codes, x.scales, w, None, count, out, tile=gemv, blocks=-(-n // tile[0]))
         else:
             assert x.x is not None
             run_gemm(x.x, w, None, None, count, out, tile=GemmTile(*tile))
@@ -72,7 +72,7 @@ def routings(n: int, block: int) -> tuple[list[Routing], list[Tensor], float]:
     for _ in range(4):
         ids = torch.rand(n, s.experts, device="cuda").topk(s.top_k, 1).indices.int().contiguous()
         distinct += int(torch.unique(ids).numel())
-        every.append(ids.view(-1))
+        every.append(ids)
         blocks = num_blocks(n, s.top_k, s.experts, block)
         expert = torch.empty(blocks, dtype=torch.int32, device="cuda")
         routes = torch.empty(blocks, block, dtype=torch.int32, device="cuda")
@@ -82,19 +82,19 @@ def routings(n: int, block: int) -> tuple[list[Routing], list[Tensor], float]:
 
 
 def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
-    """tile: a GemmTile, or (br, nb, warps) of a GEMV."""
+    """tile: a GemmTile, or (br, nb, bk, warps) of a GEMV."""
     s = SHAPE
     gate, up = (random_planes(Q4, s.experts, s.ff, s.hidden, seed=i) for i in (0, 1))
+    matrices = (tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden)
     g, u = weight_of(tensors(gate), int(Q4), s.hidden), weight_of(tensors(up), int(Q4), s.hidden)
     routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
     x = activations(n, s.hidden, torch.bfloat16)
     h = GpuActivations.empty(n * s.top_k, s.ff, "cuda", dtype=torch.bfloat16, quantised=True)
-    gemv = replace(gemv_tile(g, gated=True), br=tile[0], nb=tile[1], warps=tile[2])
 
     def launch(i: int) -> None:
-        if len(tile) == 3:
-            run_gated_gemv(
-                None, x.codes, x.scales, g, u, ids[i % 4], s.top_k, None, h.codes, h.scales, tile=gemv
+        if len(tile) == 4:
+            few_experts_up(
+                None, x.codes, x.scales, *matrices, ids[i % 4], None, h.codes, h.scales, tile=GemvTile(*tile)
             )  # fmt: skip
         else:
             assert x.x is not None
@@ -105,20 +105,21 @@ def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
 
 
 def experts_down(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
-    """tile: a GemmTile, or (br, nb, warps, bk) of a GEMV."""
+    """tile: a GemmTile, or (br, nb, bk, warps) of a GEMV."""
     s = SHAPE
     down = random_planes(Q6, s.experts, s.hidden, s.ff)
     w = weight_of(tensors(down), int(Q6), s.ff)
     routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
     h = activations(n * s.top_k, s.ff, torch.bfloat16)
     out = torch.empty(n * s.top_k, s.hidden, device="cuda", dtype=torch.bfloat16)
-    counts = counter(n * s.top_k)
-    gemv = replace(gemv_tile(w), br=tile[0], nb=tile[1], warps=tile[2], bk=tile[3])
+    counts, weights = counter(n * s.top_k), torch.rand(n, s.top_k, device="cuda")
 
     def launch(i: int) -> None:
         if len(tile) == 4:
-            mine = ids[i % 4]
-            run_gemv(None, h.codes, h.scales, w, None, mine, counts, out, tile=gemv, blocks=len(mine))
+            few_experts_down(
+                None, h.codes, h.scales, tensors(down), int(Q6), s.ff, ids[i % 4], weights, out[:n],
+                tile=GemvTile(*tile),
+            )  # fmt: skip
         else:
             assert h.x is not None
             run_gemm(h.x, w, None, routing[i % 4], counts, out, tile=GemmTile(*tile))
@@ -134,7 +135,10 @@ def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     table = torch.arange(slots, dtype=torch.int32, device="cuda").view(n, length)
     rows = torch.arange(n, dtype=torch.int32, device="cuda")
     positions = torch.full((n,), length - 1, dtype=torch.int32, device="cuda")
-    q = torch.randn(n, s.heads, s.dim, device="cuda").half() / 11
+    fused = torch.randn(n, (s.heads + 2 * s.kv_heads) * s.dim, device="cuda")
+    q, k, v = fused.split([s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim], dim=1)
+    ones, angles = torch.ones(s.dim, device="cuda"), torch.rand(length, s.dim // 2, device="cuda")
+    new = attention.NewTokens(k, v, ones, ones, s.eps, angles.cos(), angles.sin(), table[:, -1].contiguous())
     room = attention.DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
     out, count = torch.empty(n, s.heads * s.dim, device="cuda"), counter(n)
 
@@ -142,7 +146,7 @@ def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
         attention.DECODE = attention.DecodeTile(*tile[1:])
         keys, values = pools[i % 2]
         attention.decode_attention(
-            q, keys, values, table, rows, positions, count, room.sums, room.stats, room.counters, out, None, None
+            q, new, keys, values, table, rows, positions, count, room.sums, room.stats, room.counters, out, None, None
         )  # fmt: skip
 
     return launch, pools[0].nbytes
@@ -158,20 +162,27 @@ def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
 
 
 Tiles = dict[int, list[tuple[int, ...]]]  # by rows
-GEMV: Tiles = {8: [(4, 4, 4), (2, 4, 4)]}  # of the dense products: (tokens, nb, warps)
+GEMV: Tiles = {  # of the dense products: (tokens, nb, warps)
+    1: [(1, 4, 4), (1, 2, 4), (1, 2, 8)],
+    8: [(4, 4, 4), (8, 4, 4), (2, 4, 4), (8, 2, 8)],
+}
 GEMM: Tiles = {  # of the dense products
     32: [(32, 64, 2, 4, 3), (32, 16, 4, 4, 3), (32, 32, 2, 2, 2)],
     64: [(64, 64, 2, 8, 3), (64, 16, 4, 4, 3), (64, 128, 2, 8, 2), (64, 32, 2, 2, 2), (64, 64, 2, 4, 2)],
     128: [(64, 128, 2, 4, 2), (64, 64, 2, 2, 2)],
 }
 UP: Tiles = {
-    32: [(8, 4, 4), (16, 64, 2, 2, 2)],
+    1: [(16, 2, 2048, 8), (8, 4, 2048, 4), (32, 1, 1024, 8)],
+    8: [(16, 2, 2048, 8), (8, 4, 2048, 4), (32, 1, 1024, 8)],
+    32: [(8, 4, 2048, 4), (16, 64, 2, 2, 2)],
     64: [(16, 64, 2, 2, 2), (16, 32, 2, 1, 2), (16, 32, 2, 2, 2), (16, 64, 1, 2, 2), (16, 64, 2, 2, 3)],
     256: [(16, 64, 2, 2, 2), (32, 64, 2, 2, 2), (64, 64, 2, 4, 2)],
     1024: [(64, 64, 2, 4, 2), (32, 64, 2, 2, 2)],
 }
 DOWN: Tiles = {
-    32: [(16, 4, 4, 1024), (16, 64, 2, 2, 2)],
+    1: [(4, 4, 8192, 8), (2, 4, 8192, 4), (8, 2, 2048, 4), (16, 1, 2048, 8)],
+    8: [(16, 4, 1024, 4), (8, 4, 2048, 4), (4, 4, 8192, 8), (8, 2, 2048, 4)],
+    32: [(8, 4, 2048, 4), (16, 64, 2, 2, 2)],
     64: [(16, 64, 2, 2, 2), (16, 32, 2, 1, 2), (16, 128, 2, 2, 2), (16, 64, 1, 2, 2), (16, 64, 2, 2, 3)],
     256: [(16, 64, 2, 2, 2), (32, 64, 2, 2, 2), (64, 128, 2, 4, 2)],
     1024: [(64, 128, 2, 4, 2), (64, 64, 2, 2, 2)],
@@ -189,7 +200,7 @@ def cases() -> Iterator[Case]:
             for tile in some:
                 yield what, n, tile
     for n, length in ((1, 256), (8, 4096)):
-        for rest in [(128, 1, 4, 2), (64, 4, 4, 3)]:
+        for rest in [(64, 1, 4, 2), (128, 1, 4, 2), (64, 4, 4, 3)]:
             yield "decode_attention", n, (length, *rest)
 
 

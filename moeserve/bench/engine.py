@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> int:
         runner = load_runner(config, LoadingBar())
     except UserError as error:
         parser.error(str(error))
-    bench = EngineBench(runner, config.max_num_batched_tokens)
+    bench = EngineBench(runner, runner.ready().max_num_batched_tokens)
     bench.prefill(1, min(prompt, 32))  # the first touch of every buffer
     if not args.json:
         print(f"{config.served_model_name}, {runner.ready().device}\n{_HEADER}")

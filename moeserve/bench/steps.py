@@ -22,8 +22,10 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.options import add_shared_options, read_options, resolve
+from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU
 from moeserve.simulate.fit import Sample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
+from moeserve.worker.device import choose_device
 from moeserve.worker.loading import load_runner
 from moeserve.worker.service import Runner
 from moeserve.workload.options import whole
@@ -155,7 +157,7 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
     runner = load_runner(config, engine.LoadingBar())
     num_seqs = config.max_num_seqs
     room = runner.ready().max_model_len - REPEATS * num_seqs.bit_length() - 1  # for what it decodes after
-    bench = StepBench(runner, num_seqs, config.max_num_batched_tokens, min(long_prompt, room))
+    bench = StepBench(runner, num_seqs, runner.ready().max_num_batched_tokens, min(long_prompt, room))
     bench.measure()
     ready = runner.ready()
     model = msgspec.structs.replace(
@@ -188,8 +190,12 @@ def _parser() -> argparse.ArgumentParser:
 def _config(args: argparse.Namespace) -> tuple[ServerConfig, int]:
     """And the length of the long prompt. Raises ConfigError."""
     config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
-    if config.max_num_batched_tokens < SHORT_PROMPT:
+    in_a_step = config.max_num_batched_tokens or (
+        ON_CPU if choose_device(config.device) == "cpu" else MOST_ON_GPU
+    )
+    if in_a_step < SHORT_PROMPT:
         raise ConfigError(f"--max-num-batched-tokens: steps of at least {SHORT_PROMPT} tokens are measured")
-    long_prompt = args.long_prompt or max(LONGEST_CHUNKS * config.max_num_batched_tokens, 256)
+    long_prompt = args.long_prompt or max(LONGEST_CHUNKS * in_a_step, 256)
     slots = slots_needed(config.max_num_seqs, long_prompt)
-    return dataclasses.replace(config, max_total_tokens=slots), long_prompt
+    config = dataclasses.replace(config, max_total_tokens=slots, max_num_batched_tokens=in_a_step)
+    return config, long_prompt

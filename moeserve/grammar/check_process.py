@@ -4,7 +4,9 @@ in a Sandbox. It exists because a schema can make llguidance's compiler run for 
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -17,7 +19,7 @@ from moeserve.sandbox.frames import receive_frame, send_frame
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 from .check_protocol import MAX_REQUEST_BYTES, Accepted, Refused, Reply, decode_wish, encode
-from .engine import Engine
+from .engine import CHECK_STACK_BYTES, Engine, threads_with_stack
 from .errors import GrammarError
 from .wish import ANY_OBJECT, Wish, to_grammar
 
@@ -28,6 +30,13 @@ MAX_CPU_S: Final = 0.3
 
 def main() -> None:
     channel = child.begin("grammar")
+    thread = threading.Thread(target=_serve, args=(channel,))
+    with threads_with_stack(CHECK_STACK_BYTES):
+        thread.start()
+    thread.join()
+
+
+def _serve(channel: socket.socket) -> None:
     engine = Engine(TextTokenizer.from_gguf(open_metadata(Path(sys.argv[1]))))
     check(engine, ANY_OBJECT)  # what is loaded or built on first use, threads among it
     child.confine(MEMORY_BYTES)

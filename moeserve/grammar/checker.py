@@ -49,9 +49,9 @@ class GrammarChecker:
         self._sandbox.close()
 
     def _ask(self, frame: bytes) -> str:
+        if not self._sandbox.is_running:
+            self._start()
         try:
-            if not self._sandbox.is_running:
-                self._sandbox.start()
             reply = decode_reply(self._sandbox.ask(frame, "compile"))
         except SandboxTimeout as error:
             raise GrammarError(f"is too complex: it {error}") from error
@@ -63,6 +63,14 @@ class GrammarChecker:
                 raise GrammarError(message)
             case Accepted(grammar=grammar):
                 return grammar
+
+    def _start(self) -> None:
+        """It opens the model's file once more."""
+        try:
+            self._sandbox.start()
+        except (SandboxTimeout, SandboxDied) as error:
+            cause = "cannot be checked: the process for it did not start; is the model's file still there as it was?"
+            raise GrammarError(cause) from error
 
     def _remember(self, frame: bytes, grammar: str) -> None:
         if frame in self._passed:

@@ -7,7 +7,10 @@ ms, and 50,000 Earley items, 2.5 ms; a matcher's lexer 10,000 states of 2 kB.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import llguidance
@@ -31,6 +34,12 @@ _LIMITS: Final = llguidance.LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
+# llguidance's compiler recurses: a chain of 2,700 rules ends a process whose stack has 8 MB (1.9.1), and no limit of
+# its own prevents that. The checker works on a small stack, the worker on a large one: what the checker survives cannot
+# end the worker.
+CHECK_STACK_BYTES: Final = 2 << 20
+STACK_BYTES: Final = 16 << 20
+
 _SILENT: Final = 0
 _NOT_TEXT: Final = b"\xff"  # llguidance's mark of a token that no text can be made of
 
@@ -118,6 +127,16 @@ class Matcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise GrammarError(_shortened(self._matcher.get_error()))
+
+
+@contextmanager
+def threads_with_stack(size: int) -> Iterator[None]:
+    """Threads that are started meanwhile have a stack of `size` bytes."""
+    before = threading.stack_size(size)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def set_bits(mask: Bits, token_ids: tuple[int, ...]) -> None:

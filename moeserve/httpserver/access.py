@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 # Asked every few seconds, by probes and our own pages: debug level, and no span.
 QUIET_PATHS: Final = pages.PATHS | {"/health", "/metrics", "/v1/experts"}
+MAX_PATH_CHARS: Final = 500  # in a log line; a client may send 64 kB
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status for a client that did not wait
 _COMPLETION_PATHS: Final = frozenset({"/v1/completions", "/generate", "/generate_stream"})
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"})
@@ -77,15 +78,16 @@ class Access:
         level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
         if log.isEnabledFor(level):
             seconds, said = now - record.arrival, record.text()
+            path = scope["path"][:MAX_PATH_CHARS]
             fields = {
                 "method": method,
-                "path": scope["path"],
+                "path": path,
                 "status": status,
                 "duration_ms": round(seconds * 1e3, 1),
                 **record.fields(),
             }
             text = "%s %s %d in %.3f s%s"
-            args = (method, scope["path"], status, seconds, f": {said}" if said else "")
+            args = (method, path, status, seconds, f": {said}" if said else "")
             log.log(level, text, *args, extra={"fields": fields})
         if span is not None:
             span.rename(f"{method} {route}" if route else method)

@@ -4,7 +4,7 @@ server out between names."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -13,14 +13,17 @@ from moeserve.errors import ConfigError
 
 # Of the request that this task answers; written by `middleware.ApiKey`. "" where there are no keys.
 key_name: ContextVar[str] = ContextVar("key_name", default="")
+# Whose the responses are that it stores.
+key_owner: ContextVar[str] = ContextVar("key_owner", default="")
 
 
 class ApiKeys:
     """Keys are kept as digests: looking one up takes a time that says nothing of how nearly it fits."""
 
-    def __init__(self, named: dict[str, str]) -> None:
-        """`named`: keys to their names."""
+    def __init__(self, named: dict[str, str], by_place: Iterable[str] = ()) -> None:
+        """`named`: keys to their names; `by_place`: those whose name is nothing but their place."""
         self._names = {_digest(key.encode()): name for key, name in named.items()}
+        self._by_place = frozenset(_digest(key.encode()) for key in by_place)
 
     @classmethod
     def from_config(cls, config: ServerConfig) -> ApiKeys:
@@ -31,7 +34,7 @@ class ApiKeys:
             for name, key in _read(Path(config.api_key_file)):
                 if named.setdefault(key, name) != name:
                     raise ConfigError(f"--api-key-file: the key of {name!r} is that of {named[key]!r} too")
-        return cls(named)
+        return cls(named, config.api_key)
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -39,6 +42,12 @@ class ApiKeys:
     def name_of(self, key: bytes) -> str | None:
         """None: no such key."""
         return self._names.get(_digest(key))
+
+    def owner_of(self, key: bytes) -> str:
+        """Who has the key, for what outlives the server: the name in the file, or the key itself, as a digest. A name
+        by place would pass to another when a key before it is taken away. KeyError: no such key."""
+        digest = _digest(key)
+        return f"key:{digest.hex()}" if digest in self._by_place else f"name:{self._names[digest]}"
 
 
 def _digest(key: bytes) -> bytes:

@@ -25,6 +25,7 @@ from moeserve.httpserver.access import Access
 from moeserve.httpserver.api_keys import ApiKeys
 from moeserve.httpserver.body import add_schemas
 from moeserve.httpserver.errors import ApiError, error_body
+from moeserve.httpserver.host import KnownHost, is_loopback
 from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId, request_id_of
 from moeserve.httpserver.protocol.chat import ChatCompletionRequest
 from moeserve.httpserver.protocol.completions import CompletionRequest
@@ -101,6 +102,8 @@ def build_app(service: Service) -> FastAPI:
     keys = ApiKeys.from_config(service.config)
     if keys:
         app.add_middleware(ApiKey, keys=keys)
+    elif is_loopback(service.config.host):
+        app.add_middleware(KnownHost, allowed=service.config.allowed_host)
     app.add_middleware(Access, metrics=service.metrics, tracer=service.engine.tracer)
     app.add_middleware(RequestId)
     return app

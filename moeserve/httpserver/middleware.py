@@ -17,10 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeserve import logs
 from moeserve.httpserver import pages
-from moeserve.httpserver.api_keys import ApiKeys, key_name
+from moeserve.httpserver.api_keys import ApiKeys, key_name, key_owner
 from moeserve.httpserver.errors import MESSAGES_PATH, ApiError, error_body
 
 MAX_BODY_BYTES: Final = 32 << 20
+MAX_BODIES_BYTES: Final = (
+    256 << 20
+)  # of all requests together; parsed, a hostile body takes twenty times its bytes
 LINGER_S: Final = 5.0  # for a refused body to arrive, unread: closing earlier could lose our answer
 OPEN_PATHS: Final = pages.PATHS | {"/health", "/metrics"}  # no API key: for browsers, probes and scrapers
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -69,28 +72,32 @@ class ApiKey:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
-        name = self._name(scope)
-        if name is not None:
-            key_name.set(name)  # of this request's task and those that it starts
+        key = self._key(scope)
+        if key is not None:
+            key_name.set(self._keys.name_of(key) or "")  # of this request's task and those that it starts
+            key_owner.set(self._keys.owner_of(key))
             await self.app(scope, receive, send)
             return
         message = "a valid API key is required: send it as Authorization: Bearer <key>, or as x-api-key"
-        await _refuse(scope, send, ApiError(401, message, code="invalid_api_key"))
+        await refuse(scope, send, ApiError(401, message, code="invalid_api_key"))
 
-    def _name(self, scope: Scope) -> str | None:
+    def _key(self, scope: Scope) -> bytes | None:
+        """The one of the request's that we know."""
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = [key.strip()] if scheme.lower() == "bearer" else []
         given.append(headers.get("x-api-key", ""))  # Anthropic's clients
-        names = [self._keys.name_of(one.encode("latin-1")) for one in given]  # what headers are decoded from
-        return next((name for name in names if name is not None), None)
+        keys = [one.encode("latin-1") for one in given]  # what headers are decoded from
+        return next((key for key in keys if self._keys.name_of(key) is not None), None)
 
 
 class BodyLimit:
-    """413 for a body over MAX_BODY_BYTES: at once where its length is announced, else when it gets there."""
+    """413 for a body over MAX_BODY_BYTES: at once where its length is announced, else when it gets there. 503 for one
+    that does not fit beside those of the requests under way."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        self._held = 0  # bytes of bodies whose requests have not ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,29 +106,40 @@ class BodyLimit:
         announced = Headers(scope=scope).get("content-length", "0")
         too_large = ApiError(413, f"the body must have at most {MAX_BODY_BYTES} bytes", code="body_too_large")
         if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
-            await _refuse(scope, send, too_large, receive)
+            await refuse(scope, send, too_large, receive)
             return
         received = 0
 
         async def receive_bounded() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received += size
+            self._held += size
             if received > MAX_BODY_BYTES:
-                raise _BodyTooLarge
+                raise _BodyRefused(too_large)
+            if self._held > MAX_BODIES_BYTES:
+                cause = "the bodies of the requests under way take all the memory that there is for them"
+                raise _BodyRefused(ApiError(503, cause, code="overloaded"))
             return message
 
         try:
             await self.app(scope, receive_bounded, send)
-        except _BodyTooLarge:
-            await _refuse(scope, send, too_large, receive)
+        except _BodyRefused as refused:
+            await refuse(scope, send, refused.error, receive)
+        finally:
+            self._held -= received
 
 
-class _BodyTooLarge(Exception):
+class _BodyRefused(Exception):
     """Raised while a route reads its body, so before it has answered."""
 
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
-async def _refuse(scope: Scope, send: Send, error: ApiError, receive: Receive | None = None) -> None:
+
+async def refuse(scope: Scope, send: Send, error: ApiError, receive: Receive | None = None) -> None:
     """Answers with `error`. With `receive`, the rest of the body is let in and thrown away before the
     connection closes: unread bytes would make the kernel reset it, and the client lose the answer."""
     body = orjson.dumps(error_body(scope["path"], error, scope["state"][_STATE_KEY]))

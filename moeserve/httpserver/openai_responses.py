@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from moeserve.chatformat.events import Event, Text
 from moeserve.httpserver.admission import Wish
 from moeserve.httpserver.answers import Answer
-from moeserve.httpserver.api_keys import key_name
+from moeserve.httpserver.api_keys import key_owner
 from moeserve.httpserver.body import documented, read_body
 from moeserve.httpserver.conversation import Conversation, Plan, plan, prompt_of
 from moeserve.httpserver.errors import ApiError, invalid
@@ -74,14 +74,14 @@ async def count_input_tokens(request: Request) -> Response:
 async def get_response(request: Request, response_id: str) -> Response:
     """A stored response."""
     _refuse_queries(request)
-    return JsonResponse((await service_of(request).responses.get(key_name.get(), response_id)).response)
+    return JsonResponse((await service_of(request).responses.get(key_owner.get(), response_id)).response)
 
 
 @router.delete("/v1/responses/{response_id}", responses={200: {"model": DeletedResponse}})
 async def delete_response(request: Request, response_id: str) -> Response:
     """Forgets a stored response."""
     _refuse_queries(request)
-    await service_of(request).responses.delete(key_name.get(), response_id)
+    await service_of(request).responses.delete(key_owner.get(), response_id)
     deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
     return JsonResponse(deleted)
 
@@ -90,7 +90,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The items that a stored response was asked with."""
     limit, order, after = _page(request)
-    items = (await service_of(request).responses.get(key_name.get(), response_id)).input
+    items = (await service_of(request).responses.get(key_owner.get(), response_id)).input
     if order == "desc":
         items = items[::-1]
     ids = [item["id"] for item in items]
@@ -136,7 +136,7 @@ async def _count(service: Service, body: InputTokensRequest) -> InputTokens:
 async def _conversation(service: Service, body: InputTokensRequest, wish: Wish) -> Conversation:
     items: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
-        for stored in await service.responses.chain(key_name.get(), body.previous_response_id):
+        for stored in await service.responses.chain(key_owner.get(), body.previous_response_id):
             items += [*stored.input, *stored.response["output"]]
     return Conversation(
         model=body.model,
@@ -253,7 +253,7 @@ class ResponsesWork:
         for item in given:
             item.setdefault("id", new_id("item"))
         previous = self.body.previous_response_id
-        await self.service.responses.put(Stored(self.id, key_name.get(), previous, given, dict(response)))
+        await self.service.responses.put(Stored(self.id, key_owner.get(), previous, given, dict(response)))
 
     def _finished(self, output: list[OutputItem], tally: UsageTally, is_cut: bool) -> ResponseObject:
         response = self._response(output)

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from moeserve.errors import ConfigError
-from moeserve.httpserver.errors import ApiError
+from moeserve.httpserver.errors import ApiError, invalid
 
 T = TypeVar("T")
 
@@ -28,6 +28,7 @@ FILE_NAME: Final = "responses.sqlite3"
 RETENTION_S: Final = 30 * 86400.0  # since its last use; OpenAI's
 MAX_MEMORY_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 1 << 30
+MAX_CHAIN_BYTES: Final = 32 << 20  # that one response builds on: as much as one request may bring
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -43,7 +44,7 @@ class Stored:
     """`input` are the items that the client sent, `response` is the response object."""
 
     id: str
-    owner: str  # the name of the API key it was asked with; "" where there are none
+    owner: str  # of the API key it was asked with (`api_keys.key_owner`); "" where there are none
     previous: str | None
     input: list[dict[str, Any]]
     response: dict[str, Any]
@@ -146,7 +147,12 @@ class ResponseStore:
     def _chain(self, owner: str, response_id: str) -> list[Stored]:
         newest_first: list[Stored] = []
         following: str | None = response_id
+        left = MAX_CHAIN_BYTES
         while following is not None:
+            left -= self._size(following)
+            if left < 0:
+                message = f"builds on more than {MAX_CHAIN_BYTES} bytes of stored responses: send the last of them anew"
+                raise invalid("previous_response_id", message)
             newest_first.append(self._get(owner, following))
             following = newest_first[-1].previous
         now = time.time()
@@ -154,6 +160,11 @@ class ResponseStore:
             for stored in newest_first:
                 self._db.execute("UPDATE responses SET used = ? WHERE id = ?", (now, stored.id))
         return newest_first[::-1]
+
+    def _size(self, response_id: str) -> int:
+        """0 for what is not there."""
+        row = self._db.execute("SELECT size FROM responses WHERE id = ?", (response_id,)).fetchone()
+        return 0 if row is None else int(row[0])
 
     def _delete(self, owner: str, response_id: str) -> None:
         self._get(owner, response_id)

@@ -51,6 +51,11 @@ def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
 
     `sizes`: bytes of each file of the repository. Raises HubError, which lists what there is.
     """
+    odd = next((file for file in sizes if not _is_plain(file)), None)
+    if odd is not None:
+        raise HubError(
+            f"{name}: the hub lists the file {odd!r}, whose name is none of a file in a repository"
+        )
     sets = _gguf_sets(sizes)
     if not sets:
         return _folder(name, sizes)
@@ -58,6 +63,12 @@ def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
     if len(chosen.files) != chosen.parts:
         raise HubError(f"{name}: of the {chosen.parts} parts of {chosen.stem} {len(chosen.files)} are there")
     return list(chosen.files)
+
+
+def _is_plain(file: str) -> bool:
+    """Whether the name leads nowhere but into the repository, and is none that could do something to a terminal."""
+    parts = file.split("/")
+    return file.isprintable() and "\\" not in file and not {"", ".", ".."} & set(parts)
 
 
 def _chosen(name: HubName, sets: list[GGUFSet]) -> GGUFSet:

@@ -53,6 +53,8 @@ from .progress import Progress
 log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
 
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
 
 def fetch(name: HubName) -> Path:
     """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. Raises HubError."""
@@ -88,6 +90,10 @@ def _online(repo: str) -> tuple[str, dict[str, int]] | None:
         if error.response.status_code < 500:
             raise
         return None
+    if not _COMMIT.fullmatch(revision.resolved):  # it becomes a folder's name
+        raise HubError(
+            f"{repo}: what {constants.ENDPOINT} calls a commit is none: {revision.resolved[:80]!r}"
+        )
     return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 

@@ -263,6 +263,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     kv_bytes: int
     rss_bytes: int
     device: str  # "cpu (avx512_vnni, 2 threads)"
+    max_num_batched_tokens: int = 512  # in a step
     num_experts: int = 0  # of a layer, 0 for a model without; a token reads experts_per_token of them
     experts_per_token: int = 0
 

@@ -6,13 +6,23 @@ from pathlib import Path
 
 from moeserve.errors import UserError
 
+MAX_PROBLEM_CHARS = 1000
+
 
 class ModelError(UserError, ValueError):
     """Files that cannot be served: names the file, the key or tensor, the cause and the remedy.
 
-    The text is meant for the user as it stands.
+    The text is meant for the user as it stands: what it quotes of the file is neither long nor a terminal's command.
     """
 
     def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
+        super().__init__(f"{path}: {_quotable(problem)}")
         self.path = path
+
+
+def _quotable(text: str) -> str:
+    """Its beginning and its end, which has the remedy, where it is long; without control characters."""
+    if len(text) > MAX_PROBLEM_CHARS:
+        half = MAX_PROBLEM_CHARS // 2
+        text = f"{text[:half]} [...] {text[-half:]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

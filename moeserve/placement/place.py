@@ -113,6 +113,7 @@ class _Planner:
         self._embedding, self._dense, self._head = self._place_dense()
         self._pinned: list[dict[int, Device]] = []  # of each layer: experts that rules have placed
         self._prefill: list[Prefill] = []
+        self._streaming_rule: str | None = None
         self._apply_expert_rules()
 
     def place(self) -> Placement:
@@ -188,6 +189,9 @@ class _Planner:
                 )
             self._pinned.append(pinned)
             way: Prefill = next(iter(prefill), "auto")
+            asking = prefill.get("cuda")
+            if asking is not None and self._streaming_rule is None:
+                self._streaming_rule = asking.rule
             self._prefill.append("cpu" if way == "auto" and not self._gpu.can_stream else way)
         if self._wishes.rules is not None:
             self._wishes.rules.check_all_applied()
@@ -353,6 +357,7 @@ class _Planner:
             cpu_weight_bytes=in_ram,
             stream_bytes=self._stream_bytes(chosen),
             kv_tokens=kv_bytes // self._kv_bytes_per_token,
+            streaming_rule=self._streaming_rule,
         )
 
     # ---------------------------------------------------------------- rules

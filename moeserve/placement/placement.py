@@ -1,7 +1,7 @@
 """Placement: where every part of a model lies and computes. A frozen value; `place.py` makes it.
 
-Experts in RAM are computed where they lie, by the CPU pool. In steps with many prompt tokens their weights may instead
-be streamed to the GPU, layer by layer; a layer's `prefill` says whether.
+Experts in RAM are computed where they lie, by the CPU pool. In steps with many prompt tokens the weights of some or all
+may instead be streamed to the GPU, layer by layer; a layer's `prefill` says whether.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 Device = Literal["cpu", "cuda"]
 # Where the experts in RAM compute in a step with prompt tokens. "auto": on the GPU from --gpu-prefill-token-threshold
-# tokens on; "cuda": on the GPU, whatever their number; "cpu": never there.
+# tokens on, or a part that grows with the tokens; "cuda": on the GPU, whatever their number; "cpu": never there.
 Prefill = Literal["auto", "cpu", "cuda"]
 
 
@@ -38,6 +38,9 @@ class Placement:
     cpu_weight_bytes: int
     stream_bytes: int = 0  # of GPU memory: the buffers through which RAM experts are streamed
     kv_tokens: int | None = None  # what the GPU's memory holds; None: no layer's KV is there
+    streaming_rule: str | None = (
+        None  # the first that asks for prefill "cuda", as it is quoted: it must be kept
+    )
 
     @property
     def uses_gpu(self) -> bool:

@@ -101,6 +101,13 @@ class ModelSizes:
         )
 
 
+def has_float_weights(tensors: Mapping[str, TensorInfo], config: Qwen3MoeConfig) -> bool:
+    """Attention or experts that are not quantised: what is between products is then kept in float32 on a GPU."""
+    parts = (n.ATTN_OUTPUT, n.FFN_GATE_EXPS, n.FFN_DOWN_EXPS)
+    names = [n.of_layer(index, part) for index in range(config.num_layers) for part in parts]
+    return any(tensors[name].type in UNQUANTISED for name in names)
+
+
 def plane_bytes(tensor: TensorInfo) -> int:
     """What the tensor takes on a GPU. Vectors become float32; matrices of floats stay as they are."""
     if len(tensor.shape) == 1:

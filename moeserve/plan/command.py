@@ -18,6 +18,8 @@ from moeserve.models.source import ModelSource, open_metadata
 from moeserve.options import add_shared_options, flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
+from moeserve.placement.sizes import has_float_weights
+from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.machine import measure
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, gpu_reserved_bytes, predict
@@ -73,25 +75,29 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     sizes = ModelSizes.of(gguf.tensors, model)
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
-    reserved = gpu_reserved_bytes(config, model)
-    room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
     wishes = wishes_of(config, model)
+    usable = None if gpu is None else wishes.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
+    in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
+    float_weights = has_float_weights(gguf.tensors, model)
+    reserved = gpu_reserved_bytes(config, model, in_a_step, float_weights=float_weights)
+    room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
     routing = Routing(model, wishes.counts)
     if gpu is None:
         wishes = dataclasses.replace(wishes, counts=None)  # here it tells what is read, not what goes where
     placement = place(sizes, wishes, room)
     memory = predict(
-        config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
+        config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES, in_a_step
     )
     _check_ram(memory, ram)
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
-    speed = _speed(config, model, sizes, routing, placement, cpu_rates, gpu_rates)
+    speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates)
     return Plan(
         model=model,
         gguf=gguf,
         placement=placement,
         memory=memory,
+        step_tokens=in_a_step,
         ram=ram,
         gpu=gpu,
         users=_users(config, memory),
@@ -138,6 +144,7 @@ def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
 
 def _speed(
     config: ServerConfig,
+    in_a_step: int,
     model: Qwen3MoeConfig,
     sizes: ModelSizes,
     routing: Routing,
@@ -155,7 +162,7 @@ def _speed(
     prompts = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
     streams = [count for count in STREAMS if count <= config.max_num_seqs]
     return Speed(
-        prefill={tokens: speed.prefill(tokens, config.max_num_batched_tokens) for tokens in prompts},
+        prefill={tokens: speed.prefill(tokens, in_a_step) for tokens in prompts},
         decode={count: speed.decode(count, context) for count in streams},
         context=context,
     )

@@ -27,7 +27,8 @@ from moeserve.plan.speed import CpuSpeed, Step
 from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.places import plan_places
 
-READ_BYTES = 512 << 20  # more than any last-level cache holds
+READ_BYTES = 512 << 20  # at least, and
+READ_CACHES = 4  # times the last-level cache: of a cache of 300 MiB, half of 512 would be read
 TOKENS = 256  # of a product that is measured; beyond it the rate hardly grows
 SAMPLE_EXPERTS = 16  # enough to have as many tokens an expert as a full prefill step has
 SECONDS = 0.15  # for each figure
@@ -102,7 +103,8 @@ def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
 
 def _read_rate(stream: CpuStream) -> float:
     cols = 4096
-    matrix = _zeros(stream, GGMLQuantizationType.Q8_0, (READ_BYTES // 34 * 32 // cols, cols))
+    nbytes = max(READ_BYTES, READ_CACHES * _last_level_cache())
+    matrix = _zeros(stream, GGMLQuantizationType.Q8_0, (nbytes // 34 * 32 // cols, cols))
 
     def read() -> None:
         stream.read(matrix)

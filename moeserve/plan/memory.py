@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from moeserve.config import ServerConfig
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import ModelSizes, Placement
+from moeserve.placement.step_tokens import row_bytes
 
 PROCESSES_BYTES = 384 << 20
 VOCABULARY_BYTES = 1550  # of each token
@@ -18,8 +19,9 @@ SHARE_OF_FREE_MEMORY = 0.5  # of what the weights leave, for KV: as worker/kv_po
 LOGIT_ROWS = 64  # computed at a time
 
 GPU_LOGIT_ROWS = 256
-GPU_OVERHEAD_BYTES = 512 << 20  # graphs, kernels' code, torch's rounding
+GPU_OVERHEAD_BYTES = 640 << 20  # graphs, kernels' code, torch's rounding: as worker/gpu_memory.py
 CUDA_CONTEXT_BYTES = 512 << 20
+CUDA_LIBRARIES_BYTES = 0  # RAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,33 +51,51 @@ class Memory:
         return self.gpu_weights + self.gpu_kv + self.gpu_stream + self.gpu_other
 
 
-def processes_bytes(config: ServerConfig, model: Qwen3MoeConfig) -> int:
+def processes_bytes(
+    config: ServerConfig, model: Qwen3MoeConfig, placement: Placement, step_tokens: int
+) -> int:
     """RAM of all processes beside weights and KV, once the largest step has run."""
-    return PROCESSES_BYTES + VOCABULARY_BYTES * model.vocab_size + _room_bytes(config, model)
+    tokens = max(step_tokens, config.max_num_seqs)
+    fixed = PROCESSES_BYTES + VOCABULARY_BYTES * model.vocab_size
+    if not placement.uses_gpu:
+        return fixed + _room_bytes(config, model, tokens)
+    shared = _handoff_bytes(model, tokens) if placement.has_cpu_experts else 0
+    return fixed + CUDA_LIBRARIES_BYTES + shared
 
 
-def _room_bytes(config: ServerConfig, model: Qwen3MoeConfig) -> int:
+def _handoff_bytes(model: Qwen3MoeConfig, tokens: int) -> int:
+    """What GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8 with scales, results as floats,
+    routes."""
+    rows = 1 << (tokens - 1).bit_length()
+    return int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
+
+
+def _room_bytes(config: ServerConfig, model: Qwen3MoeConfig, tokens: int) -> int:
     """The buffers of the largest step, as models/qwen3moe/model.py has them: floats, and int8 with scales (1.5)."""
-    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
     heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     row = 4 * model.hidden_size + 5.5 * model.hidden_size + 4 * heads + 8 * kv + 5.5 * heads
     row += 4 * model.num_experts + 1.5 * model.top_k * model.expert_ff
     return int(tokens * row) + min(config.max_num_seqs, LOGIT_ROWS) * 4 * model.vocab_size
 
 
-def gpu_reserved_bytes(config: ServerConfig, model: Qwen3MoeConfig) -> int:
+def gpu_reserved_bytes(
+    config: ServerConfig, model: Qwen3MoeConfig, step_tokens: int, *, float_weights: bool = False
+) -> int:
     """What the GPU engine takes beside weights, KV and streaming: buffers of the largest step, logits, the sampler's
     history, tables, and CUDA itself."""
-    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    tokens = 1 << (max(step_tokens, config.max_num_seqs) - 1).bit_length()
     length = config.max_model_len or model.context_length
-    heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    row = 8 * model.hidden_size + 4 * (heads + 2 * kv) + 6 * heads + 4 * model.top_k * model.expert_ff
-    row += 4 * model.top_k * model.hidden_size
     rows = min(GPU_LOGIT_ROWS, tokens)
     logits = 4 * rows * model.vocab_size
     sampler = 4 * model.vocab_size * (config.max_num_seqs + 3 * rows)
     tables = 4 * length * (config.max_num_seqs + 1 + model.head_dim)
-    return tokens * row + logits + sampler + tables + GPU_OVERHEAD_BYTES
+    return (
+        tokens * row_bytes(model, float_weights=float_weights)
+        + logits
+        + sampler
+        + tables
+        + GPU_OVERHEAD_BYTES
+    )
 
 
 def predict(
@@ -85,11 +105,12 @@ def predict(
     placement: Placement,
     ram: int,
     gpu_other: int,
+    step_tokens: int,
 ) -> Memory:
     """ram: bytes that the server may take. The KV pool gets what `worker/kv_pool.py` would give it, and the GPU's
     share of it what the placement says."""
     wanted = config.max_model_len or model.context_length
-    other = processes_bytes(config, model)
+    other = processes_bytes(config, model, placement, step_tokens)
     cpu_layers = sum(layer.dense == "cpu" for layer in placement.layers)
     gpu_layers = len(placement.layers) - cpu_layers
     free = max(0, ram - other - placement.cpu_weight_bytes)

@@ -32,6 +32,7 @@ class Plan:
     gguf: ModelSource
     placement: Placement
     memory: Memory
+    step_tokens: int  # at most
     ram: int  # bytes that there are
     gpu: int | None  # the same; None: no GPU
     users: dict[int, int]  # by tokens of each: how many at once
@@ -52,6 +53,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         | {"ram_start": plan.memory.ram_start, "ram_full": plan.memory.ram_full, "gpu": plan.memory.gpu},
         "ram": plan.ram,
         "gpu_memory": plan.gpu,
+        "step_tokens": plan.step_tokens,
         "users": plan.users,
         "rates": {
             "cpu": asdict(plan.cpu_rates),
@@ -163,6 +165,7 @@ def _capacity(plan: Plan) -> str:
             "Capacity",
             _row("KV", f"{plan.memory.kv_tokens:,} tokens, {plan.memory.max_model_len:,} at most a request"),
             _row("users at once", users),
+            _row("a step", f"{plan.step_tokens:,} tokens at most"),
         ]
     )
 

@@ -8,7 +8,7 @@ not wholly:
     seconds = sqrt(reading^2 + computing^2) + attention + operations + step + rows
 
 which follows measured steps of 1 to 512 tokens, where one of the two is short and where both are alike
-(docs/placement.md).
+(docs/placement.md). What a GPU adds to that is with `HybridSpeed`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import ModelSizes, Placement
+from moeserve.plan.gpu_constants import FEW_ROWS, H200, GpuConstants
 from moeserve.plan.rates import OPS_A_LAYER, CpuRates, GpuRates
 from moeserve.plan.routing import Routing
 
@@ -29,13 +30,6 @@ PRODUCT_SHARE = 0.9
 PREFILL_ATTENTION_SHARE = 0.27
 DECODE_ATTENTION_SHARE = 0.063
 SAMPLED_VALUES = 1.5e9  # logits that sampling with a temperature looks at a second; greedy is far faster
-
-# The same of the GPU engine, assumed.
-GPU_READ_SHARE = 0.75
-GPU_OPS_SHARE = 0.45
-GPU_LAYER_S = 15e-6  # a layer's kernels, one after another
-HANDOFF_S = 10e-6  # to the CPU pool and back, in each layer that has experts in RAM
-PCIE_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +102,16 @@ class CpuSpeed:
 
 
 class HybridSpeed:
-    """Of a GPU with the CPU's pool beside it: both compute their experts of a layer at the same time."""
+    """Of a GPU with the CPU's pool beside it: both compute their experts of a layer at the same time.
+
+    A layer takes its kernels' start, its dense part, the longer of both sides' experts, and the hand-off. Few rows read
+    an expert's weights once for each route (those that share an expert find it in the GPU's cache, which is hardly
+    faster); many rows read each once, which is slow by itself, as the tensor cores take unpacked weights, and compute
+    after that rather than meanwhile:
+
+        few     bytes of routes / reading
+        many    bytes of experts / reading + operations / rate
+    """
 
     def __init__(
         self,
@@ -118,6 +121,7 @@ class HybridSpeed:
         placement: Placement,
         cpu: CpuRates,
         gpu: GpuRates,
+        constants: GpuConstants = H200,
     ) -> None:
         self._model = model
         self._sizes = sizes
@@ -125,23 +129,33 @@ class HybridSpeed:
         self._placement = placement
         self._cpu = cpu
         self._gpu = gpu
+        self._constants = constants
 
     def decode(self, streams: int, context: int) -> float:
+        """Tokens a second of all streams together."""
         step = Step(streams, 1, context)
         kv = streams * context * self._sizes.kv_bytes * self._model.num_layers
-        head = self._gpu_seconds(self._sizes.head.cuda, 2.0 * streams * self._head_parameters)
+        attention = kv / (self._gpu.read * self._constants.dense_read)
         layers = sum(self._layer_seconds(step, index) for index in range(self._model.num_layers))
-        return streams / (layers + head + kv / self._gpu_read)
+        return streams / (layers + attention + self._once(step))
 
     def prefill(self, tokens: int, step_tokens: int) -> float:
+        """Tokens a second of one prompt, in steps of at most so many."""
         seconds = 0.0
         for start in range(0, tokens, step_tokens):
             step = Step(1, min(step_tokens, tokens - start), start)
-            seconds += attention_ops(self._model, step) / (self._gpu.ops * GPU_OPS_SHARE)
+            seconds += attention_ops(self._model, step) / (self._gpu.ops * self._constants.ops)
+            seconds += self._once(step)
             seconds += sum(
                 self._prefill_layer_seconds(step, index) for index in range(self._model.num_layers)
             )
         return tokens / seconds
+
+    def _once(self, step: Step) -> float:
+        """What a step takes beside its layers."""
+        head_ops = 2.0 * step.rows * self._model.vocab_size * self._model.hidden_size
+        head = self._product_seconds(self._sizes.head.cuda, head_ops, step.rows)
+        return self._constants.step_s + head
 
     def _prefill_layer_seconds(self, step: Step, index: int) -> float:
         """RAM experts are computed where they are, or streamed: whichever is faster, as the engine calibrates."""
@@ -150,45 +164,66 @@ class HybridSpeed:
         in_ram = self._model.num_experts - len(layer.gpu_experts)
         if not in_ram or layer.prefill == "cpu" or layer.dense == "cpu":
             return here
-        sizes, tokens = self._sizes.layers[index], step.all_tokens
-        copying = in_ram * sizes.expert.cpu / (self._gpu.pcie * PCIE_SHARE)
-        weights = sizes.dense.cuda + self._model.num_experts * sizes.expert.cuda
-        ops = 2.0 * tokens * (dense_parameters(self._model) + expert_parameters(self._model))
-        streamed = max(copying, self._gpu_seconds(weights, ops / self._model.num_layers)) + GPU_LAYER_S
+        c, expert = self._constants, self._sizes.layers[index].expert
+        copying = in_ram * expert.cpu / (self._gpu.pcie * c.pcie)
+        unpacking = in_ram * expert.cpu / (self._gpu.read * c.unpack)
+        computing = self._dense_seconds(step, index) + self._gpu_experts_seconds(step, index, everything=True)
+        streamed = max(copying, unpacking + computing)
         return streamed if layer.prefill == "cuda" else min(here, streamed)
 
     def _layer_seconds(self, step: Step, index: int) -> float:
-        layer, sizes = self._placement.layers[index], self._sizes.layers[index]
-        tokens, model = step.all_tokens, self._model
-        touched = self._routing.touched(index, tokens)
-        on_gpu_touched = float(touched[list(layer.gpu_experts)].sum())
-        in_ram_touched = float(touched.sum()) - on_gpu_touched
-        share = self._routing.share(index, layer.gpu_experts)  # of the routes
-        dense_ops = 2.0 * tokens * dense_parameters(model) / model.num_layers
-        expert_ops = 2.0 * tokens * expert_parameters(model) / model.num_layers
-        in_ram = self._cpu_seconds(
-            in_ram_touched * sizes.expert.cpu, (1 - share) * expert_ops, self._cpu.expert_ops
-        )
+        layer, model = self._placement.layers[index], self._model
+        in_ram = self._ram_experts_seconds(step, index)
         if layer.dense == "cpu":
-            dense = self._cpu_seconds(sizes.dense.cpu, dense_ops, self._cpu.dense_ops)
+            sizes, ops = self._sizes.layers[index], self._dense_ops(step)
+            dense = self._cpu_seconds(sizes.dense.cpu, ops, self._cpu.dense_ops)
             return dense + in_ram + OPS_A_LAYER * self._cpu.op_s
-        on_gpu = self._gpu_seconds(on_gpu_touched * sizes.expert.cuda, share * expert_ops)
-        handoff = HANDOFF_S if len(layer.gpu_experts) < model.num_experts else 0.0
-        return self._gpu_seconds(sizes.dense.cuda, dense_ops) + max(on_gpu, in_ram) + handoff + GPU_LAYER_S
+        handoff = self._constants.handoff_s if len(layer.gpu_experts) < model.num_experts else 0.0
+        on_gpu = self._gpu_experts_seconds(step, index, everything=False)
+        return self._dense_seconds(step, index) + max(on_gpu, in_ram) + handoff
+
+    def _dense_seconds(self, step: Step, index: int) -> float:
+        """On the GPU, with what a layer's kernels take to start."""
+        nbytes = self._sizes.layers[index].dense.cuda
+        return self._constants.layer_s + self._product_seconds(nbytes, self._dense_ops(step), step.all_tokens)
+
+    def _gpu_experts_seconds(self, step: Step, index: int, *, everything: bool) -> float:
+        """Of the layer's experts on the GPU; `everything`: of all, as if they were there."""
+        experts = range(self._model.num_experts) if everything else self._placement.layers[index].gpu_experts
+        if not experts:
+            return 0.0
+        expert, tokens, c = self._sizes.layers[index].expert, step.all_tokens, self._constants
+        share = self._routing.share(index, experts)  # of the routes
+        if tokens <= FEW_ROWS:
+            return share * tokens * self._model.top_k * expert.cuda / (self._gpu.read * c.route_read)
+        touched = float(self._routing.touched(index, tokens)[list(experts)].sum())
+        return self._product_seconds(touched * expert.cuda, share * self._expert_ops(step), tokens)
+
+    def _ram_experts_seconds(self, step: Step, index: int) -> float:
+        layer, sizes = self._placement.layers[index], self._sizes.layers[index]
+        touched = self._routing.touched(index, step.all_tokens)
+        in_ram = float(touched.sum()) - float(touched[list(layer.gpu_experts)].sum())
+        share = 1.0 - self._routing.share(index, layer.gpu_experts)
+        return self._cpu_seconds(
+            in_ram * sizes.expert.cpu, share * self._expert_ops(step), self._cpu.expert_ops
+        )
+
+    def _dense_ops(self, step: Step) -> float:
+        """Of one layer."""
+        return 2.0 * step.all_tokens * dense_parameters(self._model) / self._model.num_layers
+
+    def _expert_ops(self, step: Step) -> float:
+        return 2.0 * step.all_tokens * expert_parameters(self._model) / self._model.num_layers
 
     def _cpu_seconds(self, nbytes: float, ops: float, rate: float) -> float:
-        return math.hypot(nbytes / (self._cpu.read * READ_SHARE), ops / (rate * PRODUCT_SHARE))
+        return math.hypot(nbytes / (self._cpu.read * self._constants.ram_read), ops / (rate * PRODUCT_SHARE))
 
-    def _gpu_seconds(self, nbytes: float, ops: float) -> float:
-        return math.hypot(nbytes / self._gpu_read, ops / (self._gpu.ops * GPU_OPS_SHARE))
-
-    @property
-    def _gpu_read(self) -> float:
-        return self._gpu.read * GPU_READ_SHARE
-
-    @property
-    def _head_parameters(self) -> int:
-        return self._model.vocab_size * self._model.hidden_size
+    def _product_seconds(self, nbytes: float, ops: float, rows: int) -> float:
+        """Of matrices on the GPU, each read once."""
+        c, gpu = self._constants, self._gpu
+        if rows <= FEW_ROWS:
+            return nbytes / (gpu.read * c.dense_read)
+        return nbytes / (gpu.read * c.many_read) + ops / (gpu.ops * c.ops)
 
 
 def dense_parameters(model: Qwen3MoeConfig) -> int:

@@ -25,7 +25,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         num_kv_slots=ready.num_kv_slots,
         max_num_seqs=ready.max_num_seqs,
         max_model_len=ready.max_model_len,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=ready.max_num_batched_tokens,
         max_num_queued_reqs=config.max_num_queued_reqs,
         max_num_queued_tokens=config.max_num_queued_tokens,
         max_itl_ms=config.max_itl_ms,

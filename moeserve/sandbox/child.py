@@ -12,6 +12,8 @@ import socket
 
 import setproctitle
 
+from . import system_calls
+
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -28,11 +30,12 @@ def begin(name: str) -> socket.socket:
 
 
 def confine(memory_bytes: int) -> None:
-    """From here on no file or socket can be opened, no core dumped, and no more than `memory_bytes` of address
-    space taken beyond what is in use."""
+    """From here on no file or socket can be opened, no core dumped, nothing done to another process or a file, and no
+    more than `memory_bytes` of address space taken beyond what is in use."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         in_use = int(statm.read().split()[0]) * resource.getpagesize()
     limit = in_use + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # the socket, stdout and stderr: no descriptor is left
+    system_calls.restrict()  # where the kernel has it; the limits above hold everywhere

@@ -17,6 +17,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import WorkerReady
 from moeserve.options import add_shared_options, read_options
+from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
 from moeserve.simulate.simulation import Result, Simulation
 from moeserve.simulate.step_time import StepTime, read_step_time
@@ -134,6 +135,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         kv_bytes=0,
         rss_bytes=0,
         device="virtual",
+        max_num_batched_tokens=config.max_num_batched_tokens or ON_CPU,
         num_experts=step_time.num_experts,
         experts_per_token=step_time.experts_per_token,
     )

@@ -21,6 +21,9 @@ _PRE = "tokenizer.ggml.pre"
 _MERGES = "tokenizer.ggml.merges"
 _NORMALIZER = "tokenizer.normalizer"  # not a GGUF's: a Hugging Face folder may go without Qwen2's NFC
 
+# Tokens that are matched whole. The tokenizers library takes 57 s to be told of 100,000, minutes for a million.
+MAX_WHOLE = 1 << 12
+
 # Names under which converters write Qwen2's split expression.
 QWEN2_PRE_TOKENIZERS = ("qwen2", "deepseek-r1-qwen")
 
@@ -38,6 +41,7 @@ class TextTokenizer:
         """Raises ModelError, also for a kind of tokenizer that is not supported."""
         _check_kind(gguf)
         vocabulary = Vocabulary.from_gguf(gguf)
+        _check_whole(gguf, len(vocabulary.special) + len(vocabulary.user_defined))
         pieces = [piece for batch in read_pieces(gguf) for piece in batch]
         model = BPE(_piece_ids(gguf, pieces), list(_merges(gguf, pieces)))
         # Two tokenizers over one model: which tokens are matched whole is a property of the tokenizer.
@@ -94,6 +98,14 @@ def _check_kind(gguf: ModelSource) -> None:
     if pre not in QWEN2_PRE_TOKENIZERS:
         raise metadata.error(
             _PRE, f"is {pre!r}, which is not supported; supported are {', '.join(QWEN2_PRE_TOKENIZERS)}"
+        )
+
+
+def _check_whole(gguf: ModelSource, count: int) -> None:
+    if count > MAX_WHOLE:
+        raise gguf.metadata.error(
+            "tokenizer.ggml.token_type",
+            f"makes {count} tokens control or user-defined ones; {MAX_WHOLE} at most are supported",
         )
 
 

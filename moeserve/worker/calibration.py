@@ -1,29 +1,121 @@
-"""From how many tokens on it is faster to bring the RAM experts' weights to the GPU than to compute them on the CPU.
+"""Which part of the experts in RAM a step brings to the GPU, and leaves the others to the CPU: measured at the start.
 
-Whole steps are timed, on the machine as it is at start-up: the CPU's time grows with the tokens, the stream's hardly
-does, and the two lines cross where the threshold is.
+The CPU's time grows with the tokens, that of copying weights hardly does. Few tokens are the CPU's and many the GPU's;
+between them both work at once, each at a part of the experts, such that they end together:
+
+    time to stream all * part = the CPU's own time + its time for all experts * (1 - part)
+
+Whole steps are timed, on the machine as it is at start-up. The CPU's own time, which a step costs it whatever its part
+(while the GPU does its part of a layer, it waits), is seen from a step that shares; a first guess takes it for nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-TimeStep = Callable[[int, bool], float]  # (tokens, streamed) -> seconds
+MEASURABLE = 1.03  # times as long
+FAR = 3.5
+
+TimeStep = Callable[[int, float], float]  # (tokens, part streamed) -> seconds
 
 
-def crossover(time_step: TimeStep, sizes: Sequence[int]) -> int | None:
-    """The smallest number of tokens at which streaming is not slower, between two of `sizes` (ascending) by straight
-    lines; None where it is slower at all of them. Stops measuring where it has crossed."""
-    before: tuple[int, float, float] | None = None
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """The part that a step streams: nothing below the first of `points`, (tokens, part) in ascending order; between two
+    of them on a straight line; from the last on, its part."""
+
+    points: tuple[tuple[int, float], ...] = ()
+
+    @classmethod
+    def from_tokens(cls, threshold: int) -> Streaming:
+        """All or nothing."""
+        return cls(((threshold, 1.0),))
+
+    def part(self, tokens: int) -> float:
+        if not self.points or tokens < self.points[0][0]:
+            return 0.0
+        for (low, before), (high, after) in zip(self.points, self.points[1:], strict=False):
+            if tokens < high:
+                return before + (after - before) * (tokens - low) / (high - low)
+        return self.points[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    threshold: (
+        int | None
+    )  # tokens from which on streaming all is not slower than the CPU alone; None: not found
+    streaming: Streaming
+
+    def described(self) -> str:
+        """For the line that the log has when the server is ready."""
+        parts = [(n, part) for n, part in self.streaming.points if part > 0.0]
+        if not parts:
+            return "never streamed"
+        shared = ", in part at first" if parts[0][1] < 1.0 else ""
+        alone = "" if self.threshold is None else f"; alone it is faster from {self.threshold} on"
+        return f"streamed to steps of {parts[0][0]} tokens on{shared}{alone if shared else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Seconds of steps of so many tokens."""
+
+    tokens: int
+    on_cpu: float
+    streamed: float
+
+    def shared(self, time_step: TimeStep) -> tuple[float, float]:
+        """The part at which both ways end together, and the step's seconds."""
+        guess = self.on_cpu / (self.on_cpu + self.streamed)
+        seconds = time_step(self.tokens, guess)
+        if seconds < MEASURABLE * guess * self.streamed:  # it was the stream that was waited for
+            return guess, seconds
+        saved = max(self.on_cpu - seconds, 0.0) / guess  # of the CPU's time, by streaming all
+        part = min(self.on_cpu / (saved + self.streamed), 1.0)
+        return min((guess, seconds), (part, time_step(self.tokens, part)), key=lambda found: found[1])
+
+
+def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
+    """Times steps of `sizes` tokens (ascending, each twice the one before) in each way. The CPU alone is timed until it
+    is slower than streaming; from there on its time goes on in a straight line. Stops where it would take FAR times as
+    long as streaming: sharing gains little then, and twice as many tokens stream all."""
+    times: list[_Times] = []
+    threshold: int | None = None
+    points: list[tuple[int, float]] = []
     for size in sizes:
-        on_cpu, streamed = time_step(size, False), time_step(size, True)
-        if streamed <= on_cpu:
-            return size if before is None else _between(before, (size, on_cpu, streamed))
-        before = (size, on_cpu, streamed)
-    return None
+        streamed = time_step(size, 1.0)
+        on_cpu = time_step(size, 0.0) if threshold is None else _continued(times, size)
+        times.append(_Times(size, on_cpu, streamed))
+        if threshold is None and streamed <= on_cpu:
+            threshold = size if len(times) == 1 else _crossing(*times[-2:])
+        part, shared = times[-1].shared(time_step)
+        if shared >= min(on_cpu, streamed):
+            part = 0.0 if on_cpu < streamed else 1.0
+        if threshold is not None and part == 1.0 and (not points or points[-1][1] == 0.0):
+            points += [(threshold - 1, 0.0), (threshold, 1.0)]  # nothing to share between
+            break
+        points.append((size, part))
+        if part == 1.0 or on_cpu >= FAR * streamed:
+            break
+    if points and threshold is not None and points[-1][1] < 1.0:
+        points.append((2 * points[-1][0], 1.0))
+    return Calibration(threshold, Streaming(tuple(points)))
 
 
-def _between(low: tuple[int, float, float], high: tuple[int, float, float]) -> int:
+def _continued(times: Sequence[_Times], tokens: int) -> float:
+    """The CPU's seconds on the line through the last two, or through the last and nothing."""
+    last = times[-1]
+    before = times[-2] if len(times) > 1 else _Times(0, 0.0, 0.0)
+    slope = (last.on_cpu - before.on_cpu) / (last.tokens - before.tokens)
+    return last.on_cpu + slope * (tokens - last.tokens)
+
+
+def _crossing(low: _Times, high: _Times) -> int:
     """Where the CPU's line meets the stream's."""
-    gap_low, gap_high = low[2] - low[1], high[1] - high[2]  # the stream's disadvantage, its advantage
-    return round(low[0] + (high[0] - low[0]) * gap_low / (gap_low + gap_high))
+    gap_low, gap_high = (
+        low.streamed - low.on_cpu,
+        high.on_cpu - high.streamed,
+    )  # its disadvantage, its advantage
+    return round(low.tokens + (high.tokens - low.tokens) * gap_low / (gap_low + gap_high))

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moeserve.grammar.engine import Bits, Engine
+from moeserve.grammar.engine import STACK_BYTES, Bits, Engine, threads_with_stack
 from moeserve.grammar.errors import GrammarError
 from moeserve.messages.schema import SamplingParams
 from moeserve.worker.guide import Guide
@@ -45,7 +45,8 @@ class Constraints:
     def __init__(self, max_num_seqs: int, build_engine: Callable[[], Engine]) -> None:
         """`build_engine` runs on the helper thread, at once: the worker goes on loading the model meanwhile."""
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._engine = self._helper.submit(build_engine)
+        with threads_with_stack(STACK_BYTES):
+            self._engine = self._helper.submit(build_engine)
         self._max_num_seqs = max_num_seqs
         self._guides: dict[int, Guide] = {}
         self._masks: Bits | None = None  # int32 [max_num_seqs, words], by slot; made with the first guide

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -21,10 +22,12 @@ from moeserve.models.qwen3moe.gpu_weights import GpuLoader
 from moeserve.models.qwen3moe.weights import Progress
 from moeserve.models.source import ModelSource
 from moeserve.placement import Placement
+from moeserve.placement.heat import read_heat
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.calibration import Streaming
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
-from moeserve.worker.gpu_memory import plan_placement
+from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.kv_pool import bytes_per_token, plan_capacity
 from moeserve.worker.ready import ready_message
@@ -52,7 +55,8 @@ def load_gpu_runner(
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
     _check_lanes(gguf, model_config)
-    max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+    in_a_step = step_tokens_on(device, config, model_config)
+    max_tokens = max(in_a_step, config.max_num_seqs)
     placement = plan_placement(config, model_config, gguf, max_tokens, device)
     weights = GpuLoader(gguf, model_config, device, on_progress).load(
         [layer.gpu_experts for layer in placement.layers]
@@ -78,12 +82,19 @@ def load_gpu_runner(
     )
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
-    ready = ready_message(config, model_config, capacity, weight_bytes, name)
+    ready = ready_message(config, model_config, capacity, weight_bytes, name, in_a_step)
     runner = GpuRunner(model, slot_table, ready, constraints, in_ram)
     runner.record()
     if model.can_stream:
-        runner.set_prefill_threshold(config.gpu_prefill_token_threshold)
+        _choose_streaming(runner, config.gpu_prefill_token_threshold)
     return runner
+
+
+def _choose_streaming(runner: GpuRunner, threshold: int | None) -> None:
+    if threshold is None:
+        runner.calibrate()
+    else:
+        runner.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
 
 
 def _experts_in_ram(
@@ -96,8 +107,18 @@ def _experts_in_ram(
     if not placement.has_cpu_experts:
         return None
     check_ram(placement.cpu_weight_bytes)
-    ids = [placement.cpu_experts(index) for index in range(len(placement.layers))]
+    ids = in_ram_order(config, placement)
     return load_cpu_experts(open_stream(config), gguf, ids, device, on_progress)
+
+
+def in_ram_order(config: ServerConfig, placement: Placement) -> list[list[int]]:
+    """Each layer's experts in RAM, the hottest first where that is known: a step that streams some of them takes the
+    first, which costs the same whatever their rows, and the CPU's time grows with the rows."""
+    ids = [placement.cpu_experts(index) for index in range(len(placement.layers))]
+    if config.expert_heat is None:
+        return [list(own) for own in ids]
+    counts = read_heat(Path(config.expert_heat), len(ids), placement.num_experts).counts
+    return [sorted(own, key=of.__getitem__, reverse=True) for own, of in zip(ids, counts, strict=True)]
 
 
 def _handoff(
@@ -123,17 +144,25 @@ def _expert_stream(in_ram: ExpertsInRam, placement: Placement, device: torch.dev
     if placement.stream_bytes == 0:
         return None
     if in_ram.stream.nodes > 1:
-        log.warning(
-            "experts on several memory nodes are not streamed to the GPU: prompts are read on the CPU"
-        )
+        _cannot_stream(placement, "they lie on several memory nodes", "say --numa-nodes 1")
         return None
     try:
         return ExpertStream(in_ram.layers, device)
     except RuntimeError as error:
-        log.warning("experts are not streamed to the GPU: their memory cannot be pinned (%s)", error)
         with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
             torch.zeros(1, device=device)
+        _cannot_stream(placement, f"their memory cannot be pinned ({error})", "free some RAM")
         return None
+
+
+def _cannot_stream(placement: Placement, obstacle: str, remedy: str) -> None:
+    """Says so in the log. Raises ConfigError where a rule asks for it."""
+    if placement.streaming_rule is not None:
+        raise ConfigError(
+            f"--placement-rules: {placement.streaming_rule} cannot be: experts are not streamed to the GPU, as "
+            f"{obstacle}; leave `prefill` out, or {remedy}"
+        )
+    log.warning("experts are not streamed to the GPU, prompts are read on the CPU: %s", obstacle)
 
 
 def allocate(model: Qwen3MoeConfig, num_slots: int, device: torch.device) -> list[KvLayer]:

@@ -13,10 +13,13 @@ from moeserve.models.qwen3moe.gpu_room import step_sizes
 from moeserve.models.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
+from moeserve.placement.place import GIB
+from moeserve.placement.sizes import has_float_weights
+from moeserve.placement.step_tokens import step_tokens
 from moeserve.worker.gpu_sampler import sampler_bytes
 
 # CUDA graphs, the kernels' code, cuBLAS-less torch and the allocator's rounding: measured, see docs/hybrid.md.
-OVERHEAD_BYTES = 512 << 20
+OVERHEAD_BYTES = 640 << 20
 
 
 def free_bytes(device: torch.device) -> int:
@@ -26,15 +29,32 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def room_bytes(config: ServerConfig, model: Qwen3MoeConfig, max_tokens: int, device: torch.device) -> int:
-    """What a worker takes beside weights and KV pool."""
+def step_tokens_on(device: torch.device, config: ServerConfig, model: Qwen3MoeConfig) -> int:
+    """What a step takes at most."""
+    budget = config.gpu_memory_budget
+    usable = free_bytes(device) if budget is None else int(budget * GIB)
+    return step_tokens(config.max_num_batched_tokens, model, usable)
+
+
+def room_bytes(
+    config: ServerConfig,
+    model: Qwen3MoeConfig,
+    max_tokens: int,
+    device: torch.device,
+    *,
+    float_weights: bool = False,
+) -> int:
+    """What a worker takes beside weights and KV pool. float_weights: placement.sizes.has_float_weights."""
     sizes = step_sizes(max_tokens)
     head_rows = max(size for size in sizes if size <= GpuQwen3Moe.LOGIT_ROWS)
     logits = 4 * head_rows * model.vocab_size
     length = config.max_model_len or model.context_length
     tables = 4 * (config.max_num_seqs + 1) * length + 4 * length * model.head_dim
     overhead = OVERHEAD_BYTES if device.type == "cuda" else 0
-    layers = max(layers_room_bytes(model, size, torch.float32) for size in sizes)
+    floats = (
+        torch.bfloat16 if device.type == "cuda" else torch.float32
+    )  # as gpu_model.float_type: of two bytes, or not
+    layers = max(layers_room_bytes(model, size, floats, float_weights=float_weights) for size in sizes)
     sampler = sampler_bytes(config.max_num_seqs, model.vocab_size, head_rows)
     return layers + logits + tables + sampler + overhead
 
@@ -43,5 +63,7 @@ def plan_placement(
     config: ServerConfig, model: Qwen3MoeConfig, gguf: ModelSource, max_tokens: int, device: torch.device
 ) -> Placement:
     """Where every part of the model goes. Raises ConfigError where that cannot be, with what would fit."""
-    gpu = Gpu(free_bytes(device), room_bytes(config, model, max_tokens, device))
+    float_weights = has_float_weights(gguf.tensors, model)
+    reserved = room_bytes(config, model, max_tokens, device, float_weights=float_weights)
+    gpu = Gpu(free_bytes(device), reserved)
     return place(ModelSizes.of(gguf.tensors, model), wishes_of(config, model), gpu)

@@ -7,6 +7,7 @@ sampling behind it while the GPU works, and waits once, for the tokens.
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -26,12 +27,12 @@ from moeserve.messages.schema import (
 )
 from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam
 from moeserve.models.qwen3moe.gpu_model import FEW_ROWS, GpuBatch, GpuQwen3Moe
-from moeserve.worker.calibration import crossover
+from moeserve.worker.calibration import Calibration, Streaming, calibrate
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.graphs import Launches, Recorder
-from moeserve.worker.runner import Int32s, Layout, Sequences, entries
+from moeserve.worker.runner import Int32s, Layout, Sequences, entries, log_bound
 from moeserve.worker.step_end import StepEnd
 
 COPIED = 1 << 30  # bytes
@@ -53,6 +54,7 @@ class GpuRunner:
         experts_in_ram: the model's, where there are any."""
         self._model = model
         self._ready = ready
+        self._device_name = ready.device
         self._slot_table = slot_table
         self._experts_in_ram = experts_in_ram
         self._done = StepEnd(model.device, head_rows=model.head_sizes[-1], yields=experts_in_ram is not None)
@@ -64,9 +66,10 @@ class GpuRunner:
             size: StepInputs(size, min(size, head_rows), ready.max_num_seqs, model.device)
             for size in model.sizes
         }
-        self._decode: dict[int, Launches] = {}
+        self._decode: dict[int, Launches] = {}  # by size: recorded steps whose rows are apart
+        self._few: dict[int, Launches] = {}  # and of up to FEW_ROWS rows of which some are of one prompt
         self._logits: dict[int, Tensor] = {}  # what a recorded step leaves its logits in
-        self._threshold: int | None = None  # tokens; None: the RAM experts are never streamed
+        self.streaming = Streaming()  # the RAM experts are never streamed
         self._step_ended = time.perf_counter()
 
     def ready(self) -> WorkerReady:
@@ -77,25 +80,27 @@ class GpuRunner:
         recorder = Recorder(self._model.device)
         most = _rounded(self._ready.max_num_seqs, self._model.sizes)
         for size in reversed([size for size in self._model.head_sizes if size <= most]):
-            self._decode[size] = recorder.record(lambda size=size: self._decode_step(size), self._model.begin)  # type: ignore[misc]
+            for recorded, are_apart in ((self._decode, True), (self._few, False)):
+                if are_apart or 1 < size <= FEW_ROWS:
+                    launches = partial(self._decode_step, size, are_apart)
+                    recorded[size] = recorder.record(launches, self._model.begin)
 
-    def set_prefill_threshold(self, tokens: int | None) -> None:
-        """Steps with prompts stream the RAM experts from so many tokens on. None: calibrates it, which takes a few
-        seconds; may find that streaming never pays."""
+    def stream_by(self, streaming: Streaming, described: str) -> None:
+        """Which part of the RAM experts steps with prompts stream; the engine's description then says so."""
+        self.streaming = streaming
+        name = self._device_name.removesuffix(")")
+        self._ready = msgspec.structs.replace(self._ready, device=f"{name}, {described})")
+
+    def calibrate(self) -> Calibration:
+        """Finds out which part to stream, in some seconds, and does so; it may be nothing, whatever the step."""
         limit = min(self._model.sizes[-1], self._ready.max_model_len)
-        sizes = [size for size in CALIBRATED if size <= limit]
-        self._threshold = crossover(self._time_step, sizes) if tokens is None else tokens
-        way = (
-            "never streamed"
-            if self._threshold is None
-            else f"streamed to steps of {self._threshold} tokens on"
-        )
-        self._ready = msgspec.structs.replace(
-            self._ready, device=f"{self._ready.device.removesuffix(')')}, {way})"
-        )
+        found = calibrate(self.time_step, [size for size in CALIBRATED if size <= limit])
+        self.stream_by(found.streaming, found.described())
+        return found
 
-    def _time_step(self, n: int, streamed: bool) -> float:
-        """Seconds of a prompt of n tokens, the better of two."""
+    def time_step(self, n: int, part: float) -> float:
+        """Seconds of a prompt of n tokens for which this part of the RAM experts is streamed, the better of two.
+        Before the first request."""
         inputs = self._inputs[_rounded(n, self._model.sizes)]
         inputs.fill_unreal(n, self._ready.vocab_size)
         one = np.array([n, 0], np.int32)
@@ -103,7 +108,7 @@ class GpuRunner:
         tiles = prefill_tiles(
             one[1:], one[:1], one[1:], one[1:] + self._ready.max_num_seqs, c.num_heads, c.num_kv_heads
         )
-        batch = self._batch(inputs, 0, torch.from_numpy(tiles).to(self._model.device), streamed)
+        batch = self._batch(inputs, 0, torch.from_numpy(tiles).to(self._model.device), part)
         seconds = []
         for _ in range(2):
             start = time.perf_counter()
@@ -124,7 +129,9 @@ class GpuRunner:
         layout = Layout(plan.rows)
         inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
         inputs.fill(layout, self._sequences)
-        has_logits = self._forward(inputs, layout)
+        # A request that is new may read the KV of rows of this very step, beside its own.
+        are_apart = layout.n == 1 or (layout.n == len(layout.count) and not plan.new_seqs)
+        has_logits = self._forward(inputs, layout, are_apart)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout, inputs.size)
         # What prompts asked for has overwritten the logits of a recorded step.
         sampled = self._sample(layout, inputs, has_logits and not prompt_logprobs)
@@ -136,8 +143,7 @@ class GpuRunner:
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
     def expert_use(self) -> ExpertUse:
-        # int32 on the GPU; read as unsigned, so that two billion tokens more fit before a count starts again.
-        tokens = self._model.heat.cpu().numpy().view(np.uint32).astype(np.int64)
+        tokens = self._model.heat.cpu().numpy()
         layers, experts = tokens.shape
         on_gpu = self._model.on_gpu.numpy().astype(np.uint8)
         return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
@@ -171,6 +177,7 @@ class GpuRunner:
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
+        log_bound(seq, len(tokens))
         prefix = (
             torch.frombuffer(bytearray(seq.prefix_slots), dtype=torch.int32) if seq.prefix_slots else None
         )
@@ -180,10 +187,10 @@ class GpuRunner:
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
         self._constraints.bind(seq.req_slot, seq.sampling, output)
 
-    def _forward(self, inputs: StepInputs, layout: Layout) -> bool:
+    def _forward(self, inputs: StepInputs, layout: Layout, are_apart: bool) -> bool:
         """Launches the step; True where that included the head."""
         each_alone = layout.n <= FEW_ROWS or layout.n == len(layout.count)
-        recorded = self._decode.get(inputs.size) if each_alone else None
+        recorded = (self._decode if are_apart else self._few).get(inputs.size) if each_alone else None
         if recorded is not None:
             self._model.begin()
             recorded()
@@ -191,21 +198,28 @@ class GpuRunner:
         inputs.copy()
         num_decode = layout.n if each_alone else _leading_ones(layout.count)
         tiles = None if each_alone else self._tiles(layout, num_decode)
-        streams = tiles is not None and self._threshold is not None and layout.n >= self._threshold
-        batch = self._batch(inputs, num_decode, tiles, streams)
+        streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
+        batch = self._batch(inputs, num_decode, tiles, streamed, are_apart)
         self._model.begin(batch)
         self._launch(batch)
         return False
 
-    def _decode_step(self, size: int) -> None:
+    def _decode_step(self, size: int, are_apart: bool) -> None:
         """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
         inputs = self._inputs[size]
         inputs.copy()
-        self._launch(self._batch(inputs, size, None, streams=False))
+        self._launch(self._batch(inputs, size, None, 0.0, are_apart))
         rows, _, count = inputs.head(0, size)
         self._logits[size] = self._model.logits(size, rows, count)
 
-    def _batch(self, inputs: StepInputs, num_decode: int, tiles: Tensor | None, streams: bool) -> GpuBatch:
+    def _batch(
+        self,
+        inputs: StepInputs,
+        num_decode: int,
+        tiles: Tensor | None,
+        streamed: float,
+        are_apart: bool = False,
+    ) -> GpuBatch:
         return GpuBatch(
             inputs.count,
             inputs.token_ids,
@@ -214,7 +228,8 @@ class GpuRunner:
             inputs.req_slots,
             num_decode,
             tiles,
-            streams,
+            are_apart,
+            streamed,
         )
 
     def _launch(self, batch: GpuBatch) -> None:

@@ -18,6 +18,7 @@ from moeserve.models.qwen3moe.weights import WeightLoader
 from moeserve.models.source import ModelSource, open_dummy_model, open_model
 from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import wishes_of
+from moeserve.placement.step_tokens import step_tokens
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
@@ -83,15 +84,16 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
         check_ram(gguf.file_bytes, remedy="or read it from disk with --weight-layout file")
     weights = WeightLoader(stream, gguf, model_config, on_progress, in_place).load()
     capacity = plan_capacity(config, model_config, available_bytes())
+    tokens = step_tokens(config.max_num_batched_tokens, model_config, gpu_bytes=None)
     model = Qwen3Moe(
         model_config,
         weights,
         stream,
         allocate(model_config, capacity.num_slots),
-        max_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
+        max_tokens=max(tokens, config.max_num_seqs),
         max_model_len=capacity.max_model_len,
     )
-    ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream))
+    ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream), tokens)
     return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
 
 

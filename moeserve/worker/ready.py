@@ -11,7 +11,12 @@ from moeserve.worker.kv_pool import Capacity, bytes_per_token
 
 
 def ready_message(
-    config: ServerConfig, model: Qwen3MoeConfig, capacity: Capacity, weight_bytes: int, device: str
+    config: ServerConfig,
+    model: Qwen3MoeConfig,
+    capacity: Capacity,
+    weight_bytes: int,
+    device: str,
+    step_tokens: int,
 ) -> WorkerReady:
     """When everything is allocated: the process's memory is taken now. weight_bytes: on all devices together."""
     return WorkerReady(
@@ -23,6 +28,7 @@ def ready_message(
         kv_bytes=capacity.num_slots * bytes_per_token(model),
         rss_bytes=psutil.Process().memory_info().rss,
         device=device,
+        max_num_batched_tokens=step_tokens,
         num_experts=model.num_experts,
         experts_per_token=model.top_k,
     )

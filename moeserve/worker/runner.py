@@ -80,6 +80,14 @@ class Sequences:
                 yield PromptSpan(index, places, self.tokens[row.req_slot, start + 1 : end + 1], top_n)
 
 
+def log_bound(seq: NewSeq, num_tokens: int) -> None:
+    """A request has its slot, with so many tokens."""
+    if log.isEnabledFor(logging.DEBUG):
+        cached = len(seq.prefix_slots) // 4
+        extra = {"request_id": seq.request_id}
+        log.debug("slot %d: %d tokens, %d cached", seq.req_slot, num_tokens, cached, extra=extra)
+
+
 class Layout:
     """A plan's rows as arrays; `offset[i]` is row i's first place in the step."""
 
@@ -155,10 +163,7 @@ class Runner:
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)
-        if log.isEnabledFor(logging.DEBUG):
-            cached = len(seq.prefix_slots) // 4
-            extra = {"request_id": seq.request_id}
-            log.debug("slot %d: %d tokens, %d cached", seq.req_slot, len(tokens), cached, extra=extra)
+        log_bound(seq, len(tokens))
         output = tokens[seq.num_prompt :]
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
         self._constraints.bind(seq.req_slot, seq.sampling, output)

@@ -26,6 +26,13 @@ def completion(server: Server, **body: Any) -> dict[str, Any]:
     return dict(choice)
 
 
+def from_cache(server: Server, **body: Any) -> dict[str, Any]:
+    """As `completion`, once all of the prompt but its last token is in the cache: whoever asks the same later, on an
+    engine that is not batch invariant too, gets the same."""
+    completion(server, **body)
+    return completion(server, **body)
+
+
 def streamed(server: Server, path: str = "/v1/completions", **body: Any) -> Iterator[dict[str, Any]]:
     """The events of a streamed request; greedy and 16 tokens long unless `body` says otherwise."""
     defaults = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "stream": True}

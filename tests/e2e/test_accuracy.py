@@ -25,8 +25,9 @@ def assert_no_worse_than_llama_cpp(report: Report) -> None:
     print(table([report]))
     assert report.ours.median_kl <= report.llama_cpp.median_kl
     assert report.ours.top1 >= report.llama_cpp.top1 - 0.01
-    # Two engines that are each as far from the truth as llama.cpp differ about as often as it does from the truth.
-    assert report.same_choice >= report.llama_cpp.top1 - 0.03
+    # Two engines that are each as far from the truth as llama.cpp differ about as often as it does from the truth. Of
+    # the 182 steps that are compared, 3.5% are two standard deviations.
+    assert report.same_choice >= report.llama_cpp.top1 - 0.035
     if report.llama_cpp_full_kl < YARDSTICK_KL:
         assert not report.greedy_differences
 

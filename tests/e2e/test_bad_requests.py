@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks.server import Server
-from tests.e2e.clients import TEXT, completion, is_empty, streamed, within
+from tests.e2e.clients import TEXT, from_cache, is_empty, streamed, within
 
 JSON = {"content-type": "application/json"}
 CONTEXT = 2048  # of the tiny model
@@ -129,7 +129,7 @@ def assert_refused(response: httpx.Response, what: str, param: str | None = None
 def test_every_field_refuses_wrong_values_beside_a_stream(
     server: Server, path: str, fields: dict[str, list[Any]]
 ) -> None:
-    expected = completion(server, prompt=TEXT, max_tokens=200)["text"]
+    expected = from_cache(server, prompt=TEXT, max_tokens=200)["text"]
     streams = SteadyStreams(server)
     streams.start()
     with httpx.Client(base_url=server.base_url, timeout=30) as client:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from benchmarks.server import common_flags
+
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "moeserve", "bench", "engine", *arguments]
@@ -15,7 +17,9 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_json_object_for_each_phase_and_batch() -> None:
-    done = bench("--threads", "2", "--prompt", "40", "--gen", "6", "--batch", "1,3", "--json")
+    done = bench(
+        *common_flags(), "--threads", "2", "--prompt", "40", "--gen", "6", "--batch", "1,3", "--json"
+    )
     assert done.returncode == 0, done.stderr
     figures = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(f["phase"], f["batch"]) for f in figures] == [
@@ -43,7 +47,8 @@ def test_a_json_object_for_each_phase_and_batch() -> None:
 
 
 def test_a_table_for_people() -> None:
-    done = bench("--threads", "1", "--prompt", "8", "--gen", "2", "--batch", "1", "--weight-layout", "file")
+    layout = ["--device", "cpu", "--weight-layout", "file"]
+    done = bench("--threads", "1", "--prompt", "8", "--gen", "2", "--batch", "1", *layout)
     assert done.returncode == 0, done.stderr
     assert "tok/s" in done.stdout
     assert "decode" in done.stdout

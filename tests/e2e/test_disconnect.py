@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.server import Server, running_server
-from tests.e2e.clients import TEXT, completion, is_empty, running, waiting, within
+from tests.e2e.clients import TEXT, completion, from_cache, is_empty, running, waiting, within
 
 FREED_WITHIN_S = 1.0
 LONG_PROMPT = [100 + i % 3000 for i in range(2000)]
@@ -86,7 +86,7 @@ def test_leaving_the_queue_and_those_ahead_of_it(slow_server: Server, stream: bo
 
 
 def test_the_others_do_not_notice(slow_server: Server) -> None:
-    expected = completion(slow_server, prompt=TEXT, max_tokens=32, logprobs=5)
+    expected = from_cache(slow_server, prompt=TEXT, max_tokens=32, logprobs=5)
     with client_that_leaves(slow_server, LONG_PROMPT, 16, stream=False):
         assert within(5, lambda: running(slow_server) == 1)
     assert completion(slow_server, prompt=TEXT, max_tokens=32, logprobs=5) == expected

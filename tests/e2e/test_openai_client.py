@@ -9,6 +9,7 @@ import pytest
 from openai import OpenAI
 
 from benchmarks.server import Server
+from tests.conftest import IS_BATCH_INVARIANT
 from tests.e2e.clients import TEXT, at_once, completion
 
 MESSAGES: Any = [{"role": "user", "content": "Who jumps over the lazy dog?"}]
@@ -99,7 +100,9 @@ def test_sixteen_clients_at_once_get_their_own_answers(client: OpenAI, model: st
         return "".join(chunk.choices[0].text for chunk in chunks)
 
     alone = [ask(question) for question in questions]
-    assert at_once(ask, questions) == alone
+    crowd = at_once(ask, questions)
+    assert crowd == alone or not IS_BATCH_INVARIANT
+    assert all(crowd)
     assert len(set(alone)) > 8
 
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from benchmarks.server import Server, running_server
-from tests.conftest import TINY_MODEL
+from tests.conftest import IS_BATCH_INVARIANT, TINY_MODEL
 from tests.e2e.clients import at_once, completion, is_empty, streamed, within
 from tests.e2e.random_schemas import SchemaMaker
 
@@ -120,6 +120,7 @@ def test_streams_and_choices_are_constrained_as_well(server: Server) -> None:
         validate(text, schema)
 
 
+@pytest.mark.cpu_engine("a GPU's results depend on how many rows a step has")
 def test_the_same_answer_alone_and_in_a_crowd(server: Server) -> None:
     maker = SchemaMaker(seed=3)
     schemas = [maker.schema() for _ in range(6)]
@@ -158,7 +159,7 @@ def test_a_grammar_outlives_a_pause() -> None:
         assert server.metrics()["moeserve:num_preemptions_total"] > 0
         for index, text in enumerate(crowd):
             validate(text, schema)
-            assert text == ask(index)
+            assert text == ask(index) or not IS_BATCH_INVARIANT
 
 
 def test_a_grammar_that_cannot_be_followed_fails_alone(server: Server) -> None:
@@ -173,7 +174,7 @@ def test_a_grammar_that_cannot_be_followed_fails_alone(server: Server) -> None:
         return httpx.post(server.base_url + "/v1/completions", json=hopeless, timeout=60)
 
     text, *failures = at_once(either, range(4))
-    assert text == expected
+    assert text == expected or not IS_BATCH_INVARIANT
     for response in failures:
         assert response.status_code == 400
         assert "cannot be followed any further" in response.json()["error"]["message"]

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.server import Server, running_server
 from benchmarks.streams import client, prompt_ids
+from tests.conftest import IS_BATCH_INVARIANT
 from tests.e2e.clients import at_once, completion, is_empty, within
 
 CONTEXT, POOL = 1024, 4096  # the pool holds four requests of full length
@@ -54,6 +55,7 @@ def cached_tokens(server: Server, prompt: list[int], **body: Any) -> int:
 # ---------------------------------------------------------------- prefixes
 
 
+@pytest.mark.cpu_engine("a GPU's results depend on how many rows a step has")
 def test_a_cached_prefix_gives_bit_identical_logprobs(server: Server) -> None:
     """Cut at every kind of place: before, within and after what another request has left in the cache."""
     stem = prompt_ids(150, seed=1)
@@ -150,7 +152,9 @@ def test_a_pool_that_runs_dry_changes_no_answer(server: Server, small_pool: Serv
     assert counter(small_pool, "num_preemptions_total") > paused_before
     assert counter(server, "num_preemptions_total") == 0, "undisturbed there"
     for request, answer in list(zip(requests, crowded, strict=True))[::5]:
-        assert completion(server, **request) == answer
+        alone = completion(server, **request)
+        assert alone == answer or not IS_BATCH_INVARIANT
+        assert len(alone["logprobs"]["tokens"]) == len(answer["logprobs"]["tokens"]) == 600
     assert within(2, lambda: is_empty(small_pool))
 
 
@@ -188,11 +192,13 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(tiny_model: Path) ->
         def gauges() -> dict[str, float]:
             metrics = running.metrics()
             names = ("num_requests_running", "num_requests_waiting", "num_tokens_waiting")
-            slots = ("kv_cache_slots_used", "kv_cache_slots_cached", "kv_cache_slots_total")
-            return {name: metrics["moeserve:" + name] for name in names + slots}
+            slots = ["kv_cache_slots_used", "kv_cache_slots_total"]
+            if IS_BATCH_INVARIANT:  # else those who leave may compute other tokens than the cache has
+                slots.append("kv_cache_slots_cached")
+            return {name: metrics["moeserve:" + name] for name in (*names, *slots)}
 
         baseline = gauges()
-        assert baseline["kv_cache_slots_cached"] == sum(len(prompt) + 99 for prompt in prompts)
+        assert counter(running, "kv_cache_slots_cached") == sum(len(prompt) + 99 for prompt in prompts)
         asyncio.run(leave_at_random(running, prompts, 1000))
         assert counter(running, "num_aborts_total") > 300
         assert within(2, lambda: gauges() == baseline), gauges()

@@ -1,4 +1,4 @@
-"""Panels of the CPU pool become the planes that the GGUF rows become."""
+"""Panels of the CPU pool become the planes that the GGUF rows become: in torch, and by the GPU's kernels."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
-from moeserve.kernels.planes import GgmlType, dequantize, empty_planes, repack
+from moeserve.kernels.planes import GgmlType, Planes, dequantize, empty_planes, repack
 from moeserve.kernels.planes.from_panels import panels_to_planes
+from moeserve.kernels.planes.panels_triton import unpack_panels
 from moeserve.models.gguf.quant_types import QUANT_TYPES
 from tests.kernels.weights import TYPES, Type, random_blocks, random_weights
 
@@ -37,6 +39,7 @@ def test_columns_that_fill_no_unit(kind: Type) -> None:
     found = empty_planes(GgmlType(int(kind)), shape, "cpu")
     panels_to_planes(bytes_of(matrix), found)
     assert torch.equal(dequantize(found), w.values())
+    check_kernels(matrix, found)
 
 
 @pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_size > 1], ids=lambda t: t.name)
@@ -55,6 +58,21 @@ def check(stream: CpuStream, kind: Type, rows: np.ndarray, shape: tuple[int, ...
     assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
     assert torch.equal(found.scales, expected.scales)
     assert torch.equal(found.supers, expected.supers)
+    check_kernels(matrix, expected)
+
+
+def check_kernels(matrix: Matrix, expected: Planes) -> None:
+    """All experts but the last, which stays as it was."""
+    shape = (expected.experts, expected.rows, expected.cols)
+    found = empty_planes(expected.type, shape, DEVICE)
+    tensors = [found.codes, found.scales, found.supers] if expected.quantised else [found.codes]
+    for tensor in tensors:
+        tensor.view(torch.uint8).fill_(0xAB)
+    unpack_panels(bytes_of(matrix).to(DEVICE), found, expected.experts - 1)
+    for tensor, right in zip(tensors, (expected.codes, expected.scales, expected.supers), strict=False):
+        some = tensor.cpu().view(torch.uint8)
+        assert torch.equal(some[:-1], right.view(torch.uint8)[:-1])
+        assert (some[-1:] == 0xAB).all()
 
 
 def test_wrong_sizes_are_refused() -> None:

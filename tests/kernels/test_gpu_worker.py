@@ -14,6 +14,7 @@ from benchmarks.header import QWEN3_30B_A3B, write_header
 from moeserve.config import ServerConfig
 from moeserve.messages.schema import TokenLogprob
 from moeserve.models.source import open_dummy_model
+from moeserve.worker.calibration import Streaming
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.loading import load_cpu_runner
@@ -72,3 +73,50 @@ def test_same_as_the_cpu(model: Path, expected: list[TokenLogprob], experts: int
         assert sum(a.top_ids[0] == b.top_ids[0] for a, b in pairs) >= len(pairs) - 1
     use = runner.expert_use()
     assert sum(use.on_gpu) == 2 * experts
+
+
+@pytest.mark.parametrize(
+    ("rule", "parts"),
+    [(None, (0.0, 0.7, 1.0)), ("cpu", (0.7,)), ("cuda", (0.7,))],
+    ids=["no rule", "a layer on the CPU", "a layer streamed"],
+)
+def test_prompts_shared_between_stream_and_pool(
+    model: Path, expected: list[TokenLogprob], tmp_path: Path, rule: str | None, parts: tuple[float, ...]
+) -> None:
+    """Of three experts in RAM none, two or all come to the GPU, and the pool computes the others: none of them twice,
+    or not at all."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(f"- {{match: '^blk.1.experts', decode: cpu, prefill: {rule}}}\n")
+    config = config_of(
+        model, num_gpu_experts=1, gpu_prefill_token_threshold=1, placement_rules=str(rules) if rule else None
+    )
+    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    driver = Driver(runner)
+    for part in parts:
+        runner.stream_by(Streaming(((1, part),)), "in part")
+        routed, pooled = routes(runner), pool_routes(runner)
+        found = driver.score(0, PROMPT, len(PROMPT))
+        assert max(abs(a.logprob - b.logprob) for a, b in zip(found, expected, strict=True)) < 0.1
+        shared = 0
+        for layer, way in enumerate((None, rule)):
+            in_ram = [e for e in range(4) if not runner._model.on_gpu[layer][e]]
+            streamed = {"cpu": 0, "cuda": len(in_ram)}.get(way or "", round(part * len(in_ram)))
+            new, by_pool = (
+                (routes(runner) - routed)[layer][in_ram],
+                pool_routes(runner)[layer] - pooled[layer],
+            )
+            assert torch.equal(by_pool, torch.where(torch.arange(len(in_ram)) < streamed, 0, new))
+            shared += bool(new[:streamed].any() and new[streamed:].any())
+        assert shared or part != 0.7  # else the parts would not matter
+
+
+def routes(runner: GpuRunner) -> torch.Tensor:
+    """[layers, experts]: tokens routed to each so far."""
+    return runner._model.heat.cpu().long()
+
+
+def pool_routes(runner: GpuRunner) -> list[torch.Tensor]:
+    """Of each layer, of the experts in RAM: tokens that the pool has computed so far."""
+    handoff = runner._model._handoff
+    assert handoff is not None
+    return [handoff.heat(layer)[0].clone() for layer in range(2)]

@@ -10,9 +10,16 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom, decode_attention, prefill_attention, prefill_tiles
+from moeserve.kernels.attention.cuda import (
+    DecodeRoom,
+    NewTokens,
+    decode_attention,
+    prefill_attention,
+    prefill_tiles,
+)
 from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.quantize.reference import quantize
+from moeserve.kernels.rope.reference import rope_store
 from tests.kernels.weights import nmse
 
 GUARD = 12345.0
@@ -58,7 +65,8 @@ def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
     out.x.fill_(GUARD)
     for _ in range(2):  # the counters are as they were
         decode_attention(
-            q.to(DEVICE), *pool.on_device(), ints([*requests, 0]), ints([*(n - 1 for n in lengths), 0]), counter(4),
+            q.flatten(1).to(DEVICE), None, *pool.on_device(), ints([*requests, 0]),
+            ints([*(n - 1 for n in lengths), 0]), counter(4),
             room.sums.contiguous(), room.stats.contiguous(), room.counters, out.x, out.codes, out.scales,
         )  # fmt: skip
         assert nmse(out.x[:4].cpu(), expected) < 1e-6  # weights of float16
@@ -68,6 +76,43 @@ def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
         q8 = quantize(out.x[:4].cpu())
         assert (out.codes[:4].cpu().int() - q8.codes).abs().max() <= 1
         assert torch.allclose(out.scales[:4].cpu(), q8.scales, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int) -> None:
+    """The same as norm, rotation and write to the pool first; the row that does not exist writes nothing."""
+    lengths, requests, n = [300, 1, 129], [2, 0, 1], 3
+    pool = make_pool(kv_heads, dim, 3, 300)
+    g = torch.Generator().manual_seed(5)
+    fused = torch.randn(n + 1, (heads + 2 * kv_heads) * dim, generator=g)
+    widths = [heads * dim, kv_heads * dim, kv_heads * dim]
+    norms = torch.rand(2, dim, generator=g) + 0.5
+    angles = torch.rand(300, dim // 2, generator=g) * 6
+    positions = torch.tensor(lengths) - 1
+    slots = pool.table[torch.tensor(requests), positions]
+    q, k, v = (part.unflatten(1, (-1, dim)) for part in fused[:n].split(widths, dim=1))
+    keys, values, table = (t.clone() for t in pool.on_device())
+    q = rope_store(
+        q, k, v, *norms, 1e-6, angles.cos()[positions], angles.sin()[positions], slots, pool.keys, pool.values
+    )  # fmt: skip
+    sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
+    expected = attention(q, pool.keys, pool.values, sequences)
+    room = DecodeRoom(n + 1, heads, kv_heads, dim, DEVICE)
+    out = torch.full((n + 1, heads * dim), GUARD, device=DEVICE)
+    mine, mine_k, mine_v = fused.to(DEVICE).split(widths, dim=1)
+    new = NewTokens(
+        mine_k, mine_v, *norms.to(DEVICE), 1e-6, angles.cos().to(DEVICE), angles.sin().to(DEVICE),
+        ints([*slots.tolist(), 7]),
+    )  # fmt: skip
+    decode_attention(
+        mine, new, keys, values, table, ints([*requests, 0]), ints([*positions.tolist(), 5]), counter(n),
+        room.sums[:, :, :splits].contiguous(), room.stats[:, :, :splits].contiguous(), room.counters, out, None, None,
+    )  # fmt: skip
+    assert nmse(out[:n].cpu(), expected) < 1e-6
+    assert (out[n] == GUARD).all()
+    assert nmse(keys.cpu(), pool.keys.double()) < 1e-8
+    assert torch.equal(values.cpu(), pool.values)
 
 
 def test_splits_fill_the_gpu_at_any_batch() -> None:

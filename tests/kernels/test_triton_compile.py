@@ -48,17 +48,21 @@ CALLS = {
     "rows, looked up": "rows(3, IQ4)",
     "attention": "attention(3)",
     "sampling": "sampling(2)",
+    "panels": "panels(Q4, Q6, IQ4, GgmlType.Q3_K, GgmlType.Q5_K, GgmlType.Q8_0)",
 }
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom, decode_attention, prefill_attention
+from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.embed.cuda import embed
 from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear import cuda
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, empty_planes
+from moeserve.kernels.planes.from_panels import LAYOUTS
+from moeserve.kernels.planes.panels_triton import unpack_panels
 from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import norm_router, route
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
 
 Q4, Q6, IQ4, F32 = GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.IQ4_XS, GgmlType.F32
@@ -86,14 +90,16 @@ def experts(n, kind, down):
     room, ids, count = BlockRoom(n, top_k, experts, "meta"), empty(n, top_k, dtype=i32), empty(1, dtype=i32)
     few = room.method.up is None
     dtype = f32 if few else torch.bfloat16
-    block = (ids.view(-1), None)
-    if room.method.block > 1:
-        align_routes(ids, count, experts, room.expert, room.routes)
-        block = (room.expert, room.routes)
-    h = both(n * top_k, ff, dtype) if few else (empty(n * top_k, ff, dtype=dtype), None, None)
-    gate = weight(kind, experts, ff, hidden)
-    experts_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, *block, top_k, *h)
-    experts_down(*h, weight(down, experts, hidden, ff), down, ff, *block, count, empty(n, top_k, hidden, dtype=dtype))
+    gate, half = weight(kind, experts, ff, hidden), empty(n * top_k, ff, dtype=dtype)
+    if few:
+        h = both(n * top_k, ff, dtype)
+        few_experts_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, *h)
+        few_experts_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, top_k), empty(n, hidden))
+        return
+    align_routes(ids, count, experts, room.expert, room.routes)
+    experts_up(empty(n, hidden, dtype=dtype), gate, kind, gate, kind, hidden, room.expert, room.routes, top_k, half)
+    experts_down(half, weight(down, experts, hidden, ff), down, ff, room.expert, room.routes, count,
+                 empty(n, top_k, hidden, dtype=dtype))
 
 def rows(n, kind):
     heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
@@ -102,6 +108,7 @@ def rows(n, kind):
     add_norm(empty(n, 256), empty(n, 8, 256), empty(n, 8), ids, empty(n, 256), None, count, empty(256), 1e-6,
              *both(n, 256))
     route(empty(n, 128), empty(128, dtype=i32), count, ids, ids, empty(n, 8), empty(128, dtype=i32))
+    norm_router(empty(n, 256), empty(n, 256), count, empty(256), 1e-6, empty(128, 256), *both(n, 256), empty(n, 128))
     q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
     pool = empty(50, kv_heads, dim, dtype=torch.float16)
     at = empty(n, dtype=i32)
@@ -113,8 +120,11 @@ def attention(n):
     q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
     room = DecodeRoom(n, heads, kv_heads, dim, "meta")
     table = empty(3, 64, dtype=i32)
-    decode_attention(q, pool, pool, table, at, at, empty(1, dtype=i32), room.sums, room.stats, room.counters,
-                     *both(n, heads * dim))
+    k, angles = empty(n, kv_heads * dim), empty(64, dim // 2)
+    projected = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, at)
+    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+        decode_attention(x, new, pool, pool, table, at, at, empty(1, dtype=i32), room.sums, room.stats, room.counters,
+                         *both(n, heads * dim))
     prefill_attention(q, pool, pool, table, empty(2, 4, dtype=i32), empty(n, heads * dim, dtype=torch.bfloat16))
 
 def sampling(n):
@@ -124,6 +134,12 @@ def sampling(n):
     room = (r.block_max, r.block_sum, r.values, r.ids)
     sample(empty(n, vocab), at, count, *state, empty(n, 157, dtype=i32), r.edited, *room, at)
     logprobs(empty(n, vocab), at, count, *room, empty(n), at, empty(n, 20, dtype=i32), empty(n, 20))
+
+def panels(*kinds):
+    for kind in kinds:
+        layout = LAYOUTS[kind]
+        nbytes = 2 * 64 // 32 * (768 // layout.cols) * layout.block_bytes
+        unpack_panels(empty(nbytes, dtype=torch.uint8), empty_planes(kind, (2, 64, 768), "meta"), 2)
 
 eval(sys.argv[1])
 """

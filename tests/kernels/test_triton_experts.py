@@ -8,6 +8,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts import cuda
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.experts.reference import experts as reference
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
@@ -69,24 +70,31 @@ def run(
     h = GpuActivations.empty(
         n * top_k, ff, DEVICE, dtype=None if quantised_h else dtype, quantised=quantised_h
     )
-    parts = torch.zeros(n, top_k, hidden, device=DEVICE)
-    block_expert, block_routes = ids.flatten().to(DEVICE), None
-    if method.block > 1:
+    xs = (x.to(DEVICE), q.codes.to(DEVICE), q.scales.to(DEVICE))
+    matrices = (tensors(gate), int(gate.type), tensors(up), int(up.type), hidden)
+    there = (ids >= 0)[..., None]
+    if method.up is None:
+        ids_there = ids.clone()
+        ids_there[live:] = -1
+        out = torch.ones(n, hidden, device=DEVICE)
+        few_experts_up(*xs, *matrices, ids_there.to(DEVICE), h.x, h.codes, h.scales)
+        few_experts_down(
+            h.x, h.codes, h.scales, tensors(down), int(down.type), ff, ids_there.to(DEVICE), weights.to(DEVICE), out,
+            adds=True,
+        )  # fmt: skip
+        got = out.cpu()[:live] - 1
+    else:
+        assert h.x is not None
         blocks = cuda.num_blocks(n, top_k, experts, method.block)
         block_expert = torch.empty(blocks, dtype=torch.int32, device=DEVICE)
         block_routes = torch.empty(blocks, method.block, dtype=torch.int32, device=DEVICE)
         cuda.align_routes(ids.to(DEVICE), counter(live), experts, block_expert, block_routes)
-    else:
-        block_expert[live * top_k :] = -1
-    cuda.experts_up(
-        x.to(DEVICE), q.codes.to(DEVICE), q.scales.to(DEVICE), tensors(gate), int(gate.type), tensors(up), int(up.type),
-        hidden, block_expert, block_routes, top_k, h.x, h.codes, h.scales,
-    )  # fmt: skip
-    cuda.experts_down(
-        h.x, h.codes, h.scales, tensors(down), int(down.type), ff, block_expert, block_routes, counter(live), parts,
-    )  # fmt: skip
-    there = (ids >= 0)[..., None]
-    got = (parts.cpu() * weights[..., None] * there).sum(1)[:live]
+        parts = torch.zeros(n, top_k, hidden, device=DEVICE)
+        cuda.experts_up(xs[0], *matrices, block_expert, block_routes, top_k, h.x)
+        cuda.experts_down(
+            h.x, tensors(down), int(down.type), ff, block_expert, block_routes, counter(live), parts
+        )  # fmt: skip
+        got = (parts.cpu() * weights[..., None] * there).sum(1)[:live]
     through = [round_trip if gemv and p.quantised else torch.Tensor.double for p in (gate, up, down)]
     expected = reference(
         x[:live].float(), dequantize(gate).cpu(), dequantize(up).cpu(), dequantize(down).cpu(), ids[:live].clamp(min=0),

@@ -12,8 +12,9 @@ from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import norm_router, route, take_over
 from moeserve.kernels.routing.reference import route as route_reference
+from moeserve.kernels.routing.reference import take_over as reference_take_over
 from tests.kernels.weights import nmse
 
 EPS = 1e-6
@@ -125,7 +126,8 @@ def test_routing(experts: int, top_k: int) -> None:
     mine = torch.full((n, top_k), -7, dtype=torch.int32, device=DEVICE)
     local = torch.full((n, top_k), -7, dtype=torch.int32, device=DEVICE)
     mine_weights = torch.full((n, top_k), GUARD, device=DEVICE)
-    heat = torch.full((experts,), 100, dtype=torch.int32, device=DEVICE)
+    many = (1 << 32) - 1  # tokens, as a server has counted after some days
+    heat = torch.full((experts,), many, dtype=torch.int64, device=DEVICE)
     where = torch.arange(experts, dtype=torch.int32).flip(0) - 2
     route(logits.to(DEVICE), where.to(DEVICE), counter(live), mine, local, mine_weights, heat)
     assert torch.equal(mine[:live].cpu(), ids)
@@ -133,7 +135,23 @@ def test_routing(experts: int, top_k: int) -> None:
     assert torch.allclose(mine_weights[:live].cpu().double(), weights, rtol=1e-5, atol=1e-12)
     assert (mine[live:] == -1).all()
     assert (mine_weights[live:] == 0).all()
-    assert torch.equal(heat.cpu() - 100, torch.bincount(ids.flatten().long(), minlength=experts).int())
+    assert torch.equal(heat.cpu() - many, torch.bincount(ids.flatten().long(), minlength=experts))
+
+
+@pytest.mark.parametrize(("rows", "experts", "cols"), [(1, 5, 96), (8, 12, 64)])
+def test_norm_and_router(rows: int, experts: int, cols: int) -> None:
+    x, extra, weight, router = normal(rows, cols), normal(rows, cols), normal(cols), normal(experts, cols)
+    live = max(1, rows - 1)
+    mine, y = x.to(DEVICE), guarded(rows, cols)
+    logits = torch.full((rows, experts), GUARD, device=DEVICE)
+    norm_router(
+        mine, extra.to(DEVICE), counter(live), weight.to(DEVICE), EPS, router.to(DEVICE), y.x, y.codes, y.scales, logits
+    )  # fmt: skip
+    expected = norm(x.double() + extra, weight, EPS)
+    assert torch.equal(mine.cpu(), x)
+    check_norm(y, expected[:live], live)
+    assert nmse(logits[:live].cpu(), expected[:live] @ router.double().T) < 1e-12
+    assert (logits[live:] == GUARD).all()
 
 
 def test_routing_of_a_nan_stays_in_range() -> None:
@@ -141,3 +159,17 @@ def test_routing_of_a_nan_stays_in_range() -> None:
     logits = torch.tensor([[1.0, float("nan"), 2.0]], device=DEVICE)
     route(logits, None, counter(1), ids, None, torch.empty(1, 2, device=DEVICE), None)
     assert ((ids >= 0) & (ids < 3)).all()
+
+
+def test_routes_taken_over() -> None:
+    g = torch.Generator().manual_seed(0)
+    ids = torch.randint(-1, 7, (90, 3), generator=g).int()
+    places = torch.randint(-1, 2, (91, 3), generator=g).int()
+    expert_map = torch.tensor([-1, 3, -1, 0, 1, -1, 2]).int()
+    taken, found = torch.full((91, 3), 77).int().to(DEVICE), places.to(DEVICE)
+    take_over(ids.to(DEVICE), expert_map.to(DEVICE), taken[:-1], found[:-1])
+    expected = reference_take_over(ids, expert_map, places[:-1])
+    assert torch.equal(taken[:-1].cpu(), expected[0])
+    assert torch.equal(found[:-1].cpu(), expected[1])
+    assert (taken[-1] == 77).all()
+    assert torch.equal(found[-1].cpu(), places[-1])

@@ -175,3 +175,47 @@ def test_the_process_dies_with_its_parent_even_in_an_endless_render(tmp_path: Pa
         time.sleep(0.1)  # the render is under way
         parent.send_signal(signal.SIGKILL)
     assert psutil.wait_procs([child], timeout=5)[0] == [child]
+
+
+def test_a_sandboxed_process_can_do_nothing_to_others(tmp_path: Path) -> None:
+    """What Jinja would have to keep a template from, tried in Python itself."""
+    victim = tmp_path / "victim"
+    victim.touch()
+    script = f"""
+import os, resource, socket, sys, threading
+from moeserve.sandbox import child
+
+def attempt(name, act):
+    try:
+        act()
+    except OSError as error:
+        print(name, error.errno)
+    except ValueError:  # resource's word for EPERM
+        print(name, 1)
+    else:
+        print(name, "done")
+
+tried, go = threading.Event(), threading.Event()
+def other_thread():
+    go.wait()
+    attempt("remove in another thread", lambda: os.unlink({str(victim)!r}))
+    tried.set()
+threading.Thread(target=other_thread, daemon=True).start()
+child.confine(1 << 28)
+attempt("remove", lambda: os.unlink({str(victim)!r}))
+attempt("truncate", lambda: os.truncate({str(victim)!r}, 0))
+attempt("signal", lambda: os.kill(os.getppid(), 0))
+attempt("fork", os.fork)
+attempt("execute", lambda: os.execv("/bin/true", ["true"]))
+attempt("connect", socket.socket)
+attempt("loosen", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)))
+go.set(); tried.wait()
+"""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=30
+    )
+    attempts = dict(line.rsplit(" ", 1) for line in run.stdout.splitlines())
+    assert len(attempts) == 8, run.stdout + run.stderr
+    assert set(attempts.values()) == {"1"}, attempts  # EPERM
+    assert victim.exists()

@@ -29,8 +29,10 @@ from moeserve.grammar.wish import (
     Wish,
     to_grammar,
 )
+from moeserve.messages.schema import SamplingParams
 from moeserve.models.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.constraints import Constraints
 from tests.conftest import TINY_MODEL
 
 SUM = Tool(
@@ -279,3 +281,21 @@ def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: Engi
                 matcher.accept(rng.choice([p for p in possible if p not in engine.eos_ids]))
         except GrammarError:
             continue
+
+
+def test_rules_that_overflow_the_stack_end_the_checker_alone(
+    checker: GrammarChecker, tokenizer: TextTokenizer
+) -> None:
+    """And far more than the checker survives does not end the worker."""
+
+    def chain(rules: int) -> Ebnf:
+        lines = [f"r{i}: r{i + 1}\n" for i in range(rules)]
+        return Ebnf("start: r0\n" + "".join(lines) + f'r{rules}: "a"\n')
+
+    with pytest.raises(GrammarError, match="too complex"):
+        asyncio.run(checker.check(chain(1500)))
+    assert asyncio.run(checker.check(chain(100)))
+    constraints = Constraints(1, lambda: Engine(tokenizer))
+    sampling = SamplingParams(max_tokens=1, grammar=to_grammar(chain(3000)))
+    constraints.bind(0, sampling, np.zeros(0, np.int32))
+    assert constraints.masks_for(np.zeros(1, np.int32)) is not None

@@ -36,6 +36,14 @@ def test_keys_have_names(tmp_path: Path) -> None:
     assert not ApiKeys.from_config(ServerConfig())
 
 
+def test_what_a_key_stored_stays_its_own_when_others_come_and_go(tmp_path: Path) -> None:
+    before = keys_of(tmp_path, "alice sk-1\n", "first", "second")
+    after = keys_of(tmp_path, "alice sk-2\n", "second", "key-1")
+    assert before.owner_of(b"second") == after.owner_of(b"second") != before.owner_of(b"first")
+    assert before.owner_of(b"sk-1") == after.owner_of(b"sk-2")  # alice has a new key
+    assert "second" not in before.owner_of(b"second")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

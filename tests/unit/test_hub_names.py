@@ -79,3 +79,13 @@ def test_a_name_stands_for_these_files(files: dict[str, int], wanted: str | None
 def test_a_name_that_stands_for_none(files: dict[str, int], wanted: str | None, cause: str) -> None:
     with pytest.raises(HubError, match=cause):
         choose(HubName("o/r", wanted), files)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../x.gguf", "a/../../x.gguf", "/etc/x.gguf", "a//x.gguf", "./x.gguf", "a\\x.gguf", "x\x1b[2J.gguf", ""],
+)
+def test_a_name_that_leads_elsewhere_is_refused(file: str) -> None:
+    with pytest.raises(HubError, match="whose name is none of a file") as caught:
+        choose(HubName("acme/m", None), {"m-Q4_K_M.gguf": 10, file: 10})
+    assert "\x1b" not in str(caught.value)

@@ -18,6 +18,7 @@ from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.models.gguf import open_gguf
 from moeserve.placement import Gpu, ModelSizes, Wishes, place
+from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan import command
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.memory import gpu_reserved_bytes
@@ -150,16 +151,31 @@ def test_a_gpu_is_measured_on_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [ServerConfig(), ServerConfig(max_model_len=8192, max_num_seqs=16, max_num_batched_tokens=2048)]
+    ("config", "in_a_step"),
+    [
+        (ServerConfig(), 512),
+        (ServerConfig(max_model_len=8192, max_num_seqs=16), 3000),
+        (ServerConfig(), 8192),
+    ],
 )
-def test_what_the_gpu_engine_will_take_is_foreseen(config: ServerConfig) -> None:
-    """By less than 3% of the smallest GPU that this would be done on."""
+@pytest.mark.parametrize("floats", [False, True])
+def test_what_the_gpu_engine_will_take_is_foreseen(
+    config: ServerConfig, in_a_step: int, floats: bool
+) -> None:
     pytest.importorskip("triton")
     from moeserve.worker.gpu_memory import room_bytes
 
-    tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-    taken = room_bytes(config, QWEN3_30B_A3B, tokens, torch.device("cuda"))
-    assert abs(gpu_reserved_bytes(config, QWEN3_30B_A3B) - taken) < 0.03 * (8 << 30)
+    taken = room_bytes(config, QWEN3_30B_A3B, in_a_step, torch.device("cuda"), float_weights=floats)
+    foreseen = gpu_reserved_bytes(config, QWEN3_30B_A3B, in_a_step, float_weights=floats)
+    assert foreseen == pytest.approx(taken, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens"), [(None, 512), (139, 8192), (24, 4096), (12, 2048), (4, 512), (1, 512)]
+)
+def test_a_step_takes_what_its_buffers_leave_room_for(gib: int | None, tokens: int) -> None:
+    assert step_tokens(None, QWEN3_30B_A3B, None if gib is None else gib << 30) == tokens
+    assert step_tokens(700, QWEN3_30B_A3B, None if gib is None else gib << 30) == 700
 
 
 # ---------------------------------------------------------------- the model of speed

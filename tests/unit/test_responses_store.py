@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.errors import ConfigError
+from moeserve.httpserver import responses_store
 from moeserve.httpserver.errors import ApiError
 from moeserve.httpserver.responses_store import FILE_NAME, ResponseStore, Stored
 
@@ -54,6 +55,14 @@ def test_a_response_comes_back_as_it_was(store: ResponseStore) -> None:
     for call in (store.chain(OWNER, "b"), store.delete(OWNER, "a"), store.get(OWNER, "c")):
         with pytest.raises(ApiError, match="no stored response"):
             asyncio.run(call)
+
+
+def test_what_a_response_builds_on_has_a_bound(monkeypatch: pytest.MonkeyPatch, store: ResponseStore) -> None:
+    monkeypatch.setattr(responses_store, "MAX_CHAIN_BYTES", 1500)
+    put(store, *(stored(str(i), str(i - 1) if i else None, 300) for i in range(4)))
+    assert names(store, "1") == ["0", "1"]
+    with pytest.raises(ApiError, match="builds on more than 1500 bytes"):
+        names(store, "3")
 
 
 def test_a_response_is_its_owners(store: ResponseStore) -> None:

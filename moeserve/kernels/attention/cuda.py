@@ -25,7 +25,7 @@ class DecodeTile:
     stages: int
 
 
-DECODE = DecodeTile(128, 1, 4, 2)
+DECODE = DecodeTile(64, 1, 4, 2)
 TILE_ROWS = 128  # query rows of a prefill tile: tokens times heads of a KV head
 
 
@@ -45,8 +45,23 @@ class DecodeRoom:
         self.counters = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
 
 
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Rows' own tokens as they were projected, and what rope/cuda.py's `rope_store` does with them."""
+
+    k: Tensor  # [n, kv_heads * dim], rows at any stride, as v and as q
+    v: Tensor
+    q_norm: Tensor  # float32 [dim]
+    k_norm: Tensor
+    eps: float
+    cos: Tensor  # float32 [positions, dim / 2]
+    sin: Tensor
+    slots: Tensor  # int32 [n], below 0: not stored
+
+
 def decode_attention(
     q: Tensor,
+    new: NewTokens | None,
     keys: Tensor,
     values: Tensor,
     table: Tensor,
@@ -62,19 +77,30 @@ def decode_attention(
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, heads, dim], scaled; keys, values [slots, kv_heads, dim], the same type; table int32 [requests, length].
+    q [n, heads * dim], rotated and scaled, of the type of the keys; keys, values [slots, kv_heads, dim]; table int32
+    [requests, length]. With `new` q is as projected, at any stride, and each row's token goes to the pool before it is
+    attended to; then no row may attend to another's token of this call, and the table, req_slots, positions, count and
+    the pool are read before the kernel ahead has ended: it writes none of them, nor those before it since one that was
+    launched without programmatic dependent launch.
     part_sums, part_stats, counters: a DecodeRoom's. out and codes with scales: GpuActivations [n, heads * dim].
     """
-    (n, heads, dim), kv_heads = q.shape, keys.shape[1]
+    n, (kv_heads, dim) = len(q), keys.shape[1:]
     splits, group, size = part_sums.shape[2:]
     decode_kernel(
         (n, kv_heads, splits),
         q,
+        None if new is None else new.k,
+        None if new is None else new.v,
+        None if new is None else new.q_norm,
+        None if new is None else new.k_norm,
+        None if new is None else new.cos,
+        None if new is None else new.sin,
         keys,
         values,
         table,
         req_slots,
         positions,
+        None if new is None else new.slots,
         count,
         part_sums,
         part_stats,
@@ -82,10 +108,14 @@ def decode_attention(
         out,
         codes,
         scales,
+        q.stride(0),
+        0 if new is None else new.k.stride(0),
+        0 if new is None else new.v.stride(0),
         table.stride(0),
-        heads,
+        q.shape[1] // dim,
         kv_heads,
         dim,
+        0.0 if new is None else new.eps,
         group,
         size,
         DECODE.keys,

@@ -3,9 +3,15 @@
 The grid is fixed (rows, KV heads, SPLITS): which keys a program takes, and whether it takes any, follows on the device
 from the row's position, so a CUDA graph replays at any length (flash-decoding: https://pytorch.org/blog/flash-decoding).
 The last split of a row to finish adds the parts up: an atomic counter that it sets back to 0.
+
+A row's own token may come as the product left it ("new"): norm, rotation and the way into the KV pool are then done
+here, one launch less. And as nothing else that the row attends to is of this step, the first keys and values are loaded
+before the wait for that product.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
 
 from __future__ import annotations
 
@@ -15,76 +21,77 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.triton import quantize_groups
+from moeserve.kernels.rope.triton import norm_and_rotate, rotation
 
 
 @triton.jit
-def attend(
-    q,
-    keys,
-    values,
-    table,
-    start,
-    end,
-    KV_STRIDE: tl.constexpr,
-    DIM: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One head group q [G, SIZE] over positions start .. end - 1. keys, values: pointers to the KV head.
-
-    Gives the unnormalised sum [G, SIZE], the largest score and the sum of the weights, [G], in powers of two.
-    """
-    d = tl.arange(0, SIZE)
-    acc = tl.zeros(q.shape, tl.float32)
-    largest = tl.full([q.shape[0]], float("-inf"), tl.float32)
-    total = tl.zeros([q.shape[0]], tl.float32)
-    for first in range(start, end, BLOCK):
-        position = first + tl.arange(0, BLOCK)
-        live = position < end
-        slot = tl.load(table + position, live, 0).to(tl.int64) * KV_STRIDE
-        here = live[:, None] & (d < DIM)[None, :]
-        k = tl.load(keys + slot[:, None] + d[None, :], here, 0.0)
-        v = tl.load(values + slot[:, None] + d[None, :], here, 0.0)
-        scores = tl.dot(q, tl.trans(k)) * 1.4426950408889634
-        scores = tl.where(live[None, :], scores, float("-inf"))
-        new = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - new[:, None])
-        shrink = tl.exp2(largest - new)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
-        largest = new
-    return acc, largest, total
+def load_block(
+    keys, values, held, first, end,
+    NEW: tl.constexpr, KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, and their numbers [BLOCK]. Token
+    NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold what was before."""
+    token = first + tl.arange(0, BLOCK)
+    d = tl.arange(0, SIZE)[None, :]
+    there = (token >= NEW) & (token < end)
+    slot = tl.load(held + token - NEW, there, 0, cache_modifier=".cg").to(tl.int64) * KV_STRIDE
+    here = there[:, None] & (d < DIM)
+    k = tl.load(keys + slot[:, None] + d, here, 0.0, cache_modifier=".cg")
+    v = tl.load(values + slot[:, None] + d, here, 0.0, cache_modifier=".cg")
+    return k, v, token
 
 
 @triton.jit
-def combine(
-    part_sums,
-    part_stats,
-    at,
-    splits,
-    HEADS: tl.constexpr,
-    G: tl.constexpr,
-    SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
+def attend(q, k, v, live, acc, largest, total):
+    """One head group q [G, SIZE] over a block of keys more: the unnormalised sum [G, SIZE], the largest score and the
+    sum of the weights, [G], in powers of two."""
+    scores = tl.dot(q, tl.trans(k)) * 1.4426950408889634
+    scores = tl.where(live[None, :], scores, float("-inf"))
+    new = tl.maximum(largest, tl.max(scores, 1))
+    weights = tl.exp2(scores - new[:, None])
+    shrink = tl.exp2(largest - new)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
+    return acc, new, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def new_token(
+    k, v, keys, values, own, other, is_stored, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr
 ):
+    """The row's own key and value [1, SIZE], stored to the pool if that is so. k, v: pointers to the KV head as
+    projected; keys, values: to its place in the pool."""
+    d = tl.arange(0, SIZE)[None, :]
+    one = tl.zeros([1, 1], tl.int32)
+    key = norm_and_rotate(k + one, one == 0, own, other, DIM, EPS, SIZE).to(keys.dtype.element_ty)
+    value = tl.load(v + d, d < DIM, 0.0).to(values.dtype.element_ty)
+    tl.store(keys + d, key, (d < DIM) & is_stored)
+    tl.store(values + d, value, (d < DIM) & is_stored)
+    return key, value
+
+
+@triton.jit
+def combine(part_sums, part_stats, at, splits, HEADS: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr):
     """The parts of `splits` splits, from part `at` on, as one normalised [G, SIZE], four at a time."""
     g, d = tl.arange(0, G), tl.arange(0, SIZE)
-    s = tl.arange(0, SPLITS)
-    stat = part_stats + ((at + s[:, None]) * G + g[None, :]) * 2
-    live = (s < splits)[:, None]
-    largest = tl.load(stat, live, float("-inf"), cache_modifier=".cg")
-    total = tl.load(stat + 1, live, 0.0, cache_modifier=".cg")
-    top = tl.max(largest, 0)
-    whole = tl.sum(total * tl.exp2(largest - top[None, :]), 0)
     acc = tl.zeros([G, SIZE], tl.float32)
+    top = tl.full([G], float("-inf"), tl.float32)
+    whole = tl.zeros([G], tl.float32)
     for first in range(0, splits, 4):
+        largest, total, sums = (), (), ()
         for j in tl.static_range(4):  # their loads are on their way together
             part = (at + first + j) * G + g
-            here = (first + j < splits) & (g < HEADS)
-            stats = tl.load(part_stats + part * 2, here, float("-inf"), cache_modifier=".cg")
+            here = first + j < splits
+            largest = largest + (tl.load(part_stats + part * 2, here, float("-inf"), cache_modifier=".cg"),)
+            total = total + (tl.load(part_stats + part * 2 + 1, here, 0.0, cache_modifier=".cg"),)
             from_sums = part_sums + part[:, None] * SIZE + d[None, :]
-            sums = tl.load(from_sums, here[:, None], 0.0, cache_modifier=".cg")
-            acc += sums * tl.exp2(stats - top)[:, None]
+            live = here & (g < HEADS)[:, None]
+            sums = sums + (tl.load(from_sums, live, 0.0, cache_modifier=".cg"),)
+        for j in tl.static_range(4):
+            new = tl.maximum(top, largest[j])
+            shrink, share = tl.exp2(top - new), tl.exp2(largest[j] - new)
+            acc = acc * shrink[:, None] + sums[j] * share[:, None]
+            whole = whole * shrink + total[j] * share
+            top = new
     return acc / whole[:, None]
 
 
@@ -117,20 +124,24 @@ def store_heads(
 
 @kernel
 def decode_kernel(
-    q, keys, values, table, req_slots, positions, count, part_sums, part_stats, counters, out, codes, scales,
-    TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, G: tl.constexpr,
+    q, k, v, q_norm, k_norm, cos, sin, keys, values, table, req_slots, positions, slots, count, part_sums, part_stats,
+    counters, out, codes, scales,
+    Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, G: tl.constexpr,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type. part_sums [n, KV_HEADS, SPLITS, G, SIZE]
-    and part_stats [.., 2] float32: room; counters int32 [n, KV_HEADS]: zeros before and after.
-    out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE: powers of two that hold a group, a head.
-    A split has LEAST blocks of keys or more.
+    q [n, HEADS * DIM]; keys, values [slots, KV_HEADS, DIM]. Without k, q is rotated and scaled, of the keys' type.
+    With it, q, k and v are as projected, and the row's token goes to slots[i] of the pool; of this step, no other token
+    that a row attends to. part_sums [n, KV_HEADS, SPLITS, G, SIZE] and part_stats [.., 2] float32: room; counters int32
+    [n, KV_HEADS]: zeros before and after. out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE:
+    powers of two that hold a group, a head. A split has LEAST blocks of keys or more.
     """
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
+        if k is None:
+            gdc_wait()
     i, h, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     existing, position, req_slot = tl.load(count), tl.load(positions + i), tl.load(req_slots + i)
@@ -140,20 +151,50 @@ def decode_kernel(
     per = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK), SPLITS), LEAST) * BLOCK
     splits = tl.cdiv(length, per)
     if split >= splits:
-        return
+        return  # the other programs wait, so that what comes next finds the kernel ahead ended
+    NEW: tl.constexpr = 0 if k is None else 1
     g, d = tl.arange(0, G), tl.arange(0, SIZE)
-    head = i.to(tl.int64) * (HEADS * DIM) + h * (group * DIM)
-    mine = q + head + g[:, None] * DIM + d[None, :]
-    query = tl.load(mine, (g < group)[:, None] & (d < DIM)[None, :], 0.0)
-    slots = table + req_slot.to(tl.int64) * TABLE_STRIDE
-    end = tl.minimum(length, (split + 1) * per)
-    acc, largest, total = attend(
-        query, keys + h * DIM, values + h * DIM, slots, split * per, end, KV_HEADS * DIM, DIM, SIZE, BLOCK
-    )
-    if splits == 1:
-        store_heads(acc / total[:, None], out, codes, scales, head, group, DIM, G, SIZE)
+    head = h * (group * DIM) + g[:, None] * DIM
+    live_heads = (g < group)[:, None]
+    held = table + req_slot.to(tl.int64) * TABLE_STRIDE
+    keys += h * DIM
+    values += h * DIM
+    start, end = split * per, tl.minimum(length, (split + 1) * per)
+    some_k, some_v, tokens = load_block(
+        keys, values, held, start, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
+    )  # fmt: skip
+    token = i.to(tl.int64)
+    if k is None:
+        query = tl.load(q + token * Q_STRIDE + head + d[None, :], live_heads & (d < DIM)[None, :], 0.0)
     else:
-        at = (i.to(tl.int64) * KV_HEADS + h) * SPLITS
+        slot = tl.load(slots + i).to(tl.int64)
+        angles = position.to(tl.int64) * (DIM // 2)
+        own, other = rotation(q_norm, cos + angles, sin + angles, DIM, SIZE)
+        own_k, other_k = rotation(k_norm, cos + angles, sin + angles, DIM, SIZE)
+        if PDL:
+            gdc_wait()
+        query = norm_and_rotate(q + token * Q_STRIDE + head, live_heads, own, other, DIM, EPS, SIZE)
+        query = (query * DIM**-0.5).to(keys.dtype.element_ty)
+        at = slot * (KV_HEADS * DIM)
+        new_k, new_v = new_token(
+            k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys + at, values + at, own_k, other_k,
+            (slot >= 0) & (split == 0), DIM, EPS, SIZE,
+        )  # fmt: skip
+        some_k = tl.where((tokens == 0)[:, None], new_k, some_k)
+        some_v = tl.where((tokens == 0)[:, None], new_v, some_v)
+    acc, total = tl.zeros([G, SIZE], tl.float32), tl.zeros([G], tl.float32)
+    largest = tl.full([G], float("-inf"), tl.float32)
+    acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total)
+    for first in range(start + BLOCK, end, BLOCK):
+        some_k, some_v, tokens = load_block(
+            keys, values, held, first, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
+        )  # fmt: skip
+        acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total)
+    to = token * (HEADS * DIM) + h * (group * DIM)
+    if splits == 1:
+        store_heads(acc / total[:, None], out, codes, scales, to, group, DIM, G, SIZE)
+    else:
+        at = (token * KV_HEADS + h) * SPLITS
         part = (at + split) * G + g
         tl.store(part_sums + part[:, None] * SIZE + d[None, :], acc, (g < group)[:, None])
         tl.store(part_stats + part * 2, largest)
@@ -162,5 +203,5 @@ def decode_kernel(
         arrived = tl.atomic_add(counters + i * KV_HEADS + h, 1, sem="acq_rel")
         if arrived == splits - 1:
             tl.store(counters + i * KV_HEADS + h, 0)
-            result = combine(part_sums, part_stats, at, splits, group, G, SIZE, SPLITS)
-            store_heads(result, out, codes, scales, head, group, DIM, G, SIZE)
+            result = combine(part_sums, part_stats, at, splits, group, G, SIZE)
+            store_heads(result, out, codes, scales, to, group, DIM, G, SIZE)

@@ -27,5 +27,4 @@ def embed(ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor
         table.format,
         PDL,
         num_warps=1,
-        launch_pdl=PDL,
     )

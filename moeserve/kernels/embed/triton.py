@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, scale_and_min
@@ -15,10 +15,13 @@ from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, s
 def embed_kernel(
     ids, count, codes, scales, supers, x, COLS: tl.constexpr, F: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
-    """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None."""
+    """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None.
+
+    A step's first kernel. It starts when what is ahead has ended and is seen (no programmatic dependent launch), so
+    that kernels behind it may read a step's inputs before they wait for one another.
+    """
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     UNITS: tl.constexpr = (COLS + 127) // 128
     i, u = tl.program_id(0), tl.program_id(1)
     existing, row = tl.load(count), tl.load(ids + i).to(tl.int64)

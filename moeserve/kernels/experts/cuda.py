@@ -1,4 +1,7 @@
-"""Launches the routed experts: routes sorted into blocks, then gate and up with SiLU, then down."""
+"""Launches the routed experts of many tokens: routes sorted into blocks, then gate and up with SiLU, then down.
+
+Those of few tokens are in `few.py`; `method_for` says which are few.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,8 @@ from moeserve.kernels.launch import PDL
 from moeserve.kernels.linear.cuda import (
     GemmTile,
     Routing,
-    gemv_tile,
     run_gated_gemm,
-    run_gated_gemv,
     run_gemm,
-    run_gemv,
     weight_of,
 )
 
@@ -25,7 +25,7 @@ from moeserve.kernels.linear.cuda import (
 class Method:
     """How a batch of some size goes through the experts."""
 
-    block: int  # routes of a block; 1: GEMV, a route at a time, nothing is sorted
+    block: int  # routes of a block; 1: `few.py`, nothing is sorted
     up: GemmTile | None = None
     down: GemmTile | None = None
 
@@ -73,46 +73,32 @@ def align_routes(
 
 
 def experts_up(
-    x: Tensor | None,
-    codes: Tensor | None,
-    scales: Tensor | None,
+    x: Tensor,
     gate: list[Tensor],
     gate_kind: int,
     up: list[Tensor],
     up_kind: int,
     cols: int,
     block_expert: Tensor,
-    block_routes: Tensor | None,
+    block_routes: Tensor,
     top_k: int,
-    h: Tensor | None,
-    h_codes: Tensor | None,
-    h_scales: Tensor | None,
+    h: Tensor,
 ) -> None:
     """h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) of every route in the blocks.
-
-    Without block_routes, block b is route b, and block_expert the routes' experts. h [n * top_k, ff], or as int8.
-    """
+    h [n * top_k, ff]."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
-    if block_routes is None:
-        tile = gemv_tile(g if u.format is not None else u, gated=True)
-        run_gated_gemv(x, codes, scales, g, u, block_expert, top_k, h, h_codes, h_scales, tile=tile)
-        return
     tile_up = _METHODS[block_routes.shape[1]].up
-    assert x is not None
-    assert h is not None
     assert tile_up is not None
     run_gated_gemm(x, g, u, Routing(block_expert, block_routes), top_k, h, tile=tile_up)
 
 
 def experts_down(
-    h: Tensor | None,
-    h_codes: Tensor | None,
-    h_scales: Tensor | None,
+    h: Tensor,
     down: list[Tensor],
     down_kind: int,
     cols: int,
     block_expert: Tensor,
-    block_routes: Tensor | None,
+    block_routes: Tensor,
     count: Tensor,
     parts: Tensor,
 ) -> None:
@@ -120,13 +106,7 @@ def experts_down(
     parts [n, top_k, hidden]; norm.add_norm weighs and adds them."""
     w = weight_of(down, down_kind, cols)
     out = parts.view(-1, parts.shape[-1])
-    if block_routes is None:
-        run_gemv(
-            h, h_codes, h_scales, w, None, block_expert, count, out, tile=gemv_tile(w), blocks=len(block_expert)
-        )  # fmt: skip
-        return
     tile = _METHODS[block_routes.shape[1]].down
-    assert h is not None
     assert tile is not None
     run_gemm(h, w, None, Routing(block_expert, block_routes), count, out, tile=tile)
 

@@ -98,8 +98,7 @@ class ExpertHandoff:
             integers=any(inputs),
             pinned=self._device.type == "cuda",
         )
-        following = [*layers[1:], None]
-        self._defer = [max_deferred if after is not None else 0 for after in following]
+        self.defer(max_deferred)
         # On the device; see publish_kernel. `_present` has two rows: of even layers and of odd ones.
         self._steps = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._deferred = torch.zeros(len(layers), dtype=torch.int32, device=device)
@@ -109,6 +108,11 @@ class ExpertHandoff:
         self._polls = polling or self._device.type != "cuda" or not driver_can_wait(self._region.answers[0])
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
 
+    def defer(self, max_deferred: int) -> None:
+        """Changes it for what is launched from here on; graphs keep theirs. Only between steps."""
+        following = [*self._layers[1:], None]
+        self._defer = [max_deferred if after is not None else 0 for after in following]
+
     def begin(self) -> None:
         """The pool stands by for one step: every layer that has CPU experts, in order, published once each.
 
@@ -117,11 +121,14 @@ class ExpertHandoff:
         """
         self._live().begin()
 
-    def publish(self, layer: int, x: Tensor, ids: Tensor, weights: Tensor) -> None:
+    def publish(
+        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, local_ids: Tensor | None = None
+    ) -> None:
         """Queues: rows to the CPU, where its experts start on them at once.
 
         x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
         padding row has nothing else); weights: float32 [n, top_k], those of ids below 0 the least of their row.
+        local_ids: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
         Contiguous, on the device, n <= max_tokens. What is not on the CPU is left out; when that is
         everything, the stream will not wait.
         """
@@ -138,6 +145,7 @@ class ExpertHandoff:
             region.requests[layer],
             region.answers[layer],
             self._steps[layer:],
+            local_ids,
         )
 
     def collect(self, layer: int, out: Tensor) -> None:
@@ -203,6 +211,7 @@ class ExpertHandoff:
         request: Tensor,
         answer: Tensor,
         steps: Tensor,
+        local_ids: Tensor | None = None,
     ) -> None:
         experts = self._layers[layer]
         assert experts is not None
@@ -214,7 +223,7 @@ class ExpertHandoff:
             x,
             ids,
             weights,
-            experts.local_ids,
+            experts.local_ids if local_ids is None else local_ids,
             codes,
             metas,
             slot.f32,

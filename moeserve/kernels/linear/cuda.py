@@ -9,10 +9,11 @@ from torch import Tensor
 
 from moeserve.kernels.launch import PDL
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
-from moeserve.kernels.linear.gemv import gated_gemv_kernel, gemv_kernel
+from moeserve.kernels.linear.gemv import gemv_kernel
 from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
 
 GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
+MANY_ROWS = 32_768  # the head's: enough programs for the GPU though each takes more tokens
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no tensor cores until here
 
 
@@ -48,36 +49,35 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class GemvTile:
-    """`linear/gemv.py` has the letters."""
+    """`linear/units.py` has the letters."""
 
     br: int
     nb: int
     bk: int
     warps: int
-    tokens: int  # at once
+    tokens: int = 1  # at once
 
 
-def gemv_tile(
-    weight: Weight, *, blocks: int = 1, tokens: int = 1, gated: bool = False, warps: int = 4, nb: int = 4
-) -> GemvTile:
-    """One unit of one row to a thread. A gated program has half the rows of either matrix, in groups of 32: they may be
-    quantised. Of a float matrix (the router) few rows, so that there are 128 programs or more."""
+def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 4, nb: int = 4) -> GemvTile:
+    """One unit of one row to a thread. Of a float matrix (the router) few rows, so that there are 128 programs or
+    more."""
     if weight.format is None:
-        br = 32 if gated else max(1, min(8, _power_of_two(weight.rows) * blocks // 256))
-        fitting = max(UNIT, 8192 // (br * weight.codes.element_size()))
-        return GemvTile(br, 1, min(max(UNIT, _power_of_two(weight.cols)), fitting), warps, tokens)
-    units = min(_power_of_two(units_of(weight.cols)), 32)
-    if gated:
-        warps, nb = 8, 2
+        br = max(1, min(8, power_of_two(weight.rows) * blocks // 256))
+        return GemvTile(br, 1, float_columns(weight, br), warps, tokens)
+    units = min(power_of_two(units_of(weight.cols)), 32)
     br = 32 * warps // units
-    while nb > 1 and br * nb > weight.rows and not (gated and br * nb <= 32):
+    while nb > 1 and br * nb > weight.rows:
         nb //= 2
-    if gated:
-        nb = max(nb, 32 // br)
     return GemvTile(br, nb, units * UNIT, warps, tokens)
 
 
-def _power_of_two(n: int) -> int:
+def float_columns(weight: Weight, rows: int) -> int:
+    """Columns at once of a program with so many rows of a float matrix: 8 KB at most."""
+    fitting = max(UNIT, 8192 // (rows * weight.codes.element_size()))
+    return min(max(UNIT, power_of_two(weight.cols)), fitting)
+
+
+def power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
@@ -95,12 +95,12 @@ def dense_tile(tokens: int, rows: int) -> GemmTile:
     program are worth it only where there would be too few programs."""
     if tokens > 64:
         return GemmTile(64, 128, 2, 4, 2)
-    bm = max(16, _power_of_two(tokens))
+    bm = max(16, power_of_two(tokens))
     if rows <= 4096:
         return GemmTile(bm, 16, 4, 4, 3)
     if bm <= 32:
         return GemmTile(bm, 64, 2, 4, 3)
-    return GemmTile(bm, 64, 2, 8, 3) if rows <= 32_768 else GemmTile(bm, 128, 2, 8, 2)
+    return GemmTile(bm, 64, 2, 8, 3) if rows <= MANY_ROWS else GemmTile(bm, 128, 2, 8, 2)
 
 
 def linear(
@@ -122,16 +122,16 @@ def linear(
     n = len(out)
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
     if n <= GEMV_TOKENS or narrow:
-        tokens = min(4, _power_of_two(n))
+        tokens = min(8 if weight.rows > MANY_ROWS else 4, power_of_two(n))
         blocks = -(-n // tokens)
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens)
-        run_gemv(x, codes, scales, weight, other, None, count, out, tile=tile, blocks=blocks)
+        run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks)
     else:
         assert x is not None
         run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows))
 
 
-def _floats_and_integers(
+def floats_and_integers(
     weight: Weight, other: Weight | None, x: Tensor | None, codes: Tensor | None, scales: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The forms of the activations that the weights take. ValueError where one is missing."""
@@ -149,7 +149,6 @@ def run_gemv(
     scales: Tensor | None,
     weight: Weight,
     beside: Weight | None,
-    experts: Tensor | None,
     count: Tensor,
     out: Tensor,
     *,
@@ -157,7 +156,7 @@ def run_gemv(
     blocks: int,
 ) -> None:
     """gemv.gemv_kernel, in `blocks` blocks of tile.tokens rows."""
-    floats, words, word_scales = _floats_and_integers(weight, beside, x, codes, scales)
+    floats, words, word_scales = floats_and_integers(weight, beside, x, codes, scales)
     bn = tile.br * tile.nb
     gemv_kernel(
         (-(-weight.rows // bn) + (0 if beside is None else -(-beside.rows // bn)), blocks),
@@ -167,7 +166,6 @@ def run_gemv(
         weight.codes,
         weight.scales,
         weight.supers,
-        experts,
         count,
         out,
         None if beside is None else beside.codes,
@@ -179,51 +177,6 @@ def run_gemv(
         0 if beside is None else beside.rows,
         None if beside is None else beside.format,
         tile.tokens,
-        tile.br,
-        tile.nb,
-        tile.bk,
-        PDL,
-        num_warps=tile.warps,
-        launch_pdl=PDL,
-    )
-
-
-def run_gated_gemv(
-    x: Tensor | None,
-    codes: Tensor | None,
-    scales: Tensor | None,
-    gate: Weight,
-    up: Weight,
-    experts: Tensor,
-    top_k: int,
-    out: Tensor | None,
-    out_codes: Tensor | None,
-    out_scales: Tensor | None,
-    *,
-    tile: GemvTile,
-) -> None:
-    """gemv.gated_gemv_kernel."""
-    floats, words, word_scales = _floats_and_integers(gate, up, x, codes, scales)
-    gated_gemv_kernel(
-        (-(-gate.rows // (tile.br * tile.nb)), len(experts)),
-        floats,
-        words,
-        word_scales,
-        gate.codes,
-        gate.scales,
-        gate.supers,
-        up.codes,
-        up.scales,
-        up.supers,
-        experts,
-        out if out_codes is None else None,
-        out_codes,
-        out_scales,
-        gate.rows,
-        gate.cols,
-        gate.format,
-        up.format,
-        top_k,
         tile.br,
         tile.nb,
         tile.bk,

@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
-from moeserve.kernels.linear.gemv import expert_planes
+from moeserve.kernels.linear.units import expert_planes
 from moeserve.kernels.planes.triton import BYTE_ONES, field_assembly, load_words, merge_codes, scale_and_min
 
 

@@ -10,6 +10,7 @@ from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.cuda import prefill_attention, prefill_tiles
 from moeserve.kernels.embed.cuda import embed as launch_embed
 from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear.cuda import GEMV_TOKENS
 from moeserve.kernels.linear.cuda import linear as launch_linear
 from moeserve.kernels.norm.cuda import add_norm
@@ -22,7 +23,8 @@ from moeserve.kernels.sampling.cuda import sample as launch_sample
 
 
 def _count(x: Tensor) -> Tensor:
-    return torch.full((1,), len(x), dtype=torch.int32, device=x.device)
+    # Copied from the host, which waits: GEMV reads it before the kernel ahead has ended.
+    return torch.tensor([len(x)], dtype=torch.int32, device=x.device)
 
 
 def _activations(x: Tensor, *, few: bool, kinds: tuple[int, ...]) -> GpuActivations:
@@ -96,16 +98,18 @@ def experts(
     assert a.x is not None
     as_int8 = few and GgmlType(down_kind) in FORMATS
     h = GpuActivations.empty(n * top_k, ff, device, dtype=None if as_int8 else a.x.dtype, quantised=as_int8)
-    block_expert, block_routes = ids.view(-1), None
-    if room.method.block > 1:
-        align_routes(ids, _count(x), num, room.expert, room.routes)
-        block_expert, block_routes = room.expert, room.routes
-    experts_up(
-        a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, block_expert, block_routes, top_k,
-        h.x, h.codes, h.scales,
-    )  # fmt: skip
+    if few:
+        out = torch.empty(n, hidden, device=device)
+        few_experts_up(
+            a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, ids, h.x, h.codes, h.scales
+        )  # fmt: skip
+        few_experts_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, out)
+        return out
+    assert h.x is not None
+    align_routes(ids, _count(x), num, room.expert, room.routes)
+    experts_up(a.x, gate, gate_kind, up, up_kind, hidden, room.expert, room.routes, top_k, h.x)
     parts = torch.empty(n, top_k, hidden, device=device)
-    experts_down(h.x, h.codes, h.scales, down, down_kind, ff, block_expert, block_routes, _count(x), parts)
+    experts_down(h.x, down, down_kind, ff, room.expert, room.routes, _count(x), parts)
     return torch.einsum("nkh,nk->nh", parts, weights)
 
 

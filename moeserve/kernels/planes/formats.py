@@ -109,6 +109,11 @@ class Format:
         return self.offset != 0 or self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN)
 
     @property
+    def has_min_word(self) -> bool:
+        """Word 0 of a unit holds the scales, word 1 the mins."""
+        return self.scale == Scale.U8_MIN
+
+    @property
     def groups_per_word(self) -> int:
         return {Scale.F16: 2, Scale.F16_MIN: 1}.get(self.scale, 4)
 

@@ -1,4 +1,5 @@
 """The CPU pool's panels to planes: a permutation, in plain torch on the device the panels' bytes are on.
+`panels_triton.py` has it as kernels.
 
 `csrc/panel_layout.h` has the panels. A panel is 32 rows: for each block column (256 or 32 columns of the format) a
 header with the rows' scales as they stand in the GGUF block, byte by byte, then for each group of 32 columns and each
@@ -23,7 +24,7 @@ GROUPS = UNIT // GROUP  # of a unit
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class Layout:
     cols: int  # of a block column
     halves: int  # float16 pieces of the header, a row's each
     octets: int  # bytes of the header after them, a row's each
@@ -44,20 +45,20 @@ class _Layout:
         return self.header + self.cols // GROUP * 2 * self.vectors * VECTOR
 
 
-_LAYOUTS: dict[GgmlType, _Layout] = {
-    GgmlType.Q2_K: _Layout(256, 2, 16, 0, 2, 0),
-    GgmlType.Q3_K: _Layout(256, 1, 12, 1, 2, 0),
-    GgmlType.Q4_K: _Layout(256, 2, 12, 0, 0, 4),
-    GgmlType.Q5_K: _Layout(256, 2, 12, 1, 0, 4),
-    GgmlType.Q6_K: _Layout(256, 1, 16, 0, 2, 4),
-    GgmlType.IQ4_XS: _Layout(256, 1, 6, 0, 0, 4),
-    GgmlType.Q8_0: _Layout(32, 1, 0, 0, 0, 8),
-    GgmlType.Q4_0: _Layout(32, 1, 0, 0, 0, 4),
-    GgmlType.IQ4_NL: _Layout(32, 1, 0, 0, 0, 4),
-    GgmlType.MXFP4: _Layout(32, 0, 1, 0, 0, 4),
-    GgmlType.Q4_1: _Layout(32, 2, 0, 0, 0, 4),
-    GgmlType.Q5_0: _Layout(32, 1, 0, 1, 0, 4),
-    GgmlType.Q5_1: _Layout(32, 2, 0, 1, 0, 4),
+LAYOUTS: dict[GgmlType, Layout] = {
+    GgmlType.Q2_K: Layout(256, 2, 16, 0, 2, 0),
+    GgmlType.Q3_K: Layout(256, 1, 12, 1, 2, 0),
+    GgmlType.Q4_K: Layout(256, 2, 12, 0, 0, 4),
+    GgmlType.Q5_K: Layout(256, 2, 12, 1, 0, 4),
+    GgmlType.Q6_K: Layout(256, 1, 16, 0, 2, 4),
+    GgmlType.IQ4_XS: Layout(256, 1, 6, 0, 0, 4),
+    GgmlType.Q8_0: Layout(32, 1, 0, 0, 0, 8),
+    GgmlType.Q4_0: Layout(32, 1, 0, 0, 0, 4),
+    GgmlType.IQ4_NL: Layout(32, 1, 0, 0, 0, 4),
+    GgmlType.MXFP4: Layout(32, 0, 1, 0, 0, 4),
+    GgmlType.Q4_1: Layout(32, 2, 0, 0, 0, 4),
+    GgmlType.Q5_0: Layout(32, 1, 0, 1, 0, 4),
+    GgmlType.Q5_1: Layout(32, 2, 0, 1, 0, 4),
 }
 
 
@@ -71,7 +72,7 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
         floats = panels.view(planes.codes.dtype).view(count, planes.cols, PANEL_ROWS)
         planes.codes.view(count, PANEL_ROWS, planes.cols).copy_(floats.transpose(1, 2))
         return
-    f, layout = FORMATS[planes.type], _LAYOUTS[planes.type]
+    f, layout = FORMATS[planes.type], LAYOUTS[planes.type]
     blocks = planes.cols // layout.cols
     if panels.numel() != count * blocks * layout.block_bytes:
         raise ValueError(
@@ -93,7 +94,7 @@ def _by_unit(vectors: Tensor) -> Tensor:
     return by_unit
 
 
-def _move_codes(vectors: Tensor, layout: _Layout, f: Format, planes: Planes) -> None:
+def _move_codes(vectors: Tensor, layout: Layout, f: Format, planes: Planes) -> None:
     """vectors: uint8 [panels, units, 4 groups, 2 halves, vectors, 64]."""
     panels, units = vectors.shape[:2]
     to = planes.codes.view(
@@ -151,7 +152,7 @@ def _pair_parts(vectors: Tensor) -> Tensor:
     return torch.stack(parts, dim=-1).permute(0, 2, 3, 6, 1, 4, 5)
 
 
-def _move_scales(header: Tensor, layout: _Layout, f: Format, planes: Planes) -> None:
+def _move_scales(header: Tensor, layout: Layout, f: Format, planes: Planes) -> None:
     """header: uint8 [panels, blocks, bytes]."""
     panels, blocks = header.shape[:2]
     split = 2 * layout.halves * PANEL_ROWS

@@ -53,7 +53,7 @@ def rope_store(
         dim,
         eps,
         1 << (heads // kv_heads - 1).bit_length(),
-        1 << (dim // 2 - 1).bit_length(),
+        1 << (dim - 1).bit_length(),
         PDL,
         num_warps=4,
         launch_pdl=PDL,

@@ -1,11 +1,14 @@
-"""Launches the router's choice."""
+"""Launches the router: the norm before it with its product, and its choice."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from moeserve.kernels.launch import PDL
-from moeserve.kernels.routing.triton import route_kernel
+from moeserve.kernels.routing.norm_router import norm_router_kernel
+from moeserve.kernels.routing.triton import route_kernel, take_over_kernel
+
+BLOCK = 256  # routes
 
 
 def route(
@@ -20,7 +23,7 @@ def route(
     """ids int32, weights float32 [n, top_k] of logits [n, experts]; rows from count[0] on get -1 and 0.
 
     local_ids int32 [n, top_k] = expert_map[ids], int32 [experts]: an expert's place on this device, below 0 elsewhere.
-    heat int32 [experts]: to which each expert's tokens are added.
+    heat int64 [experts]: to which each expert's tokens are added.
     """
     n, experts = logits.shape
     per_program = 4 if n % 4 == 0 and n >= 1024 else 1
@@ -42,4 +45,54 @@ def route(
         PDL,
         num_warps=per_program,
         launch_pdl=PDL,
+    )
+
+
+def norm_router(
+    x: Tensor,
+    extra: Tensor,
+    count: Tensor,
+    weight: Tensor,
+    eps: float,
+    router: Tensor,
+    y: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    logits: Tensor,
+) -> None:
+    """y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i], for i < count[0]; x stays as it is. Few rows.
+
+    x, extra float32 [n, cols]; router floats [experts, cols]; logits float32 [n, experts]; y and codes with scales:
+    GpuActivations [n, cols].
+    """
+    n, cols = x.shape
+    experts = logits.shape[1]
+    at_once = max(1, min(8, 1 << (n - 1).bit_length() >> 1))  # 128 programs or 256
+    norm_router_kernel(
+        (-(-experts // at_once), n),
+        x,
+        extra,
+        count,
+        weight,
+        router,
+        y,
+        codes,
+        scales,
+        logits,
+        cols,
+        experts,
+        1 << (cols - 1).bit_length(),
+        at_once,
+        eps,
+        PDL,
+        num_warps=4 if at_once <= 2 else 8,
+        launch_pdl=PDL,
+    )
+
+
+def take_over(ids: Tensor, expert_map: Tensor, taken: Tensor, places: Tensor) -> None:
+    """Of routes ids int32 [n, top_k], those to the experts of expert_map int32 [experts] (below 0: not one of them) as
+    well: taken int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and places = max(places, taken)."""
+    take_over_kernel(
+        (-(-ids.numel() // BLOCK),), ids, expert_map, taken, places, ids.numel(), BLOCK, num_warps=4
     )

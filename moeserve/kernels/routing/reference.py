@@ -14,3 +14,10 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     ordered, ids = torch.sort(logits.double(), dim=1, descending=True, stable=True)
     # A softmax over all experts and its renormalisation over the chosen is a softmax over the chosen.
     return ids[:, :top_k].int(), ordered[:, :top_k].softmax(dim=1)
+
+
+def take_over(ids: Tensor, expert_map: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The places of routes ids int32 [n, top_k] in expert_map int32 [experts], -1 for ids below 0; and the larger of
+    these and `places`."""
+    taken = torch.where(ids >= 0, expert_map[ids.clamp(min=0)], -1)
+    return taken, torch.maximum(places, taken)

@@ -18,7 +18,7 @@ def route_kernel(
     """A program per BT rows. logits [n, EXPERTS]; ids, local_ids int32 and weights float32 [n, TOP_K].
 
     local_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
-    Rows from count[0] on get ids -1 and weights 0. heat int32 [EXPERTS], where given: tokens are added to it.
+    Rows from count[0] on get ids -1 and weights 0. heat int64 [EXPERTS], where given: tokens are added to it.
     E, K: powers of two that hold EXPERTS and TOP_K.
     """
     if PDL:
@@ -50,3 +50,18 @@ def route_kernel(
         tl.store(local_ids + at, local, stored)
     if heat is not None:
         tl.atomic_add(heat + chosen, 1, there, sem="relaxed")
+
+
+@kernel
+def take_over_kernel(
+    ids, expert_map, taken, places,
+    ROUTES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A program per BLOCK of the ROUTES of all rows. taken = expert_map[ids], -1 for ids below 0; places: the larger of
+    what is there and that. All int32."""
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(ids + r, r < ROUTES, -1)
+    place = tl.load(expert_map + expert, expert >= 0, -1)
+    before = tl.load(places + r, r < ROUTES, -1)
+    tl.store(taken + r, place, r < ROUTES)
+    tl.store(places + r, tl.maximum(place, before), r < ROUTES)

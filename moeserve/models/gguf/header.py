@@ -23,6 +23,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 128 << 20  # vocabularies of today take 12 MB
 MAX_ENTRIES = 1 << 16  # keys, and tensors; the largest Qwen3-MoE has 1,131 tensors
+MAX_STRINGS = 1 << 23  # in all arrays; a step over so many takes 3 s
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's limit
 MAX_TENSOR_NAME_BYTES = 64  # the format's limit
 MAX_RANK = 4
@@ -193,6 +194,7 @@ class _Walk:
         self.file_bytes = len(buffer)
         self._buffer = buffer
         self._end = min(self.file_bytes, MAX_HEADER_BYTES)
+        self._strings = 0  # in arrays, so far
 
     def error(self, problem: str) -> GGUFError:
         return GGUFError(self.path, f"{self.where} {problem}")
@@ -267,6 +269,9 @@ class _Walk:
         position, buffer, length_at = self.position, self._buffer, _U64.unpack_from
         if count * 8 > self._end - position:
             raise self._past_end(count * 8)
+        self._strings += count
+        if self._strings > MAX_STRINGS:
+            raise self.error(f"has {count} strings; {MAX_STRINGS} in all arrays together are supported")
         try:
             for _ in range(count):
                 position += 8 + length_at(buffer, position)[0]

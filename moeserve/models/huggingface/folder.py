@@ -139,10 +139,11 @@ def _weight_files(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(index, "has no weight_map; download it again")
     for name in weight_map.values():
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ModelError(index, f"names the file {name!r}; names without a folder are expected")
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(index, f"names the file {name!r}; a .safetensors file beside it is expected")
     files = [folder / name for name in sorted(set(weight_map.values()))]
-    missing = [file.name for file in files if not file.exists()]
+    there = {file.name for file in folder.iterdir()}  # a name may be longer than the system allows
+    missing = [file.name for file in files if file.name not in there]
     if missing:
         raise ModelError(
             folder,

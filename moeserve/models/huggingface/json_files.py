@@ -17,7 +17,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object that the file holds. Raises ModelError."""
     try:
         found = msgspec.json.decode(_read(path))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(path, f"is not valid JSON ({error}); download it again") from error
     if not isinstance(found, dict):
         raise ModelError(path, "holds no JSON object; download it again")

@@ -15,6 +15,7 @@ from moeserve.models.source import ModelSource
 
 ARCHITECTURE = "qwen3moe"
 ROPE_SCALING_TYPES = ("none", "linear", "yarn")
+MAX_TOP_K = 128  # choosing experts is quadratic in it; Qwen3-MoE has 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,10 @@ class Qwen3MoeConfig:
             num_kv_heads=_int(metadata, "attention.head_count_kv", 1, num_heads, default=num_heads),
             head_dim=_int(metadata, "attention.key_length", 2, 1024, default=hidden_size // num_heads),
             num_experts=num_experts,
-            top_k=_int(metadata, "expert_used_count", 1, num_experts),
+            top_k=_int(metadata, "expert_used_count", 1, min(num_experts, MAX_TOP_K)),
             expert_ff=_int(metadata, "expert_feed_forward_length", 1, 1 << 16),
             rms_eps=metadata.require_float(_key("attention.layer_norm_rms_epsilon"), 1e-12, 1e-2),
-            rope_theta=metadata.require_float(_key("rope.freq_base"), 1.0, 1e12),
+            rope_theta=metadata.require_float(_key("rope.freq_base"), 2.0, 1e12),
             rope_scaling=_rope_scaling(metadata, context_length),
             context_length=context_length,
             vocab_size=len(metadata.require_strings("tokenizer.ggml.tokens")),

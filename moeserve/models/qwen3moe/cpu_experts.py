@@ -51,7 +51,7 @@ def load_cpu_experts(
     device: torch.device,
     progress: Progress,
 ) -> ExpertsInRam:
-    """cpu_ids: each layer's experts in RAM, ascending; None for a layer without. `device`: the GPU's.
+    """cpu_ids: each layer's experts in RAM, in the order in which they are to lie there. `device`: the GPU's.
 
     Raises MemoryError without room.
     """
@@ -79,7 +79,7 @@ def _pack(stream: CpuStream, gguf: ModelSource, name: str, ids: Sequence[int]) -
     tensor = gguf.tensors[name]
     experts, rows, cols = tensor.shape
     data = gguf.data(name).reshape(experts, -1)
-    if ids[-1] - ids[0] + 1 == len(ids):
+    if list(ids) == list(range(ids[0], ids[0] + len(ids))):
         chosen = data[ids[0] : ids[-1] + 1]
     else:
         chosen = np.ascontiguousarray(data[list(ids)])

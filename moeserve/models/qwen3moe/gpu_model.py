@@ -15,22 +15,23 @@ or allocates on it, so a step can be recorded in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import decode_attention, prefill_attention
+from moeserve.kernels.attention.cuda import NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.embed.cuda import embed
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
+from moeserve.kernels.routing.cuda import norm_router, route, take_over
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
@@ -49,7 +50,8 @@ class GpuBatch:
     req_slots: Tensor  # whose row of the slot table it reads
     num_decode: int  # the first rows, each of which attends by itself; of a step of up to FEW_ROWS rows, all
     tiles: Tensor | None  # of the other rows, attention.cuda.prefill_tiles; None where there are none
-    streams: bool = False  # the experts in RAM come to the GPU, instead of the rows to them
+    are_apart: bool = False  # no row attends to another row's token of this step
+    streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
 
 
 FEW_ROWS = GEMV_TOKENS  # a product takes so few quantised, which only decode attention gives it
@@ -83,15 +85,21 @@ class GpuQwen3Moe:
         self._prefill = (
             ["cpu"] * config.num_layers if expert_stream is None or prefill is None else list(prefill)
         )
-        self._streamed = [False] * config.num_layers  # of the last step: by layer
-        self._is_mixed = False  # some layers were streamed, and some not
+        self._num_in_ram = [0 if e.places is None else int((e.places < 0).sum()) for e in weights.layers]
+        # Of the last step: experts streamed, by layer, and whether any were left to the pool.
+        self._streamed = [0] * config.num_layers
+        self._pool_works = False
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(config, max_model_len))
-        # int32 [layers, experts]: tokens routed to each expert since start.
-        self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int32, device=self.device)
+        # int64 [layers, experts]: tokens routed to each expert since start.
+        self.heat = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64, device=self.device)
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
-        arena = Arena(self.device, max(room_bytes(config, size, floats) for size in self.sizes))
-        self._rooms = {size: Room(config, arena, size, floats, self.device) for size in self.sizes}
+        exact = has_float_weights(weights)
+        needed = max(room_bytes(config, size, floats, float_weights=exact) for size in self.sizes)
+        arena = Arena(self.device, needed)
+        self._rooms = {
+            size: Room(config, arena, size, floats, self.device, float_weights=exact) for size in self.sizes
+        }
         self.head_sizes = [size for size in self.sizes if size <= self.LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], config.vocab_size, device=self.device)
         self._heads = {size: Head(config, logits, size, floats, self.device) for size in self.head_sizes}
@@ -99,19 +107,22 @@ class GpuQwen3Moe:
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a
         graph."""
-        in_ram = [i for i, layer in enumerate(self._weights.layers) if layer.places is not None]
-        streamed = [i for i in in_ram if batch is not None and self._streams(i, batch)]
-        self._streamed = [i in streamed for i in range(self.config.num_layers)]
-        if streamed:
+        self._streamed = [
+            0 if batch is None else self._to_stream(i, batch) for i in range(self.config.num_layers)
+        ]
+        if any(self._streamed):
             assert self._expert_stream is not None
-            self._expert_stream.begin(streamed)
-        self._is_mixed = 0 < len(streamed) < len(in_ram)
-        if self._handoff is not None and len(streamed) < len(in_ram):
+            self._expert_stream.begin(self._streamed)
+        self._pool_works = self._handoff is not None and self._streamed != self._num_in_ram
+        if self._pool_works:
+            assert self._handoff is not None
             self._handoff.begin()
 
-    def _streams(self, layer: int, batch: GpuBatch) -> bool:
-        way = self._prefill[layer]
-        return (way == "auto" and batch.streams) or (way == "cuda" and batch.tiles is not None)
+    def _to_stream(self, layer: int, batch: GpuBatch) -> int:
+        way, count = self._prefill[layer], self._num_in_ram[layer]
+        if way == "cuda":
+            return count if batch.tiles is not None else 0
+        return round(count * batch.streamed) if way == "auto" else 0
 
     def check(self) -> None:
         """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
@@ -163,11 +174,15 @@ class GpuQwen3Moe:
         else:
             self._add_experts(index - 1, r, layer.attn_norm, count, r.y, None)
         q, k, v = self._project(layer, r, count)
-        rope_store(
-            q, k, v, layer.q_norm, layer.k_norm, eps, self._cos, self._sin, batch.positions, batch.kv_slots, count,
-            r.q, kv.keys, kv.values,
-        )  # fmt: skip
-        self._attend(r, batch, kv)
+        if batch.are_apart:
+            new = NewTokens(k, v, layer.q_norm, layer.k_norm, eps, self._cos, self._sin, batch.kv_slots)
+            self._attend(r, batch, kv, q, new)
+        else:
+            rope_store(
+                q, k, v, layer.q_norm, layer.k_norm, eps, self._cos, self._sin, batch.positions, batch.kv_slots, count,
+                r.q, kv.keys, kv.values,
+            )  # fmt: skip
+            self._attend(r, batch, kv, r.q.view(r.rows, -1), None)
         _multiply(layer.attn_output, r.attended, count, r.output.view(r.rows, -1))
 
     def _project(self, layer: GpuLayer, r: Room, count: Tensor) -> list[Tensor]:
@@ -187,92 +202,107 @@ class GpuQwen3Moe:
                 column += width
         return pieces
 
-    def _attend(self, r: Room, batch: GpuBatch, kv: KvLayer) -> None:
+    def _attend(self, r: Room, batch: GpuBatch, kv: KvLayer, q: Tensor, new: NewTokens | None) -> None:
         a, d = r.attended, r.decode
         assert a.x is not None
         for first in range(0, batch.num_decode, MAX_DECODE_ROWS):
             part = slice(first, min(first + MAX_DECODE_ROWS, batch.num_decode))
             codes = None if a.codes is None else a.codes[part]
             scales = None if a.scales is None else a.scales[part]
+            mine = None if new is None else replace(new, k=new.k[part], v=new.v[part], slots=new.slots[part])
             decode_attention(
-                r.q[part], kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
+                q[part], mine, kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
                 batch.count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(r.q, kv.keys, kv.values, self._slot_table, batch.tiles, a.x)
 
     def _experts(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
-        y, count = r.y, batch.count
-        add_norm(
-            r.x, r.output, None, None, None, None, count, layer.ffn_norm, self.config.rms_eps, y.x, y.codes, y.scales
-        )  # fmt: skip
-        _multiply(layer.router, y, count, r.router_logits)
-        places = r.ids if layer.places is None else r.places
+        count = batch.count
+        self._route(layer, r, count)
         local = None if layer.places is None else r.places
         route(r.router_logits, layer.places, count, r.ids, local, r.weights, self.heat[index])
         if layer.places is None:
             assert layer.experts is not None
-            self._run_experts(layer.experts, places, r, count)
-        elif self._streamed[index]:
-            self._stream_experts(index, layer, r, count)
+            self._run_experts(layer.experts, r.ids, r, count)
         else:
             self._share_experts(index, layer, r, count)
 
-    def _share_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
-        """The pool computes its experts while the GPU computes its own."""
-        assert self._handoff is not None
-        assert r.y.x is not None
-        self._handoff.publish(index, r.y.x, r.ids, r.weights)
-        if layer.experts is not None:
-            self._run_experts(layer.experts, r.places, r, count)
-        self._handoff.collect(index, r.from_cpu)
+    def _route(self, layer: GpuLayer, r: Room, count: Tensor) -> None:
+        """y, the norm of x with the attention's output, and the router's logits."""
+        y, eps = r.y, self.config.rms_eps
+        if _routes_at_once(layer, r):
+            router = layer.router.first.codes[0]
+            x, output = r.x, r.output.view(r.rows, -1)
+            norm_router(
+                x, output, count, layer.ffn_norm, eps, router, y.x, y.codes, y.scales, r.router_logits
+            )
+            return
+        add_norm(r.x, r.output, None, None, None, None, count, layer.ffn_norm, eps, y.x, y.codes, y.scales)
+        _multiply(layer.router, y, count, r.router_logits)
 
-    def _stream_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
-        """All on the GPU, the experts from RAM after its own. Not for a graph."""
-        assert self._expert_stream is not None
-        if layer.experts is not None:
-            self._run_experts(layer.experts, r.places, r, count)
-        in_ram = self._expert_stream.place_of(index, r.ids)
-        self._run_experts(self._expert_stream.take(index), in_ram, r, count)
-        if self._is_mixed:
+    def _share_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
+        """The pool computes its experts while the GPU computes its own, then those that are streamed to it (which is
+        not for a graph). Where the pool takes part in a step it expects all layers, those too that leave it nothing."""
+        stream = self._expert_stream if self._streamed[index] else None
+        if self._pool_works:
             assert self._handoff is not None
             assert r.y.x is not None
-            # The pool expects every layer of a step. Here it has nothing to do but what the layer before deferred.
-            self._handoff.publish(index, r.y.x, torch.full_like(r.ids, -1), r.weights)
+            left = None if stream is None else stream.left(index)
+            self._handoff.publish(index, r.y.x, r.ids, r.weights, left)
+        if layer.experts is not None:
+            self._run_experts(layer.experts, r.places, r, count)
+        if stream is not None:
+            # From here on r.places only says whether a route's part is here.
+            take_over(r.ids, stream.places(index), r.streamed, r.places)
+            self._run_experts(stream.take(index), r.streamed, r, count, adds=layer.experts is not None)
+        if self._pool_works:
+            assert self._handoff is not None
             self._handoff.collect(index, r.from_cpu)
 
-    def _run_experts(self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor) -> None:
-        """r.parts of the routes whose place in `experts` is not below 0."""
-        c, b = self.config, r.blocks
-        block_expert, block_routes = places.view(-1), None
-        if b.method.block > 1:
-            align_routes(places, count, experts.gate.experts, b.expert, b.routes)
-            block_expert, block_routes = b.expert, b.routes
-        if r.is_gemv and experts.down.quantised:
-            h = GpuActivations(None, r.h.codes, r.h.scales)
-        else:
-            h = GpuActivations(r.h.x, None, None)
-        experts_up(
-            r.y.x, r.y.codes, r.y.scales, _tensors(experts.gate), int(experts.gate.type), _tensors(experts.up),
-            int(experts.up.type), c.hidden_size, block_expert, block_routes, c.top_k, h.x, h.codes, h.scales,
-        )  # fmt: skip
-        experts_down(
-            h.x, h.codes, h.scales, _tensors(experts.down), int(experts.down.type), c.expert_ff, block_expert,
-            block_routes, count, r.parts,
-        )  # fmt: skip
+    def _run_experts(
+        self, experts: GpuExperts, places: Tensor, r: Room, count: Tensor, *, adds: bool = False
+    ) -> None:
+        """r.parts of the routes whose place in `experts` is not below 0. adds: where a token has one part, it holds
+        others' sum already."""
+        gate, up, down = experts.gate, experts.up, experts.down
+        matrices = (_tensors(gate), int(gate.type), _tensors(up), int(up.type), self.config.hidden_size)
+        of_down = (_tensors(down), int(down.type), self.config.expert_ff)
+        h, b = r.h, r.blocks
+        if r.is_few:
+            h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
+            few_experts_up(
+                r.y.x, r.y.codes, r.y.scales, *matrices, places, h.x, h.codes, h.scales
+            )  # fmt: skip
+            few_experts_down(
+                h.x, h.codes, h.scales, *of_down, places, r.weights, r.parts.view(r.rows, -1), adds=adds
+            )  # fmt: skip
+            return
+        assert r.y.x is not None
+        assert h.x is not None
+        align_routes(places, count, gate.experts, b.expert, b.routes)
+        experts_up(r.y.x, *matrices, b.expert, b.routes, self.config.top_k, h.x)
+        experts_down(h.x, *of_down, b.expert, b.routes, count, r.parts)
 
     def _add_experts(
         self, index: int, r: Room, weight: Tensor, count: Tensor, y: GpuActivations, rows: Tensor | None
     ) -> None:
         """x += the experts' outputs of layer `index`, and the norm of that; of `rows` alone, x stays as it was."""
         layer = self._weights.layers[index]
-        is_all_here = layer.places is None or self._streamed[index]
-        parts = r.parts if is_all_here or layer.experts is not None else None
-        places = r.ids if is_all_here else r.places
-        extra = r.from_cpu if layer.places is not None and (self._is_mixed or not is_all_here) else None
+        is_shared = layer.places is not None
+        parts = r.parts if layer.experts is not None or self._streamed[index] else None
+        weights, places = (None, None) if r.is_few else (r.weights, r.places if is_shared else r.ids)
+        extra = r.from_cpu if is_shared and self._pool_works else None
+        if _routes_at_once(layer, r):
+            extra = r.output.view(r.rows, -1)  # still to be added
         add_norm(
-            r.x, parts, r.weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
+            r.x, parts, weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
         )  # fmt: skip
+
+
+def _routes_at_once(layer: GpuLayer, r: Room) -> bool:
+    """The norm before the router and its product are one kernel, and the next norm adds the attention's output."""
+    return r.is_few and layer.places is None and not layer.router.first.quantised
 
 
 def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -> None:
@@ -285,6 +315,13 @@ def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -
 
 def _tensors(planes: Planes) -> list[Tensor]:
     return [planes.codes, planes.scales, planes.supers]
+
+
+def has_float_weights(weights: GpuWeights) -> bool:
+    """Of attention or experts. (The router's always are.)"""
+    matrices = [layer.attn_output.first for layer in weights.layers]
+    matrices += [m for layer in weights.layers if (e := layer.experts) is not None for m in (e.gate, e.down)]
+    return not all(m.quantised for m in matrices)
 
 
 def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:

@@ -8,9 +8,14 @@ import torch
 
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
+_POSITIONS = 1 << 14  # computed at a time
+
 
 def rope_tables(config: Qwen3MoeConfig, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every position's angles: float32 [length, head_dim / 2] each, YaRN's magnitude included."""
+    """cos and sin of every position's angles: float32 [length, head_dim / 2] each, YaRN's magnitude included.
+
+    The two take no more than a layer of the KV pool of so many tokens; the angles in float64 would be four times that.
+    """
     scaling = config.rope_scaling
     half = config.head_dim // 2
     inverse = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -20,8 +25,12 @@ def rope_tables(config: Qwen3MoeConfig, length: int) -> tuple[torch.Tensor, torc
     elif scaling.type == "yarn":
         inverse = _yarn(inverse, config)
         magnitude = scaling.attn_factor * (1.0 + 0.1 * math.log(scaling.factor))
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * inverse
-    return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
+    cos, sin = torch.empty(length, half), torch.empty(length, half)
+    for start in range(0, length, _POSITIONS):
+        part = slice(start, start + _POSITIONS)
+        angles = torch.arange(start, min(start + _POSITIONS, length), dtype=torch.float64)[:, None] * inverse
+        cos[part], sin[part] = angles.cos() * magnitude, angles.sin() * magnitude
+    return cos, sin
 
 
 def _yarn(inverse: torch.Tensor, config: Qwen3MoeConfig) -> torch.Tensor:

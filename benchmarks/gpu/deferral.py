@@ -1,0 +1,59 @@
+"""Decoding with all experts in RAM, by how many of a token's least experts are added one layer late.
+
+    python -m benchmarks.gpu.deferral [--deferred 0,2,4] [--batch 1,8]
+
+Qwen3-30B-A3B's shape with random weights, each number in turn, four rounds; the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from benchmarks.gpu.crossover import load
+from moeserve.bench.engine import EngineBench
+from moeserve.worker.gpu_runner import GpuRunner
+
+PROMPT, WARM_UP, STEPS, ROUNDS = 32, 4, 32, 4
+
+
+def report(runner: GpuRunner, deferred: list[int], batches: list[int]) -> None:
+    bench, handoff = EngineBench(runner, PROMPT), runner._model._handoff
+    assert handoff is not None
+    recorded = {}
+    for n in deferred:
+        handoff.defer(n)
+        runner.record()
+        recorded[n] = dict(runner._decode)
+    rates: dict[tuple[int, int], list[float]] = {(n, batch): [] for n in deferred for batch in batches}
+    for _ in range(ROUNDS):
+        for n in deferred:
+            handoff.defer(n)
+            runner._decode.update(recorded[n])
+            for batch in batches:
+                bench.prefill(batch, PROMPT)
+                bench.decode(batch, PROMPT, WARM_UP)
+                start = time.perf_counter()
+                bench.decode(batch, PROMPT + WARM_UP, STEPS)
+                rates[n, batch].append(batch * STEPS / (time.perf_counter() - start))
+    for (n, batch), found in rates.items():
+        low, mid, high = min(found), statistics.median(found), max(found)
+        print(f"{n} deferred, batch {batch}: {mid:.1f} tok/s ({low:.1f} to {high:.1f})", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--deferred", default="0,2,4")
+    parser.add_argument("--batch", default="1,8")
+    args = parser.parse_args()
+    deferred, batches = ([int(n) for n in text.split(",")] for text in (args.deferred, args.batch))
+    runner = load(0, 1024, max_num_seqs=max(batches), max_deferred_experts_per_token=max(deferred))
+    print(runner.ready().device, flush=True)
+    report(runner, deferred, batches)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The experts of few tokens: no route is sorted, the integer dot products of linear/units.py.
+
+Two routes of one expert share its bytes through the L2: what sorting would save in bytes it would lose in unpacking for
+routes that a block lacks (measured at 8 tokens).
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.linear.units import (
+    dot_floats,
+    dot_units,
+    expert_planes,
+    load_columns,
+    load_units,
+    multiply_columns,
+    tile_rows,
+    unit_indices,
+)
+from moeserve.kernels.quantize.triton import store_quantized
+
+
+@triton.jit
+def gate_and_up(
+    x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, r,
+    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Rows r [1, BR, NB] of both matrices times a row of activations: float32 [BR, NB] each."""
+    UNITS: tl.constexpr = (COLS + 127) // 128
+    u = unit_indices(BK // 128, r.shape[1])
+    y = tl.zeros((u + r).shape, tl.float32)
+    z = y
+    for at in tl.static_range(0, UNITS, BK // 128):
+        v = at + u
+        live = (v < UNITS) & (r >= 0)
+        gate = load_units(codes, scales, supers, r, v, live, COLS, F)
+        up = load_units(up_codes, up_scales, up_supers, r, v, live, COLS, F_UP)
+        for h in tl.static_range(4):
+            column = v * 128 + h * 32
+            x = load_columns(x_codes, x_scales, column, column < COLS)
+            y += multiply_columns(x, gate, h, F)
+            z += multiply_columns(x, up, h, F_UP)
+    return tl.sum(y, 0), tl.sum(z, 0)
+
+
+@triton.jit
+def dot_row(
+    x, x_codes, x_scales, codes, scales, supers, r, COLS: tl.constexpr, F: tl.constexpr, BK: tl.constexpr
+):
+    """Rows r [1, BR, NB] of one matrix, floats where F is None."""
+    if F is None:
+        out = dot_floats(codes, x, r, COLS, BK)
+    else:
+        u = unit_indices(BK // 128, r.shape[1])
+        acc = tl.zeros((u + r).shape, tl.float32)
+        for at in tl.static_range(0, (COLS + 127) // 128, BK // 128):
+            v = at + u
+            live = (v < (COLS + 127) // 128) & (r >= 0)
+            units = load_units(codes, scales, supers, r, v, live, COLS, F)
+            acc = dot_units(acc, units, v, x_codes, x_scales, COLS, F)
+        out = tl.sum(acc, 0)
+    return out
+
+
+@kernel
+def up_kernel(
+    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, experts, out, out_codes, out_scales,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
+    BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes
+    and out_scales, by the matrices of experts[route] (nothing where that is below 0). Grid (row tiles, routes)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile, route = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(experts + route).to(tl.int64)
+    if expert < 0:
+        return
+    codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
+    up_codes, up_scales, up_supers = expert_planes(up_codes, up_scales, up_supers, expert, ROWS, COLS, F_UP)
+    first_row = tile * (BR * NB)
+    r = tile_rows(first_row, ROWS, BR, NB)
+    token = (route // TOP_K).to(tl.int64)
+    if x_codes is not None:
+        x_codes += token * (COLS // 4)
+        x_scales += token * (COLS // 32)
+    if x is not None:
+        x += token * COLS
+    if F is not None and F_UP is not None:
+        y, z = gate_and_up(
+            x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, r, COLS, F, F_UP, BK
+        )
+    else:
+        y = dot_row(x, x_codes, x_scales, codes, scales, supers, r, COLS, F, BK)
+        z = dot_row(x, x_codes, x_scales, up_codes, up_scales, up_supers, r, COLS, F_UP, BK)
+    gated = tl.reshape(y / (1.0 + tl.exp(-y)) * z, [BR * NB])
+    at = route.to(tl.int64) * ROWS
+    if out_codes is not None:
+        store_quantized(gated, out_codes + at, out_scales + at // 32, first_row, ROWS, BR * NB)
+    else:
+        row = first_row + tl.arange(0, BR * NB)
+        tl.store(out + at + row, gated.to(out.dtype.element_ty), row < ROWS)
+
+
+@triton.jit
+def dot_experts(
+    x_codes, x_scales, codes, scales, supers, experts, weights, r,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, UB: tl.constexpr,
+):  # fmt: skip
+    """Of a token: rows r [1, BR, NB] of its experts' matrices times their rows of activations, weighed and summed,
+    float32 [BR, NB]. All pointers but the matrices' at its first route.
+
+    Its experts are one long row of TOP_K times as many units, of which a thread takes every UB-th.
+    """
+    UNITS: tl.constexpr = (COLS + 127) // 128
+    every = unit_indices(UB, r.shape[1])
+    acc = tl.zeros((every + r).shape, tl.float32)
+    for at in tl.static_range(0, TOP_K * UNITS, UB):
+        j, u = (at + every) // UNITS, (at + every) % UNITS
+        expert = tl.load(experts + j, j < TOP_K, -1).to(tl.int64)
+        there = expert >= 0
+        share = tl.load(weights + j, there, 0.0)
+        c, s, d = expert_planes(codes, scales, supers, tl.where(there, expert, 0), ROWS, COLS, F)
+        units = load_units(c, s, d, r, u, there & (r >= 0), COLS, F)
+        for h in tl.static_range(4):
+            column = u * 128 + h * 32
+            x = load_columns(x_codes, x_scales, j * COLS + column, there & (column < COLS))
+            acc += share * multiply_columns(x, units, h, F)
+    return tl.sum(acc, 0)
+
+
+@kernel
+def down_kernel(
+    x, x_codes, x_scales, codes, scales, supers, experts, weights, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, ADDS: tl.constexpr, BR: tl.constexpr,
+    NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out[token] = sum over j of weights[token, j] * W x[token * TOP_K + j] with the matrix W of experts[token, j],
+    none where that is below 0; ADDS: out[token] += that. Grid (row tiles, tokens)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    first_row = tl.program_id(0) * (BR * NB)
+    token = tl.program_id(1).to(tl.int64)
+    experts += token * TOP_K
+    weights += token * TOP_K
+    r = tile_rows(first_row, ROWS, BR, NB)
+    if F is None:
+        y = tl.zeros([BR, NB], tl.float32)
+        for j in range(TOP_K):
+            expert = tl.load(experts + j).to(tl.int64)
+            if expert >= 0:
+                mine = codes + expert * (ROWS * COLS)
+                y += tl.load(weights + j) * dot_floats(mine, x + (token * TOP_K + j) * COLS, r, COLS, BK)
+    else:
+        x_codes += token * (TOP_K * COLS // 4)
+        x_scales += token * (TOP_K * COLS // 32)
+        y = dot_experts(
+            x_codes, x_scales, codes, scales, supers, experts, weights, r, ROWS, COLS, F, TOP_K, BK // 128
+        )
+    row = first_row + tl.arange(0, BR * NB)
+    at = out + token * ROWS + row
+    y = tl.reshape(y, [BR * NB])
+    if ADDS:
+        y += tl.load(at, row < ROWS, 0.0).to(tl.float32)
+    tl.store(at, y.to(out.dtype.element_ty), row < ROWS)

@@ -1,0 +1,164 @@
+"""Dot products of rows in planes with int8 activations on the ordinary cores, as the GEMV kernels use them.
+
+Tiles are [UB units, BR rows, NB rows, 4 words] with UB * BR = the program's threads: a thread has one unit of columns
+of its NB rows. It asks for all it needs of them at once (`load_units`), and only then takes it apart: a kernel that
+does the first before it waits for the kernel ahead has its weights when the activations come. Four codes and four int8
+activations make one dp4a; the group's scale comes after the dot: acc += xs * (s * (x . q) - m * sum x).
+
+The order of the dimensions, and the thread's row in all indices (`unit_indices`), is what makes Triton lay out weights,
+scales and activations alike; a conversion would be a trip through shared memory each.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.launch import COMPILED
+from moeserve.kernels.planes.triton import WORD_ONES, merge_codes, scale_and_min
+
+
+@triton.jit
+def dp4a(a, b, c):
+    """c + the dot product of two words of four signed bytes."""
+    if COMPILED:
+        out = tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], tl.int32, True, 1
+        )
+    else:
+        out = c
+        for byte in tl.static_range(4):
+            out += ((a << (24 - 8 * byte)) >> 24) * ((b << (24 - 8 * byte)) >> 24)
+    return out
+
+
+@triton.jit
+def expert_planes(codes, scales, supers, expert, ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr):
+    """Pointers to an expert's first row; expert: int64."""
+    if F is None:
+        codes += expert * (ROWS * COLS)
+    else:
+        codes += expert * (ROWS * (F.low_bits + F.high_bits) * ((COLS + 127) // 128) * 4)
+        scales += expert * (ROWS * F.words * ((COLS + 127) // 128))
+        if F.has_super:
+            supers += expert * (ROWS * ((COLS + 255) // 256))
+    return codes, scales, supers
+
+
+@triton.jit
+def tile_rows(first_row, ROWS: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr):
+    """[1, BR, NB], -1 beyond ROWS."""
+    r = first_row + tl.arange(0, BR)[None, :, None] * NB + tl.arange(0, NB)[None, None, :]
+    return r if ROWS % (BR * NB) == 0 else tl.where(r < ROWS, r, -1)
+
+
+@triton.jit
+def unit_indices(UB: tl.constexpr, BR: tl.constexpr):
+    """0 .. UB - 1 as [UB, BR, 1]."""
+    return tl.arange(0, UB)[:, None, None] + tl.zeros([1, BR, 1], tl.int32)
+
+
+@triton.jit
+def load_units(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.constexpr):
+    """Of units u [UB, BR, 1] of rows r [1, BR, NB]: the words of all parts [.., 4], a tuple, the scale words, a tuple,
+    and the super-blocks' words. Zeros where not live. Pointers to the expert's first row, or one for each unit; codes
+    as int32."""
+    UNITS: tl.constexpr = (COLS + 127) // 128
+    code = codes + r * ((F.low_bits + F.high_bits) * UNITS * 4) + u * 4
+    code = code[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
+    word = scales + r * (F.words * UNITS) + u * F.words
+    WORDS: tl.constexpr = F.words
+    parts, words = (), ()
+    for p in tl.static_range(F.low_bits + F.high_bits):
+        parts = parts + (tl.load(code + p * (UNITS * 4), live[:, :, :, None], 0),)
+    for w in tl.static_range(WORDS):
+        words = words + (tl.load(word + w, live, 0),)
+    d = words[0]
+    if F.has_super:
+        d = tl.load(supers + r * ((COLS + 255) // 256) + u // 2, live, 0)
+    return parts, words, d
+
+
+@triton.jit
+def field_codes(parts, f: tl.constexpr, F: tl.constexpr):
+    """Words of the codes of field f."""
+    low = parts[f * F.low_bits // 8]
+    high = low
+    if F.high_bits > 0:
+        high = parts[F.low_bits + f * F.high_bits // 8]
+    return merge_codes(low, high, f * F.low_bits % 8, f * F.high_bits % 8, F, WORD_ONES)
+
+
+@triton.jit
+def group_scale(words, d, g: tl.constexpr, F: tl.constexpr):
+    """float32 s and m of group g."""
+    word, min_word = words[0], words[0]
+    if F.has_min_word:
+        min_word = words[1]
+    else:
+        word = words[g // F.groups_per_word]
+    return scale_and_min(word, min_word, d, g, F)
+
+
+@triton.jit
+def load_field(x_codes, at, live):
+    """16 activations from offset `at` [UB, BR, 1] on: words [.., 4] and their sum, float32."""
+    x = tl.load(
+        x_codes + (at // 4)[:, :, :, None] + tl.arange(0, 4)[None, None, None, :], live[:, :, :, None], 0
+    )
+    sums = dp4a(tl.full(x.shape, WORD_ONES, tl.int32), x, tl.zeros_like(x))
+    return x, tl.sum(sums, 3).to(tl.float32)
+
+
+@triton.jit
+def load_columns(x_codes, x_scales, at, live):
+    """32 activations from offset `at` [UB, BR, 1] on, those not live zeros: both fields' words and sums, the scale."""
+    x0, sum0 = load_field(x_codes, at, live)
+    x1, sum1 = load_field(x_codes, at + 16, live)
+    return x0, x1, sum0, sum1, tl.load(x_scales + at // 32, live, 0.0)
+
+
+@triton.jit
+def multiply_columns(columns, units, H: tl.constexpr, F: tl.constexpr):
+    """The dot product of loaded columns and the 32 columns H of loaded units: float32 [UB, BR, NB]."""
+    x0, x1, sum0, sum1, xs = columns
+    parts, words, d = units
+    q0, q1 = field_codes(parts, 2 * H, F), field_codes(parts, 2 * H + 1, F)
+    s0, m0 = group_scale(words, d, H * 32 // F.group, F)
+    zero = tl.zeros_like(q0)
+    if F.group == 32:
+        out = s0 * tl.sum(dp4a(q1, x1, dp4a(q0, x0, zero)), 3).to(tl.float32)
+        if F.has_min:
+            out -= m0 * (sum0 + sum1)
+    else:
+        s1, m1 = group_scale(words, d, H * 2 + 1, F)
+        dot0, dot1 = tl.sum(dp4a(q0, x0, zero), 3), tl.sum(dp4a(q1, x1, zero), 3)
+        out = s0 * dot0.to(tl.float32) + s1 * dot1.to(tl.float32)
+        if F.has_min:
+            out -= m0 * sum0 + m1 * sum1
+    return xs * out
+
+
+@triton.jit
+def dot_units(acc, units, u, x_codes, x_scales, COLS: tl.constexpr, F: tl.constexpr):
+    """acc, float32 [UB, BR, NB], and the dot products of loaded units u [UB, BR, 1] with a row of activations."""
+    for h in tl.static_range(4):
+        column = u * 128 + h * 32
+        acc += multiply_columns(load_columns(x_codes, x_scales, column, column < COLS), units, h, F)
+    return acc
+
+
+@triton.jit
+def dot_floats(codes, x, r, COLS: tl.constexpr, BK: tl.constexpr):
+    """Rows r [1, BR, NB] of floats times x: float32 [BR, NB]."""
+    rows = tl.reshape(r, [r.shape[1] * r.shape[2]])
+    partial = tl.zeros([rows.shape[0], BK], tl.float32)
+    for first in tl.static_range(0, COLS, BK):
+        k = first + tl.arange(0, BK)
+        w = tl.load(codes + rows[:, None] * COLS + k[None, :], (k < COLS)[None, :], 0.0)
+        partial += w.to(tl.float32) * tl.load(x + k, k < COLS, 0.0).to(tl.float32)[None, :]
+    return tl.reshape(tl.sum(partial, 1), [r.shape[1], r.shape[2]])

@@ -1,0 +1,196 @@
+"""The CPU pool's panels to planes on a GPU, in one launch: what `from_panels.py` specifies, in the same words.
+
+In panels 16 rows' words of four codes lie side by side, in planes the words of one row: the work is to turn them.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.planes.formats import FORMATS, Planes, Scale, units_of
+from moeserve.kernels.planes.from_panels import GROUP, LAYOUTS, PANEL_ROWS, panels_to_planes
+
+_U8_MIN = tl.constexpr(int(Scale.U8_MIN))
+_ROWS = tl.constexpr(PANEL_ROWS)
+
+
+@triton.jit
+def move_codes(
+    panels, codes, part,
+    UNITS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, PANEL: tl.constexpr, HEADER: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr,
+    NIBBLES_OR_BYTES: tl.constexpr, X: tl.constexpr,
+):  # fmt: skip
+    """A part of a panel's 32 rows. panels, codes: int32 words of four codes.
+
+    UNITS, GROUPS (of 32 columns) of a row, BLOCK_GROUPS of a block; BLOCK, PANEL, HEADER in words; then the layout's
+    vectors of each kind. X: a power of two from 4 UNITS on, a row's words of a part.
+    """
+    row, x = tl.arange(0, _ROWS)[None, :], tl.arange(0, X)[:, None]
+    first_group, i = x // 4 * 4, x % 4
+    VECTORS: tl.constexpr = BITS + PAIRS + NIBBLES_OR_BYTES
+    base = panels + tl.program_id(0).to(tl.int64) * PANEL + HEADER + row // 16 * (VECTORS * 16) + row % 16
+    LOW: tl.constexpr = NIBBLES_OR_BYTES if NIBBLES_OR_BYTES > 0 else PAIRS
+    out = tl.zeros([X, _ROWS], tl.int32)
+    if (NIBBLES_OR_BYTES > 0) & (part < LOW):
+        group, vector = first_group + part * 4 // LOW, BITS + PAIRS + part * 4 % LOW + i
+        at = group // BLOCK_GROUPS * BLOCK + group % BLOCK_GROUPS * (2 * VECTORS * 16) + vector * 16
+        out = tl.load(base + at, (group < GROUPS) & (x < 4 * UNITS), 0)
+        if NIBBLES_OR_BYTES == 8:
+            out = out ^ -0x7F7F7F80  # bytes in excess of 128
+    elif (BITS > 0) & (part == PARTS - 1):
+        for field in tl.static_range(8):
+            group = first_group + field // 2
+            at = group // BLOCK_GROUPS * BLOCK + group % BLOCK_GROUPS * (2 * VECTORS * 16)
+            word = tl.load(base + at, (group < GROUPS) & (x < 4 * UNITS), 0)
+            out |= ((word >> (i + 4 * (field % 2))) & 0x01010101) << field
+    else:
+        pair_part = part - (PARTS - (BITS > 0) - PAIRS)
+        for k in tl.static_range(4):
+            group = first_group + 2 * pair_part + k // 2
+            at = (
+                group // BLOCK_GROUPS * BLOCK
+                + group % BLOCK_GROUPS * (2 * VECTORS * 16)
+                + (BITS + k % 2) * 16
+            )
+            word = tl.load(base + at, (group < GROUPS) & (x < 4 * UNITS), 0)
+            out |= ((word >> (2 * i)) & 0x03030303) << (2 * k)
+    to = (tl.program_id(0).to(tl.int64) * _ROWS + row) * PARTS + part
+    tl.store(codes + to * (4 * UNITS) + x, out, x < 4 * UNITS)
+
+
+@triton.jit
+def move_scales(
+    panels, scales, supers,
+    SCALE: tl.constexpr, BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, HALVES: tl.constexpr, OCTETS: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """Of a panel's 32 rows. panels, scales: bytes; supers: int32, where the type has any.
+
+    SCALE: formats.Scale; BYTES: a row's of scales; BLOCKS of a row, with BLOCK_GROUPS scales each, BLOCK in bytes; the
+    header's halves and octets. Y, S: powers of two from BYTES and BLOCKS on.
+    """
+    row, y = tl.arange(0, _ROWS)[None, :], tl.arange(0, Y)[:, None]
+    base = panels + tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
+    octets = base + 2 * HALVES * _ROWS + row
+    if OCTETS == 0:  # float16: a scale, and a min where there is one
+        block, byte = y // (2 * HALVES), y % (2 * HALVES)
+        live = (y < BYTES) & (block < BLOCKS)
+        out = tl.load(base + block * BLOCK + byte // 2 * (2 * _ROWS) + 2 * row + byte % 2, live, 0)
+    elif SCALE == _U8_MIN:
+        # Bytes 0 .. 3 of a unit's 8 are scales, 4 .. 7 mins: of the block's first four groups in the lower six bits of
+        # octets 0 .. 3 and 4 .. 7, of its others in octets 8 .. 11, a nibble each, with two bits of those before.
+        block, is_min, j = y // 16, y // 4 % 2, y % 4
+        live = (y < BYTES) & (block < BLOCKS)
+        own = tl.load(octets + block * BLOCK + (4 * is_min + j) * _ROWS, live, 0)
+        last = tl.load(octets + block * BLOCK + (8 + j) * _ROWS, live, 0)
+        out = tl.where(
+            y // 8 % 2 == 0, own & 63, ((last >> (4 * is_min).to(tl.uint8)) & 15) | (own >> 6 << 4)
+        )
+    else:
+        block, j = y // BLOCK_GROUPS, y % BLOCK_GROUPS
+        live = (y < BYTES) & (block < BLOCKS)
+        at = octets + block * BLOCK
+        if OCTETS == 12:  # Q3_K: nibbles of 8 bytes, two bits above them in 4
+            low = tl.load(at + j % 8 * _ROWS, live, 0) >> (j // 8 * 4).to(tl.uint8)
+            high = tl.load(at + (8 + j % 4) * _ROWS, live, 0) >> (j // 4 * 2).to(tl.uint8)
+            out = ((low & 15) | (high & 3) << 4) - 32
+        elif OCTETS == 6:  # IQ4_XS: two bits in 2 bytes, then nibbles of 4
+            low = tl.load(at + (2 + j // 2) * _ROWS, live, 0) >> (j % 2 * 4).to(tl.uint8)
+            high = tl.load(at + j // 4 * _ROWS, live, 0) >> (j % 4 * 2).to(tl.uint8)
+            out = ((low & 15) | (high & 3) << 4) - 32
+        else:
+            out = tl.load(at + j * _ROWS, live, 0)
+    to = tl.program_id(0).to(tl.int64) * _ROWS + row
+    tl.store(scales + to * BYTES + y, out.to(tl.uint8), y < BYTES)
+    if supers is not None:
+        s = tl.arange(0, S)[:, None]
+        at = base + s * BLOCK + 2 * row
+        word = tl.load(at, s < BLOCKS, 0).to(tl.int32) | tl.load(at + 1, s < BLOCKS, 0).to(tl.int32) << 8
+        if HALVES == 2:
+            word |= tl.load(at + 2 * _ROWS, s < BLOCKS, 0).to(tl.int32) << 16
+            word |= tl.load(at + 2 * _ROWS + 1, s < BLOCKS, 0).to(tl.int32) << 24
+        tl.store(supers + to * BLOCKS + s, word, s < BLOCKS)
+
+
+@kernel
+def unpack_kernel(
+    panels, panel_bytes, codes, scales, supers,
+    UNITS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BITS: tl.constexpr, PAIRS: tl.constexpr, NIBBLES_OR_BYTES: tl.constexpr, SCALE: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
+    HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """Grid (panels, PARTS of the codes and one program for the scales). panels and panel_bytes are the same memory."""
+    if tl.program_id(1) < PARTS:
+        HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
+        move_codes(
+            panels, codes, tl.program_id(1), UNITS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
+            BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
+        )  # fmt: skip
+    else:
+        move_scales(
+            panel_bytes,
+            scales,
+            supers,
+            SCALE,
+            SCALE_BYTES,
+            BLOCKS,
+            BLOCK_SCALES,
+            BLOCK_BYTES,
+            HALVES,
+            OCTETS,
+            Y,
+            S,
+        )
+
+
+def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
+    """Launches it for the first `experts` of a stack; the others' planes stay as they are.
+
+    panels: uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16.
+    """
+    f, whole = FORMATS.get(planes.type), experts * planes.rows // PANEL_ROWS
+    if f is None:
+        none = planes.scales
+        some = Planes(planes.type, experts, planes.rows, planes.cols, planes.codes[:experts], none, none)
+        panels_to_planes(panels[: some.nbytes], some)
+        return
+    layout, units = LAYOUTS[planes.type], units_of(planes.cols)
+    blocks, parts, scale_bytes = planes.cols // layout.cols, f.low_parts + f.high_parts, 4 * f.words * units
+    unpack_kernel(
+        (whole, parts + 1),
+        panels.view(torch.int32),
+        panels,
+        planes.codes.view(torch.int32),
+        planes.scales.view(torch.uint8),
+        planes.supers if f.has_super else None,
+        units,
+        parts,
+        planes.cols // GROUP,
+        layout.cols // GROUP,
+        layout.bits,
+        layout.pairs,
+        layout.codes,
+        int(f.scale),
+        scale_bytes,
+        blocks,
+        layout.cols // f.group,
+        layout.block_bytes,
+        layout.halves,
+        layout.octets,
+        _power_of_two(4 * units),
+        _power_of_two(scale_bytes),
+        _power_of_two(blocks),
+        num_warps=4,
+    )
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

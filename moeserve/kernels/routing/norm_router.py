@@ -1,0 +1,49 @@
+"""A block's norm and the router in one kernel: both are short, so that a launch less is what counts.
+
+Every program makes the norm of its row again, which is cheaper than waiting for another's.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.quantize.triton import store_quantized
+
+
+@kernel
+def norm_router_kernel(
+    x, extra, count, weight, router, y, codes, scales, logits,
+    COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """y = RMSNorm(x + extra) * weight and logits = router y, for rows below count[0]; x stays as it is. Grid (EXPERTS
+    in tiles of BE, rows).
+
+    x, extra float32 [n, COLS]; router [EXPERTS, COLS] floats; logits float32 [n, EXPERTS]; y, codes with scales:
+    [n, COLS] each, where given. SIZE: COLS or the power of two above. The count, weight and router are read before the
+    kernel ahead has ended: it writes none of them.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    tile, i = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    c, e = tl.arange(0, SIZE), tile * BE + tl.arange(0, BE)
+    live = c < COLS
+    existing = tl.load(count)
+    w = tl.load(router + e[:, None] * COLS + c[None, :], (e < EXPERTS)[:, None] & live[None, :], 0.0)
+    gain = tl.load(weight + c, live, 0.0)
+    if PDL:
+        gdc_wait()
+    if i >= existing:
+        return
+    value = tl.load(x + i * COLS + c, live, 0.0) + tl.load(extra + i * COLS + c, live, 0.0)
+    normed = value * tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS) * gain
+    tl.store(logits + i * EXPERTS + e, tl.sum(w.to(tl.float32) * normed[None, :], 1), e < EXPERTS)
+    if tile == 0:
+        if y is not None:
+            tl.store(y + i * COLS + c, normed.to(y.dtype.element_ty), live)
+        if codes is not None:
+            store_quantized(normed, codes + i * COLS, scales + i * (COLS // 32), 0, COLS, SIZE)

@@ -1,0 +1,33 @@
+"""What a GPU's speed is made of beside its rates: the constants of `HybridSpeed`, and nothing else.
+
+`python -m benchmarks.plan_accuracy … --save runs.jsonl` measures, `python -m benchmarks.gpu.plan_fit runs.jsonl` finds
+the constants that fit, and they come here by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FEW_ROWS = 32  # up to so many, experts are multiplied route by route (kernels/experts/cuda.py: method_for)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuConstants:
+    """Shares are of a rate in `GpuRates` or `CpuRates`: those that the engine reaches.
+
+    Fitted to one H200 with Qwen3-30B-A3B's shape in Q4_K_M.
+    """
+
+    layer_s: float = 34e-6  # a layer's kernels, one after another
+    step_s: float = 12e-6  # a step beside its layers: the host, the choice of tokens
+    dense_read: float = 0.97  # few rows: dense weights, the head and KV
+    route_read: float = 0.71  # few rows: experts, once for each route
+    many_read: float = 0.41  # many rows: weights, each once, on their way to the tensor cores
+    ops: float = 0.2  # many rows
+    handoff_s: float = 11e-6  # to the CPU pool and back, in each layer that has experts in RAM
+    ram_read: float = 0.83  # experts in RAM
+    pcie: float = 0.98
+    unpack: float = 0.034  # of the GPU's reading: what is streamed becomes planes there
+
+
+H200 = GpuConstants()

@@ -1,0 +1,183 @@
+"""Hostile folders in Hugging Face's layout: JSON whose values were exchanged for others, and damaged safetensors."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.qwen2_split import QWEN2_SPLIT
+from tests.fuzz.gguf_mutations import EXPERTS, FF, HEAD_DIM, HEADS, HIDDEN, KV_HEADS
+from tests.unit.gguf_bytes import MERGES, TOKEN_TYPES, TOKENS
+
+_DEEP: Any = 1
+for _ in range(60):
+    _DEEP = [_DEEP]
+_VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2, 31, 33, 1 << 31, 1 << 53, 1 << 64, 10**400, 1e308, 1e-308, 0.5, -0.0),
+    *("", "x", "a b", "\0", "yarn", "linear", "default", "NFC", "../x", "model.safetensors", "x" * 70_000),
+    *([], {}, [[]], {"a": 1}, [1, 2], ["a", "b"], [["a", "b"]], [["a"]], {"content": "a", "id": 0}, _DEEP),
+)
+
+
+def base_files() -> dict[str, Any]:
+    """The folder's JSON files, as they should be."""
+    config = {
+        "model_type": "qwen3_moe",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": FF,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": len(TOKENS),
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "attention_factor": 1.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+        },
+        "eos_token_id": [TOKENS.index("<|im_end|>")],
+    }
+    added = [
+        {"id": i, "content": piece, "special": kind == 3}
+        for i, (piece, kind) in enumerate(zip(TOKENS, TOKEN_TYPES, strict=True))
+        if kind in (3, 4)
+    ]
+    tokenizer = {
+        "added_tokens": added,
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": QWEN2_SPLIT},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "vocab": {piece: i for i, piece in enumerate(TOKENS) if TOKEN_TYPES[i] == 1},
+            "merges": MERGES,
+        },
+    }
+    return {
+        "config.json": config,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": {"bos_token": None, "eos_token": "<|im_end|>", "chat_template": "{{ 1 }}"},
+        "generation_config.json": {"eos_token_id": TOKENS.index("<|im_end|>")},
+    }
+
+
+def _tensors() -> dict[str, tuple[int, ...]]:
+    layer = "model.layers.0."
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (len(TOKENS), HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+        layer + "input_layernorm.weight": (HIDDEN,),
+        layer + "self_attn.q_proj.weight": (HEADS * HEAD_DIM, HIDDEN),
+        layer + "self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+        layer + "self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+        layer + "self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
+        layer + "self_attn.q_norm.weight": (HEAD_DIM,),
+        layer + "self_attn.k_norm.weight": (HEAD_DIM,),
+        layer + "post_attention_layernorm.weight": (HIDDEN,),
+        layer + "mlp.gate.weight": (EXPERTS, HIDDEN),
+    }
+    for expert in range(EXPERTS):
+        prefix = f"{layer}mlp.experts.{expert}."
+        shapes[prefix + "gate_proj.weight"] = shapes[prefix + "up_proj.weight"] = (FF, HIDDEN)
+        shapes[prefix + "down_proj.weight"] = (HIDDEN, FF)
+    return shapes
+
+
+def write_hostile_folder(folder: Path, rng: random.Random) -> Path:
+    """A mutation of a small model's folder, which it returns."""
+    files = base_files()
+    header, body = _safetensors()
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
+        name = rng.choice((*files, "header", "index"))
+        if name == "index":
+            files["model.safetensors.index.json"] = {"weight_map": {"a": rng.choice(_VALUES)}}
+        elif name == "header":
+            header = _mutated(rng, header)
+        else:
+            files[name] = _mutated(rng, files[name])
+    for name, content in files.items():
+        if content is not None:
+            (folder / name).write_bytes(_damaged(rng, json.dumps(content).encode()))
+    encoded = json.dumps(header).encode()
+    length = len(encoded) if rng.random() < 0.95 else rng.choice((0, 1 << 20, 1 << 40, (1 << 64) - 1))
+    (folder / "model.safetensors").write_bytes(
+        _damaged(rng, struct.pack("<Q", length) + encoded) + _damaged(rng, body)
+    )
+    return folder
+
+
+def _safetensors() -> tuple[dict[str, Any], bytes]:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    body = bytearray()
+    for name, shape in _tensors().items():
+        numbers = np.ones(shape, np.float16) * 0.05
+        header[name] = {
+            "dtype": "F16",
+            "shape": list(shape),
+            "data_offsets": [len(body), len(body) + numbers.nbytes],
+        }
+        body += numbers.tobytes()
+    return header, bytes(body)
+
+
+def _mutated(rng: random.Random, tree: Any) -> Any:
+    """The tree with a value somewhere in it exchanged, left out or doubled."""
+    if not isinstance(tree, dict | list) or not tree or rng.random() < 0.02:
+        return rng.choice(_VALUES)
+    if isinstance(tree, dict):
+        key = rng.choice(list(tree))
+        match rng.randrange(8):
+            case 0:
+                return {k: v for k, v in tree.items() if k != key}
+            case 1:
+                return tree | {rng.choice(("", "x", "\0", "rope_type", "factor")): rng.choice(_VALUES)}
+            case _:
+                return tree | {key: _mutated(rng, tree[key])}
+    at = rng.randrange(len(tree))
+    match rng.randrange(8):
+        case 0:
+            return tree[:at] + tree[at + 1 :]
+        case 1:
+            return [*tree, tree[at]]
+        case _:
+            return [*tree[:at], _mutated(rng, tree[at]), *tree[at + 1 :]]
+
+
+def _damaged(rng: random.Random, content: bytes) -> bytes:
+    if rng.random() > 0.05 or not content:
+        return content
+    damaged = bytearray(content)
+    match rng.randrange(3):
+        case 0:
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        case 1:
+            del damaged[rng.randrange(len(damaged)) :]
+        case 2:
+            at = rng.randrange(len(damaged))
+            damaged[at:at] = rng.choice((b"\\ud800", b"[" * 3000, b"\xff", b'"', b"1e999"))
+    return bytes(damaged)
