@@ -243,7 +243,11 @@ def test_files_that_are_missing_or_no_json(folder: Path) -> None:
         ("tokenizer.json", None, "is missing; save the tokenizer"),
         ("config.json", "{", "not valid JSON"),
         ("config.json", "[" * 100_000, "not valid JSON"),
-        ("model.safetensors.index.json", '{"weight_map": {"a": "../../x.safetensors"}}', "beside it is expected"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"a": "../../x.safetensors"}}',
+            "beside it is expected",
+        ),
         (
             "model.safetensors.index.json",
             '{"weight_map": {"a": "x.safetensors"}}',
