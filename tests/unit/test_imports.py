@@ -82,7 +82,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
-    "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
+    "moeserve.simulate": FRAME
+    | {"moeserve.workload", "moeserve.router", "moeserve.options", "moeserve.placement.step_tokens"},
     "moeserve.launcher": FRAME | {"moeserve", "moeserve.runtime_directory"},
     "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
