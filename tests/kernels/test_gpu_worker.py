@@ -142,7 +142,7 @@ def test_prompts_shared_between_stream_and_pool(
 
 def routes(runner: GpuRunner) -> torch.Tensor:
     """[layers, experts]: tokens routed to each so far."""
-    return runner._model.heat.cpu().long()
+    return runner._model.heat.cpu().clone()
 
 
 def pool_routes(runner: GpuRunner) -> list[torch.Tensor]:
