@@ -132,8 +132,8 @@ def test_other_commands_explain_the_servers_options_as_it_does(
     with pytest.raises(SystemExit):
         cli.main([*command, "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    assert "--max-num-batched-tokens N tokens in one step" in words
-    assert "[default: 512, MOESERVE_MAX_NUM_BATCHED_TOKENS]" in words
+    assert "--max-num-batched-tokens N tokens in one step: decode rows" in words
+    assert "[MOESERVE_MAX_NUM_BATCHED_TOKENS]" in words
 
 
 def test_serve_may_be_named_or_left_out(
