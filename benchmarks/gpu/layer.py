@@ -151,7 +151,7 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
         )  # fmt: skip
         few_experts_down(
             r.h.x, r.h.codes, r.h.scales, tensors(w.down), int(w.down.type), s.ff, r.ids, r.weights,
-            r.parts.view(r.n, -1),
+            r.count, r.parts.view(r.n, -1),
         )  # fmt: skip
         return
     add_norm(r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
