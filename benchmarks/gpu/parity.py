@@ -85,7 +85,7 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     if gemv:
         total = torch.full((n, hidden), math.nan, device="cuda")
         few_experts_up(floats, x.codes, x.scales, *matrices, ids, h.x, h.codes, h.scales)
-        few_experts_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, ids, weights, total)
+        few_experts_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, ids, weights, counter(n), total)
     else:
         assert h.x is not None
         parts = torch.zeros(n, top_k, hidden, device="cuda")

@@ -124,7 +124,7 @@ def experts_down(kind: GgmlType, n: int, tile: tuple[int, ...]) -> tuple[Launch,
     def launch(i: int) -> None:
         if len(tile) == 4:
             few_experts_down(
-                None, h.codes, h.scales, tensors(down), int(Q6), s.ff, ids[i % 4], weights, out[:n],
+                None, h.codes, h.scales, tensors(down), int(Q6), s.ff, ids[i % 4], weights, counts, out[:n],
                 tile=GemvTile(*tile),
             )  # fmt: skip
         else:

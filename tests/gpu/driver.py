@@ -45,7 +45,7 @@ class Driver:
 
     def take(self) -> int:
         """A free KV slot."""
-        return self._free.pop(0)
+        return int(self._free.pop(0))
 
     def slots(self, slot: int) -> list[int]:
         """The KV slots of a request, by position."""

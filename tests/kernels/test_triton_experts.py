@@ -79,9 +79,10 @@ def run(
         out = torch.ones(n, hidden, device=DEVICE)
         few_experts_up(*xs, *matrices, ids_there.to(DEVICE), h.x, h.codes, h.scales)
         few_experts_down(
-            h.x, h.codes, h.scales, tensors(down), int(down.type), ff, ids_there.to(DEVICE), weights.to(DEVICE), out,
-            adds=True,
+            h.x, h.codes, h.scales, tensors(down), int(down.type), ff, ids_there.to(DEVICE), weights.to(DEVICE),
+            counter(live), out, adds=True,
         )  # fmt: skip
+        assert (out[live:] == 1).all()
         got = out.cpu()[:live] - 1
     else:
         assert h.x is not None

@@ -103,7 +103,7 @@ def experts(
         few_experts_up(
             a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, ids, h.x, h.codes, h.scales
         )  # fmt: skip
-        few_experts_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, out)
+        few_experts_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, _count(x), out)
         return out
     assert h.x is not None
     align_routes(ids, _count(x), num, room.expert, room.routes)

@@ -281,7 +281,7 @@ class GpuQwen3Moe:
                 r.y.x, r.y.codes, r.y.scales, *matrices, places, h.x, h.codes, h.scales
             )  # fmt: skip
             few_experts_down(
-                h.x, h.codes, h.scales, *of_down, places, r.weights, r.parts.view(r.rows, -1), adds=adds
+                h.x, h.codes, h.scales, *of_down, places, r.weights, count, r.parts.view(r.rows, -1), adds=adds
             )  # fmt: skip
             return
         assert r.y.x is not None
