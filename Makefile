@@ -6,6 +6,7 @@
 #   make test-gpu                                                 tests of the GPU, then the serving tests with a worker there
 #   make test-clients                                             the programs of docs/clients.md, with every client
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
+#   make fuzz-models                                              50,000 hostile model files, each a clear error or served (30 min)
 #   make schemas                                                  200 random JSON schemas, every answer valid
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write docs/flags.md and docs/api.md anew
@@ -18,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all test-gpu test-clients fuzz schemas lint browser format docs clean
+.PHONY: serve test test-all test-gpu test-clients fuzz fuzz-models schemas lint browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -46,6 +47,9 @@ test-clients: $(VENV)/.installed-test
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/e2e/test_api_fuzz.py
+
+fuzz-models: $(VENV)/.installed-test
+	$(BIN)/python -m tests.fuzz.models
 
 schemas: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/e2e/test_structured.py -k every_random_schema

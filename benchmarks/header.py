@@ -60,8 +60,8 @@ def q4_k_m(name: str, layers: int) -> Type:
     return Type.Q6_K if has_more else Type.Q4_K
 
 
-def write_header(path: Path, c: Qwen3MoeConfig, kind_of: Callable[[str, int], Type] = q4_k_m) -> None:
-    """kind_of: a matrix's type, from its name and the number of layers."""
+def write_header(path: Path, c: Qwen3MoeConfig, type_of: Callable[[str, int], Type] = q4_k_m) -> None:
+    """type_of: of a matrix, from its name and the number of layers."""
     writer = GGUFWriter(path, ARCHITECTURE)
     writer.add_context_length(c.context_length)
     writer.add_embedding_length(c.hidden_size)
@@ -82,7 +82,7 @@ def write_header(path: Path, c: Qwen3MoeConfig, kind_of: Callable[[str, int], Ty
     writer.add_token_merges(["t 0"] if c.vocab_size > len(BYTES) else ["! !"])
     writer.add_eos_token_id(c.vocab_size - 1)
     for name, shape in c.expected_shapes().items():
-        kind = Type.F32 if len(shape) == 1 else kind_of(name, c.num_layers)
+        kind = Type.F32 if len(shape) == 1 else type_of(name, c.num_layers)
         block, size = GGML_QUANT_SIZES[kind]
         elements = 1
         for dimension in shape:

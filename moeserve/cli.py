@@ -7,8 +7,6 @@ runs.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.resources
 import logging
 import os
 import sys
@@ -19,6 +17,7 @@ from typing import NamedTuple
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.options import add_options, demonstration_model, read_options, resolve, unknown_variables
+from moeserve.version import version
 
 EXIT_USAGE = 2  # argparse's
 
@@ -91,16 +90,23 @@ def plan(arguments: list[str]) -> int:
     return run_plan(arguments)
 
 
+def compare_dumps(arguments: list[str]) -> int:
+    from moeserve.dump.command import main as run_compare
+
+    return run_compare(arguments)
+
+
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
     "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
     "bench": Command(bench, "measure the engine, its steps, or a running server"),
     "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
+    "compare-dumps": Command(compare_dumps, "where two dumps of --debug-dump differ first"),
 }
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<12} {command.help}" for name, command in COMMANDS.items())
+    commands = "\n".join(f"  {name:<14} {command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="moeserve",
         usage="%(prog)s [command] [--model MODEL] [options]",
@@ -109,7 +115,7 @@ def serve_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"moeserve {_version()}")
+    parser.add_argument("--version", action="version", version=f"moeserve {version() or '(not installed)'}")
     add_options(parser)
     return parser
 
@@ -119,10 +125,3 @@ def parse(
 ) -> ServerConfig:
     """What the user asked for, as asked. Raises ConfigError, which names the flag or the variable."""
     return read_options(vars(parser.parse_args(arguments)), environment)
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("moeserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"

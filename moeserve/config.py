@@ -268,6 +268,16 @@ class ServerConfig:
         "OTEL_EXPORTER_OTLP_ENDPOINT, else none); needs moeserve[otel]",
         metavar="URL",
     )
+    debug_dump: str | None = _option(
+        None,
+        "Server",
+        "write what the first steps compute in every layer to this new folder, to be compared by `moeserve "
+        "compare-dumps` (the prompts can be read out of it)",
+        metavar="PATH",
+    )
+    debug_dump_steps: int | None = _option(
+        None, "Server", "how many steps --debug-dump writes, which are slow (default: 8)", low=1, high=10000
+    )
     shutdown_timeout: float = _option(
         30.0, "Server", "seconds that running requests are given to finish after SIGTERM", low=0, high=86400
     )

@@ -16,7 +16,6 @@ OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED and so on.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import threading
 import time
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.version import version
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
@@ -100,7 +100,7 @@ class Tracer:
             resource = resource.merge(Resource({"service.name": "moeserve"}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
-        self._tracer = self._provider.get_tracer("moeserve", _version())
+        self._tracer = self._provider.get_tracer("moeserve", version())
         self._propagator = TraceContextTextMapPropagator()
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
@@ -146,10 +146,3 @@ def _is_installed() -> bool:
         return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
     except ModuleNotFoundError:  # of a package around it
         return False
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("moeserve")
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -33,8 +33,8 @@ def flags_page() -> Iterator[str]:
         MADE,
         "",
         "Of `moeserve serve`, which `python launch.py` and plain `moeserve` are too. A flag wins over its environment",
-        "variable, which wins over the default. `moeserve --help` prints the same; `--help` after `plan`, `bench` or",
-        "`simulate` has the flags of the other commands.",
+        "variable, which wins over the default. `moeserve --help` prints the same; `--help` after `plan`, `bench`,",
+        "`simulate` or `compare-dumps` has the flags of the other commands.",
         "",
     )
     for group in GROUPS:

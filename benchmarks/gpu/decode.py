@@ -8,7 +8,7 @@ from benchmarks.gpu.layer import Q4, Q6, Batch, LayerWeights, Room, layer, rando
 from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.embed.cuda import embed
-from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
+from moeserve.kernels.linear.cuda import gemv_tokens, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sample
 
@@ -54,7 +54,7 @@ class Step:
         self.model, self.room, self.batch = model, Room(n), batch_of(n)
         self.tokens = torch.randint(0, s.vocab, (n,), dtype=torch.int32, device="cuda")
         self.picked = torch.empty_like(self.tokens)
-        few = n <= GEMV_TOKENS
+        few = n <= gemv_tokens(s.vocab)
         self.final = GpuActivations.empty(
             n, s.hidden, "cuda", dtype=None if few else torch.bfloat16, quantised=few
         )

@@ -99,7 +99,7 @@ def experts_launches(
             lambda i: few_experts_up(
                 r.y.x, r.y.codes, r.y.scales, *matrices, ids[i % 4], h.x, h.codes, h.scales
             ),
-            lambda i: few_experts_down(h.x, h.codes, h.scales, *of_down, ids[i % 4], r.weights, out),
+            lambda i: few_experts_down(h.x, h.codes, h.scales, *of_down, ids[i % 4], r.weights, r.count, out),
         )
     blocks: list[tuple[Tensor, Tensor]] = []
     for some in ids:

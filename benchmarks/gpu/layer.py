@@ -19,6 +19,7 @@ from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import norm_router, route
 
 Q4, Q6 = GgmlType.Q4_K, GgmlType.Q6_K
+Sums = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # add_norm's parts .. extra
 
 
 @dataclass
@@ -108,7 +109,7 @@ def attention_block(
     w: LayerWeights, r: Room, batch: Batch, keys: Tensor, values: Tensor, *, first: bool
 ) -> None:
     s = r.shape
-    sums = (None, None, None, None) if first else sums_of(r)
+    sums: Sums = (None, None, None, None) if first else sums_of(r)
     add_norm(r.x, *sums, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
     product(r.y, r, w.qkv, r.projected, w.v_beside)
     widths = [s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim]
@@ -150,7 +151,7 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
         )  # fmt: skip
         few_experts_down(
             r.h.x, r.h.codes, r.h.scales, tensors(w.down), int(w.down.type), s.ff, r.ids, r.weights,
-            r.parts.view(r.n, -1),
+            r.count, r.parts.view(r.n, -1),
         )  # fmt: skip
         return
     add_norm(r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
@@ -166,7 +167,7 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
     experts_down(r.h.x, tensors(w.down), int(w.down.type), s.ff, b.expert, b.routes, r.count, r.parts)
 
 
-def sums_of(r: Room) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+def sums_of(r: Room) -> Sums:
     """What the next norm adds: the experts' parts, their weights and ids where they are not summed yet, and of few rows
     the attention's output."""
     if r.is_few:

@@ -85,7 +85,7 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     if gemv:
         total = torch.full((n, hidden), math.nan, device="cuda")
         few_experts_up(floats, x.codes, x.scales, *matrices, ids, h.x, h.codes, h.scales)
-        few_experts_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, ids, weights, total)
+        few_experts_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, ids, weights, counter(n), total)
     else:
         assert h.x is not None
         parts = torch.zeros(n, top_k, hidden, device="cuda")
@@ -246,7 +246,7 @@ def check_routing() -> Result:
         logits = torch.randn(n, s.experts, device="cuda")
         ids = torch.empty(n, s.top_k, dtype=torch.int32, device="cuda")
         weights = torch.empty(n, s.top_k, device="cuda")
-        heat = torch.zeros(s.experts, dtype=torch.int32, device="cuda")
+        heat = torch.zeros(s.experts, dtype=torch.int64, device="cuda")
         route(logits, None, counter(n), ids, None, weights, heat)
         expected_ids, expected = reference(logits, s.top_k)
         wrong = float((ids != expected_ids).sum() + (heat.sum() != n * s.top_k))

@@ -6,6 +6,7 @@ Every case is timed as in kernels.py: in a CUDA graph, over weights that do not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from moeserve.kernels.linear.cuda import (
     run_gemv,
     weight_of,
 )
+from moeserve.kernels.planes import GgmlType
 
 Case = tuple[str, int, tuple[int, ...]]  # what, rows, tile
 Launch = Callable[[int], None]
@@ -47,6 +49,11 @@ def activations(n: int, cols: int, dtype: torch.dtype) -> GpuActivations:
     return a
 
 
+def gemm_tile(tile: tuple[int, ...]) -> GemmTile:
+    bm, bn, ub, warps, stages, *more = tile
+    return GemmTile(bm, bn, ub, warps, stages, bool(more), more[1] if len(more) > 1 else None)
+
+
 def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     """A matrix of the attention block or the head. tile: a GemmTile, or (tokens, nb, warps) of a GEMV."""
     kind, rows, cols = MATRICES[name]
@@ -61,7 +68,7 @@ def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
             run_gemv(None, x.codes, x.scales, w, None, count, out, tile=gemv, blocks=-(-n // tile[0]))
         else:
             assert x.x is not None
-            run_gemm(x.x, w, None, None, count, out, tile=GemmTile(*tile))
+            run_gemm(x.x, w, None, None, count, out, tile=gemm_tile(tile))
 
     return launch, copies[0].nbytes
 
@@ -87,7 +94,7 @@ def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     gate, up = (random_planes(Q4, s.experts, s.ff, s.hidden, seed=i) for i in (0, 1))
     matrices = (tensors(gate), int(Q4), tensors(up), int(Q4), s.hidden)
     g, u = weight_of(tensors(gate), int(Q4), s.hidden), weight_of(tensors(up), int(Q4), s.hidden)
-    routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
+    routing, ids, share = routings(n, tile[0] if len(tile) >= 5 else 16)
     x = activations(n, s.hidden, torch.bfloat16)
     h = GpuActivations.empty(n * s.top_k, s.ff, "cuda", dtype=torch.bfloat16, quantised=True)
 
@@ -99,17 +106,17 @@ def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
         else:
             assert x.x is not None
             assert h.x is not None
-            run_gated_gemm(x.x, g, u, routing[i % 4], s.top_k, h.x, tile=GemmTile(*tile))
+            run_gated_gemm(x.x, g, u, routing[i % 4], s.top_k, h.x, tile=gemm_tile(tile))
 
     return launch, (gate.nbytes + up.nbytes) * share
 
 
-def experts_down(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+def experts_down(kind: GgmlType, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     """tile: a GemmTile, or (br, nb, bk, warps) of a GEMV."""
     s = SHAPE
-    down = random_planes(Q6, s.experts, s.hidden, s.ff)
-    w = weight_of(tensors(down), int(Q6), s.ff)
-    routing, ids, share = routings(n, tile[0] if len(tile) == 5 else 16)
+    down = random_planes(kind, s.experts, s.hidden, s.ff)
+    w = weight_of(tensors(down), int(kind), s.ff)
+    routing, ids, share = routings(n, tile[0] if len(tile) >= 5 else 16)
     h = activations(n * s.top_k, s.ff, torch.bfloat16)
     out = torch.empty(n * s.top_k, s.hidden, device="cuda", dtype=torch.bfloat16)
     counts, weights = counter(n * s.top_k), torch.rand(n, s.top_k, device="cuda")
@@ -117,12 +124,12 @@ def experts_down(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     def launch(i: int) -> None:
         if len(tile) == 4:
             few_experts_down(
-                None, h.codes, h.scales, tensors(down), int(Q6), s.ff, ids[i % 4], weights, out[:n],
+                None, h.codes, h.scales, tensors(down), int(Q6), s.ff, ids[i % 4], weights, counts, out[:n],
                 tile=GemvTile(*tile),
             )  # fmt: skip
         else:
             assert h.x is not None
-            run_gemm(h.x, w, None, routing[i % 4], counts, out, tile=GemmTile(*tile))
+            run_gemm(h.x, w, None, routing[i % 4], counts, out, tile=gemm_tile(tile))
 
     return launch, down.nbytes * share
 
@@ -156,34 +163,54 @@ def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     if what in MATRICES:
         return dense(what, n, tile)
     makers: dict[str, Callable[[int, tuple[int, ...]], tuple[Launch, float]]] = {
-        "up": experts_up, "down": experts_down, "decode_attention": decode_attention
-    }  # fmt: skip
+        "up": experts_up,
+        "down_q6": partial(experts_down, Q6),
+        "down_q4": partial(experts_down, Q4),
+        "decode_attention": decode_attention,
+    }
     return makers[what](n, tile)
 
 
 Tiles = dict[int, list[tuple[int, ...]]]  # by rows
+U = 1  # by_unit
 GEMV: Tiles = {  # of the dense products: (tokens, nb, warps)
     1: [(1, 4, 4), (1, 2, 4), (1, 2, 8)],
     8: [(4, 4, 4), (8, 4, 4), (2, 4, 4), (8, 2, 8)],
 }
 GEMM: Tiles = {  # of the dense products
-    32: [(32, 64, 2, 4, 3), (32, 16, 4, 4, 3), (32, 32, 2, 2, 2)],
-    64: [(64, 64, 2, 8, 3), (64, 16, 4, 4, 3), (64, 128, 2, 8, 2), (64, 32, 2, 2, 2), (64, 64, 2, 4, 2)],
+    8: [(8, 64, 4, 4, 2, U), (8, 64, 2, 4, 3, U)],
+    16: [(16, 64, 4, 4, 2, U), (16, 64, 2, 4, 3, U)],
+    32: [(32, 64, 2, 4, 3), (16, 32, 4, 4, 2, U), (16, 64, 4, 4, 2, U), (32, 64, 2, 4, 3, U)],
+    64: [
+        (64, 64, 2, 8, 3),
+        (16, 64, 4, 4, 2, U),
+        (32, 64, 4, 4, 2, U),
+        (64, 64, 2, 4, 3, U),
+        (64, 128, 2, 4, 2, U),
+    ],
     128: [(64, 128, 2, 4, 2), (64, 64, 2, 2, 2)],
 }
 UP: Tiles = {
     1: [(16, 2, 2048, 8), (8, 4, 2048, 4), (32, 1, 1024, 8)],
     8: [(16, 2, 2048, 8), (8, 4, 2048, 4), (32, 1, 1024, 8)],
-    32: [(8, 4, 2048, 4), (16, 64, 2, 2, 2)],
-    64: [(16, 64, 2, 2, 2), (16, 32, 2, 1, 2), (16, 32, 2, 2, 2), (16, 64, 1, 2, 2), (16, 64, 2, 2, 3)],
+    32: [(8, 4, 2048, 4), (8, 32, 4, 4, 2, U, 128), (8, 32, 2, 2, 3, U)],
+    64: [
+        (16, 32, 2, 2, 2),
+        (8, 32, 4, 4, 2, U, 128),
+        (8, 32, 4, 4, 3, U),
+        (8, 64, 2, 4, 3, U),
+        (8, 32, 2, 2, 3, U),
+    ],
+    128: [(16, 32, 2, 2, 2), (8, 32, 4, 4, 2, U, 128), (8, 64, 2, 4, 3, U)],
     256: [(16, 64, 2, 2, 2), (32, 64, 2, 2, 2), (64, 64, 2, 4, 2)],
     1024: [(64, 64, 2, 4, 2), (32, 64, 2, 2, 2)],
 }
 DOWN: Tiles = {
     1: [(4, 4, 8192, 8), (2, 4, 8192, 4), (8, 2, 2048, 4), (16, 1, 2048, 8)],
     8: [(16, 4, 1024, 4), (8, 4, 2048, 4), (4, 4, 8192, 8), (8, 2, 2048, 4)],
-    32: [(8, 4, 2048, 4), (16, 64, 2, 2, 2)],
-    64: [(16, 64, 2, 2, 2), (16, 32, 2, 1, 2), (16, 128, 2, 2, 2), (16, 64, 1, 2, 2), (16, 64, 2, 2, 3)],
+    32: [(8, 4, 2048, 4), (8, 64, 2, 2, 2, U), (8, 128, 2, 4, 2, U)],
+    64: [(16, 64, 2, 2, 2), (8, 64, 2, 2, 2, U), (8, 64, 2, 2, 2, U, 96), (8, 128, 2, 4, 2, U)],
+    128: [(16, 64, 2, 2, 2), (8, 64, 2, 2, 2, U)],
     256: [(16, 64, 2, 2, 2), (32, 64, 2, 2, 2), (64, 128, 2, 4, 2)],
     1024: [(64, 128, 2, 4, 2), (64, 64, 2, 2, 2)],
 }
@@ -195,7 +222,7 @@ def cases() -> Iterator[Case]:
             for what in MATRICES if n <= 64 else ("qkv", "attn_output"):
                 for tile in some:
                     yield what, n, tile
-    for what, tiles in (("up", UP), ("down", DOWN)):
+    for what, tiles in (("up", UP), ("down_q6", DOWN), ("down_q4", DOWN)):
         for n, some in tiles.items():
             for tile in some:
                 yield what, n, tile

@@ -111,10 +111,12 @@ class Admission:
             wanted = wish.max_tokens
             fits = wanted <= room
         if not fits:
-            asked = "" if wish.max_tokens is None else f" and {wish.max_tokens_param} is {wish.max_tokens}"
+            asked = (
+                f" and {wish.max_tokens_param} is {wish.max_tokens}" if wish.max_tokens and room > 0 else ""
+            )
             message = (
                 f"{wish.prompt_param}: this model's maximum context length is {limit} tokens, but the prompt "
-                f"has {prompt_tokens}{asked}; shorten the prompt or ask for fewer tokens"
+                f"has {prompt_tokens}{asked}; shorten the prompt{' or ask for fewer tokens' if asked else ''}"
             )
             raise ApiError(400, message, param=wish.prompt_param, code="context_length_exceeded")
         return wanted

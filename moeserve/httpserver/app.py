@@ -98,7 +98,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _bug)
     # The last one added is the first one run.
-    app.add_middleware(BodyLimit)
+    app.add_middleware(BodyLimit, context=lambda: service.engine.max_model_len)
     keys = ApiKeys.from_config(service.config)
     if keys:
         app.add_middleware(ApiKey, keys=keys)

@@ -15,7 +15,7 @@ from moeserve.httpserver.errors import ApiError
 MAX_HEAD_BYTES: Final = (
     64 << 10
 )  # request line and headers; as much of what comes with a body and is none of it
-HEAD_TIMEOUT_S: Final = 30.0
+HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
 
 

@@ -7,6 +7,7 @@ the field, the value that was given and what is allowed.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -96,7 +97,9 @@ def invalid(param: str, message: str) -> ApiError:
 def from_validation(model: type[BaseModel], errors: list[ErrorDetails]) -> ApiError:
     """The 400 for what pydantic found: the first error in full, and how many more there are."""
     first = errors[0]
-    param = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    names = [str(part) for part in first["loc"] if part != "[key]"]
+    fields = itertools.takewhile(lambda name: "[" not in name, names[1:])  # behind it is no field, but a type
+    param = ".".join([*names[:1], *fields])
     if not param and first["type"] in model.model_fields:
         param = first["type"]  # fields that disagree: the error is named after the one at fault
     code, message = _explain(model, first)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 import orjson
@@ -20,7 +21,11 @@ from moeserve.httpserver import pages
 from moeserve.httpserver.api_keys import ApiKeys, key_name, key_owner
 from moeserve.httpserver.errors import MESSAGES_PATH, ApiError, error_body
 
-MAX_BODY_BYTES: Final = 32 << 20
+# A body's, by the context: four times what the longest tokens in JSON's escapes take, on average. Parsing 32 MiB of the
+# worst stops all streams for seconds.
+BODY_BYTES_PER_TOKEN: Final = 64
+MIN_BODY_LIMIT: Final = 4 << 20
+MAX_BODY_BYTES: Final = 32 << 20  # also while the context is not known
 MAX_BODIES_BYTES: Final = (
     256 << 20
 )  # of all requests together; parsed, a hostile body takes twenty times its bytes
@@ -91,12 +96,21 @@ class ApiKey:
         return next((key for key in keys if self._keys.name_of(key) is not None), None)
 
 
+def body_limit(context: int | None) -> int:
+    """Bytes of a request's body, where prompt and answer have at most `context` tokens."""
+    if context is None:
+        return MAX_BODY_BYTES
+    return min(max(context * BODY_BYTES_PER_TOKEN, MIN_BODY_LIMIT), MAX_BODY_BYTES)
+
+
 class BodyLimit:
-    """413 for a body over MAX_BODY_BYTES: at once where its length is announced, else when it gets there. 503 for one
+    """413 for a body over `body_limit`: at once where its length is announced, else when it gets there. 503 for one
     that does not fit beside those of the requests under way."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, context: Callable[[], int | None]) -> None:
+        """`context` tells the longest prompt and answer, in tokens, once it is known."""
         self.app = app
+        self._context = context
         self._held = 0  # bytes of bodies whose requests have not ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,8 +118,9 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "0")
-        too_large = ApiError(413, f"the body must have at most {MAX_BODY_BYTES} bytes", code="body_too_large")
-        if announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+        most = body_limit(self._context())
+        too_large = ApiError(413, f"the body must have at most {most} bytes", code="body_too_large")
+        if announced.isdecimal() and int(announced) > most:
             await refuse(scope, send, too_large, receive)
             return
         received = 0
@@ -116,7 +131,7 @@ class BodyLimit:
             size = len(message.get("body", b""))
             received += size
             self._held += size
-            if received > MAX_BODY_BYTES:
+            if received > most:
                 raise _BodyRefused(too_large)
             if self._held > MAX_BODIES_BYTES:
                 cause = "the bodies of the requests under way take all the memory that there is for them"

@@ -54,7 +54,7 @@ def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
     odd = next((file for file in sizes if not _is_plain(file)), None)
     if odd is not None:
         raise HubError(
-            f"{name}: the hub lists the file {odd!r}, whose name is none of a file in a repository"
+            f"{name}: the hub lists the file {odd!r}, which is no name of a file in a repository; check HF_ENDPOINT"
         )
     sets = _gguf_sets(sizes)
     if not sets:

@@ -91,9 +91,7 @@ def _online(repo: str) -> tuple[str, dict[str, int]] | None:
             raise
         return None
     if not _COMMIT.fullmatch(revision.resolved):  # it becomes a folder's name
-        raise HubError(
-            f"{repo}: what {constants.ENDPOINT} calls a commit is none: {revision.resolved[:80]!r}"
-        )
+        raise HubError(f"{repo}: what {constants.ENDPOINT} answers is no hub's; check HF_ENDPOINT")
     return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 

@@ -18,16 +18,18 @@ class GpuConstants:
     Fitted to one H200 with Qwen3-30B-A3B's shape in Q4_K_M.
     """
 
-    layer_s: float = 34e-6  # a layer's kernels, one after another
-    step_s: float = 12e-6  # a step beside its layers: the host, the choice of tokens
-    dense_read: float = 0.97  # few rows: dense weights, the head and KV
-    route_read: float = 0.71  # few rows: experts, once for each route
+    layer_s: float = 17e-6  # a layer's kernels, one after another
+    step_s: float = 0.23e-3  # a step beside its layers: the host, the choice of tokens
+    dense_read: float = 1.0  # few rows: dense weights, the head and KV
+    route_read: float = 0.64  # few rows: experts, once for each route
     many_read: float = 0.41  # many rows: weights, each once, on their way to the tensor cores
-    ops: float = 0.2  # many rows
-    handoff_s: float = 11e-6  # to the CPU pool and back, in each layer that has experts in RAM
+    ops: float = 0.22  # many rows
+    handoff_s: float = 17e-6  # to the CPU pool and back, in each layer that has experts in RAM
     ram_read: float = 0.83  # experts in RAM
-    pcie: float = 0.98
-    unpack: float = 0.034  # of the GPU's reading: what is streamed becomes planes there
+    pcie: float = (
+        0.81  # streamed experts: the first layer's have nothing to hide behind, the CPU reads RAM too
+    )
+    unpack: float = 0.39  # of the GPU's reading: what is streamed becomes planes there
 
 
 H200 = GpuConstants()

@@ -21,7 +21,7 @@ LOGIT_ROWS = 64  # computed at a time
 GPU_LOGIT_ROWS = 256
 GPU_OVERHEAD_BYTES = 640 << 20  # graphs, kernels' code, torch's rounding: as worker/gpu_memory.py
 CUDA_CONTEXT_BYTES = 512 << 20
-CUDA_LIBRARIES_BYTES = 0  # RAM
+CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,9 @@ def processes_bytes(
 
 def _handoff_bytes(model: Qwen3MoeConfig, rows: int) -> int:
     """What GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8 with scales, results as floats,
-    routes."""
-    return int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
+    routes. torch pins powers of two."""
+    needed = int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
+    return 1 << (needed - 1).bit_length()
 
 
 def _room_bytes(model: Qwen3MoeConfig, tokens: int) -> int:

@@ -32,6 +32,9 @@ DECODE_ATTENTION_SHARE = 0.063
 SAMPLED_VALUES = 1.5e9  # logits that sampling with a temperature looks at a second; greedy is far faster
 
 
+STREAM_PARTS = 10  # of the RAM experts, that a plan tries to stream
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What is in a step."""
@@ -162,18 +165,32 @@ class HybridSpeed:
         return self._constants.step_s + head
 
     def _prefill_layer_seconds(self, step: Step, index: int) -> float:
-        """RAM experts are computed where they are, or streamed: whichever is faster, as the engine calibrates."""
-        here = self._layer_seconds(step, index)
+        """RAM experts are computed where they are, streamed, or some of them this and some that: whichever is fastest,
+        as the engine calibrates."""
         layer = self._placement.layers[index]
-        in_ram = self._model.num_experts - len(layer.gpu_experts)
-        if not in_ram or layer.prefill == "cpu" or layer.dense == "cpu":
-            return here
+        is_all_here = len(layer.gpu_experts) == self._model.num_experts
+        if is_all_here or layer.prefill == "cpu" or layer.dense == "cpu":
+            return self._layer_seconds(step, index)
+        if layer.prefill == "cuda":
+            return self._streamed_seconds(step, index, 1.0)
+        ways = (
+            self._streamed_seconds(step, index, part / STREAM_PARTS) for part in range(1, STREAM_PARTS + 1)
+        )
+        return min(self._layer_seconds(step, index), *ways)
+
+    def _streamed_seconds(self, step: Step, index: int, part: float) -> float:
+        """Of a layer of which this part of the RAM experts is streamed: the longest of the copies, the GPU's work and
+        the CPU's."""
         c, expert = self._constants, self._sizes.layers[index].expert
-        copying = in_ram * expert.cpu / (self._gpu.pcie * c.pcie)
-        unpacking = in_ram * expert.cpu / (self._gpu.read * c.unpack)
-        computing = self._dense_seconds(step, index) + self._gpu_experts_seconds(step, index, everything=True)
-        streamed = max(copying, unpacking + computing)
-        return streamed if layer.prefill == "cuda" else min(here, streamed)
+        in_ram = self._model.num_experts - len(self._placement.layers[index].gpu_experts)
+        streamed = part * in_ram * expert.cpu
+        own = self._gpu_experts_seconds(step, index, everything=False)
+        others = self._gpu_experts_seconds(step, index, everything=True) - own
+        dense = self._dense_seconds(step, index)
+        on_gpu = streamed / (self._gpu.read * c.unpack) + dense + own + part * others
+        left = (1.0 - part) * self._ram_experts_seconds(step, index)
+        on_cpu = dense + left + c.handoff_s if left else 0.0
+        return max(streamed / (self._gpu.pcie * c.pcie), on_gpu, on_cpu)
 
     def _layer_seconds(self, step: Step, index: int) -> float:
         layer, model = self._placement.layers[index], self._model

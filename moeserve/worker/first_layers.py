@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream
 from moeserve.models.qwen3moe.model import Qwen3Moe
+from moeserve.models.tap import Tap
 from moeserve.worker.runner import Layout, Sequences, cpu_batch
 
 
@@ -38,9 +39,9 @@ class FirstLayers:
         """float32 [max_tokens, hidden], pinned: the GPU reads a step's rows from there."""
         return self._model.x
 
-    def compute(self, layout: Layout, sequences: Sequences) -> None:
+    def compute(self, layout: Layout, sequences: Sequences, tap: Tap | None = None) -> None:
         """Returns when x is there. The GPU must be done with the step before."""
-        self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream))
+        self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream), tap)
         self._stream.wait()
 
     def fill_unreal(self, n: int) -> None:

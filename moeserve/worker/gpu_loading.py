@@ -36,6 +36,7 @@ from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, Capacity, KvRoom, byte
 from moeserve.worker.kv_pool import allocate as allocate_in_ram
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
+from moeserve.worker.step_dump import open_dump
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ def load_gpu_runner(
     _check_lanes(gguf, model_config)
     in_a_step = step_tokens_on(device, config, model_config)
     max_tokens = max(in_a_step, config.max_num_seqs)
+    dump = open_dump(config, model_config, max_tokens)
     placement = plan_placement(config, model_config, gguf, max_tokens, device)
     weights = GpuLoader(gguf, model_config, device, on_progress).load(
         [layer.gpu_experts for layer in placement.gpu_layers],
@@ -91,7 +93,7 @@ def load_gpu_runner(
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
     ready = ready_message(config, model_config, capacity, weight_bytes, name, in_a_step)
-    runner = GpuRunner(model, slot_table, ready, constraints, experts, first_layers)
+    runner = GpuRunner(model, slot_table, ready, constraints, experts, first_layers, dump)
     runner.record()
     if model.can_stream:
         _choose_streaming(runner, config.gpu_prefill_token_threshold)

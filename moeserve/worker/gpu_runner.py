@@ -35,6 +35,7 @@ from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.graphs import Launches, Recorder
 from moeserve.worker.runner import Int32s, Layout, Sequences, entries, log_bound
+from moeserve.worker.step_dump import StepDump, StepRecord
 from moeserve.worker.step_end import StepEnd
 
 COPIED = 1 << 30  # bytes
@@ -52,6 +53,7 @@ class GpuRunner:
         constraints: Constraints,
         experts_in_ram: ExpertsInRam | None = None,
         first_layers: FirstLayers | None = None,
+        dump: StepDump | None = None,
     ) -> None:
         """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's.
         experts_in_ram: the model's, where there are any. first_layers: those before the model's, if it has no
@@ -67,6 +69,7 @@ class GpuRunner:
         head_rows = model.head_sizes[-1]
         self._sampler = GpuSampler(ready.max_num_seqs, ready.vocab_size, head_rows, model.device)
         self._constraints = constraints
+        self._dump = dump
         self._inputs = {
             size: StepInputs(size, min(size, head_rows), ready.max_num_seqs, model.device)
             for size in model.sizes
@@ -134,19 +137,22 @@ class GpuRunner:
         for seq in plan.new_seqs:
             self._bind(seq)
         layout = Layout(plan.rows)
-        if self._first_layers is not None:
-            self._first_layers.compute(layout, self._sequences)
         inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
         inputs.fill(layout, self._sequences)
+        record = None if self._dump is None else self._dump.start(layout, self._sequences, self._ready)
+        if self._first_layers is not None:
+            self._first_layers.compute(layout, self._sequences, record)
         # A request that is new may read the KV of rows of this very step, beside its own.
         are_apart = layout.n == 1 or (layout.n == len(layout.count) and not plan.new_seqs)
-        has_logits = self._forward(inputs, layout, are_apart)
+        has_logits = self._forward(inputs, layout, are_apart, record)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout, inputs.size)
         # What prompts asked for has overwritten the logits of a recorded step.
-        sampled = self._sample(layout, inputs, has_logits and not prompt_logprobs)
+        sampled = self._sample(layout, inputs, has_logits and not prompt_logprobs, record)
         if not sampled:
             self._done.wait()
         self._model.check()
+        if record is not None:
+            record.finish(sampled)
         self._step_ended = time.perf_counter()
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
@@ -210,10 +216,13 @@ class GpuRunner:
         self._sampler.bind(seq.req_slot, seq.sampling, tokens[: seq.num_prompt], output)
         self._constraints.bind(seq.req_slot, seq.sampling, output)
 
-    def _forward(self, inputs: StepInputs, layout: Layout, are_apart: bool) -> bool:
-        """Launches the step; True where that included the head."""
+    def _forward(
+        self, inputs: StepInputs, layout: Layout, are_apart: bool, record: StepRecord | None
+    ) -> bool:
+        """Launches the step; True where that included the head. A step that is dumped is never a recorded one."""
         each_alone = layout.n <= FEW_ROWS or layout.n == len(layout.count)
-        recorded = (self._decode if are_apart else self._few).get(inputs.size) if each_alone else None
+        graphs = self._decode if are_apart else self._few
+        recorded = graphs.get(inputs.size) if each_alone and record is None else None
         if recorded is not None:
             self._model.begin()
             recorded()
@@ -224,7 +233,7 @@ class GpuRunner:
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = self._batch(inputs, num_decode, tiles, streamed, are_apart)
         self._model.begin(batch)
-        self._launch(batch)
+        self._launch(batch, record)
         return False
 
     def _decode_step(self, size: int, are_apart: bool) -> None:
@@ -255,9 +264,9 @@ class GpuRunner:
             streamed,
         )
 
-    def _launch(self, batch: GpuBatch) -> None:
+    def _launch(self, batch: GpuBatch, record: StepRecord | None = None) -> None:
         self._slot_table.index_put_((batch.req_slots, batch.positions), batch.kv_slots)
-        self._model.forward(batch)
+        self._model.forward(batch, record)
 
     def _tiles(self, layout: Layout, num_decode: int) -> Tensor:
         """Of the chunks behind the first `num_decode` rows."""
@@ -272,7 +281,9 @@ class GpuRunner:
         )
         return torch.from_numpy(tiles).to(self._model.device)
 
-    def _sample(self, layout: Layout, inputs: StepInputs, has_logits: bool) -> list[Sampled]:
+    def _sample(
+        self, layout: Layout, inputs: StepInputs, has_logits: bool, record: StepRecord | None
+    ) -> list[Sampled]:
         sampled: list[Sampled] = []
         most = self._model.head_sizes[-1]
         for call, first in enumerate(range(0, len(layout.sampled_rows), most)):
@@ -281,6 +292,8 @@ class GpuRunner:
             size = inputs.size if has_logits else _rounded(len(slots), self._model.head_sizes)
             rows, device_slots, count = inputs.head(call, size)
             logits = self._logits[size] if has_logits else self._model.logits(inputs.size, rows, count)
+            if record is not None:
+                record.logits(first, logits[: len(slots)])
             masks = self._constraints.masks_for(slots)
             chosen = self._sampler.sample(logits, slots, device_slots, count, masks)
             wanted = self._sampler.wanted_logprobs(slots)

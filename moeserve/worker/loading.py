@@ -27,6 +27,7 @@ from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, KvRoom, allocate, plan
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
 from moeserve.worker.runner import Runner
+from moeserve.worker.step_dump import open_dump
 
 if TYPE_CHECKING:
     from moeserve.worker.gpu_runner import GpuRunner
@@ -74,6 +75,9 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
     model_config = Qwen3MoeConfig.from_gguf(gguf)
     model_config.check_tensors(gguf)
+    tokens = step_tokens(config.max_num_batched_tokens, model_config, gpu_bytes=None)
+    most_rows = max(tokens, config.max_num_seqs)
+    dump = open_dump(config, model_config, most_rows)
     place(ModelSizes.of(gguf.tensors, model_config), wishes_of(config, model_config), gpu=None)
     in_place = config.weight_layout == "file"
     if in_place and not gguf.is_mapped:
@@ -85,17 +89,16 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     weights = WeightLoader(stream, gguf, model_config, on_progress, in_place).load()
     room = KvRoom("memory", available_bytes(), model_config.num_layers, SHARE_OF_FREE_MEMORY)
     capacity = plan_capacity(config, model_config, [room])
-    tokens = step_tokens(config.max_num_batched_tokens, model_config, gpu_bytes=None)
     model = Qwen3Moe(
         model_config,
         weights,
         stream,
         allocate(model_config, capacity.num_slots, model_config.num_layers),
-        max_tokens=max(tokens, config.max_num_seqs),
+        max_tokens=most_rows,
         max_model_len=capacity.max_model_len,
     )
     ready = ready_message(config, model_config, capacity, weights.bytes, _device(stream), tokens)
-    return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa])
+    return Runner(stream, model, ready, constraints, SAMPLER_ISA[config.isa], dump)
 
 
 def _refuse_gpu_flags(config: ServerConfig) -> None:

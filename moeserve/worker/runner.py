@@ -25,6 +25,7 @@ from moeserve.messages.schema import (
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.sampler import SamplerState
+from moeserve.worker.step_dump import StepDump, StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Sequences:
         self.kv_slots: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.num_prompt = [0] * max_num_seqs
         self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
+        self.request_ids = [""] * max_num_seqs
 
     def bind(self, seq: NewSeq) -> Int32s:
         """Returns the known tokens, prompt first."""
@@ -59,6 +61,7 @@ class Sequences:
         self.kv_slots[seq.req_slot, : len(prefix)] = prefix
         self.num_prompt[seq.req_slot] = seq.num_prompt
         self.prompt_logprobs[seq.req_slot] = seq.sampling.prompt_logprobs
+        self.request_ids[seq.req_slot] = seq.request_id
         return tokens
 
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
@@ -140,6 +143,7 @@ class Runner:
         ready: WorkerReady,
         constraints: Constraints,
         sampler_isa: str | None,
+        dump: StepDump | None = None,
     ) -> None:
         self._stream = stream
         self._model = model
@@ -147,6 +151,7 @@ class Runner:
         self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
         self._sampler = SamplerState(ready.max_num_seqs, ready.vocab_size, stream.pool, sampler_isa)
         self._constraints = constraints
+        self._dump = dump
         self._plan = AttentionPlan()
         self._step_ended = time.perf_counter()
 
@@ -160,10 +165,14 @@ class Runner:
         for seq in plan.new_seqs:
             self._bind(seq)
         layout = Layout(plan.rows)
-        self._model.forward(cpu_batch(self._plan, layout, self._sequences, self._model, self._stream))
+        record = None if self._dump is None else self._dump.start(layout, self._sequences, self._ready)
+        batch = cpu_batch(self._plan, layout, self._sequences, self._model, self._stream)
+        self._model.forward(batch, record)
         self._stream.wait()
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
-        sampled = self._sample(layout)
+        sampled = self._sample(layout, record)
+        if record is not None:
+            record.finish(sampled)
         self._step_ended = time.perf_counter()
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
@@ -197,12 +206,14 @@ class Runner:
         self._stream.wait()
         return logits
 
-    def _sample(self, layout: Layout) -> list[Sampled]:
+    def _sample(self, layout: Layout, record: StepRecord | None) -> list[Sampled]:
         sampled: list[Sampled] = []
         for first in range(0, len(layout.sampled_rows), Qwen3Moe.LOGIT_ROWS):
             part = slice(first, first + Qwen3Moe.LOGIT_ROWS)
             slots, positions = layout.sampled_slots[part], layout.sampled_positions[part]
             logits = self._logits(layout.sampled_rows[part])
+            if record is not None:
+                record.logits(first, logits)
             tokens, logprobs = self._sampler.sample(logits, slots, self._constraints.masks_for(slots))
             failed = self._constraints.accept(slots, tokens)
             self._sequences.append(slots, positions, tokens)

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.accuracy import Fixture, Report, measure, table
 from benchmarks.server import Server, running_server
-from tests.conftest import OWN_FIXTURES, TINY_MODEL, fixtures_dir
+from tests.conftest import OWN_FIXTURES, TEST_DEVICE, TINY_MODEL, fixtures_dir
+from tests.gpu.bounds import assert_near
 
 
 def wide_models() -> list[Path]:
@@ -23,8 +24,11 @@ YARDSTICK_KL = 2e-4
 
 def assert_no_worse_than_llama_cpp(report: Report) -> None:
     print(table([report]))
-    assert report.ours.median_kl <= report.llama_cpp.median_kl
-    assert report.ours.top1 >= report.llama_cpp.top1 - 0.01
+    if TEST_DEVICE == "cuda":
+        assert_near(report.name, report.ours, report.llama_cpp, large_steps=True)
+    else:
+        assert report.ours.median_kl <= report.llama_cpp.median_kl
+        assert report.ours.top1 >= report.llama_cpp.top1 - 0.01
     # Two engines that are each as far from the truth as llama.cpp differ about as often as it does from the truth. Of
     # the 182 steps that are compared, 3.5% are two standard deviations.
     assert report.same_choice >= report.llama_cpp.top1 - 0.035

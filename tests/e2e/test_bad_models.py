@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from benchmarks.server import clean_environment, command, running_server
-from tests.e2e.clients import completion
+from benchmarks.server import Server, clean_environment, command, running_server
+from tests.e2e.clients import completion, within
 
 NAME_LENGTH, NAME, DIMENSION_COUNT, DIMENSIONS, TYPE, OFFSET = range(6)  # the parts of gguf-py's tensor field
 VICTIM = "blk.1.ffn_down_exps.weight"
@@ -144,3 +144,21 @@ def test_template_that_loops_for_ever_harms_only_its_own_request(tiny_model: Pat
         assert "template" in response.json()["error"]["message"]
         assert time.monotonic() - started < 20
         assert completion(server, prompt="Hello") == expected
+
+
+def test_a_file_cut_short_while_it_is_served_from_ends_the_engine_with_its_cause(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "shrinking.gguf"
+    shutil.copy(tiny_model, model)
+    server = Server(model, "--weight-layout", "file")
+    try:
+        os.truncate(model, 1 << 20)
+        body = {"prompt": "Hello", "max_tokens": 1}
+        response = httpx.post(server.base_url + "/v1/completions", json=body, timeout=60)
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "engine_dead"
+        assert within(10, lambda: "was the model's file cut short" in server.log), server.log
+        assert httpx.get(server.base_url + "/health").status_code == 503
+    finally:
+        server.kill()

@@ -43,10 +43,18 @@ class Driver:
     def free(self, slot: int) -> None:
         self._free += self._held.pop(slot, [])
 
+    def take(self) -> int:
+        """A free KV slot."""
+        return int(self._free.pop(0))
+
+    def slots(self, slot: int) -> list[int]:
+        """The KV slots of a request, by position."""
+        return self._held[slot]
+
     def row(self, slot: int, count: int, *, sample: bool) -> Row:
         """The next `count` positions."""
         held = self._held.setdefault(slot, [])
-        taken = [self._free.pop(0) for _ in range(count)]
+        taken = [self.take() for _ in range(count)]
         held += taken
         return Row(slot, len(held) - count, count, np.array(taken, np.int32).tobytes(), sample)
 

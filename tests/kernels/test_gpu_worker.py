@@ -6,19 +6,20 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from benchmarks.header import QWEN3_30B_A3B, write_header
 from moeserve.config import ServerConfig
-from moeserve.messages.schema import TokenLogprob
+from moeserve.messages.schema import NewSeq, Row, TokenLogprob
 from moeserve.models.source import open_dummy_model
 from moeserve.worker.calibration import Streaming
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.loading import load_cpu_runner
-from tests.gpu.driver import Driver, small_config
+from tests.gpu.driver import GREEDY, Driver, small_config
 
 pytestmark = pytest.mark.slow  # three minutes of CPU time
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
@@ -57,14 +58,25 @@ def expected(model: Path) -> list[TokenLogprob]:
     return Driver(load_cpu_runner(config_of(model), lambda *_: None)).score(0, PROMPT, 32)
 
 
-@pytest.mark.parametrize(
-    ("experts", "threshold"), [(4, 1), (1, 1000), (1, 1)], ids=["all on the GPU", "shared", "streamed"]
-)
-def test_same_as_the_cpu(model: Path, expected: list[TokenLogprob], experts: int, threshold: int) -> None:
-    """A prompt of 20 tokens in a step and in chunks of 17 and 3, which take other kernels."""
-    config = config_of(model, num_gpu_experts=experts, gpu_prefill_token_threshold=threshold)
+@pytest.fixture(scope="module")
+def all_on_gpu(model: Path) -> GpuRunner:
+    config = config_of(model, num_gpu_experts=4)
+    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+
+
+def test_all_on_the_gpu(all_on_gpu: GpuRunner, expected: list[TokenLogprob]) -> None:
+    check_same(all_on_gpu, expected, experts=4)
+
+
+@pytest.mark.parametrize("threshold", [1000, 1], ids=["shared", "streamed"])
+def test_an_expert_on_the_gpu(model: Path, expected: list[TokenLogprob], threshold: int) -> None:
+    config = config_of(model, num_gpu_experts=1, gpu_prefill_token_threshold=threshold)
     runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
-    assert isinstance(runner, GpuRunner)
+    check_same(runner, expected, experts=1)
+
+
+def check_same(runner: GpuRunner, expected: list[TokenLogprob], *, experts: int) -> None:
+    """As the CPU, for a prompt of 20 tokens in a step and in chunks of 17 and 3, which take other kernels."""
     driver = Driver(runner)
     for chunk in (17, 20):
         found = driver.score(0, PROMPT, chunk)
@@ -73,6 +85,24 @@ def test_same_as_the_cpu(model: Path, expected: list[TokenLogprob], experts: int
         assert sum(a.top_ids[0] == b.top_ids[0] for a, b in pairs) >= len(pairs) - 1
     use = runner.expert_use()
     assert sum(use.on_gpu) == 2 * experts
+
+
+def test_a_new_request_reads_a_row_of_its_own_step(all_on_gpu: GpuRunner) -> None:
+    """The router lets others read what is planned of a prompt: a row may need the KV that another writes beside it."""
+    driver = Driver(all_on_gpu)
+    first, second = PROMPT[:4], [*PROMPT[:4], 7]
+    driver.step([driver.new(0, first, GREEDY)], [driver.row(0, 3, sample=False)])
+    last = driver.row(0, 1, sample=False)
+    slots = np.array(driver.slots(0), np.int32).tobytes()
+    slot = np.array([driver.take()], np.int32).tobytes()
+    reads = NewSeq(1, np.array(second, np.int32).tobytes(), len(second), slots, GREEDY)
+    row = Row(1, 4, 1, slot, True)
+    together = driver.step([reads], [row, last]).sampled[0].logprob
+    alone = driver.step([reads], [row]).sampled[0].logprob
+    assert together is not None
+    assert alone is not None
+    assert together.top_ids == alone.top_ids
+    assert np.allclose(together.top_logprobs, alone.top_logprobs, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +142,7 @@ def test_prompts_shared_between_stream_and_pool(
 
 def routes(runner: GpuRunner) -> torch.Tensor:
     """[layers, experts]: tokens routed to each so far."""
-    return runner._model.heat.cpu().long()
+    return runner._model.heat.cpu().clone()
 
 
 def pool_routes(runner: GpuRunner) -> list[torch.Tensor]:

@@ -94,7 +94,8 @@ def experts(n, kind, down):
     if few:
         h = both(n * top_k, ff, dtype)
         few_experts_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, *h)
-        few_experts_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, top_k), empty(n, hidden))
+        few_experts_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, top_k), count,
+                         empty(n, hidden))
         return
     align_routes(ids, count, experts, room.expert, room.routes)
     experts_up(empty(n, hidden, dtype=dtype), gate, kind, gate, kind, hidden, room.expert, room.routes, top_k, half)

@@ -97,6 +97,20 @@ def test_large_tiles() -> None:
     assert nmse(out.cpu(), reference(x, dequantize(p, 0).cpu())) < 1e-7
 
 
+@pytest.mark.parametrize("tile", [(8, 32, 4, 4, 2), (16, 64, 2, 4, 2), (32, 32, 2, 4, 3)])
+def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:
+    """More units than columns, rows in blocks, rows and tokens that fill no tile. Up to 16
+    tokens at once weights stay exact; before more they are rounded to float16."""
+    p = planes_of(weights.Type.Q6_K, 70, 768)
+    x = activations("gaussian", 19, 768).half()
+    out = torch.full((20, 70), GUARD, device=DEVICE)
+    weight = weight_of(tensors(p), int(p.type), p.cols)
+    run_gemm(x.to(DEVICE), weight, None, None, counter(19), out[:19], tile=GemmTile(*tile, by_unit=True))
+    largest = 1e-11 if tile[0] <= 16 else 1e-7
+    assert nmse(out[:19].cpu(), reference(x, dequantize(p, 0).cpu())) < largest
+    assert (out[19] == GUARD).all()
+
+
 @pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
 def test_embedding(kind: weights.Type) -> None:
     cols = 768 if weights.QUANT_TYPES[kind].block_size == 256 else 96

@@ -22,8 +22,9 @@ from moeserve.httpserver.app import _BODIES, build_app
 from moeserve.httpserver.connection import BoundedHttpProtocol
 from moeserve.httpserver.host import KnownHost
 from moeserve.httpserver.metrics import Metrics
-from moeserve.httpserver.middleware import BodyLimit
+from moeserve.httpserver.middleware import BodyLimit, body_limit
 from moeserve.httpserver.protocol.base import MAX_VALUES
+from moeserve.httpserver.protocol.tools import arguments_for_template
 
 MILLION = 1_000_000
 USER = {"messages": [{"role": "user", "content": "hi"}]}
@@ -120,7 +121,7 @@ def test_bodies_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) ->
         await begun[-1].wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    limit = BodyLimit(app)
+    limit = BodyLimit(app, lambda: None)
 
     async def request(size: int) -> int:
         sent: list[Message] = []
@@ -198,7 +199,18 @@ def test_only_names_that_are_ours_are_answered(host: str, answered: bool) -> Non
 )
 def test_where_a_hosts_name_matters(settings: dict[str, Any], status: int) -> None:
     config = ServerConfig(**settings)
-    engine = types.SimpleNamespace(tracer=None, health=lambda: {"status": "ok"})
+    engine = types.SimpleNamespace(tracer=None, max_model_len=None, health=lambda: {"status": "ok"})
     service = types.SimpleNamespace(config=config, metrics=Metrics("m"), engine=engine)
     client = TestClient(build_app(service), base_url="http://evil.example")
     assert client.get("/health").status_code == status
+
+
+def test_a_bodys_limit_follows_the_context() -> None:
+    sizes = [body_limit(context) for context in (None, 2048, 262_144, 1 << 24)]
+    assert sizes == [32 << 20, 4 << 20, 16 << 20, 32 << 20]
+
+
+def test_arguments_beyond_reason_stay_text() -> None:
+    assert arguments_for_template('{"a": [1]}') == {"a": [1]}
+    text = '{"a": [' + ",".join(["[]"] * MILLION) + "]}"
+    assert arguments_for_template(text) is text

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from moeserve.httpserver.connection import MAX_HEAD_BYTES
-from moeserve.httpserver.middleware import MAX_BODY_BYTES
+from moeserve.httpserver.middleware import MIN_BODY_LIMIT
 from moeserve.messages.schema import (
     EngineDead,
     GenerateRequest,
@@ -334,17 +334,17 @@ def test_api_key_guards_all_but_health_and_metrics() -> None:
 
 def test_a_large_body_is_refused(server: HttpServer) -> None:
     def in_chunks() -> Iterator[bytes]:
-        for _ in range(MAX_BODY_BYTES // (1 << 20) + 2):
+        for _ in range(MIN_BODY_LIMIT // (1 << 20) + 2):
             yield b" " * (1 << 20)
 
     headers = {"content-type": "application/json"}
     announced = httpx.post(
-        server.url + "/v1/completions", content=b" " * (MAX_BODY_BYTES + 1), headers=headers
+        server.url + "/v1/completions", content=b" " * (MIN_BODY_LIMIT + 1), headers=headers
     )
     chunked = httpx.post(server.url + "/v1/completions", content=in_chunks(), headers=headers)
     for response in (announced, chunked):
         assert response.status_code == 413
-        assert str(MAX_BODY_BYTES) in response.json()["error"]["message"]
+        assert str(MIN_BODY_LIMIT) in response.json()["error"]["message"]
 
 
 def test_large_headers_are_refused(server: HttpServer) -> None:
@@ -384,7 +384,7 @@ def test_a_long_prompt_holds_up_nobody() -> None:
 
 def test_an_announced_large_body_is_refused_before_it_is_sent(server: HttpServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {MAX_BODY_BYTES + 1}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {MIN_BODY_LIMIT + 1}\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=2) as connection:
         connection.sendall(head.encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")

@@ -391,6 +391,9 @@ def test_the_message_about_a_part_or_a_length(client: httpx.Client) -> None:
     assert message(chat, messages=[]) == "messages: must have at least 1 item, not 0"
     hi = [{"role": "user", "content": "Hi"}]
     assert message(chat, messages=hi, stop="") == "stop.0: must have at least 1 character"
+    assert message(chat, messages=hi, tool_choice={"type": "allowed_tools"}).startswith(
+        "tool_choice: must be 'none', 'auto' or 'required'"
+    )
     block = {"type": "image", "source": {"type": "url", "url": "x"}}
     anthropic = [{"role": "user", "content": [block]}]
     assert message("/v1/messages", model=NAME, messages=anthropic) == (

@@ -243,14 +243,18 @@ def test_files_that_are_missing_or_no_json(folder: Path) -> None:
         ("tokenizer.json", None, "is missing; save the tokenizer"),
         ("config.json", "{", "not valid JSON"),
         ("config.json", "[" * 100_000, "not valid JSON"),
-        ("model.safetensors.index.json", '{"weight_map": {"a": "../../x.safetensors"}}', "without a folder"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"a": "../../x.safetensors"}}',
+            "beside it is expected",
+        ),
         (
             "model.safetensors.index.json",
             '{"weight_map": {"a": "x.safetensors"}}',
             "1 of 1 weight files are missing",
         ),
         ("model.safetensors.index.json", '{"weight_map": []}', "no weight_map"),
-        ("model.safetensors.index.json", '{"weight_map": {"a": ["b"]}}', "without a folder"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": ["b"]}}', "beside it is expected"),
     ):
         before = (folder / file).read_text()
         if damage is None:

@@ -20,6 +20,7 @@ FRAME = {
     "moeserve.messages",
     "moeserve.logs",
     "moeserve.tracing",
+    "moeserve.version",
 }
 
 # What a model is loaded from; none of it knows torch.
@@ -38,7 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.errors": set(),
     "moeserve.config": set(),
     "moeserve.logs": set(),
-    "moeserve.tracing": {"moeserve.config", "moeserve.errors"},
+    "moeserve.tracing": {"moeserve.config", "moeserve.errors", "moeserve.version"},
+    "moeserve.version": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.source"},
@@ -79,10 +81,13 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.placement",
         "moeserve.tokenizer",
         "moeserve.grammar",
+        "moeserve.dump.format",
     },
+    "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
-    "moeserve.simulate": FRAME | {"moeserve.workload", "moeserve.router", "moeserve.options"},
+    "moeserve.simulate": FRAME
+    | {"moeserve.workload", "moeserve.router", "moeserve.options", "moeserve.placement.step_tokens"},
     "moeserve.launcher": FRAME | {"moeserve", "moeserve.runtime_directory"},
     "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }

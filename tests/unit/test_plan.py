@@ -19,9 +19,10 @@ from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.placement import Gpu, ModelSizes, Wishes, place
+from moeserve.placement import Gpu, ModelSizes, Prefill, Wishes, place
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan import command
+from moeserve.plan.gpu_constants import FEW_ROWS
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.memory import gpu_reserved_bytes
 from moeserve.plan.rates import CpuRates, GpuRates
@@ -293,3 +294,31 @@ def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> N
     assert rates[-1] > 2 * rates[0]
     coldest = [list(range(128))] * 4
     assert decode(32, counts) > decode(32, coldest)
+
+
+def test_few_rows_are_few_where_the_kernels_say_so() -> None:
+    pytest.importorskip("triton")
+    from moeserve.kernels.experts.cuda import method_for
+
+    assert method_for(FEW_ROWS).block == 1
+    assert method_for(FEW_ROWS + 1).block > 1
+
+
+def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
+    """Few tokens are the CPU's, many are streamed whole; between, neither alone is as fast."""
+    model, room = sizes(), Gpu(64 << 30, 0)
+
+    def seconds(tokens: int, prefill: Prefill) -> float:
+        placement = place(model, Wishes(num_gpu_experts=0), room)
+        layers = tuple(dataclasses.replace(layer, prefill=prefill) for layer in placement.layers)
+        placement = dataclasses.replace(placement, layers=layers)
+        return tokens / HybridSpeed(BIG, model, Routing(BIG), placement, RATES, GpuRates()).prefill(
+            tokens, 4096
+        )
+
+    on_cpu, streamed, best = ({n: seconds(n, way) for n in (8, 256, 4096)} for way in ("cpu", "cuda", "auto"))
+    assert on_cpu[8] < streamed[8]
+    assert best[8] <= on_cpu[8]
+    assert on_cpu[4096] > streamed[4096]
+    assert best[4096] <= streamed[4096]
+    assert best[256] < 0.9 * min(on_cpu[256], streamed[256])

@@ -30,7 +30,7 @@ def load_block(
     NEW: tl.constexpr, KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, and their numbers [BLOCK]. Token
-    NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold what was before."""
+    NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold older content."""
     token = first + tl.arange(0, BLOCK)
     d = tl.arange(0, SIZE)[None, :]
     there = (token >= NEW) & (token < end)

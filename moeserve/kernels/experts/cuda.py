@@ -32,8 +32,12 @@ class Method:
 
 def method_for(tokens: int) -> Method:
     """By the rows of the batch, the padding included. The borders are measured (benchmarks/gpu_kernels.py)."""
-    if tokens <= 32:
+    if tokens <= 16:
         return Method(1)
+    if tokens <= 64:
+        # 133 registers, the compiler's choice, leave room for 3 programs of a multiprocessor instead of 4.
+        up = GemmTile(8, 32, 4, 4, 2, by_unit=True, registers=128)
+        return Method(8, up, GemmTile(8, 64, 2, 2, 2, by_unit=True))
     if tokens <= 128:
         return Method(16, GemmTile(16, 32, 2, 2, 2), GemmTile(16, 64, 2, 2, 2))
     if tokens <= 256:
@@ -112,7 +116,7 @@ def experts_down(
 
 
 _METHODS = {
-    m.block: m for m in map(method_for, (64, 256, 8192))
+    m.block: m for m in map(method_for, (64, 128, 256, 8192))
 }  # blocks of different sizes are different methods'
 
 

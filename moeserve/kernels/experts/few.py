@@ -98,13 +98,14 @@ def few_experts_down(
     cols: int,
     ids: Tensor,
     weights: Tensor,
+    count: Tensor,
     out: Tensor,
     *,
     adds: bool = False,
     tile: GemvTile | None = None,
 ) -> None:
-    """out[i] = sum_j weights[i, j] * down(h[i * top_k + j]) with expert ids[i, j], none where that is below 0; adds:
-    out[i] += that. ids, weights [n, top_k]; out [n, hidden]."""
+    """out[i] = sum_j weights[i, j] * down(h[i * top_k + j]) with expert ids[i, j], none where that is below 0, for i <
+    count[0]; adds: out[i] += that. ids, weights [n, top_k]; out [n, hidden]."""
     w = weight_of(down, down_kind, cols)
     n, top_k = ids.shape
     t = down_tile(w, top_k) if tile is None else tile
@@ -119,6 +120,7 @@ def few_experts_down(
         w.supers,
         ids,
         weights,
+        count,
         out,
         w.rows,
         w.cols,

@@ -138,17 +138,22 @@ def dot_experts(
 
 @kernel
 def down_kernel(
-    x, x_codes, x_scales, codes, scales, supers, experts, weights, out,
+    x, x_codes, x_scales, codes, scales, supers, experts, weights, count, out,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, ADDS: tl.constexpr, BR: tl.constexpr,
     NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out[token] = sum over j of weights[token, j] * W x[token * TOP_K + j] with the matrix W of experts[token, j],
-    none where that is below 0; ADDS: out[token] += that. Grid (row tiles, tokens)."""
+    none where that is below 0; ADDS: out[token] += that. For tokens below count[0], which is read before the kernel
+    ahead has ended. Grid (row tiles, tokens)."""
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()
     first_row = tl.program_id(0) * (BR * NB)
     token = tl.program_id(1).to(tl.int64)
+    existing = tl.load(count)
+    if PDL:
+        gdc_wait()
+    if token >= existing:
+        return
     experts += token * TOP_K
     weights += token * TOP_K
     r = tile_rows(first_row, ROWS, BR, NB)

@@ -10,11 +10,18 @@ from torch import Tensor
 from moeserve.kernels.launch import PDL
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
+from moeserve.kernels.linear.unit_gemm import gated_unit_gemm_kernel, unit_gemm_kernel
 from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
 
 GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
-MANY_ROWS = 32_768  # the head's: enough programs for the GPU though each takes more tokens
+MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has programs enough for that from fewer tokens on
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no tensor cores until here
+
+
+def gemv_tokens(rows: int) -> int:
+    """Up to so many tokens a product with a quantised matrix of so many rows is a GEMV, which takes them as int8; more
+    it takes as floats."""
+    return GEMV_TOKENS if rows <= MANY_ROWS else MANY_ROWS_GEMV_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +95,21 @@ class GemmTile:
     ub: int  # units of columns at once
     warps: int
     stages: int
+    by_unit: bool = False  # unit_gemm.py's products for quantised matrices
+    registers: int | None = None  # of a thread at most
 
 
 def dense_tile(tokens: int, rows: int) -> GemmTile:
-    """Measured (benchmarks/gpu_kernels.py tune). Every program reads all activations of its tokens, so that few rows a
-    program are worth it only where there would be too few programs."""
+    """Measured (benchmarks/gpu_kernels.py tune). Few tokens at a time, so that there are programs enough: their blocks
+    take the same weights apart, which the L2 has. A head has programs enough."""
     if tokens > 64:
         return GemmTile(64, 128, 2, 4, 2)
-    bm = max(16, power_of_two(tokens))
-    if rows <= 4096:
-        return GemmTile(bm, 16, 4, 4, 3)
-    if bm <= 32:
-        return GemmTile(bm, 64, 2, 4, 3)
-    return GemmTile(bm, 64, 2, 8, 3) if rows <= MANY_ROWS else GemmTile(bm, 128, 2, 8, 2)
+    if rows > MANY_ROWS and tokens > 32:
+        return GemmTile(64, 128, 2, 4, 2, by_unit=True)
+    if rows > MANY_ROWS and tokens > 16:
+        return GemmTile(32, 64, 2, 4, 3, by_unit=True)
+    bn = 32 if rows <= 4096 and tokens <= 32 else 64
+    return GemmTile(8 if tokens <= 8 else 16, bn, 4, 4, 2, by_unit=True)
 
 
 def linear(
@@ -121,8 +130,8 @@ def linear(
     other = None if beside is None else weight_of(beside, beside_kind, cols)
     n = len(out)
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
-    if n <= GEMV_TOKENS or narrow:
-        tokens = min(8 if weight.rows > MANY_ROWS else 4, power_of_two(n))
+    if n <= gemv_tokens(weight.rows) or narrow:
+        tokens = min(4, power_of_two(n))
         blocks = -(-n // tokens)
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens)
         run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks)
@@ -187,10 +196,10 @@ def run_gemv(
 
 
 def _fitting(tile: GemmTile, *weights: Weight) -> GemmTile:
-    """Float matrices go through shared memory at two bytes a column or more: fewer stages and rows at a time."""
+    """Float matrices have no units, and go through shared memory at two bytes a column or more: fewer stages."""
     if all(w.format is not None for w in weights):
         return tile
-    return replace(tile, stages=2)
+    return replace(tile, stages=2, by_unit=False)
 
 
 def run_gemm(
@@ -203,9 +212,11 @@ def run_gemm(
     *,
     tile: GemmTile,
 ) -> None:
-    """gemm.gemm_kernel with tile.bm routes (dense: tokens) to a block."""
+    """gemm_kernel or unit_gemm_kernel with tile.bm routes (dense: tokens) to a block."""
     t = _fitting(tile, weight)
-    gemm_kernel(
+    run = unit_gemm_kernel if t.by_unit else gemm_kernel
+    more = (max(1, t.warps // t.ub), t.stages) if t.by_unit else ()
+    run(
         (
             -(-weight.rows // t.bn) + (0 if beside is None else -(-beside.rows // t.bn)),
             -(-len(out) // t.bm) if routing is None else len(routing.expert),
@@ -229,9 +240,11 @@ def run_gemm(
         t.bm,
         t.bn,
         t.ub,
+        *more,
         PDL,
         num_warps=t.warps,
         num_stages=t.stages,
+        maxnreg=t.registers,
         launch_pdl=PDL,
     )
 
@@ -239,9 +252,11 @@ def run_gemm(
 def run_gated_gemm(
     x: Tensor, gate: Weight, up: Weight, routing: Routing, top_k: int, out: Tensor, *, tile: GemmTile
 ) -> None:
-    """gemm.gated_gemm_kernel with tile.bm routes to a block."""
+    """gated_gemm_kernel or gated_unit_gemm_kernel with tile.bm routes to a block."""
     t = _fitting(tile, gate, up)
-    gated_gemm_kernel(
+    run = gated_unit_gemm_kernel if t.by_unit else gated_gemm_kernel
+    more = (max(1, t.warps // t.ub), t.stages) if t.by_unit else ()
+    run(
         (-(-gate.rows // t.bn), len(routing.expert)),
         x,
         gate.codes,
@@ -261,8 +276,10 @@ def run_gated_gemm(
         t.bm,
         t.bn,
         t.ub,
+        *more,
         PDL,
         num_warps=t.warps,
         num_stages=t.stages,
+        maxnreg=t.registers,
         launch_pdl=PDL,
     )

@@ -14,7 +14,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
 from moeserve.kernels.linear.units import expert_planes
-from moeserve.kernels.planes.triton import BYTE_ONES, field_assembly, load_words, merge_codes, scale_and_min
+from moeserve.kernels.planes.triton import (
+    BYTE_ONES,
+    code_assembly,
+    field_assembly,
+    load_words,
+    merge_codes,
+    scale_and_min,
+)
 
 
 @triton.jit
@@ -37,6 +44,25 @@ def field_numbers(low, high, f: tl.constexpr, F: tl.constexpr):
         if F.is_signed:
             codes = codes.to(tl.uint8).to(tl.int8, bitcast=True)
         out = (codes.to(tl.float32) + F.bias) * F.unit
+    return out
+
+
+@triton.jit
+def field_codes(low, high, f: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr):
+    """Of field f, from the bytes of the parts that hold it: signed codes or code + 128, exact in either float type."""
+    if F.is_signed or dtype != tl.bfloat16 or not COMPILED:
+        numbers = field_numbers(low, high, f, F) * (1.0 / F.unit)
+        if F.is_signed:
+            numbers -= F.bias
+        out = numbers.to(dtype)
+    elif F.high_bits > 0:
+        out = tl.inline_asm_elementwise(
+            code_assembly(F, f), "=r,=r,r,r", [low, high], tl.bfloat16, is_pure=True, pack=4
+        )
+    else:
+        out = tl.inline_asm_elementwise(
+            code_assembly(F, f), "=r,=r,r", [low], tl.bfloat16, is_pure=True, pack=4
+        )
     return out
 
 
@@ -183,9 +209,8 @@ def multiply(
 
 
 @triton.jit
-def route_pointers(x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr):
-    """The routes of a block [BM], which of them exist, and pointers to their rows of x."""
-    routes = block * BM + tl.arange(0, BM)
+def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl.constexpr):
+    """Of places in blocks: their routes (dense: tokens), which of them exist, and pointers to their rows of x."""
     if block_routes is not None:
         routes = tl.load(block_routes + routes)
         live = routes >= 0
@@ -225,7 +250,7 @@ def gemm_kernel(
         return
     TILES: tl.constexpr = (ROWS + BN - 1) // BN
     STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
-    routes, live, rows = route_pointers(x, block_routes, count, block, COLS, 1, BM)
+    routes, live, rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
     if tile < TILES:
         row = tile * BN + tl.arange(0, BN)
         c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
@@ -252,7 +277,7 @@ def gated_gemm_kernel(
     expert = tl.load(block_expert + block).to(tl.int64)
     if expert < 0:
         return
-    routes, live, rows = route_pointers(x, block_routes, None, block, COLS, TOP_K, BM)
+    routes, live, rows = route_pointers(x, block_routes, None, block * BM + tl.arange(0, BM), COLS, TOP_K)
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     r = tl.minimum(row, ROWS - 1)
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)

@@ -11,7 +11,7 @@ from moeserve.kernels.attention.cuda import prefill_attention, prefill_tiles
 from moeserve.kernels.embed.cuda import embed as launch_embed
 from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.few import few_experts_down, few_experts_up
-from moeserve.kernels.linear.cuda import GEMV_TOKENS
+from moeserve.kernels.linear.cuda import gemv_tokens
 from moeserve.kernels.linear.cuda import linear as launch_linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import FORMATS, GgmlType
@@ -50,7 +50,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(x: Tensor, weight: list[Tensor], kind: int) -> Tensor:
-    a = _activations(x, few=len(x) <= GEMV_TOKENS, kinds=(kind,))
+    a = _activations(x, few=len(x) <= gemv_tokens(weight[0].shape[1]), kinds=(kind,))
     out = torch.empty(len(x), weight[0].shape[1], device=x.device)
     launch_linear(a.x, a.codes, a.scales, _count(x), weight, kind, None, 0, x.shape[1], out)
     return out
@@ -103,7 +103,7 @@ def experts(
         few_experts_up(
             a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, ids, h.x, h.codes, h.scales
         )  # fmt: skip
-        few_experts_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, out)
+        few_experts_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, _count(x), out)
         return out
     assert h.x is not None
     align_routes(ids, _count(x), num, room.expert, room.routes)

@@ -106,7 +106,12 @@ class Format:
     @property
     def has_min(self) -> bool:
         """m is not 0: a min of its own, or the offset's."""
-        return self.offset != 0 or self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN)
+        return self.offset != 0 or self.has_own_min
+
+    @property
+    def has_own_min(self) -> bool:
+        """m is not a multiple of s."""
+        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN)
 
     @property
     def has_min_word(self) -> bool:

@@ -87,6 +87,26 @@ def field_assembly(F, f):
     return "{ " + " ".join(lines) + " }"
 
 
+@triton.constexpr_function
+def code_assembly(F, f):
+    """Four bytes of a field's low part ($2) and high part ($3) to four bfloat16 code + 128, two a word: codes below 128
+    are the 7 bits of 128's mantissa."""
+    lines = [
+        ".reg .b32 q, h;",
+        f"shr.b32 q, $2, {f * F.low_bits % 8};",
+        f"and.b32 q, q, {((1 << F.low_bits) - 1) * 0x01010101:#x};",
+    ]
+    if F.high_bits:
+        left = F.low_bits - f * F.high_bits % 8
+        lines += [
+            f"shl.b32 h, $3, {left};" if left > 0 else f"shr.b32 h, $3, {-left};",
+            f"and.b32 h, h, {(((1 << F.high_bits) - 1) << F.low_bits) * 0x01010101:#x};",
+            "or.b32 q, q, h;",
+        ]
+    lines += [f"prmt.b32 ${i}, q, 0x43434343, 0x4{2 * i + 1}4{2 * i};" for i in range(2)]
+    return "{ " + " ".join(lines) + " }"
+
+
 @triton.jit
 def look_up(codes, TABLE: tl.constexpr, ONES: tl.constexpr):
     """Nibbles, one a byte of int32 words, to the table's signed bytes; with ONES = 1 the lowest byte counts."""

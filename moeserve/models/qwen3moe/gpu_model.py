@@ -38,6 +38,7 @@ from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
 from moeserve.models.qwen3moe.gpu_weights import GpuExperts, GpuLayer, GpuWeights, Product
 from moeserve.models.qwen3moe.rope import rope_tables
+from moeserve.models.tap import Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +135,21 @@ class GpuQwen3Moe:
         if self._handoff is not None:
             self._handoff.check()
 
-    def forward(self, batch: GpuBatch) -> None:
-        """Launches all layers. What `logits` then reads stays until the next call."""
+    def forward(self, batch: GpuBatch, tap: Tap | None = None) -> None:
+        """Launches all layers. What `logits` then reads stays until the next call. For a tap it waits after every
+        layer, which no graph can record."""
         w, r = self._weights, self._rooms[len(batch.token_ids)]
         table = self._first_rows
         assert table is not None
         ids = batch.token_ids if self._row_numbers is None else self._row_numbers[: r.rows]
         embed(ids, batch.count, _tensors(table), int(table.type), r.x)
+        if tap is not None and self._row_numbers is None:
+            tap.embedding(r.x)
         for i, layer in enumerate(w.layers):
             self._attention(i, layer, r, batch)
             self._experts(i, layer, r, batch)
+            if tap is not None:
+                self._show_layer(i, r, tap)
 
     def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
         """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
@@ -283,7 +289,7 @@ class GpuQwen3Moe:
                 r.y.x, r.y.codes, r.y.scales, *matrices, places, h.x, h.codes, h.scales
             )  # fmt: skip
             few_experts_down(
-                h.x, h.codes, h.scales, *of_down, places, r.weights, r.parts.view(r.rows, -1), adds=adds
+                h.x, h.codes, h.scales, *of_down, places, r.weights, count, r.parts.view(r.rows, -1), adds=adds
             )  # fmt: skip
             return
         assert r.y.x is not None
@@ -296,16 +302,49 @@ class GpuQwen3Moe:
         self, index: int, r: Room, weight: Tensor, count: Tensor, y: GpuActivations, rows: Tensor | None
     ) -> None:
         """x += the experts' outputs of layer `index`, and the norm of that; of `rows` alone, x stays as it was."""
-        layer = self._weights.layers[index]
-        is_shared = layer.places is not None
-        parts = r.parts if layer.experts is not None or self._streamed[index] else None
-        weights, places = (None, None) if r.is_few else (r.weights, r.places if is_shared else r.ids)
-        extra = r.from_cpu if is_shared and self._pool_works else None
-        if _routes_at_once(layer, r):
+        parts, weights, places, extra = self._outputs(index, r)
+        if _routes_at_once(self._weights.layers[index], r):
             extra = r.output.view(r.rows, -1)  # still to be added
         add_norm(
             r.x, parts, weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
         )  # fmt: skip
+
+    def _outputs(
+        self, index: int, r: Room
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """What layer `index`'s experts have left to be added to x: parts by their weights, those whose place is not
+        below 0 (None: all, as they are), and the pool's sum."""
+        layer = self._weights.layers[index]
+        is_shared = layer.places is not None
+        parts = r.parts if layer.experts is not None or self._streamed[index] else None
+        weights, places = (None, None) if r.is_few else (r.weights, r.places if is_shared else r.ids)
+        return parts, weights, places, r.from_cpu if is_shared and self._pool_works else None
+
+    def _show_layer(self, index: int, r: Room, tap: Tap) -> None:
+        """Sums are made on the CPU: the GPU's memory is all planned."""
+        parts, weights, places, from_cpu = self._outputs(index, r)
+        output = torch.zeros(r.rows, self.config.hidden_size) if from_cpu is None else from_cpu.cpu()
+        if parts is not None:
+            each = parts.cpu().float()
+            if weights is not None:
+                each *= weights.cpu()[:, :, None]
+            if places is not None:
+                each.masked_fill_(places.cpu()[:, :, None] < 0, 0.0)
+            output = output + each.sum(dim=1)
+        after_attention = r.x
+        if _routes_at_once(self._weights.layers[index], r):
+            after_attention = r.x.cpu() + r.output.view(r.rows, -1).cpu().float()
+        assert r.y.x is not None
+        first = self.config.num_layers - self.num_layers  # the CPU has shown those before
+        tap.layer(
+            first + index,
+            after_attention=after_attention,
+            expert_input=r.y.x,
+            router_logits=r.router_logits,
+            expert_ids=r.ids,
+            expert_weights=r.weights,
+            expert_output=output,
+        )
 
 
 def _routes_at_once(layer: GpuLayer, r: Room) -> bool:

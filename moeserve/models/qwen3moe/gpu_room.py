@@ -12,7 +12,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.cuda import DecodeRoom
 from moeserve.kernels.experts.cuda import BlockRoom
-from moeserve.kernels.linear.cuda import GEMV_TOKENS
+from moeserve.kernels.linear.cuda import GEMV_TOKENS, gemv_tokens
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
 ALIGNMENT = 256
@@ -94,7 +94,7 @@ class Head:
     def __init__(
         self, c: Qwen3MoeConfig, logits: Tensor, rows: int, floats: torch.dtype, device: torch.device
     ) -> None:
-        few = rows <= GEMV_TOKENS
+        few = rows <= gemv_tokens(logits.shape[1])
         self.final = GpuActivations.empty(
             rows, c.hidden_size, device, dtype=torch.float32 if few else floats, quantised=few
         )

@@ -27,6 +27,7 @@ from moeserve.kernels.cpu_stream import (
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.rope import rope_tables
 from moeserve.models.qwen3moe.weights import LayerWeights, Weights
+from moeserve.models.tap import Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +97,23 @@ class Qwen3Moe:
         self._heads = 0
         self._cos, self._sin = rope_tables(config, max_model_len)
 
-    def forward(self, batch: Batch) -> None:
-        """Queues all layers for up to max_tokens rows. The residual stream then holds what `logits` reads."""
+    def forward(self, batch: Batch, tap: Tap | None = None) -> None:
+        """Queues all layers for up to max_tokens rows. The residual stream then holds what `logits` reads. For a tap
+        it waits after every layer."""
         self._forwards += 1
         room, table, n = self._room, self._weights.embedding, batch.n
         torch.index_select(self._cos, 0, batch.positions, out=room.cos[:n])
         torch.index_select(self._sin, 0, batch.positions, out=room.sin[:n])
         self._stream.embed(table.table, table.ggml_type, batch.token_ids, n, room.x)
-        for layer, kv, heat in zip(self._weights.layers, self._kv, self.heat, strict=True):
+        if tap is not None:
+            self._stream.wait()
+            tap.embedding(room.x)
+        for i, (layer, kv) in enumerate(zip(self._weights.layers, self._kv, strict=True)):
             self._attention(layer, kv, batch)
-            self._experts(layer, heat, n)
+            if tap is None:
+                self._experts(layer, self.heat[i], n)
+            else:
+                self._show_experts(i, layer, n, tap)
 
     @property
     def x(self) -> torch.Tensor:
@@ -164,3 +172,20 @@ class Qwen3Moe:
         s.linear(room.y, n, layer.router, [room.router_logits])
         s.route(room.router_logits, n, room.routing)
         s.experts(e.gate, e.up, e.down, room.y, n, room.routing, room.h, heat, room.x)
+
+    def _show_experts(self, index: int, layer: LayerWeights, n: int, tap: Tap) -> None:
+        """The same, waited for. The kernels add to x at once, so the tap gets the difference."""
+        room, s = self._room, self._stream
+        s.wait()
+        after_attention = room.x[:n].clone()
+        self._experts(layer, self.heat[index], n)
+        s.wait()
+        tap.layer(
+            index,
+            after_attention=after_attention,
+            expert_input=room.y.f32,
+            router_logits=room.router_logits,
+            expert_ids=room.routing.ids,
+            expert_weights=room.routing.weights,
+            expert_output=room.x[:n] - after_attention,
+        )
