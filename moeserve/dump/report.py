@@ -113,8 +113,8 @@ def _outside(result: Result, tensor: str) -> Iterator[str]:
     """Of what is not in a layer."""
     cell = result.cells.get(Place(None, tensor))
     if cell is not None:
-        tied = f"; of {cell.tied} rows past a near tie {cell.worst_tied:.1e}" if cell.tied else ""
-        yield f"{tensor}: {_shown(cell) or 'no other rows'}{tied}"
+        tied = f"of {cell.tied} rows past a near tie {cell.worst_tied:.1e}" if cell.tied else ""
+        yield f"{tensor}: " + ", ".join(part for part in (_shown(cell), tied) if part)
 
 
 def _shown(cell: Cell) -> str:

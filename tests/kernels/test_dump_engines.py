@@ -1,0 +1,73 @@
+"""Dumps of the GPU's worker beside the CPU's: the same tensors, with experts anywhere. Under Triton's interpreter, on a
+GPU where there is one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from gguf.constants import GGMLQuantizationType as Type
+
+from benchmarks.header import QWEN3_30B_A3B, write_header
+from moeserve.config import ServerConfig
+from moeserve.dump.compare import Tolerances, compare
+from moeserve.dump.reader import Dump
+from moeserve.messages.schema import SamplingParams
+from moeserve.models.source import open_dummy_model
+from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.loading import load_cpu_runner
+from tests.gpu.driver import Driver, small_config
+
+GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A header: 2 layers of 4 experts, of which a token takes 2. A program of the interpreter takes milliseconds."""
+    path = tmp_path_factory.mktemp("model") / "small.gguf"
+    shape = dataclasses.replace(
+        QWEN3_30B_A3B, hidden_size=32, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=32, num_experts=4,
+        top_k=2, expert_ff=32, context_length=128, vocab_size=32,
+    )  # fmt: skip
+    write_header(path, shape, lambda name, _: Type.F32 if "gate_inp" in name else Type.F16)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("experts", "threshold", "tokens", "answers"),
+    [
+        (2, 1000, 2, 1),
+        pytest.param(4, 1000, 2, 2, marks=pytest.mark.slow),
+        pytest.param(2, 1000, 17, 2, marks=pytest.mark.slow),
+        pytest.param(2, 1, 17, 1, marks=pytest.mark.slow),
+    ],
+    ids=["shared", "all on the GPU", "shared, many rows", "streamed"],
+)
+def test_both_engines_dump_the_same(
+    small: Path, tmp_path: Path, experts: int, threshold: int, tokens: int, answers: int
+) -> None:
+    def config(name: str, **options: object) -> ServerConfig:
+        return small_config(
+            small, load_format="dummy", threads=1, max_num_seqs=1, max_num_batched_tokens=20, max_model_len=64,
+            max_total_tokens=128, debug_dump=str(tmp_path / name), **options,
+        )  # fmt: skip
+
+    gpu = load_gpu_runner(
+        config("gpu", num_gpu_experts=experts, gpu_prefill_token_threshold=threshold),
+        open_dummy_model(small), lambda *_: None, torch.device(DEVICE),
+    )  # fmt: skip
+    assert not any((tmp_path / "gpu").iterdir()), "neither recording nor calibration is dumped"
+    prompt = [(7 * i + 3) % 32 for i in range(tokens)]
+    for runner in (load_cpu_runner(config("cpu"), lambda *_: None), gpu):
+        Driver(runner).generate(0, prompt, answers, GREEDY)
+    result = compare(Dump(tmp_path / "cpu"), Dump(tmp_path / "gpu"), Tolerances(0.02, 3.0))
+    assert result.first is None
+    assert len(result.pairs) == tokens + answers - 1
+    assert {cell.rows for place, cell in result.cells.items() if place.layer is not None} == {
+        len(result.pairs)
+    }
+    assert result.same_top == answers
