@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FEW_ROWS = 32  # up to so many, experts are multiplied route by route (kernels/experts/cuda.py: method_for)
+FEW_ROWS = 16  # up to so many, experts are multiplied route by route (kernels/experts/cuda.py: method_for)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class GpuConstants:
     step_s: float = 0.23e-3  # a step beside its layers: the host, the choice of tokens
     dense_read: float = 1.0  # few rows: dense weights, the head and KV
     route_read: float = 0.64  # few rows: experts, once for each route
-    many_read: float = 0.41  # many rows: weights, each once, on their way to the tensor cores
-    ops: float = 0.22  # many rows
+    many_read: float = 0.54  # many rows: weights, each once, on their way to the tensor cores
+    ops: float = 0.206  # many rows
     handoff_s: float = 17e-6  # to the CPU pool and back, in each layer that has experts in RAM
     ram_read: float = 0.83  # experts in RAM
     pcie: float = (
