@@ -10,7 +10,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.source import open_metadata
-from moeserve.worker.kv_pool import plan_capacity
+from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, KvRoom, plan_capacity
 from moeserve.worker.loading import load_runner
 
 
@@ -28,8 +28,9 @@ def test_a_flag_of_the_gpu_is_refused_without_one(config: ServerConfig, flag: st
 
 def test_a_context_beyond_the_models_own_is_told(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = Qwen3MoeConfig.from_gguf(open_metadata(tiny_model))
-    plan_capacity(ServerConfig(max_model_len=model.context_length), model, 1 << 34)
+    room = KvRoom("memory", 1 << 34, model.num_layers, SHARE_OF_FREE_MEMORY)
+    plan_capacity(ServerConfig(max_model_len=model.context_length), model, [room])
     assert not caplog.records
-    plan_capacity(ServerConfig(max_model_len=2 * model.context_length), model, 1 << 34)
+    plan_capacity(ServerConfig(max_model_len=2 * model.context_length), model, [room])
     (record,) = caplog.records
     assert f"the model was made for {model.context_length}, " in record.message
