@@ -109,7 +109,14 @@ def failed_start(model: Path) -> str:
     return output
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+# A start each; the others' texts are read without one in tests/unit/test_gguf_malformed.py.
+SERVED = ("not a GGUF file", "truncated in the weights", "absurd array", "wrong architecture", "no heads")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in SERVED else pytest.mark.slow) for name in DAMAGES],
+)
 def test_damaged_file_is_refused_with_its_cause(name: str, tiny_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "damaged.gguf"
     shutil.copy(tiny_model, model)
@@ -156,7 +163,7 @@ def test_a_file_cut_short_while_it_is_served_from_ends_the_engine_with_its_cause
         os.truncate(model, 1 << 20)
         body = {"prompt": "Hello", "max_tokens": 1}
         response = httpx.post(server.base_url + "/v1/completions", json=body, timeout=60)
-        assert response.status_code == 500
+        assert response.status_code in (500, 503)  # while it was served, or before it came
         assert response.json()["error"]["code"] == "engine_dead"
         assert within(10, lambda: "was the model's file cut short" in server.log), server.log
         assert httpx.get(server.base_url + "/health").status_code == 503

@@ -142,8 +142,14 @@ def test_the_api_key_comes_from_the_environment(
 
 @pytest.mark.parametrize(
     ("seqs", "step_tokens", "sizes"),
-    [(12, 64, [1, 2, 4, 8, 16, 32, 64]), (1, 32, [1, 8, 16, 32]), (4, 2048, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])],
-    ids=["usual", "one sequence", "steps longer than the context allows"],
+    [
+        pytest.param(12, 64, [1, 2, 4, 8, 16, 32, 64], id="usual"),
+        pytest.param(1, 32, [1, 8, 16, 32], id="one sequence", marks=pytest.mark.slow),
+        pytest.param(
+            4, 2048, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512], id="steps longer than the context allows",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )  # fmt: skip
 def test_bench_steps_measures_a_model_that_the_simulator_takes(
     tiny_model: Path, tmp_path: Path, seqs: int, step_tokens: int, sizes: list[int]

@@ -233,6 +233,7 @@ def test_too_little_room_is_found_out_before(client: Client, hub: Hub, tmp_path:
     assert Path(path).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [["bench", "engine", "--batch", "1", "--prompt", "8", "--gen", "2"], ["plan"]],

@@ -138,6 +138,7 @@ def test_the_same_answer_alone_and_in_a_crowd(server: Server) -> None:
     assert at_once(either, range(9)) == alone + texts
 
 
+@pytest.mark.slow
 def test_a_grammar_outlives_a_pause() -> None:
     """Short answers make the router expect more of them; then long ones overrun a small pool."""
     schema = {

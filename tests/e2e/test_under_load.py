@@ -112,6 +112,7 @@ def test_salts_do_not_share(server: Server) -> None:
     assert cached_tokens(server, prompt, cache_salt="a") == 49
 
 
+@pytest.mark.slow
 def test_a_shared_prompt_stays_in_a_pool_too_small_for_all(small_pool: Server) -> None:
     system = prompt_ids(400, seed=6)
     cached_tokens(small_pool, system)

@@ -130,8 +130,8 @@ def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
         (MIX, 128),
         (MIX, 256),
         (MIX, 1024),
-        (OTHERS, 1024),
-        (FLOATS[0], 1024),
+        pytest.param(OTHERS, 1024, marks=pytest.mark.slow),
+        pytest.param(FLOATS[0], 1024, marks=pytest.mark.slow),
         (FLOATS[1], 256),
     ],
 )

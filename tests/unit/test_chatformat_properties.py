@@ -147,8 +147,8 @@ def scan(text: str) -> tuple[Status, int]:
 @pytest.mark.parametrize(
     "unit",
     [
-        *("<tool_call>", '<tool_call>{"a": "', "<", "\n", "<think>", "<think>\n", "x", "<function=a>", " <"),
-        '<tool_call>{"name": "f", "arguments": {"a": [',
+        *("<tool_call>", '<tool_call>{"a": "', "<think>", '<tool_call>{"name": "f", "arguments": {"a": ['),
+        *(pytest.param(u, marks=pytest.mark.slow) for u in ("<", "\n", "<think>\n", "x", "<function=a>", " <")),
     ],
 )  # fmt: skip
 def test_time_is_linear_in_the_text(make: Make, unit: str) -> None:

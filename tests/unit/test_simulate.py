@@ -223,6 +223,7 @@ def test_queueing_follows_theory() -> None:
     assert mean == pytest.approx(0.010 * (1 + 0.7 / (2 * 0.3)), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_thousand_users_for_ten_minutes_take_seconds() -> None:
     """Conversations of a dozen turns with half a minute of thought, behind one system prompt, on a fast machine."""
     shape = Shape(
