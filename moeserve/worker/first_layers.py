@@ -19,7 +19,8 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.tap import Tap
-from moeserve.worker.runner import Layout, Sequences, cpu_batch
+from moeserve.worker.runner import cpu_batch
+from moeserve.worker.sequences import Layout, Sequences
 
 
 class FirstLayers:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.worker.runner import Layout, Sequences
+from moeserve.worker.sequences import Layout, Sequences
 
 COUNTS = 128
 _FIELDS = 6

@@ -34,7 +34,7 @@ from moeserve.worker.first_layers import FirstLayers
 from moeserve.worker.gpu_inputs import StepInputs
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.graphs import Launches, Recorder
-from moeserve.worker.runner import Int32s, Layout, Sequences, entries, log_bound
+from moeserve.worker.sequences import Int32s, Layout, Sequences, entries, log_bound
 from moeserve.worker.step_dump import StepDump, StepRecord
 from moeserve.worker.step_end import StepEnd
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
@@ -25,88 +21,8 @@ from moeserve.messages.schema import (
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.sampler import SamplerState
+from moeserve.worker.sequences import Int32s, Layout, Sequences, entries, log_bound
 from moeserve.worker.step_dump import StepDump, StepRecord
-
-log = logging.getLogger(__name__)
-
-Int32s = npt.NDArray[np.int32]
-
-
-class PromptSpan(NamedTuple):
-    row: int  # of the plan
-    places: Int32s  # rows of the step whose logits say how likely the targets were
-    targets: Int32s  # token ids
-    top_n: int
-
-
-class Sequences:
-    """What the worker remembers of each request slot. One writer: the runner.
-
-    tokens, kv_slots: int32 [max_num_seqs, max_model_len], by position. The pages of slots that were never used
-    cost nothing.
-    """
-
-    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
-        self.tokens: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
-        self.kv_slots: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
-        self.num_prompt = [0] * max_num_seqs
-        self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
-        self.request_ids = [""] * max_num_seqs
-
-    def bind(self, seq: NewSeq) -> Int32s:
-        """Returns the known tokens, prompt first."""
-        tokens = np.frombuffer(seq.token_ids, np.int32)
-        prefix = np.frombuffer(seq.prefix_slots, np.int32)
-        self.tokens[seq.req_slot, : len(tokens)] = tokens
-        self.kv_slots[seq.req_slot, : len(prefix)] = prefix
-        self.num_prompt[seq.req_slot] = seq.num_prompt
-        self.prompt_logprobs[seq.req_slot] = seq.sampling.prompt_logprobs
-        self.request_ids[seq.req_slot] = seq.request_id
-        return tokens
-
-    def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
-        """Sampled tokens; the last one of a full context is never an input and has no place."""
-        inside = positions < self.tokens.shape[1]
-        self.tokens[slots[inside], positions[inside]] = tokens[inside]
-
-    def prompt_spans(self, rows: list[Row], layout: Layout, at_most: int) -> Iterator[PromptSpan]:
-        """What prompt logprobs a step owes, in order, in spans of up to `at_most` tokens."""
-        for index, row in enumerate(rows):
-            top_n = self.prompt_logprobs[row.req_slot]
-            if top_n is None:
-                continue
-            # Position p predicts the token at p + 1; the prompt's last position predicts no prompt token.
-            last = min(row.start + row.count, self.num_prompt[row.req_slot] - 1)
-            for start in range(row.start, last, at_most):
-                end = min(start + at_most, last)
-                places = np.arange(start, end, dtype=np.int32) - row.start + layout.offset[index]
-                yield PromptSpan(index, places, self.tokens[row.req_slot, start + 1 : end + 1], top_n)
-
-
-def log_bound(seq: NewSeq, num_tokens: int) -> None:
-    """A request has its slot, with so many tokens."""
-    if log.isEnabledFor(logging.DEBUG):
-        cached = len(seq.prefix_slots) // 4
-        extra = {"request_id": seq.request_id}
-        log.debug("slot %d: %d tokens, %d cached", seq.req_slot, num_tokens, cached, extra=extra)
-
-
-class Layout:
-    """A plan's rows as arrays; `offset[i]` is row i's first place in the step."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        self.req_slot = np.array([row.req_slot for row in rows], np.int32)
-        self.start = np.array([row.start for row in rows], np.int32)
-        self.count = np.array([row.count for row in rows], np.int32)
-        self.offset = np.cumsum(self.count, dtype=np.int32) - self.count
-        self.n = int(self.count.sum())
-        self.kv_slots = np.frombuffer(b"".join([row.kv_slots for row in rows]), np.int32)
-        self.sequence = np.repeat(self.req_slot, self.count)  # [n]
-        self.position = np.repeat(self.start - self.offset, self.count) + np.arange(self.n, dtype=np.int32)
-        sampling = [row.sample for row in rows]
-        self.sampled_slots = self.req_slot[sampling]
-        self.sampled_rows = (self.offset + self.count - 1)[sampling]
-        self.sampled_positions = (self.start + self.count)[sampling]  # where the new tokens will stand
 
 
 def cpu_batch(
@@ -228,11 +144,3 @@ class Runner:
                 self._sampler.prompt_logprobs(logits, span.targets, span.top_n)
             )
         return found
-
-
-def entries(tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]) -> list[Sampled]:
-    """failed: of some rows, why their requests cannot go on."""
-    return [
-        Sampled(token_id, logprob) if row not in failed else Sampled(-1, error=failed[row])
-        for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True))
-    ]

@@ -13,7 +13,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +44,7 @@ from moeserve.errors import ConfigError
 from moeserve.messages.schema import Sampled, WorkerReady
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.version import version
-
-if TYPE_CHECKING:
-    from moeserve.worker.runner import Layout, Sequences
+from moeserve.worker.sequences import Layout, Sequences
 
 log = logging.getLogger(__name__)
 

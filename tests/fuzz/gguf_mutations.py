@@ -10,7 +10,7 @@ from typing import Any
 
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from tests.unit.gguf_bytes import TOKENS, Tensor, gguf_bytes, model_metadata, string, value
+from tests.unit.gguf_bytes import TOKENS, Tensor, gguf_bytes, layer_dims, model_metadata, string, value
 
 # Multiples of 32, so that what a mutation leaves intact is computed with.
 HIDDEN, FF, EXPERTS, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 64, 4, 2, 1, 32, 1
@@ -52,22 +52,8 @@ def base_metadata() -> dict[str, Any]:
 
 
 def base_tensors() -> list[Tensor]:
-    vocab, q_width, kv_width = len(TOKENS), HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    dims: dict[str, tuple[int, ...]] = {
-        "attn_norm": (HIDDEN,),
-        "attn_q": (HIDDEN, q_width),
-        "attn_k": (HIDDEN, kv_width),
-        "attn_v": (HIDDEN, kv_width),
-        "attn_output": (q_width, HIDDEN),
-        "attn_q_norm": (HEAD_DIM,),
-        "attn_k_norm": (HEAD_DIM,),
-        "ffn_norm": (HIDDEN,),
-        "ffn_gate_inp": (HIDDEN, EXPERTS),
-        "ffn_gate_exps": (HIDDEN, FF, EXPERTS),
-        "ffn_up_exps": (HIDDEN, FF, EXPERTS),
-        "ffn_down_exps": (FF, HIDDEN, EXPERTS),
-    }
-    tensors = [Tensor("token_embd.weight", (HIDDEN, vocab)), Tensor("output_norm.weight", (HIDDEN,))]
+    dims = layer_dims(HIDDEN, FF, EXPERTS, HEADS, KV_HEADS, HEAD_DIM)
+    tensors = [Tensor("token_embd.weight", (HIDDEN, len(TOKENS))), Tensor("output_norm.weight", (HIDDEN,))]
     q8 = GGMLQuantizationType.Q8_0
     for part, shape in dims.items():
         kind = q8 if len(shape) > 1 and part != "ffn_gate_inp" else GGMLQuantizationType.F32

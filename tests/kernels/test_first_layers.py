@@ -27,7 +27,8 @@ from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.kv_pool import allocate
 from moeserve.worker.loading import load_cpu_runner
-from moeserve.worker.runner import Layout, Runner, Sequences, cpu_batch
+from moeserve.worker.runner import Runner, cpu_batch
+from moeserve.worker.sequences import Layout, Sequences
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 
 LAYERS, EXPERTS = 3, 4

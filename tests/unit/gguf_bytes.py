@@ -126,23 +126,30 @@ def model_metadata(**changes: Any) -> dict[str, Any]:
     return metadata
 
 
+def layer_dims(
+    hidden: int, ff: int, experts: int, heads: int, kv_heads: int, head_dim: int
+) -> dict[str, tuple[int, ...]]:
+    """Of each tensor of a layer, innermost first."""
+    q_width, kv_width = heads * head_dim, kv_heads * head_dim
+    return {
+        "attn_norm": (hidden,),
+        "attn_q": (hidden, q_width),
+        "attn_k": (hidden, kv_width),
+        "attn_v": (hidden, kv_width),
+        "attn_output": (q_width, hidden),
+        "attn_q_norm": (head_dim,),
+        "attn_k_norm": (head_dim,),
+        "ffn_norm": (hidden,),
+        "ffn_gate_inp": (hidden, experts),
+        "ffn_gate_exps": (hidden, ff, experts),
+        "ffn_up_exps": (hidden, ff, experts),
+        "ffn_down_exps": (ff, hidden, experts),
+    }
+
+
 def model_tensors() -> list[Tensor]:
-    vocab, q_width, kv_width = len(TOKENS), HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
-    tensors = [Tensor("token_embd.weight", (HIDDEN, vocab)), Tensor("output_norm.weight", (HIDDEN,))]
+    dims = layer_dims(HIDDEN, FF, EXPERTS, HEADS, KV_HEADS, HEAD_DIM)
+    tensors = [Tensor("token_embd.weight", (HIDDEN, len(TOKENS))), Tensor("output_norm.weight", (HIDDEN,))]
     for layer in range(LAYERS):
-        dims = {
-            "attn_norm": (HIDDEN,),
-            "attn_q": (HIDDEN, q_width),
-            "attn_k": (HIDDEN, kv_width),
-            "attn_v": (HIDDEN, kv_width),
-            "attn_output": (q_width, HIDDEN),
-            "attn_q_norm": (HEAD_DIM,),
-            "attn_k_norm": (HEAD_DIM,),
-            "ffn_norm": (HIDDEN,),
-            "ffn_gate_inp": (HIDDEN, EXPERTS),
-            "ffn_gate_exps": (HIDDEN, FF, EXPERTS),
-            "ffn_up_exps": (HIDDEN, FF, EXPERTS),
-            "ffn_down_exps": (FF, HIDDEN, EXPERTS),
-        }
         tensors += [Tensor(f"blk.{layer}.{part}.weight", d) for part, d in dims.items()]
     return tensors
