@@ -60,9 +60,8 @@ class Difference:
     limit: float  # on the relative distance
     relative: float = np.inf
     largest: float = np.inf
-    values: tuple[int, float, float] | None = (
-        None  # column of the largest difference, what A and B have there
-    )
+    # Column of the largest difference, what A and B have there.
+    values: tuple[int, float, float] | None = None
     experts: tuple[list[int], list[int]] | None = None  # that only A chose, that only B did
 
 
@@ -90,9 +89,8 @@ class Result:
     same_top: int = 0  # with the same most likely token
     num_sampled: int = 0  # for which both dumps have a token
     same_sampled: int = 0
-    not_finite: dict[str, tuple[Place, int]] = field(
-        default_factory=dict
-    )  # of "A" and "B": where first, in which pair
+    # Of "A" and "B": where first, in which pair.
+    not_finite: dict[str, tuple[Place, int]] = field(default_factory=dict)
 
 
 def compare(a: Dump, b: Dump, tolerances: Tolerances) -> Result:

@@ -43,9 +43,8 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    threshold: (
-        int | None
-    )  # tokens from which on streaming all is not slower than the CPU alone; None: not found
+    # Tokens from which on streaming all is not slower than the CPU alone; None: not found.
+    threshold: int | None
     streaming: Streaming
 
     def described(self) -> str:
@@ -114,8 +113,6 @@ def _continued(times: Sequence[_Times], tokens: int) -> float:
 
 def _crossing(low: _Times, high: _Times) -> int:
     """Where the CPU's line meets the stream's."""
-    gap_low, gap_high = (
-        low.streamed - low.on_cpu,
-        high.on_cpu - high.streamed,
-    )  # its disadvantage, its advantage
-    return round(low.tokens + (high.tokens - low.tokens) * gap_low / (gap_low + gap_high))
+    lost = low.streamed - low.on_cpu  # by the stream, at the lower number
+    won = high.on_cpu - high.streamed
+    return round(low.tokens + (high.tokens - low.tokens) * lost / (lost + won))

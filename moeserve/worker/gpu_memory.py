@@ -55,9 +55,8 @@ def room_bytes(
     length = config.max_model_len or model.context_length
     tables = 4 * (config.max_num_seqs + 1) * length + 4 * length * model.head_dim
     overhead = OVERHEAD_BYTES if device.type == "cuda" else 0
-    floats = (
-        torch.bfloat16 if device.type == "cuda" else torch.float32
-    )  # as gpu_model.float_type: of two bytes, or not
+    # As gpu_model.float_type: of two bytes, or not.
+    floats = torch.bfloat16 if device.type == "cuda" else torch.float32
     layers = max(layers_room_bytes(model, size, floats, float_weights=float_weights) for size in sizes)
     sampler = sampler_bytes(config.max_num_seqs, model.vocab_size, head_rows)
     return layers + logits + tables + sampler + overhead

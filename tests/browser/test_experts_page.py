@@ -61,9 +61,8 @@ def test_the_map_shows_what_the_server_counts_while_it_counts(
     top_k = httpx.get(server.base_url + "/v1/experts").json()["experts_per_token"]
     routed = max(map(sum, now)) // top_k
     assert routed > before + 399
-    expect(page.locator("#totals")).to_contain_text(
-        f"{routed:,}"
-    )  # where all have been counted: the page asks in between
+    # Where all have been counted: the page asks in between.
+    expect(page.locator("#totals")).to_contain_text(f"{routed:,}")
     page.get_by_label("live").uncheck()
     for layer, row in enumerate(now):
         ranked = sorted(range(len(row)), key=row.__getitem__)

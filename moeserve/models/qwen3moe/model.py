@@ -12,6 +12,7 @@ is the result, and there are no logits: a GPU goes on from there (`worker/first_
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -138,12 +139,15 @@ class Qwen3Moe:
         heads = 0 if w.head is None else self._heads * w.head.bytes
         return self._forwards * w.dense_bytes + heads + int(experts)
 
-    def read_experts(self) -> int:
-        """Queues one plain read of all experts' weights; returns how many bytes."""
+    def read_experts(self) -> tuple[float, int]:
+        """One plain read of all experts' weights, without computing anything: seconds taken, bytes read."""
+        start = time.perf_counter()
         for layer in self._weights.layers:
             for matrix in layer.experts.matrices:
                 self._stream.read(matrix)
-        return sum(layer.experts.bytes_each * self.config.num_experts for layer in self._weights.layers)
+        self._stream.wait()
+        nbytes = sum(layer.experts.bytes_each * self.config.num_experts for layer in self._weights.layers)
+        return time.perf_counter() - start, nbytes
 
     def _attention(self, layer: LayerWeights, kv: KvLayer, batch: Batch) -> None:
         s, room, n, eps = self._stream, self._room, batch.n, self.config.rms_eps
