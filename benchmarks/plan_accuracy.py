@@ -206,7 +206,7 @@ class Accuracy:
         }
 
 
-def _median(work: Sequence[Callable[[], None]]) -> float:
+def _median(work: Sequence[Callable[[], object]]) -> float:
     """Seconds."""
     times: list[float] = []
     for one in work:

@@ -17,6 +17,7 @@ from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import norm_router, route
+from moeserve.models.qwen3moe.gpu_room import FLOAT_ROWS
 
 Q4, Q6 = GgmlType.Q4_K, GgmlType.Q6_K
 Sums = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # add_norm's parts .. extra
@@ -65,14 +66,16 @@ class Room:
         self.n, self.shape = n, s
         self.blocks = BlockRoom(n, s.top_k, s.experts, device)
         gemv = self.blocks.method.up is None
-        wide = torch.float32 if few else torch.bfloat16
+        acts = torch.float32 if few else torch.bfloat16
+        wide = torch.float32 if n <= FLOAT_ROWS else torch.bfloat16
         self.count = torch.tensor([n], dtype=torch.int32, device=device)
         self.x = torch.empty(n, s.hidden, device=device)
-        self.y = GpuActivations.empty(n, s.hidden, device, dtype=wide, quantised=gemv)
+        self.y = GpuActivations.empty(n, s.hidden, device, dtype=acts, quantised=gemv)
+        self.router_input = self.y.x if few else torch.empty(n, s.hidden, device=device)
         q, kv = s.heads * s.dim, s.kv_heads * s.dim
         self.projected = torch.empty(n, q + 2 * kv, dtype=wide, device=device)
         self.q = torch.empty(n, s.heads, s.dim, dtype=torch.float16, device=device)
-        self.attended = GpuActivations.empty(n, q, device, dtype=None if few else wide, quantised=few)
+        self.attended = GpuActivations.empty(n, q, device, dtype=None if few else acts, quantised=few)
         self.decode = DecodeRoom(n, s.heads, s.kv_heads, s.dim, device) if decode else None
         self.output = torch.empty(n, 1, s.hidden, dtype=wide, device=device)
         self.logits = torch.empty(n, s.experts, device=device)
@@ -81,7 +84,7 @@ class Room:
         self.choices = torch.randn(16, n, s.experts, device=device)
         self.ids = torch.empty(n, s.top_k, dtype=torch.int32, device=device)
         self.weights = torch.empty(n, s.top_k, device=device)
-        self.h = GpuActivations.empty(n * s.top_k, s.ff, device, dtype=None if gemv else wide, quantised=gemv)
+        self.h = GpuActivations.empty(n * s.top_k, s.ff, device, dtype=None if gemv else acts, quantised=gemv)
         self.is_few = gemv
         self.parts = torch.empty(n, 1 if gemv else s.top_k, s.hidden, dtype=wide, device=device)
 
@@ -154,8 +157,10 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
             r.count, r.parts.view(r.n, -1),
         )  # fmt: skip
         return
-    add_norm(r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
-    product(GpuActivations(r.y.x, None, None), r, w.router, r.logits)
+    add_norm(
+        r.x, r.output, None, None, None, None, r.count, w.ffn_norm, s.eps, r.y.x, r.y.codes, r.y.scales, r.router_input
+    )  # fmt: skip
+    product(GpuActivations(r.router_input, None, None), r, w.router, r.logits)
     assert r.y.x is not None
     assert r.h.x is not None
     route(choices, None, r.count, r.ids, None, r.weights, None)

@@ -118,14 +118,15 @@ def check_norm() -> Result:
         weights, weight = torch.rand(n, 8, device="cuda"), torch.rand(2048, device="cuda")
         ids = torch.randint(-1, 9, (n, 8), dtype=torch.int32, device="cuda")
         total = x.double() + (parts * (weights * (ids >= 0))[..., None]).double().sum(1)
-        y = GpuActivations.empty(n, 2048, "cuda", dtype=dtype, quantised=True)
-        add_norm(x, parts, weights, ids, None, None, counter(n), weight, 1e-6, y.x, y.codes, y.scales)
+        y, exact = GpuActivations.empty(n, 2048, "cuda", dtype=dtype, quantised=True), torch.empty_like(x)
+        add_norm(x, parts, weights, ids, None, None, counter(n), weight, 1e-6, y.x, y.codes, y.scales, exact)
         expected = norm(total, weight, 1e-6)
         assert y.x is not None
         results += [
             (f"add_norm x n={n}", error(x, total), 1e-6),
             (f"add_norm y n={n} {dtype}", error(y.x, expected), 1e-6 if dtype == torch.float32 else 4e-3),
             (f"add_norm q8 n={n}", error(through(y), expected), 8e-3),
+            (f"add_norm exact n={n}", error(exact, expected), 1e-6),
         ]
     for n in (1, 16):
         x, extra, router = (torch.randn(k, 2048, device="cuda") for k in (n, n, 128))

@@ -83,9 +83,9 @@ class EngineBench:
     def figures(self, batches: list[int], prompt: int, gen: int) -> Iterator[Figure]:
         for batch in batches:
             before = self.read_gb_s()
-            prefill_s, prefill_bytes = self._timed(partial(self.prefill, batch, prompt))
+            prefill_s, prefill_bytes = self._measured(partial(self.prefill, batch, prompt))
             between = self.read_gb_s()
-            decode_s, decode_bytes = self._timed(partial(self.decode, batch, prompt, gen))
+            decode_s, decode_bytes = self._measured(partial(self.decode, batch, prompt, gen))
             if not isinstance(self._runner, Runner):
                 decode_bytes = gen * self._runner.step_bytes(self._decode_plan(batch, prompt + gen - 1))
             after = self.read_gb_s()
@@ -99,15 +99,15 @@ class EngineBench:
         seconds, read = self._runner.read_experts()
         return read / seconds / 1e9
 
-    def _timed(self, work: Callable[[], None]) -> tuple[float, int]:
-        """Seconds, and the bytes of weights read: on a GPU they are not counted on the way, 0."""
+    def _measured(self, work: Callable[[], float]) -> tuple[float, int]:
+        """Seconds, as `work` says, and the bytes of weights read: on a GPU they are not counted on the way, 0."""
         before = self._runner.weight_bytes_read() if isinstance(self._runner, Runner) else 0
-        start = time.perf_counter()
-        work()
-        seconds = time.perf_counter() - start
+        seconds = work()
         return seconds, self._runner.weight_bytes_read() - before if isinstance(self._runner, Runner) else 0
 
-    def prefill(self, batch: int, prompt: int) -> None:
+    def prefill(self, batch: int, prompt: int) -> float:
+        """Seconds, one sequence after another."""
+        start = time.perf_counter()
         vocab = self._runner.ready().vocab_size
         for seq in range(batch):
             sampling = SamplingParams(max_tokens=1 << 20, temperature=self._temperature, seed=seq)
@@ -118,10 +118,15 @@ class EngineBench:
                 slots = _slots(batch, seq, start, count)
                 self._run(StepPlan(self._step, new, [Row(seq, start, count, slots, start + count == prompt)]))
                 new = []
+        return time.perf_counter() - start
 
-    def decode(self, batch: int, prompt: int, gen: int) -> None:
-        for position in range(prompt, prompt + gen):
-            self._run(self._decode_plan(batch, position))
+    def decode(self, batch: int, prompt: int, gen: int) -> float:
+        """Seconds. The plans are made before: a router makes its own while the step before runs."""
+        plans = [self._decode_plan(batch, position) for position in range(prompt, prompt + gen)]
+        start = time.perf_counter()
+        for plan in plans:
+            self._run(plan)
+        return time.perf_counter() - start
 
     def _decode_plan(self, batch: int, position: int) -> StepPlan:
         rows = [Row(seq, position, 1, _slots(batch, seq, position, 1), True) for seq in range(batch)]

@@ -29,11 +29,12 @@ def step_tokens(wished: int | None, model: Qwen3MoeConfig, gpu_bytes: int | None
 
 def row_bytes(model: Qwen3MoeConfig, *, float_weights: bool = False) -> int:
     """GPU memory of one row of a large step, in models/qwen3moe/gpu_room.py: what tensor cores multiply has two bytes,
-    the residual stream, the CPU's part and router logits four; what products leave two, with `float_weights` four."""
+    the residual stream, the router's input, the CPU's part and router logits four; what products leave two, with
+    `float_weights` four."""
     heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     out = 4 if float_weights else 2
-    # x, its norm, attention's output, the CPU's part, experts' parts
-    hidden = 4 + 2 + out + 4 + out * model.top_k
+    # x, its norm twice, attention's output, the CPU's part, experts' parts
+    hidden = 4 + 2 + 4 + out + 4 + out * model.top_k
     attention = out * (heads + 2 * kv) + 2 * heads + 2 * heads  # q, k and v, q rotated, what was attended to
     routes = 4 * model.num_experts + 12 * model.top_k
     return hidden * model.hidden_size + attention + routes + 2 * model.top_k * model.expert_ff

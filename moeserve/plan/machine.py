@@ -171,7 +171,7 @@ def _clear(x: Activations) -> None:
     x.q8.zero_()
 
 
-def _seconds(work: Callable[[], None], most: int = 1000) -> float:
+def _seconds(work: Callable[[], object], most: int = 1000) -> float:
     """The median of the calls that SECONDS are enough for, after one that warms up."""
     work()
     times: list[float] = []

@@ -124,7 +124,7 @@ class GpuRunner:
             start = time.perf_counter()
             inputs.copy()
             self._model.begin(batch)
-            self._launch(batch)
+            self._model.forward(batch)
             self._done.wait()
             self._model.check()
             seconds.append(time.perf_counter() - start)
@@ -233,14 +233,14 @@ class GpuRunner:
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = self._batch(inputs, num_decode, tiles, streamed, are_apart)
         self._model.begin(batch)
-        self._launch(batch, record)
+        self._model.forward(batch, record)
         return False
 
     def _decode_step(self, size: int, are_apart: bool) -> None:
         """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
         inputs = self._inputs[size]
         inputs.copy()
-        self._launch(self._batch(inputs, size, None, 0.0, are_apart))
+        self._model.forward(self._batch(inputs, size, None, 0.0, are_apart))
         rows, _, count = inputs.head(0, size)
         self._logits[size] = self._model.logits(size, rows, count)
 
@@ -263,10 +263,6 @@ class GpuRunner:
             are_apart,
             streamed,
         )
-
-    def _launch(self, batch: GpuBatch, record: StepRecord | None = None) -> None:
-        self._slot_table.index_put_((batch.req_slots, batch.positions), batch.kv_slots)
-        self._model.forward(batch, record)
 
     def _tiles(self, layout: Layout, num_decode: int) -> Tensor:
         """Of the chunks behind the first `num_decode` rows."""

@@ -107,7 +107,7 @@ def rows(n, kind):
     embed(empty(n, dtype=i32), count, weight(kind, 9, 256), kind, empty(n, 256))
     ids = empty(n, 8, dtype=i32)
     add_norm(empty(n, 256), empty(n, 8, 256), empty(n, 8), ids, empty(n, 256), None, count, empty(256), 1e-6,
-             *both(n, 256))
+             *both(n, 256), empty(n, 256))
     route(empty(n, 128), empty(128, dtype=i32), count, ids, ids, empty(n, 8), empty(128, dtype=i32))
     norm_router(empty(n, 256), empty(n, 256), count, empty(256), 1e-6, empty(128, 256), *both(n, 256), empty(n, 128))
     q, k = empty(n, heads * dim), empty(n, kv_heads * dim)

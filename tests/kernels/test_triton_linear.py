@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
-from moeserve.kernels.embed.cuda import embed
+from moeserve.kernels.embed.cuda import KvPlaces, embed
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import GgmlType, Planes, dequantize, repack
@@ -56,7 +56,10 @@ def test_many_tokens(kind: weights.Type) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "cols", "tokens"),
-    [(1, 256, 1), (70, 768, 3), (33, 96, 3), (1, 256, 17), (70, 768, 17), (33, 96, 17)],
+    [
+        *((1, 256, 1), (70, 768, 3), (33, 96, 3), (1, 256, 5), (70, 768, 8)),
+        *((33, 96, 16), (1, 256, 17), (70, 768, 17), (33, 96, 17)),
+    ],
 )
 def test_shapes(rows: int, cols: int, tokens: int) -> None:
     kind = weights.Type.Q4_K if cols % 256 == 0 else weights.Type.Q5_0
@@ -119,3 +122,13 @@ def test_embedding(kind: weights.Type) -> None:
     embed(ints([8, 0, 5]), counter(2), tensors(p), int(p.type), x)
     assert torch.equal(x[:2].cpu(), dequantize(p, 0).cpu()[[8, 0]])
     assert (x[2] == GUARD).all()
+
+
+def test_embedding_notes_where_the_kv_goes() -> None:
+    p, x = planes_of(weights.Type.Q4_K, 9, 768), torch.empty(3, 768, device=DEVICE)
+    table = torch.full((4, 5), -7, dtype=torch.int32, device=DEVICE)
+    places = KvPlaces(table, ints([2, 0, 1]), ints([4, 1, 3]), ints([70, 71, 72]))
+    embed(ints([8, 0, 5]), counter(2), tensors(p), int(p.type), x, places)
+    expected = torch.full((4, 5), -7, dtype=torch.int32)
+    expected[2, 4], expected[0, 1] = 70, 71  # the third row does not exist
+    assert torch.equal(table.cpu(), expected)

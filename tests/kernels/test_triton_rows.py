@@ -52,14 +52,15 @@ def test_residual_and_norm(cols: int) -> None:
     there = (ids >= 0)[..., None].double()
     total = x.double() + extra + (parts * weights[..., None] * there).sum(1)
     mine = x.to(DEVICE)
-    y = guarded(4, cols)
+    y, exact = guarded(4, cols), torch.full((4, cols), GUARD, device=DEVICE)
     add_norm(
         mine, parts.to(DEVICE), weights.to(DEVICE), ids.to(DEVICE), extra.to(DEVICE), None, counter(3),
-        weight.to(DEVICE), EPS, y.x, y.codes, y.scales,
+        weight.to(DEVICE), EPS, y.x, y.codes, y.scales, exact,
     )  # fmt: skip
     assert nmse(mine[:3].cpu(), total[:3]) < 1e-12
     assert torch.equal(mine[3].cpu(), x[3])
     check_norm(y, norm(total[:3], weight, EPS), 3)
+    assert torch.equal(exact, y.x)
 
 
 def test_norm_of_chosen_rows_leaves_the_residual() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,22 @@ from moeserve.kernels.linear.cuda import weight_of
 from moeserve.kernels.planes.formats import units_of
 
 
-def embed(ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor) -> None:
-    """x[i] = row ids[i] of the table in planes, for i < count[0]. ids int32 [n], x float32 [n, hidden]."""
+@dataclass(frozen=True, slots=True)
+class KvPlaces:
+    """Where a step's tokens have their KV, for who attends to them later: slot_table[req_slots[i], positions[i]] =
+    kv_slots[i]. int32; slot_table [requests, length], the others [n]."""
+
+    slot_table: Tensor
+    req_slots: Tensor
+    positions: Tensor
+    kv_slots: Tensor
+
+
+def embed(
+    ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor, places: KvPlaces | None = None
+) -> None:
+    """x[i] = row ids[i] of the table in planes, for i < count[0]. ids int32 [n], x float32 [n, hidden]. places: to be
+    noted for the same i, by the same launch."""
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
     embed_kernel(
@@ -23,8 +39,13 @@ def embed(ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor
         table.scales,
         table.supers,
         x,
+        None if places is None else places.slot_table,
+        None if places is None else places.req_slots,
+        None if places is None else places.positions,
+        None if places is None else places.kv_slots,
         hidden,
         table.format,
+        0 if places is None else places.slot_table.shape[1],
         PDL,
         num_warps=1,
     )

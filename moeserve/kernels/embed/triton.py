@@ -13,9 +13,11 @@ from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, s
 
 @kernel
 def embed_kernel(
-    ids, count, codes, scales, supers, x, COLS: tl.constexpr, F: tl.constexpr, PDL: tl.constexpr
+    ids, count, codes, scales, supers, x, slot_table, req_slots, positions, kv_slots,
+    COLS: tl.constexpr, F: tl.constexpr, LENGTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None.
+    """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None. Where
+    slot_table int32 [.., LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i].
 
     A step's first kernel. It starts when what is ahead has ended and is seen (no programmatic dependent launch), so
     that kernels behind it may read a step's inputs before they wait for one another.
@@ -27,6 +29,9 @@ def embed_kernel(
     existing, row = tl.load(count), tl.load(ids + i).to(tl.int64)
     if i >= existing:
         return
+    if slot_table is not None:
+        at = slot_table + tl.load(req_slots + i).to(tl.int64) * LENGTH + tl.load(positions + i)
+        tl.store(at, tl.load(kv_slots + i), u == 0)
     c = tl.arange(0, 128)
     live = u * 128 + c < COLS
     if F is None:

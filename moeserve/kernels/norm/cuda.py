@@ -21,11 +21,13 @@ def add_norm(
     y: Tensor | None,
     codes: Tensor | None,
     scales: Tensor | None,
+    exact: Tensor | None = None,
 ) -> None:
     """x[i] += extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight, for i < count[0].
 
     x float32 [n, cols]; parts [n, p, cols], those with part_ids [n, p] below 0 left out. With rows int32 [m], i goes
-    through them and x stays as it is. y and codes with scales: GpuActivations [m, cols].
+    through them and x stays as it is. y and codes with scales: GpuActivations [m, cols]. exact: float32 [m, cols], the
+    same unrounded.
     """
     some = y if y is not None else codes
     assert some is not None
@@ -44,6 +46,7 @@ def add_norm(
         y,
         codes,
         scales,
+        exact,
         cols,
         0 if parts is None else parts.shape[1],
         eps,

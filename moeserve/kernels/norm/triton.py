@@ -15,13 +15,14 @@ from moeserve.kernels.quantize.triton import store_quantized
 
 @kernel
 def add_norm_kernel(
-    x, parts, part_weights, part_ids, extra, rows, count, weight, y, codes, scales,
+    x, parts, part_weights, part_ids, extra, rows, count, weight, y, codes, scales, exact,
     COLS: tl.constexpr, P: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row i < count[0]; row rows[i] of x where rows is given (x is then not written).
 
     x float32 [n, COLS]; parts [n, P, COLS], by part_weights [n, P], without those whose part_ids [n, P] are < 0;
-    extra float32 [n, COLS]. y, codes with scales: [m, COLS] each, where given. SIZE: COLS or the power of two above.
+    extra float32 [n, COLS]. y, codes with scales, exact float32: [m, COLS] each, where given. SIZE: COLS or the
+    power of two above.
     """
     if PDL:
         gdc_launch_dependents()
@@ -60,5 +61,7 @@ def add_norm_kernel(
     at = i.to(tl.int64)
     if y is not None:
         tl.store(y + at * COLS + c, normed.to(y.dtype.element_ty), live)
+    if exact is not None:
+        tl.store(exact + at * COLS + c, normed, live)
     if codes is not None:
         store_quantized(normed, codes + at * COLS, scales + at * (COLS // 32), 0, COLS, SIZE)

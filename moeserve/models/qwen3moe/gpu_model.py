@@ -24,11 +24,11 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.cuda import NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.cpu_stream import KvLayer
-from moeserve.kernels.embed.cuda import embed
+from moeserve.kernels.embed.cuda import KvPlaces, embed
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
 from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
+from moeserve.kernels.linear.cuda import linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
@@ -56,7 +56,9 @@ class GpuBatch:
     streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
 
 
-FEW_ROWS = GEMV_TOKENS  # a product takes so few quantised, which only decode attention gives it
+FEW_ROWS = (
+    16  # of a step that is recorded whatever its rows; GEMV_TOKENS of them are quantised by decode attention
+)
 
 
 class GpuQwen3Moe:
@@ -110,7 +112,11 @@ class GpuQwen3Moe:
         }
         self.head_sizes = [size for size in self.sizes if size <= self.LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], config.vocab_size, device=self.device)
-        self._heads = {size: Head(config, logits, size, floats, self.device) for size in self.head_sizes}
+        quantised = weights.output.first.quantised
+        self._heads = {
+            size: Head(config, logits, size, floats, self.device, quantised=quantised)
+            for size in self.head_sizes
+        }
 
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a
@@ -142,7 +148,8 @@ class GpuQwen3Moe:
         table = self._first_rows
         assert table is not None
         ids = batch.token_ids if self._row_numbers is None else self._row_numbers[: r.rows]
-        embed(ids, batch.count, _tensors(table), int(table.type), r.x)
+        places = KvPlaces(self._slot_table, batch.req_slots, batch.positions, batch.kv_slots)
+        embed(ids, batch.count, _tensors(table), int(table.type), r.x, places)
         if tap is not None and self._row_numbers is None:
             tap.embedding(r.x)
         for i, layer in enumerate(w.layers):
@@ -252,8 +259,12 @@ class GpuQwen3Moe:
                 x, output, count, layer.ffn_norm, eps, router, y.x, y.codes, y.scales, r.router_logits
             )
             return
-        add_norm(r.x, r.output, None, None, None, None, count, layer.ffn_norm, eps, y.x, y.codes, y.scales)
-        _multiply(layer.router, y, count, r.router_logits)
+        exact = None if r.exact_y is y.x else r.exact_y
+        add_norm(
+            r.x, r.output, None, None, None, None, count, layer.ffn_norm, eps, y.x, y.codes, y.scales, exact
+        )  # fmt: skip
+        into_router = y if layer.router.first.quantised else GpuActivations(r.exact_y, None, None)
+        _multiply(layer.router, into_router, count, r.router_logits)
 
     def _share_experts(self, index: int, layer: GpuLayer, r: Room, count: Tensor) -> None:
         """The pool computes its experts while the GPU computes its own, then those that are streamed to it (which is
@@ -261,9 +272,8 @@ class GpuQwen3Moe:
         stream = self._expert_stream if self._streamed[index] else None
         if self._pool_works:
             assert self._handoff is not None
-            assert r.y.x is not None
             left = None if stream is None else stream.left(index)
-            self._handoff.publish(index, r.y.x, r.ids, r.weights, left)
+            self._handoff.publish(index, r.exact_y, r.ids, r.weights, left)
         if layer.experts is not None:
             self._run_experts(layer.experts, r.places, r, count)
         if stream is not None:
