@@ -54,7 +54,7 @@ class Step:
         self.model, self.room, self.batch = model, Room(n), batch_of(n)
         self.tokens = torch.randint(0, s.vocab, (n,), dtype=torch.int32, device="cuda")
         self.picked = torch.empty_like(self.tokens)
-        few = n <= gemv_tokens(s.vocab, quantised=True)
+        few = n <= gemv_tokens(s.vocab)
         self.final = GpuActivations.empty(
             n, s.hidden, "cuda", dtype=None if few else torch.bfloat16, quantised=few
         )

@@ -17,9 +17,9 @@ from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import norm_router, route
-from moeserve.models.qwen3moe.gpu_room import FLOAT_ROWS
 
 Q4, Q6 = GgmlType.Q4_K, GgmlType.Q6_K
+FLOAT_ROWS = 64  # as models/qwen3moe/gpu_room.py
 Sums = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # add_norm's parts .. extra
 
 

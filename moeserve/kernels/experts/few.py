@@ -16,25 +16,33 @@ from moeserve.kernels.linear.cuda import (
 )
 from moeserve.kernels.planes.formats import QUANT_GROUP, UNIT, units_of
 
+SOME = 4  # tokens
 
-def up_tile(gate: Weight, up: Weight) -> GemvTile:
+
+def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
     """A program's rows are a multiple of 32: they may be quantised. One unit of two rows of both matrices to a thread,
-    or of more where there are few columns."""
+    or of more where there are few columns. Of more than SOME tokens a thread has two units, one after the other:
+    programs half as large hide one another's waiting (8 tokens: 2 us a layer, 16: 4)."""
     if gate.format is None or up.format is None:
         weight = gate if gate.format is None else up
         return GemvTile(32, 1, float_columns(weight, 32), 4)
-    units, warps = min(power_of_two(units_of(gate.cols)), 32), 8
+    most, warps = (32, 8) if tokens <= SOME else (8, 4)
+    units = min(power_of_two(units_of(gate.cols)), most)
     br = 32 * warps // units
     return GemvTile(br, max(2, QUANT_GROUP // br), units * UNIT, warps)
 
 
-def down_tile(weight: Weight, top_k: int) -> GemvTile:
-    """All units of a token's experts at once: their loads are on their way together. A fourth of the threads have none
-    where they are 48 of 64, and yet it is quicker than three times 16 (measured)."""
+def down_tile(weight: Weight, top_k: int, tokens: int) -> GemvTile:
+    """One token: all units of its experts at once, as their loads are on their way together; a fourth of the threads
+    have none where they are 48 of 64, and yet it is quicker than three times 16. More tokens make programs enough to
+    hide one another's waiting, if several fit a multiprocessor: smaller ones, and of more than SOME half the units at a
+    time (2 tokens: 1 us a layer, 4: 2, 8: 6, 16: 12, measured in whole layers: by itself, with its weights in the L2,
+    the kernel shows none of it)."""
     if weight.format is None:
         return GemvTile(8, 1, float_columns(weight, 8), 4)
-    units, warps = min(power_of_two(top_k * units_of(weight.cols)), 64), 8
-    return GemvTile(32 * warps // units, 4, units * UNIT, warps)
+    most, warps, nb = (64, 8, 4) if tokens == 1 else (64, 4, 8) if tokens <= SOME else (32, 4, 4)
+    units = min(power_of_two(top_k * units_of(weight.cols)), most)
+    return GemvTile(32 * warps // units, nb, units * UNIT, warps)
 
 
 def few_experts_up(
@@ -58,7 +66,7 @@ def few_experts_up(
     h [n * top_k, ff], or as int8.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
-    t = up_tile(g, u) if tile is None else tile
+    t = up_tile(g, u, len(ids)) if tile is None else tile
     floats, words, word_scales = floats_and_integers(g, u, x, codes, scales)
     up_kernel(
         (-(-g.rows // (t.br * t.nb)), ids.numel()),
@@ -108,7 +116,7 @@ def few_experts_down(
     count[0]; adds: out[i] += that. ids, weights [n, top_k]; out [n, hidden]."""
     w = weight_of(down, down_kind, cols)
     n, top_k = ids.shape
-    t = down_tile(w, top_k) if tile is None else tile
+    t = down_tile(w, top_k, n) if tile is None else tile
     floats, words, word_scales = floats_and_integers(w, None, h, h_codes, h_scales)
     down_kernel(
         (-(-w.rows // (t.br * t.nb)), n),

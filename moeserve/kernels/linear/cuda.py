@@ -13,16 +13,15 @@ from moeserve.kernels.linear.gemv import gemv_kernel
 from moeserve.kernels.linear.unit_gemm import gated_unit_gemm_kernel, unit_gemm_kernel
 from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
 
-GEMV_TOKENS = 4  # above, a dense product with a quantised matrix is faster on the tensor cores
-FLOAT_GEMV_TOKENS = 16  # with a matrix of floats
-MANY_ROWS = 32_768  # a head has programs enough for that from fewer tokens on
+GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
+MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has programs enough for that from fewer tokens on
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no tensor cores until here
 
 
-def gemv_tokens(rows: int, *, quantised: bool) -> int:
-    """Up to so many tokens a product with a matrix of so many rows is a GEMV. A quantised matrix takes them as int8,
-    and more tokens as floats."""
-    return GEMV_TOKENS if quantised or rows > MANY_ROWS else FLOAT_GEMV_TOKENS
+def gemv_tokens(rows: int) -> int:
+    """Up to so many tokens a product with a quantised matrix of so many rows is a GEMV, which takes them as int8; more
+    it takes as floats."""
+    return GEMV_TOKENS if rows <= MANY_ROWS else MANY_ROWS_GEMV_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +108,9 @@ def dense_tile(tokens: int, rows: int) -> GemmTile:
         return GemmTile(64, 128, 2, 4, 2, by_unit=True)
     if rows > MANY_ROWS and tokens > 16:
         return GemmTile(32, 64, 2, 4, 3, by_unit=True)
-    if rows > MANY_ROWS:
-        return GemmTile(8 if tokens <= 8 else 16, 64, 4, 4, 2, by_unit=True)
-    if rows > 4096:
-        return GemmTile(8 if tokens <= 8 else 16, 64, 4, 4, 2 if 16 < tokens <= 32 else 3, by_unit=True)
-    if tokens <= 16:
-        return (
-            GemmTile(8, 32, 4, 4, 4, by_unit=True) if tokens <= 8 else GemmTile(16, 32, 4, 4, 3, by_unit=True)
-        )
-    return (
-        GemmTile(16, 64, 4, 4, 3, by_unit=True) if tokens <= 32 else GemmTile(32, 64, 2, 4, 3, by_unit=True)
-    )
+    bn = 32 if rows <= 4096 and tokens <= 32 else 64
+    stages = 3 if 4096 < rows <= MANY_ROWS and tokens > 32 else 2
+    return GemmTile(8 if tokens <= 8 else 16, bn, 4, 4, stages, by_unit=True)
 
 
 def linear(
@@ -140,7 +131,7 @@ def linear(
     other = None if beside is None else weight_of(beside, beside_kind, cols)
     n = len(out)
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
-    if n <= gemv_tokens(weight.rows, quantised=weight.format is not None) or narrow:
+    if n <= gemv_tokens(weight.rows) or narrow:
         tokens = min(4, power_of_two(n))
         blocks = -(-n // tokens)
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens)

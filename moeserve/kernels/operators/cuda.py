@@ -50,8 +50,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(x: Tensor, weight: list[Tensor], kind: int) -> Tensor:
-    few = len(x) <= gemv_tokens(weight[0].shape[1], quantised=GgmlType(kind) in FORMATS)
-    a = _activations(x, few=few, kinds=(kind,))
+    a = _activations(x, few=len(x) <= gemv_tokens(weight[0].shape[1]), kinds=(kind,))
     out = torch.empty(len(x), weight[0].shape[1], device=x.device)
     launch_linear(a.x, a.codes, a.scales, _count(x), weight, kind, None, 0, x.shape[1], out)
     return out

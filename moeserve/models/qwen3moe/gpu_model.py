@@ -28,7 +28,7 @@ from moeserve.kernels.embed.cuda import KvPlaces, embed
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
 from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.kernels.linear.cuda import linear
+from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
 from moeserve.kernels.rope.cuda import rope_store
@@ -56,9 +56,7 @@ class GpuBatch:
     streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
 
 
-FEW_ROWS = (
-    16  # of a step that is recorded whatever its rows; GEMV_TOKENS of them are quantised by decode attention
-)
+FEW_ROWS = GEMV_TOKENS  # a product takes so few quantised, which only decode attention gives it
 
 
 class GpuQwen3Moe:
@@ -112,11 +110,7 @@ class GpuQwen3Moe:
         }
         self.head_sizes = [size for size in self.sizes if size <= self.LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], config.vocab_size, device=self.device)
-        quantised = weights.output.first.quantised
-        self._heads = {
-            size: Head(config, logits, size, floats, self.device, quantised=quantised)
-            for size in self.head_sizes
-        }
+        self._heads = {size: Head(config, logits, size, floats, self.device) for size in self.head_sizes}
 
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a

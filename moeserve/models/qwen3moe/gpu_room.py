@@ -12,7 +12,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.cuda import DecodeRoom
 from moeserve.kernels.experts.cuda import BlockRoom
-from moeserve.kernels.linear.cuda import FLOAT_GEMV_TOKENS, GEMV_TOKENS, gemv_tokens
+from moeserve.kernels.linear.cuda import GEMV_TOKENS, gemv_tokens
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
 ALIGNMENT = 256
@@ -66,8 +66,7 @@ class Room:
         arena.used = 0
         self.rows = rows
         wide = torch.float32 if rows <= FLOAT_ROWS or float_weights else floats
-        exact = rows <= (FLOAT_GEMV_TOKENS if float_weights else GEMV_TOKENS)
-        acts = torch.float32 if exact else floats
+        acts = torch.float32 if rows <= GEMV_TOKENS else floats
         self.blocks = BlockRoom(rows, c.top_k, c.num_experts, device)
         self.is_few = self.blocks.method.up is None  # experts/few.py's
         heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
@@ -76,7 +75,7 @@ class Room:
         # The same in float32. Of all products the router's is where rounding tells most: it moves a token to another
         # expert (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).
         assert self.y.x is not None
-        self.exact_y = self.y.x if exact else arena.take(rows, c.hidden_size)
+        self.exact_y = self.y.x if rows <= GEMV_TOKENS else arena.take(rows, c.hidden_size)
         self.projected = arena.take(rows * (heads + 2 * kv_heads), dtype=wide)  # q, k and v
         self.q = arena.take(rows, c.num_heads, c.head_dim, dtype=torch.float16)
         self.attended = _activations(arena, rows, heads, acts, quantised=rows <= GEMV_TOKENS)
@@ -97,17 +96,9 @@ class Head:
     """Where up to `rows` rows become logits."""
 
     def __init__(
-        self,
-        c: Qwen3MoeConfig,
-        logits: Tensor,
-        rows: int,
-        floats: torch.dtype,
-        device: torch.device,
-        *,
-        quantised: bool,
+        self, c: Qwen3MoeConfig, logits: Tensor, rows: int, floats: torch.dtype, device: torch.device
     ) -> None:
-        """quantised: the head's matrix is."""
-        few = rows <= gemv_tokens(logits.shape[1], quantised=quantised)
+        few = rows <= gemv_tokens(logits.shape[1])
         self.final = GpuActivations.empty(
             rows, c.hidden_size, device, dtype=torch.float32 if few else floats, quantised=few
         )
