@@ -66,11 +66,11 @@ class GemvTile:
 
 
 def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 4, nb: int = 4) -> GemvTile:
-    """One unit of one row to a thread. Of a float matrix (the router) few rows, so that there are 128 programs or
-    more."""
+    """One unit of nb rows to a thread. Of a float matrix (the router) few rows, so that there are 128 programs or
+    more, of four warps."""
     if weight.format is None:
         br = max(1, min(8, power_of_two(weight.rows) * blocks // 256))
-        return GemvTile(br, 1, float_columns(weight, br), warps, tokens)
+        return GemvTile(br, 1, float_columns(weight, br), 4, tokens)
     units = min(power_of_two(units_of(weight.cols)), 32)
     br = 32 * warps // units
     while nb > 1 and br * nb > weight.rows:
@@ -133,8 +133,10 @@ def linear(
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
     if n <= gemv_tokens(weight.rows) or narrow:
         tokens = min(4, power_of_two(n))
+        if n == 4 and weight.rows <= 4096:
+            tokens = 2  # or there are 64 programs (4 tokens: 58 us a layer, 55 so)
         blocks = -(-n // tokens)
-        tile = gemv_tile(weight, blocks=blocks, tokens=tokens)
+        tile = gemv_tile(weight, blocks=blocks, tokens=tokens, warps=4 if weight.rows > MANY_ROWS else 2)
         run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks)
     else:
         assert x is not None
