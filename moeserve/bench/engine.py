@@ -1,6 +1,6 @@
 """`moeserve bench engine`: the real worker, in this process, without sockets: what llama-bench is to llama.cpp.
 
-Prefill and decode at several batch sizes, random prompts, greedy sampling. Beside each figure stands the memory
+Prefill and decode at several batch sizes, random prompts, greedy sampling unless told otherwise. Beside each figure stands the memory
 read bandwidth measured in the same run, on the CPU by reading the model's own weights: on a shared machine it changes
 by the minute, and a decode figure means nothing without it.
 """
@@ -26,7 +26,7 @@ from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
-from moeserve.workload.options import whole
+from moeserve.workload.options import real, whole
 
 if TYPE_CHECKING:  # a machine without a GPU may lack Triton
     from moeserve.worker.gpu_runner import GpuRunner
@@ -167,7 +167,7 @@ def main(arguments: list[str]) -> int:
         runner = load_runner(config, LoadingBar())
     except UserError as error:
         parser.error(str(error))
-    bench = EngineBench(runner, runner.ready().max_num_batched_tokens)
+    bench = EngineBench(runner, runner.ready().max_num_batched_tokens, args.temperature)
     bench.prefill(1, min(prompt, 32))  # the first touch of every buffer
     if not args.json:
         print(f"{config.served_model_name}, {runner.ready().device}\n{_HEADER}")
@@ -196,6 +196,14 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
         default=[1, 2, 4, 8, 16],
         metavar="N,N",
         help="batch sizes (default: 1,2,4,8,16)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=real(0.0, 2.0),
+        default=0.0,
+        metavar="T",
+        help="of sampling; 0, the default, is greedy, with which random weights soon say the same again and again, so "
+        "that streams share more experts than texts do",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     return parser, parser.parse_args(arguments)

@@ -54,8 +54,18 @@ def test_a_table_for_people() -> None:
     assert "decode" in done.stdout
 
 
-def test_a_bad_argument_is_named() -> None:
-    done = bench("--batch", "0")
+def test_other_tokens_use_other_experts() -> None:
+    flags = [*common_flags(), "--threads", "2", "--prompt", "8", "--gen", "12", "--batch", "2", "--json"]
+    greedy, sampled = (
+        json.loads(bench(*flags, "--temperature", t).stdout.splitlines()[-1])["bytes_per_token"]
+        for t in ("0", "2")
+    )
+    assert greedy != sampled
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--batch", "0"), ("--temperature", "2.1")])
+def test_a_bad_argument_is_named(flag: str, value: str) -> None:
+    done = bench(flag, value)
     assert done.returncode == 2
-    assert "--batch" in done.stderr
+    assert flag in done.stderr
     assert "Traceback" not in done.stderr
