@@ -1,8 +1,8 @@
 """`moeserve bench engine`: the real worker, in this process, without sockets: what llama-bench is to llama.cpp.
 
-Prefill and decode at several batch sizes, random prompts, greedy sampling unless told otherwise. Beside each figure stands the memory
-read bandwidth measured in the same run, on the CPU by reading the model's own weights: on a shared machine it changes
-by the minute, and a decode figure means nothing without it.
+Prefill and decode at several batch sizes, random prompts, greedy sampling unless told otherwise. Beside each figure
+stands the memory read bandwidth measured in the same run, on the CPU by reading the model's own weights: on a shared
+machine it changes by the minute, and a decode figure means nothing without it.
 """
 
 from __future__ import annotations
