@@ -247,6 +247,10 @@ def planned(flags: dict[str, str]) -> dict[str, Any]:
 def compare_server(flags: dict[str, str], prompt: int, gen: int, batches: list[int]) -> None:
     """Memory, and the speed of requests."""
     plan = planned(flags)
+    if unknown := {str(batch) for batch in batches} - set(plan["speed"]["decode"]):
+        raise SystemExit(
+            f"--batch: the plan has no {', '.join(unknown)}, but {', '.join(plan['speed']['decode'])}; or --skip-server"
+        )
     on_gpu = plan["gpu_memory"] is not None
     before = gpu_used() if on_gpu else 0
     given = [part for name, value in flags.items() for part in (flag_name(name), value) if name != "model"]

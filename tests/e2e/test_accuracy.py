@@ -29,9 +29,10 @@ def assert_no_worse_than_llama_cpp(report: Report) -> None:
     else:
         assert report.ours.median_kl <= report.llama_cpp.median_kl
         assert report.ours.top1 >= report.llama_cpp.top1 - 0.01
-    # Two engines that are each as far from the truth as llama.cpp differ about as often as it does from the truth. Of
-    # the 182 steps that are compared, 3.5% are two standard deviations.
-    assert report.same_choice >= report.llama_cpp.top1 - 0.035
+    # Who is nearer to the truth than llama.cpp differs from it about as often as the truth does: of the packaged
+    # fixture's 182 steps, in which llama.cpp chose on its own text, the float32 model has 166 alike, 3.1% fewer than
+    # llama.cpp has of the truth's choices at the prompts' positions.
+    assert report.same_choice >= report.llama_cpp.top1 - 0.04
     if report.llama_cpp_full_kl < YARDSTICK_KL:
         assert not report.greedy_differences
 

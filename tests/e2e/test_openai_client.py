@@ -134,7 +134,9 @@ def test_lists_of_prompts_answer_in_order(client: OpenAI, server: Server, model:
     by_text = client.completions.create(model=model, prompt=["Hello", TEXT], n=2, **GREEDY)
     assert [choice.index for choice in by_text.choices] == [0, 1, 2, 3]
     by_ids = client.completions.create(model=model, prompt=[ids, ids[:2]], **GREEDY)
-    assert by_ids.choices[0].text == by_text.choices[2].text == by_text.choices[3].text
+    end = None if IS_BATCH_INVARIANT else 8  # of the text that is compared
+    assert by_ids.choices[0].text[:end] == by_text.choices[2].text[:end] == by_text.choices[3].text[:end]
+    assert by_text.choices[0].text[:end] != by_text.choices[2].text[:end]
 
 
 def test_seed_reproduces_and_another_seed_differs(client: OpenAI, model: str) -> None:
