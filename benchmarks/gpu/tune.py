@@ -1,6 +1,8 @@
 """Tiles beside those chosen: where to look when a kernel is far from its floor. The chosen ones are in the `cuda.py`s.
 
-Every case is timed as in kernels.py: in a CUDA graph, over weights that do not come from the cache.
+Every case is timed as in kernels.py: in a CUDA graph, over weights that do not all fit the cache. Some come from it even so,
+and beside itself a kernel waits for nobody: what is faster here may be slower in a layer (docs/performance.md has cases),
+so that only gpu_kernels.py decode decides.
 """
 
 from __future__ import annotations
@@ -174,8 +176,8 @@ def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
 Tiles = dict[int, list[tuple[int, ...]]]  # by rows
 U = 1  # by_unit
 GEMV: Tiles = {  # of the dense products: (tokens, nb, warps)
-    1: [(1, 4, 4), (1, 2, 4), (1, 2, 8)],
-    8: [(4, 4, 4), (8, 4, 4), (2, 4, 4), (8, 2, 8)],
+    1: [(1, 4, 2), (1, 4, 4), (1, 2, 4), (1, 2, 8)],
+    8: [(4, 4, 2), (4, 4, 4), (8, 4, 4), (2, 4, 4), (8, 2, 8)],
 }
 GEMM: Tiles = {  # of the dense products
     8: [(8, 64, 4, 4, 2, U), (8, 64, 2, 4, 3, U)],
@@ -192,7 +194,7 @@ GEMM: Tiles = {  # of the dense products
 }
 UP: Tiles = {
     1: [(16, 2, 2048, 8), (8, 4, 2048, 4), (32, 1, 1024, 8)],
-    8: [(16, 2, 2048, 8), (8, 4, 2048, 4), (32, 1, 1024, 8)],
+    8: [(16, 2, 1024, 4), (16, 2, 2048, 8), (8, 4, 2048, 4), (32, 1, 1024, 8)],
     32: [(8, 4, 2048, 4), (8, 32, 4, 4, 2, U, 128), (8, 32, 2, 2, 3, U)],
     64: [
         (16, 32, 2, 2, 2),
@@ -207,7 +209,7 @@ UP: Tiles = {
 }
 DOWN: Tiles = {
     1: [(4, 4, 8192, 8), (2, 4, 8192, 4), (8, 2, 2048, 4), (16, 1, 2048, 8)],
-    8: [(16, 4, 1024, 4), (8, 4, 2048, 4), (4, 4, 8192, 8), (8, 2, 2048, 4)],
+    8: [(4, 4, 4096, 4), (16, 4, 1024, 4), (8, 4, 2048, 4), (4, 4, 8192, 8), (8, 2, 2048, 4)],
     32: [(8, 4, 2048, 4), (8, 64, 2, 2, 2, U), (8, 128, 2, 4, 2, U)],
     64: [(16, 64, 2, 2, 2), (8, 64, 2, 2, 2, U), (8, 64, 2, 2, 2, U, 96), (8, 128, 2, 4, 2, U)],
     128: [(16, 64, 2, 2, 2), (8, 64, 2, 2, 2, U)],

@@ -15,19 +15,20 @@ FEW_ROWS = 16  # up to so many, experts are multiplied route by route (kernels/e
 class GpuConstants:
     """Shares are of a rate in `GpuRates` or `CpuRates`: those that the engine reaches.
 
-    Fitted to one H200 with Qwen3-30B-A3B's shape in Q4_K_M.
+    Fitted to Qwen3-30B-A3B's shape in Q4_K_M on an H200; those of the hand-off, RAM and PCIe are between what two hosts
+    of the same kind gave.
     """
 
-    layer_s: float = 17e-6  # a layer's kernels, one after another
-    step_s: float = 0.23e-3  # a step beside its layers: the host, the choice of tokens
+    layer_s: float = 21e-6  # a layer's kernels, one after another
+    step_s: float = 65e-6  # a step beside its layers: the host, the choice of tokens
     dense_read: float = 1.0  # few rows: dense weights, the head and KV
-    route_read: float = 0.64  # few rows: experts, once for each route
-    many_read: float = 0.54  # many rows: weights, each once, on their way to the tensor cores
-    ops: float = 0.206  # many rows
-    handoff_s: float = 17e-6  # to the CPU pool and back, in each layer that has experts in RAM
-    ram_read: float = 0.83  # experts in RAM
+    route_read: float = 0.8  # few rows: experts, once for each route
+    many_read: float = 0.49  # many rows: weights, each once, on their way to the tensor cores
+    ops: float = 0.202  # many rows
+    handoff_s: float = 28e-6  # to the CPU pool and back, in each layer that has experts in RAM
+    ram_read: float = 0.79  # experts in RAM
     pcie: float = (
-        0.81  # streamed experts: the first layer's have nothing to hide behind, the CPU reads RAM too
+        0.83  # streamed experts: the first layer's have nothing to hide behind, the CPU reads RAM too
     )
     unpack: float = 0.39  # of the GPU's reading: what is streamed becomes planes there
 
