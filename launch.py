@@ -13,9 +13,9 @@ def run() -> int:
         # `pip install` puts the compiled extension with the installed package, and an editable one finds the rest
         # here by itself; this folder, first on the path, would hide it.
         sys.path[:] = [entry for entry in sys.path if entry != str(CHECKOUT)]
-    from moeserve.cli import main
+    from moeserve.__main__ import run as run_command
 
-    return main()
+    return run_command()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,19 @@
-"""`python -m moeserve`: the same as the `moeserve` command."""
+"""`python -m moeserve`, and what the `moeserve` command and launch.py run."""
 
 from __future__ import annotations
 
 import sys
 
-from moeserve.cli import main
+
+def run() -> int:
+    """The exit code; 130 where Ctrl-C ended a command that does not mind it, or came while it was being loaded."""
+    try:
+        from moeserve.cli import main
+
+        return main()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

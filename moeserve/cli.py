@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code, which is
-    130 where Ctrl-C ended a command that does not mind it."""
+    """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = "serve"
     if arguments and not arguments[0].startswith("-"):
@@ -35,10 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve_parser().error(
             f"there is no command {name!r}, only {', '.join(COMMANDS)}; a model is named by --model"
         )
-    try:
-        return COMMANDS[name].run(arguments)
-    except KeyboardInterrupt:
-        return 130
+    return COMMANDS[name].run(arguments)
 
 
 class Command(NamedTuple):

@@ -132,7 +132,8 @@ class ResponseStore:
             self._db.execute("DELETE FROM responses WHERE id = ?", (oldest[0],))
             self._bytes -= oldest[2]
 
-    def _get(self, owner: str, response_id: str) -> Stored:
+    def _get(self, owner: str, response_id: str, param: str = "response_id") -> Stored:
+        """param: where the request named it."""
         row = self._db.execute(
             "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used >= ?",
             (response_id, owner, time.time() - self._retention_s),
@@ -140,7 +141,7 @@ class ResponseStore:
         if row is None:
             why = "it was not stored, was deleted or has expired"
             message = f"there is no stored response {response_id[:200]!r}: {why}"
-            raise ApiError(404, message, param="response_id", code="response_not_found")
+            raise ApiError(404, message, param=param, code="response_not_found")
         previous, given, response = row
         return Stored(response_id, owner, previous, orjson.loads(given), orjson.loads(response))
 
@@ -153,7 +154,7 @@ class ResponseStore:
             if left < 0:
                 message = f"builds on more than {MAX_CHAIN_BYTES} bytes of stored responses: send the last of them anew"
                 raise invalid("previous_response_id", message)
-            newest_first.append(self._get(owner, following))
+            newest_first.append(self._get(owner, following, "previous_response_id"))
             following = newest_first[-1].previous
         now = time.time()
         with self._db:

@@ -56,6 +56,10 @@ class UsageTally:
         computed = sum(usage.prompt_tokens - usage.cached_tokens for usage in usages)
         # The first token of each comes out of its prefill.
         decoded = sum(max(usage.completion_tokens - 1, 0) for usage in usages)
+        # Choices may have had to wait for one another: a rate is over the time from the first one's start to the last
+        # one's end. They arrived together.
+        prefill_spans = [(u.queue_ms, u.queue_ms + u.prefill_ms) for u in usages]
+        decode_spans = [(end, end + u.decode_ms) for (_, end), u in zip(prefill_spans, usages, strict=True)]
         return {
             "queue_ms": round(max(usage.queue_ms for usage in usages), 3),
             "prefill_ms": round(prefill_ms, 3),
@@ -63,9 +67,14 @@ class UsageTally:
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": sum(self._completion),
             "cached_tokens": self._cached_tokens,
-            "prefill_tokens_per_second": _rate(computed, prefill_ms),
-            "decode_tokens_per_second": _rate(decoded, decode_ms),
+            "prefill_tokens_per_second": _rate(computed, _length(prefill_spans)),
+            "decode_tokens_per_second": _rate(decoded, _length(decode_spans)),
         }
+
+
+def _length(spans: list[tuple[float, float]]) -> float:
+    """From the first start to the last end."""
+    return max(end for _, end in spans) - min(start for start, _ in spans)
 
 
 def prompt_progress(of: PromptProgress) -> responses.PromptProgress:

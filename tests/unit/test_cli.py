@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.abc
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from moeserve import cli, options
+from moeserve.__main__ import run
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
@@ -252,3 +254,21 @@ def test_three_ways_to_the_same_command(command: list[str]) -> None:
     assert run.returncode == 2
     assert "--model or MOESERVE_MODEL: there is no /no/such.gguf" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+class InterruptedImport(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "moeserve.cli":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_no_traceback_even_while_modules_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["moeserve", "plan"])
+    monkeypatch.setitem(cli.COMMANDS, "plan", cli.Command(interrupted, ""))
+    assert run() == 130
+    monkeypatch.delitem(sys.modules, "moeserve.cli")
+    monkeypatch.setattr(sys, "meta_path", [InterruptedImport(), *sys.meta_path])
+    assert run() == 130

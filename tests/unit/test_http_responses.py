@@ -99,6 +99,7 @@ def test_a_response_goes_on_from_another(server: HttpServer, openai: OpenAI) -> 
     broken = server.post("/v1/responses", {"input": "x", "previous_response_id": second.id})
     assert broken.status_code == 404
     assert first.id in broken.json()["error"]["message"]
+    assert broken.json()["error"]["param"] == "previous_response_id"
 
 
 def test_a_conversation_without_the_store(server: HttpServer, openai: OpenAI) -> None:

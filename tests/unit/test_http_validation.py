@@ -104,6 +104,7 @@ CHAT = OPENAI | {
         [{"role": "user", "content": "hi", "other": 1}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "hi", "other": 1}]}],
         [{"role": "user", "content": ["hi"]}],
         [{"role": "assistant", "tool_calls": 5}],
         [{"role": "assistant", "tool_calls": ["x"]}],

@@ -24,6 +24,9 @@ from moeserve.tokenizer.renderer import RESERVED
 
 MAX_MESSAGES: Final = 16384
 MAX_TOP_LOGPROBS: Final = 20
+# Fields of a text part that clients send along, as other APIs have them: what is cached is not theirs to say here, and
+# an answer's own annotations come back.
+WITHOUT_EFFECT: Final = frozenset({"cache_control", "prompt_cache_breakpoint", "annotations"})
 
 
 def _parts_to_text(content: Any) -> Any:
@@ -38,6 +41,10 @@ def _parts_to_text(content: Any) -> Any:
                 "content_part",
                 "a part of the type {kind} is not supported, only texts are: {form}",
                 {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
+            )
+        if unknown := part.keys() - {"type", kind} - WITHOUT_EFFECT:
+            raise PydanticCustomError(
+                "content_part", "a text part has no field {name}", {"name": repr(min(unknown))[:80]}
             )
         texts.append(part[kind])
     return "\n".join(texts)

@@ -31,7 +31,8 @@ class UsageInfo(TypedDict):
 
 class Timings(TypedDict):
     """Where the time of a request went. With several choices the milliseconds are those of the slowest one
-    and the tokens those of all together; a rate is null where its phase took no time."""
+    and the tokens those of all together; a rate is over the time from the first one's start to the last one's end, and
+    null where its phase took no time."""
 
     queue_ms: float
     prefill_ms: float
