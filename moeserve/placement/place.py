@@ -31,6 +31,11 @@ COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has th
 GIB = 1 << 30
 
 
+# Of what an engine on CUDA reserves: recorded graphs, the kernels' code, the allocator's rounding. Measured, see
+# docs/hybrid.md.
+GPU_OVERHEAD_BYTES = 640 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """What there is, and what the GPU engine can do today: what it cannot is an error at the start."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from moeserve.config import ServerConfig
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.placement import ModelSizes, Placement
+from moeserve.placement.place import GPU_OVERHEAD_BYTES
 from moeserve.placement.step_tokens import row_bytes
 
 PROCESSES_BYTES = 384 << 20
@@ -19,7 +20,6 @@ SHARE_OF_FREE_MEMORY = 0.5  # of what the weights leave, for KV: as worker/kv_po
 LOGIT_ROWS = 64  # computed at a time
 
 GPU_LOGIT_ROWS = 256
-GPU_OVERHEAD_BYTES = 640 << 20  # graphs, kernels' code, torch's rounding: as worker/gpu_memory.py
 CUDA_CONTEXT_BYTES = 512 << 20
 CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
 

@@ -15,13 +15,10 @@ from moeserve.models.qwen3moe.gpu_room import step_sizes
 from moeserve.models.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
-from moeserve.placement.place import GIB
+from moeserve.placement.place import GIB, GPU_OVERHEAD_BYTES
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.worker.gpu_sampler import sampler_bytes
-
-# CUDA graphs, the kernels' code, cuBLAS-less torch and the allocator's rounding: measured, see docs/hybrid.md.
-OVERHEAD_BYTES = 640 << 20
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +51,7 @@ def room_bytes(
     logits = 4 * head_rows * model.vocab_size
     length = config.max_model_len or model.context_length
     tables = 4 * (config.max_num_seqs + 1) * length + 4 * length * model.head_dim
-    overhead = OVERHEAD_BYTES if device.type == "cuda" else 0
+    overhead = GPU_OVERHEAD_BYTES if device.type == "cuda" else 0
     # As gpu_model.float_type: of two bytes, or not.
     floats = torch.bfloat16 if device.type == "cuda" else torch.float32
     layers = max(layers_room_bytes(model, size, floats, float_weights=float_weights) for size in sizes)
