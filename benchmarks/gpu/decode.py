@@ -26,14 +26,14 @@ class Model:
         self.keys = [torch.randn(slots, s.kv_heads, s.dim, device="cuda").half() for _ in range(layers)]
         self.values = [torch.randn(slots, s.kv_heads, s.dim, device="cuda").half() for _ in range(layers)]
 
-    def bytes_of_step(self, room: Room) -> float:
-        """Of weights and KV that a step must read; distinct experts as the last layer's routing."""
+    def bytes_of_step(self, n: int) -> float:
+        """Of weights and KV that a step of n rows must read, with as many distinct experts as a uniform routing has."""
         total = float(self.head.nbytes)
-        distinct = len(room.ids.unique())
+        distinct = SHAPE.experts * (1.0 - (1.0 - SHAPE.top_k / SHAPE.experts) ** n)
         for w in self.layers:
             total += sum(p.nbytes for p in (w.qkv, w.v_beside, w.attn_output, w.router) if p)
             total += sum(p.nbytes for p in (w.gate, w.up, w.down)) * distinct / SHAPE.experts
-        kv = room.n * CONTEXT * SHAPE.kv_heads * SHAPE.dim * 2 * 2 * len(self.layers)
+        kv = n * CONTEXT * SHAPE.kv_heads * SHAPE.dim * 2 * 2 * len(self.layers)
         return total + kv
 
 
@@ -109,7 +109,7 @@ def run() -> None:
         torch.cuda.synchronize()
         whole = seconds(step.run, 1)
         layers = seconds(step.run_layers, 1)
-        floor = model.bytes_of_step(step.room) / BYTES_PER_S
+        floor = model.bytes_of_step(n) / BYTES_PER_S
         assert torch.isfinite(step.logits).all()
         assert (step.picked >= 0).all()
         print(

@@ -1,4 +1,5 @@
-"""Each kernel at the shape of Qwen3-30B-A3B, in a CUDA graph over several weights so that none comes from the cache."""
+"""Each kernel at the shape of Qwen3-30B-A3B by itself, in a CUDA graph over several weights, which the cache does not
+hold all."""
 
 from __future__ import annotations
 
@@ -39,6 +40,8 @@ def dense(n: int) -> None:
     for name, (kind, rows, cols) in matrices.items():
         copies = [random_planes(kind, rows, cols, seed=i) for i in range(1 if name == "head" else 12)]
         x = room.attended if name == "attn_output" else room.y
+        if name == "router":
+            x = GpuActivations(room.router_input, None, None)
         out = torch.empty(n, rows, device="cuda")
         time = seconds(lambda i: product(x, room, copies[i % len(copies)], out), cached(n))  # noqa: B023
         report(f"{name} n={n}", time, copies[0].nbytes + n * (rows + cols) * 4, 2.0 * n * rows * cols)

@@ -41,12 +41,12 @@ def through(x: GpuActivations) -> Tensor:
 
 def check_linear(kind: int) -> Result:
     from moeserve.kernels.embed.cuda import embed
-    from moeserve.kernels.linear.cuda import linear
+    from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 
     p = random_planes(GgmlType(kind), 1000, SHAPE.hidden)
     w, results = dequantize(p, 0), []
-    for n in (1, 3, 16, 50, 200):
-        few = n <= 4
+    for n in (1, 3, 8, 16, 50, 200):
+        few = n + 1 <= GEMV_TOKENS if p.quantised else n <= 4
         x = q8(torch.randn(n + 1, p.cols, device="cuda"))
         assert x.x is not None
         floats = x.x if few else x.x.bfloat16()

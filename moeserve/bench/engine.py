@@ -107,7 +107,7 @@ class EngineBench:
 
     def prefill(self, batch: int, prompt: int) -> float:
         """Seconds, one sequence after another."""
-        start = time.perf_counter()
+        began = time.perf_counter()
         vocab = self._runner.ready().vocab_size
         for seq in range(batch):
             sampling = SamplingParams(max_tokens=1 << 20, temperature=self._temperature, seed=seq)
@@ -118,15 +118,15 @@ class EngineBench:
                 slots = _slots(batch, seq, start, count)
                 self._run(StepPlan(self._step, new, [Row(seq, start, count, slots, start + count == prompt)]))
                 new = []
-        return time.perf_counter() - start
+        return time.perf_counter() - began
 
     def decode(self, batch: int, prompt: int, gen: int) -> float:
         """Seconds. The plans are made before: a router makes its own while the step before runs."""
         plans = [self._decode_plan(batch, position) for position in range(prompt, prompt + gen)]
-        start = time.perf_counter()
+        began = time.perf_counter()
         for plan in plans:
             self._run(plan)
-        return time.perf_counter() - start
+        return time.perf_counter() - began
 
     def _decode_plan(self, batch: int, position: int) -> StepPlan:
         rows = [Row(seq, position, 1, _slots(batch, seq, position, 1), True) for seq in range(batch)]
@@ -202,8 +202,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
         type=real(0.0, 2.0),
         default=0.0,
         metavar="T",
-        help="of sampling; 0, the default, is greedy, with which random weights soon say the same again and again, so "
-        "that streams share more experts than texts do",
+        help="of sampling; 0, the default, is greedy, with which a file of random weights soon repeats itself, so that "
+        "streams share more experts than texts do",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     return parser, parser.parse_args(arguments)

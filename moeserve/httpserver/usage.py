@@ -73,8 +73,9 @@ class UsageTally:
 
 
 def _length(spans: list[tuple[float, float]]) -> float:
-    """From the first start to the last end."""
-    return max(end for _, end in spans) - min(start for start, _ in spans)
+    """From the first start to the last end of those that took any time; 0 without one."""
+    lasting = [(start, end) for start, end in spans if end > start]
+    return max(end for _, end in lasting) - min(start for start, _ in lasting) if lasting else 0.0
 
 
 def prompt_progress(of: PromptProgress) -> responses.PromptProgress:

@@ -42,6 +42,7 @@ def test_a_json_object_for_each_phase_and_batch() -> None:
         assert figure["prompt"] == 40
         assert figure["gb_s"] == pytest.approx(figure["tok_s"] * figure["bytes_per_token"] / 1e9)
         assert figure["read_gb_s"] > 0
+        assert figure["tok_s"] > 10
     one, three = (f["bytes_per_token"] for f in figures if f["phase"] == "decode")
     assert three < one  # weights are read once a step, whoever asks for them
 
@@ -54,6 +55,7 @@ def test_a_table_for_people() -> None:
     assert "decode" in done.stdout
 
 
+@pytest.mark.cpu_engine("it counts the bytes of every step")
 def test_other_tokens_use_other_experts() -> None:
     flags = [*common_flags(), "--threads", "2", "--prompt", "8", "--gen", "12", "--batch", "2", "--json"]
     greedy, sampled = (

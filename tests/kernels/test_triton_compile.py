@@ -41,7 +41,10 @@ CALLS = {
     "linear, many": "linear(200, Q4, 512, 96, Q6, 32)",
     "linear, looked up": "linear(20, IQ4, 512, 96, None, 0)",
     "linear, floats": "linear(2, F32, 512, 96, None, 0)",
-    "experts, few": "experts(2, Q4, Q6)",
+    "linear, exact": "exact(600)",
+    "experts, one": "experts(1, Q4, Q6)",
+    "experts, two": "experts(2, Q4, Q6)",
+    "experts, few": "experts(16, Q4, Q6)",
     "experts, some": "experts(30, Q4, Q6)",
     "experts, many": "experts(2000, Q4, Q6)",
     "rows": "rows(3, Q4)",
@@ -53,7 +56,7 @@ CALLS = {
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
-from moeserve.kernels.embed.cuda import embed
+from moeserve.kernels.embed.cuda import KvPlaces, embed
 from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear import cuda
@@ -85,6 +88,11 @@ def linear(n, kind, cols, rows, beside, beside_rows):
     cuda.linear(*x, empty(1, dtype=i32), weight(kind, rows, cols), kind, other, beside or 0, cols,
                 empty(n, rows + beside_rows))
 
+# A router of bfloat16.
+def exact(n):
+    cuda.linear(empty(n, 512), None, None, empty(1, dtype=i32), weight(GgmlType.BF16, 128, 512), GgmlType.BF16, None, 0,
+                512, empty(n, 128))
+
 def experts(n, kind, down):
     experts, top_k, hidden, ff = 128, 8, 512, 256
     room, ids, count = BlockRoom(n, top_k, experts, "meta"), empty(n, top_k, dtype=i32), empty(1, dtype=i32)
@@ -104,7 +112,8 @@ def experts(n, kind, down):
 
 def rows(n, kind):
     heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
-    embed(empty(n, dtype=i32), count, weight(kind, 9, 256), kind, empty(n, 256))
+    at = empty(n, dtype=i32)
+    embed(at, count, weight(kind, 9, 256), kind, empty(n, 256), KvPlaces(empty(3, 64, dtype=i32), at, at, at))
     ids = empty(n, 8, dtype=i32)
     add_norm(empty(n, 256), empty(n, 8, 256), empty(n, 8), ids, empty(n, 256), None, count, empty(256), 1e-6,
              *both(n, 256), empty(n, 256))
@@ -112,7 +121,6 @@ def rows(n, kind):
     norm_router(empty(n, 256), empty(n, 256), count, empty(256), 1e-6, empty(128, 256), *both(n, 256), empty(n, 128))
     q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
     pool = empty(50, kv_heads, dim, dtype=torch.float16)
-    at = empty(n, dtype=i32)
     rope_store(q, k, k, empty(dim), empty(dim), 1e-6, empty(9, dim // 2), empty(9, dim // 2), at, at, count,
                empty(n, heads, dim, dtype=torch.float16), pool, pool)
 

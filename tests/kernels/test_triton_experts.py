@@ -51,18 +51,20 @@ def run(
     n: int,
     method: cuda.Method,
     *,
+    hidden: int = 256,
     ff: int = 64,
+    top_k: int = 2,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One expert layer by a method, and its reference. hidden 256, 3 experts, top 2, the last row not live."""
-    hidden, experts, top_k, live = 256, 3, 2, max(1, n - 1)
+    """One expert layer by a method, and its reference. One expert more than are chosen, the last row not live."""
+    experts, live = top_k + 1, max(1, n - 1)
     if Type.Q6_K in kinds[2:]:
         ff = 256
     gate, up = planes_of(kinds[0], experts, ff, hidden), planes_of(kinds[1], experts, ff, hidden)
     down = planes_of(kinds[2], experts, hidden, ff)
     x = torch.randn(n, hidden, generator=torch.Generator().manual_seed(1)).to(dtype)
     ids = random_ids(n, experts, top_k)
-    ids[0, 1] = -1
+    ids[0, -1] = -1
     weights = torch.rand(n, top_k, generator=torch.Generator().manual_seed(2))
     q = quantize(x.float())
     gemv = method.up is None
@@ -118,8 +120,29 @@ FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
 def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few. A code of h may round the other way where a value lies between two: 1e-6
     of the power."""
-    got, expected = run(kinds, min(tokens, 4), cuda.method_for(tokens))
+    got, expected = run(kinds, min(tokens, 6), cuda.method_for(tokens))
     assert nmse(got, expected) < 1e-5
+
+
+def test_up_of_more_units_than_threads_take_at_once() -> None:
+    """Nine units of columns, of which it takes eight at once."""
+    got, expected = run(OTHERS, 5, cuda.method_for(8), hidden=1056, ff=32, top_k=1)
+    assert nmse(got, expected) < 1e-5
+
+
+def test_down_of_more_units_than_threads_take_at_once() -> None:
+    """17 experts of two units of columns, of which it takes 32 at once."""
+    n, top_k, ff, hidden = 5, 17, 256, 32
+    down = planes_of(Type.Q5_0, top_k, hidden, ff)
+    h = torch.randn(n * top_k, ff, generator=torch.Generator().manual_seed(1))
+    ids, weights, q = random_ids(n, top_k, top_k), torch.rand(n, top_k), quantize(h)
+    out = torch.empty(n, hidden, device=DEVICE)
+    few_experts_down(
+        None, q.codes.to(DEVICE), q.scales.to(DEVICE), tensors(down), int(down.type), ff, ids.to(DEVICE),
+        weights.to(DEVICE), counter(n), out,
+    )  # fmt: skip
+    products = (dequantize(down).cpu()[ids.long()] @ round_trip(h).view(n, top_k, ff, 1).float())[..., 0]
+    assert nmse(out.cpu(), (weights[..., None] * products).sum(1).double()) < 1e-10
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_chat_template_kwargs_reach_the_template(server: HttpServer) -> None:
 def test_messages_of_other_clients_shapes(server: HttpServer) -> None:
     """Text parts, the developer role, nulls, and a history with a tool call."""
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "dog"}'}}
-    last = {"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}}
+    last = {"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}, "image_url": None}
     messages = [
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "one"}, last]},

@@ -211,7 +211,8 @@ def test_what_the_gpu_engine_will_take_is_foreseen(
 
 
 @pytest.mark.parametrize(
-    ("gib", "tokens"), [(None, 512), (139, 8192), (24, 4096), (12, 2048), (4, 512), (1, 512)]
+    ("gib", "tokens"),
+    [(None, 512), (139, 8192), (41, 8192), (40, 4096), (24, 4096), (12, 2048), (4, 512), (1, 512)],
 )
 def test_a_step_takes_what_its_buffers_leave_room_for(gib: int | None, tokens: int) -> None:
     assert step_tokens(None, QWEN3_30B_A3B, None if gib is None else gib << 30) == tokens

@@ -42,7 +42,8 @@ def _parts_to_text(content: Any) -> Any:
                 "a part of the type {kind} is not supported, only texts are: {form}",
                 {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
             )
-        if unknown := part.keys() - {"type", kind} - WITHOUT_EFFECT:
+        given = {name for name, value in part.items() if value is not None}
+        if unknown := given - {"type", kind} - WITHOUT_EFFECT:
             raise PydanticCustomError(
                 "content_part", "a text part has no field {name}", {"name": repr(min(unknown))[:80]}
             )

@@ -20,7 +20,8 @@ def embed_kernel(
     slot_table int32 [.., LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i].
 
     A step's first kernel. It starts when what is ahead has ended and is seen (no programmatic dependent launch), so
-    that kernels behind it may read a step's inputs before they wait for one another.
+    that kernels behind it may read a step's inputs before they wait for one another; of the slot table, only what it
+    does not write: the places of earlier steps' tokens.
     """
     if PDL:
         gdc_launch_dependents()

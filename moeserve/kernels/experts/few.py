@@ -16,7 +16,7 @@ from moeserve.kernels.linear.cuda import (
 )
 from moeserve.kernels.planes.formats import QUANT_GROUP, UNIT, units_of
 
-SOME = 4  # tokens
+SOME = 4  # tokens: more have tiles of their own
 
 
 def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:

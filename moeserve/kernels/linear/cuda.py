@@ -101,7 +101,8 @@ class GemmTile:
 
 def dense_tile(tokens: int, rows: int) -> GemmTile:
     """Measured (benchmarks/gpu_kernels.py tune). Few tokens at a time, so that there are programs enough: their blocks
-    take the same weights apart, which the L2 has. A head has programs enough."""
+    take the same weights apart, which the L2 has. A head has programs enough. Three stages for q, k and v of 33 tokens
+    and more: a layer of 64 takes 240 us instead of 244."""
     if tokens > 64:
         return GemmTile(64, 128, 2, 4, 2)
     if rows > MANY_ROWS and tokens > 32:

@@ -147,14 +147,14 @@ def accumulate_units(
 
 @triton.jit
 def multiply_floats(codes, x, tokens_live, r, COLS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr):
-    """[BN, BM]: rows r of floats times x; float32 ones as tf32, thrice."""
+    """[BN, BM]: rows r of floats times x; where either is float32 as tf32, thrice."""
     acc = tl.zeros([r.shape[0], BM], tl.float32)
     for step in range((COLS + BK - 1) // BK):
         k = step * BK + tl.arange(0, BK)
         w = tl.load(codes + r[:, None] * COLS + k[None, :], (k < COLS)[None, :], 0.0)
         a = tl.load(x[:, None] + k[None, :], tokens_live[:, None] & (k < COLS)[None, :], 0.0)
-        if w.dtype == tl.float32:
-            acc = tl.dot(w, tl.trans(a.to(tl.float32)), acc, input_precision="tf32x3")
+        if w.dtype == tl.float32 or a.dtype == tl.float32:
+            acc = tl.dot(w.to(tl.float32), tl.trans(a.to(tl.float32)), acc, input_precision="tf32x3")
         else:
             acc = tl.dot(w.to(a.dtype), tl.trans(a), acc)
     return acc

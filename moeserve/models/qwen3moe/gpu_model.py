@@ -338,12 +338,11 @@ class GpuQwen3Moe:
         after_attention = r.x
         if _routes_at_once(self._weights.layers[index], r):
             after_attention = r.x.cpu() + r.output.view(r.rows, -1).cpu().float()
-        assert r.y.x is not None
         first = self.config.num_layers - self.num_layers  # the CPU has shown those before
         tap.layer(
             first + index,
             after_attention=after_attention,
-            expert_input=r.y.x,
+            expert_input=r.exact_y,
             router_logits=r.router_logits,
             expert_ids=r.ids,
             expert_weights=r.weights,
