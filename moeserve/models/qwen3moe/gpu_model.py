@@ -329,11 +329,11 @@ class GpuQwen3Moe:
         parts, weights, places, from_cpu = self._outputs(index, r)
         output = torch.zeros(r.rows, self.config.hidden_size) if from_cpu is None else from_cpu.cpu()
         if parts is not None:
-            each = parts.cpu().float()
+            each = parts.cpu().float()  # under Triton's interpreter the very tensor that the next norm adds
             if weights is not None:
-                each *= weights.cpu()[:, :, None]
+                each = each * weights.cpu()[:, :, None]
             if places is not None:
-                each.masked_fill_(places.cpu()[:, :, None] < 0, 0.0)
+                each = each.masked_fill(places.cpu()[:, :, None] < 0, 0.0)
             output = output + each.sum(dim=1)
         after_attention = r.x
         if _routes_at_once(self._weights.layers[index], r):
