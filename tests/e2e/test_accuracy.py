@@ -42,7 +42,17 @@ def test_packaged_model(server: Server) -> None:
     assert_no_worse_than_llama_cpp(measure(server.base_url, fixture))
 
 
-@pytest.mark.parametrize("model", wide_models(), ids=lambda model: model.stem)
+OFTEN = ("bf16", "q8_0", "q4_k_m")  # the others take as long, and change with these
+
+
+def of_all_types() -> list[object]:
+    return [
+        pytest.param(model, id=model.stem, marks=() if model.stem.endswith(OFTEN) else pytest.mark.slow)
+        for model in wide_models()
+    ]
+
+
+@pytest.mark.parametrize("model", of_all_types())
 def test_wider_fixtures(model: Path) -> None:
     fixture = Fixture.load(model.with_suffix(".golden.json"))
     with running_server(model) as server:

@@ -15,6 +15,7 @@ from benchmarks.server import REPOSITORY, clean_environment, running_server
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="measured for torch without CUDA's libraries")
+@pytest.mark.slow
 def test_memory(tiny_model: Path) -> None:
     command = [sys.executable, "-m", "moeserve", "plan", "--model", str(tiny_model), "--json"]
     said = subprocess.run(
