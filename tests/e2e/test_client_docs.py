@@ -44,7 +44,7 @@ def test_program(server: Server, tmp_path: Path, heading: str, language: str, pr
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-    assert '"error"' not in done.stdout
+    assert '"error":' not in done.stdout
 
 
 def environment() -> dict[str, str]:
