@@ -46,6 +46,12 @@ def fixtures_dir() -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def wide_models() -> list[Path]:
+    """One for each quantisation type, where the wider fixtures are."""
+    folder = fixtures_dir()
+    return sorted(folder.glob("tiny-qwen3moe-*.gguf")) if folder else []
+
+
 @pytest.fixture(scope="session")
 def wide_fixtures() -> Path:
     """The folder of the wider fixtures; a test that asks for it is skipped where there is none."""

@@ -8,14 +8,8 @@ import pytest
 
 from benchmarks.accuracy import Fixture, Report, measure, table
 from benchmarks.server import Server, running_server
-from tests.conftest import OWN_FIXTURES, TEST_DEVICE, TINY_MODEL, fixtures_dir
+from tests.conftest import OWN_FIXTURES, TEST_DEVICE, TINY_MODEL, wide_models
 from tests.gpu.bounds import assert_near
-
-
-def wide_models() -> list[Path]:
-    folder = fixtures_dir()
-    return sorted(folder.glob("tiny-qwen3moe-*.gguf")) if folder else []
-
 
 # Below this distance of llama.cpp's from the truth its greedy text is a yardstick; above, its own rounding of
 # activations decides steps that are not close (see benchmarks/accuracy.py).
@@ -29,10 +23,11 @@ def assert_no_worse_than_llama_cpp(report: Report) -> None:
     else:
         assert report.ours.median_kl <= report.llama_cpp.median_kl
         assert report.ours.top1 >= report.llama_cpp.top1 - 0.01
-    # Who is nearer to the truth than llama.cpp differs from it about as often as the truth does: of the packaged
-    # fixture's 182 steps, in which llama.cpp chose on its own text, the float32 model has 166 alike, 3.1% fewer than
-    # llama.cpp has of the truth's choices at the prompts' positions.
-    assert report.same_choice >= report.llama_cpp.top1 - 0.04
+    # Two engines that are each as far from the truth as llama.cpp differ about as often as it does from the truth. Of
+    # the 182 steps that are compared, 3.5% are two standard deviations. The float32 model itself has 166 of the
+    # packaged fixture's alike, 3.1% fewer than llama.cpp has of the truth's choices; a GPU, nearer to it, had 165.
+    allowed = 0.04 if TEST_DEVICE == "cuda" else 0.035
+    assert report.same_choice >= report.llama_cpp.top1 - allowed
     if report.llama_cpp_full_kl < YARDSTICK_KL:
         assert not report.greedy_differences
 
@@ -45,14 +40,13 @@ def test_packaged_model(server: Server) -> None:
 OFTEN = ("bf16", "q8_0", "q4_k_m")  # the others take as long, and change with these
 
 
-def of_all_types() -> list[object]:
-    return [
+@pytest.mark.parametrize(
+    "model",
+    [
         pytest.param(model, id=model.stem, marks=() if model.stem.endswith(OFTEN) else pytest.mark.slow)
         for model in wide_models()
-    ]
-
-
-@pytest.mark.parametrize("model", of_all_types())
+    ],
+)
 def test_wider_fixtures(model: Path) -> None:
     fixture = Fixture.load(model.with_suffix(".golden.json"))
     with running_server(model) as server:

@@ -21,7 +21,7 @@ from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
-from tests.conftest import OWN_FIXTURES, TINY_MODEL, fixtures_dir
+from tests.conftest import OWN_FIXTURES, TINY_MODEL, wide_models
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import dequantize
 
@@ -95,12 +95,6 @@ def own_fixture() -> Fixture:
     return Fixture.load(TINY_MODEL, OWN_FIXTURES)
 
 
-def wide_models() -> list[Path]:
-    folder = fixtures_dir()
-    models = folder.glob("tiny-qwen3moe-*.gguf") if folder else []
-    return sorted(model for model in models if model.name != TINY_MODEL.name)
-
-
 def distance(truth: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """KL(truth || ours) in nats, and whether the most likely token is the same, at each position."""
     p, q = truth.double().log_softmax(-1), logits.double().log_softmax(-1)
@@ -124,7 +118,9 @@ def test_no_further_from_the_truth_than_llama_cpp(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("model", wide_models(), ids=lambda model: model.stem)
+@pytest.mark.parametrize(
+    "model", [model for model in wide_models() if model.name != TINY_MODEL.name], ids=lambda model: model.stem
+)
 def test_wider_fixtures(model: Path, isa: str) -> None:
     assert_no_further_from_the_truth_than_llama_cpp(Fixture.load(model, model.parent), isa)
 
