@@ -37,7 +37,7 @@ from benchmarks.server import REPOSITORY, Server, running_server
 from moeserve.bench.engine import SHARED, EngineBench
 from moeserve.config import ServerConfig
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import open_metadata
+from moeserve.models.open import open_metadata
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import ModelSizes, Placement, Wishes, place
 from moeserve.placement.sizes import has_float_weights

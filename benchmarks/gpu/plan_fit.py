@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import open_metadata
+from moeserve.models.open import open_metadata
 from moeserve.placement import LayerPlacement, ModelSizes, Placement
 from moeserve.plan.gpu_constants import H200, GpuConstants
 from moeserve.plan.rates import CpuRates, GpuRates

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +24,9 @@ from moeserve.errors import UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.worker.loading import load_runner
+from moeserve.worker.measure.step_bytes import step_bytes
 from moeserve.worker.runner import Runner
 from moeserve.workload.options import real, whole
-
-if TYPE_CHECKING:  # a machine without a GPU may lack Triton
-    from moeserve.worker.gpu_runner import GpuRunner
 
 # Options of the server that mean the same here.
 SHARED = (
@@ -73,7 +70,7 @@ class Figure:
 class EngineBench:
     """Drives a Runner as the router would, with all sequences in step. KV slots are handed out in order."""
 
-    def __init__(self, runner: Runner | GpuRunner, step_tokens: int, temperature: float = 0.0) -> None:
+    def __init__(self, runner: Runner, step_tokens: int, temperature: float = 0.0) -> None:
         self._runner = runner
         self._step_tokens = step_tokens
         self._temperature = temperature
@@ -86,8 +83,8 @@ class EngineBench:
             prefill_s, prefill_bytes = self._measured(partial(self.prefill, batch, prompt))
             between = self.read_gb_s()
             decode_s, decode_bytes = self._measured(partial(self.decode, batch, prompt, gen))
-            if not isinstance(self._runner, Runner):
-                decode_bytes = gen * self._runner.step_bytes(self._decode_plan(batch, prompt + gen - 1))
+            if not self._runner.engine.counts_every_step:
+                decode_bytes = gen * step_bytes(self._runner, self._decode_plan(batch, prompt + gen - 1))
             after = self.read_gb_s()
             yield _figure(
                 "prefill", batch, prompt, 0, batch * prompt, prefill_s, prefill_bytes, before, between
@@ -96,14 +93,16 @@ class EngineBench:
 
     def read_gb_s(self) -> float:
         """GB/s of reading all experts once, with all threads; on a GPU of a copy, both ways counted."""
-        seconds, read = self._runner.read_experts()
+        seconds, read = self._runner.engine.read_weights()
         return read / seconds / 1e9
 
     def _measured(self, work: Callable[[], float]) -> tuple[float, int]:
-        """Seconds, as `work` says, and the bytes of weights read: on a GPU they are not counted on the way, 0."""
-        before = self._runner.weight_bytes_read() if isinstance(self._runner, Runner) else 0
-        seconds = work()
-        return seconds, self._runner.weight_bytes_read() - before if isinstance(self._runner, Runner) else 0
+        """Seconds, as `work` says, and the bytes of weights read: 0 where the engine does not count every step's."""
+        engine = self._runner.engine
+        if not engine.counts_every_step:
+            return work(), 0
+        before = engine.weight_counters()
+        return work(), engine.weight_bytes_since(before)
 
     def prefill(self, batch: int, prompt: int) -> float:
         """Seconds, one sequence after another."""

@@ -8,7 +8,7 @@ from moeserve.detokenizer.journal import Journal
 from moeserve.detokenizer.manager import Detokenizer, serve
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_DETOKENIZER
-from moeserve.models.source import open_metadata
+from moeserve.models.open import open_metadata
 from moeserve.process import Process, run_process
 from moeserve.tokenizer import Vocabulary
 

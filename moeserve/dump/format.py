@@ -43,7 +43,7 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class DumpShape:
     layers: int
     hidden: int
     experts: int
@@ -68,7 +68,7 @@ def step_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:05}.safetensors"
 
 
-def step_tensors(model: ModelShape, rows: int, sampled: int) -> dict[str, Form]:
+def step_tensors(model: DumpShape, rows: int, sampled: int) -> dict[str, Form]:
     """Of a step of `rows` rows, `sampled` of which get a next token."""
     m, widths = model, {ROUTER: model.experts, IDS: model.top_k, WEIGHTS: model.top_k}
     forms = {CONTEXTS: Form("I64", (rows,)), PREVIOUS: Form("I64", (rows,))}
@@ -84,7 +84,7 @@ def step_tensors(model: ModelShape, rows: int, sampled: int) -> dict[str, Form]:
     return forms
 
 
-def step_bytes(model: ModelShape, rows: int, sampled: int) -> int:
+def step_bytes(model: DumpShape, rows: int, sampled: int) -> int:
     return sum(form.nbytes for form in step_tensors(model, rows, sampled).values())
 
 

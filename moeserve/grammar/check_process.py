@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from moeserve.models.source import open_metadata
+from moeserve.models.open import open_metadata
 from moeserve.sandbox import child
 from moeserve.sandbox.frames import receive_frame, send_frame
 from moeserve.tokenizer.text_tokenizer import TextTokenizer

@@ -28,7 +28,7 @@ from moeserve.httpserver.responses_store import ResponseStore
 from moeserve.httpserver.service import Service
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
-from moeserve.models.source import open_metadata
+from moeserve.models.open import open_metadata
 from moeserve.process import Process
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer

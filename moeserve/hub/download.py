@@ -42,8 +42,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not in __all__
 
-from moeserve.models.huggingface.config_json import check_supported
 from moeserve.models.huggingface.json_files import read_json
+from moeserve.models.registry import family_of_config
 
 from .choice import choose
 from .errors import HubError
@@ -69,7 +69,7 @@ def fetch(name: HubName) -> Path:
             raise HubError(f"{error}\n({_why_offline()})") from None
         if not files[0].endswith(".gguf"):
             config = Path(hf_hub_download(name.repo, files[0], revision=commit))
-            check_supported(config, read_json(config))  # before gigabytes that we could not serve
+            family_of_config(config, read_json(config))  # before gigabytes that we could not serve
         _download(name, commit, files)
         first = Path(hf_hub_download(name.repo, files[0], revision=commit))
     return first if first.suffix == ".gguf" else first.parent

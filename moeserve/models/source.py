@@ -13,10 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moeserve.models.errors import ModelError
-from moeserve.models.gguf import Metadata, TensorInfo, open_gguf
-from moeserve.models.gguf.dummy import open_dummy
-from moeserve.models.huggingface import is_hugging_face_folder, open_folder
+from moeserve.models.gguf import Metadata, TensorInfo
 
 
 class ModelSource(Protocol):
@@ -58,21 +55,3 @@ class ModelSource(Protocol):
     def advise_done(self, name: str) -> None:
         """The tensor has been read: its pages of the file need not count as our memory any more."""
         ...
-
-
-def open_model(path: Path) -> ModelSource:
-    """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one such model, or
-    a folder in Hugging Face's layout (config.json, tokenizer.json, *.safetensors). Raises ModelError."""
-    return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path)
-
-
-def open_metadata(path: Path) -> ModelSource:
-    """The same for whoever needs no weights: a GGUF file may end before them. Their bytes must not be asked for."""
-    return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path, has_tensors=False)
-
-
-def open_dummy_model(path: Path) -> ModelSource:
-    """The same with random weights of a GGUF file's shapes, for benchmarks. Raises ModelError."""
-    if is_hugging_face_folder(path):
-        raise ModelError(path, "random weights need a GGUF file's header: leave --load-format out")
-    return open_dummy(path)

@@ -12,10 +12,10 @@ from moeserve.errors import ConfigError
 from moeserve.models.gguf import names as n
 from moeserve.placement.placement import Device
 from moeserve.placement.rules import Decision, Rules
-from moeserve.placement.sizes import DENSE_PARTS, ModelSizes
+from moeserve.placement.sizes import ModelSizes
 
 
-class DensePlaces:
+class DensePlacement:
     """As rules and --n-gpu-layers have them; without that flag, what no rule holds on the GPU can still move to RAM."""
 
     def __init__(self, sizes: ModelSizes, n_gpu_layers: int | None, rules: Rules | None) -> None:
@@ -62,7 +62,7 @@ class DensePlaces:
         return True
 
     def _decide_layer(self, index: int) -> Decision | None:
-        tensors = [n.of_layer(index, part) for part in DENSE_PARTS]
+        tensors = list(self._sizes.layers[index].dense_tensors)
         return self._decide(f"the dense part of layer {index}", tensors, f"blk.{index}.dense")
 
     def _decide(self, what: str, tensors: list[str], module: str) -> Decision | None:

@@ -1,4 +1,4 @@
-"""From a model's sizes, the user's wishes and a GPU's memory to a Placement. Pure: no torch, no CUDA, no clock.
+"""From a model's sizes, the user's options and a GPU's memory to a Placement. Pure: no torch, no CUDA, no clock.
 
 The order in which a GPU's memory is given away:
 
@@ -19,21 +19,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeserve.errors import ConfigError
-from moeserve.models.gguf import names as n
-from moeserve.placement.dense import DensePlaces
+from moeserve.models.interface import expert_tensors
+from moeserve.placement.dense import DensePlacement
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
-from moeserve.placement.sizes import EXPERT_PARTS, ModelSizes
+from moeserve.placement.sizes import ModelSizes
 
 KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
 MIN_KV_TOKENS = 64
 COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has them unpacked
 GIB = 1 << 30
-
-
-# Of what an engine on CUDA reserves: recorded graphs, the kernels' code, the allocator's rounding. Measured, see
-# docs/hybrid.md.
-GPU_OVERHEAD_BYTES = 640 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +41,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PlacementOptions:
     """The placement flags, and what the KV pool is to hold."""
 
     num_gpu_experts: int | None = None  # of each layer
@@ -70,17 +65,17 @@ class Wishes:
         return [flag for flag, value in flags.items() if value is not None]
 
 
-def place(sizes: ModelSizes, wishes: Wishes, gpu: Gpu | None) -> Placement:
-    """Where everything goes; without a GPU, into RAM. Raises ConfigError for wishes that cannot be met, with what
+def place(sizes: ModelSizes, options: PlacementOptions, gpu: Gpu | None) -> Placement:
+    """Where everything goes; without a GPU, into RAM. Raises ConfigError for options that cannot be met, with what
     would fit."""
     if gpu is None:
-        return _all_in_ram(sizes, wishes)
-    _check_counts(sizes, wishes)
-    return _Planner(sizes, wishes, gpu).place()
+        return _all_in_ram(sizes, options)
+    _check_counts(sizes, options)
+    return _Planner(sizes, options, gpu).place()
 
 
-def _all_in_ram(sizes: ModelSizes, wishes: Wishes) -> Placement:
-    flags = wishes.given_flags()
+def _all_in_ram(sizes: ModelSizes, options: PlacementOptions) -> Placement:
+    flags = options.given_flags()
     if flags:
         raise ConfigError(
             f"{', '.join(flags)}: there is nothing to place, the CPU engine has everything in RAM; leave it out, or "
@@ -92,30 +87,30 @@ def _all_in_ram(sizes: ModelSizes, wishes: Wishes) -> Placement:
     return Placement("cpu", layers, "cpu", sizes.num_experts, 0, everything)
 
 
-def _check_counts(sizes: ModelSizes, wishes: Wishes) -> None:
-    if wishes.num_gpu_experts is not None and wishes.num_gpu_experts > sizes.num_experts:
+def _check_counts(sizes: ModelSizes, options: PlacementOptions) -> None:
+    if options.num_gpu_experts is not None and options.num_gpu_experts > sizes.num_experts:
         raise ConfigError(
-            f"--num-gpu-experts: {wishes.num_gpu_experts} of each layer, but a layer has {sizes.num_experts}"
+            f"--num-gpu-experts: {options.num_gpu_experts} of each layer, but a layer has {sizes.num_experts}"
         )
-    if wishes.n_gpu_layers == 0:
+    if options.n_gpu_layers == 0:
         raise ConfigError("--n-gpu-layers 0 leaves nothing on the GPU; use --device cpu instead")
-    if wishes.n_gpu_layers is not None and wishes.n_gpu_layers > len(sizes.layers):
+    if options.n_gpu_layers is not None and options.n_gpu_layers > len(sizes.layers):
         raise ConfigError(
-            f"--n-gpu-layers: {wishes.n_gpu_layers}, but the model has {len(sizes.layers)} layers"
+            f"--n-gpu-layers: {options.n_gpu_layers}, but the model has {len(sizes.layers)} layers"
         )
 
 
 class _Planner:
     """Gives the memory away step by step; used once."""
 
-    def __init__(self, sizes: ModelSizes, wishes: Wishes, gpu: Gpu) -> None:
+    def __init__(self, sizes: ModelSizes, options: PlacementOptions, gpu: Gpu) -> None:
         self._sizes = sizes
-        self._wishes = wishes
-        self._budget = gpu.free_bytes if wishes.gpu_memory_budget is None else wishes.gpu_memory_budget
+        self._options = options
+        self._budget = gpu.free_bytes if options.gpu_memory_budget is None else options.gpu_memory_budget
         self._check_budget(gpu)
         self._gpu = gpu
         self._num_layers = len(sizes.layers)
-        self._dense = DensePlaces(sizes, wishes.n_gpu_layers, wishes.rules)
+        self._dense = DensePlacement(sizes, options.n_gpu_layers, options.rules)
         self._pinned: list[dict[int, Device]] = []  # of each layer: experts that rules have placed
         self._prefill: list[Prefill] = []
         self._streaming_rule: str | None = None
@@ -126,10 +121,10 @@ class _Planner:
         kept = self._least_kv_bytes
         if self._move_dense_to_ram(chosen):  # not to make room for experts
             kept = self._ample_kv_bytes
-        count = self._wishes.num_gpu_experts
+        count = self._options.num_gpu_experts
         if count is not None:
             for layer, experts in enumerate(chosen):
-                experts.update(self._hottest_of(layer, count))
+                experts.update(self._most_used_of(layer, count))
         if self._room(chosen) < max(self._stream_bytes(chosen), kept):
             self._prefill = ["cpu" if way == "auto" else way for way in self._prefill]
         left = self._left(chosen)
@@ -146,7 +141,7 @@ class _Planner:
         """Where the dense parts leave too little for KV, as many as it takes; True where that were any. Experts that
         rules have put on the GPU hold their layers there; a wish for experts stands, and is an error if it cannot be
         met."""
-        if self._wishes.num_gpu_experts:
+        if self._options.num_gpu_experts:
             return False
         before = self._dense.bytes_on("cuda")
         held = {i for i, way in enumerate(self._prefill) if way == "cuda" or chosen[i]}
@@ -158,7 +153,7 @@ class _Planner:
 
     def _apply_expert_rules(self) -> None:
         for layer in range(self._num_layers):
-            tensors = [n.of_layer(layer, part) for part in EXPERT_PARTS]
+            tensors = list(expert_tensors(layer))
             pinned: dict[int, Device] = {}
             prefill: dict[Prefill, Decision | None] = {}
             for expert in range(self._sizes.num_experts):
@@ -183,8 +178,8 @@ class _Planner:
             if asking is not None and self._streaming_rule is None:
                 self._streaming_rule = asking.rule
             self._prefill.append("cpu" if way == "auto" and not self._gpu.can_stream else way)
-        if self._wishes.rules is not None:
-            self._wishes.rules.check_all_applied()
+        if self._options.rules is not None:
+            self._options.rules.check_all_applied()
 
     def _check_expert_rule(self, layer: int, decision: Decision) -> None:
         if decision.device == "cuda" and decision.prefill == "cpu":
@@ -203,19 +198,19 @@ class _Planner:
             return []
         return [e for e in range(self._sizes.num_experts) if e not in self._pinned[layer]]
 
-    def _heat(self, layer: int, expert: int) -> int:
-        return 0 if self._wishes.counts is None else self._wishes.counts[layer][expert]
+    def _token_count(self, layer: int, expert: int) -> int:
+        return 0 if self._options.counts is None else self._options.counts[layer][expert]
 
-    def _hottest_of(self, layer: int, count: int) -> list[int]:
+    def _most_used_of(self, layer: int, count: int) -> list[int]:
         """Equally hot ones by id: without heat, the ids below `count`."""
-        return sorted(self._open_experts(layer), key=lambda e: (-self._heat(layer, e), e))[:count]
+        return sorted(self._open_experts(layer), key=lambda e: (-self._token_count(layer, e), e))[:count]
 
     def _fill(self, chosen: list[set[int]], kv: int) -> None:
         """Puts the hottest of all layers on the GPU, as many as leave room for `kv` bytes of KV; equally hot ones by
         id, so that all layers get alike. An expert more may take less memory, by what the buffers for streaming
         shrink: so the largest number that fits is looked for, from all of them down."""
         units = [(at, e) for at, got in enumerate(chosen) for e in self._open_experts(at) if e not in got]
-        units.sort(key=lambda unit: (-self._heat(*unit), unit[1], unit[0]))
+        units.sort(key=lambda unit: (-self._token_count(*unit), unit[1], unit[0]))
         for layer, expert in units:
             chosen[layer].add(expert)
         room, stream = self._room(chosen), self._stream_bytes(chosen)
@@ -283,7 +278,7 @@ class _Planner:
         )
         bare: list[set[int]] = [set() for _ in chosen]
         room = self._room(bare) - self._least_kv_bytes
-        if self._wishes.num_gpu_experts and room >= 0:
+        if self._options.num_gpu_experts and room >= 0:
             return f"--num-gpu-experts {room // per_expert} would fit"
         if room >= 0:
             return "move experts to the CPU with --placement-rules"
@@ -297,24 +292,24 @@ class _Planner:
         tokens = self._least_kv_tokens
         room = self._budget - self._gpu.reserved_bytes - self._sizes.head.cuda
         for count, layer in enumerate(reversed(self._sizes.layers)):
-            room -= layer.dense.cuda + tokens * self._sizes.kv_bytes
+            room -= layer.dense.cuda + tokens * layer.kv
             if room < 0:
                 return count
         return self._num_layers - 1  # all of them did not fit, with the embedding
 
     @property
     def _kv_bytes_per_token(self) -> int:
-        return (self._num_layers - self._dense.in_ram) * self._sizes.kv_bytes
+        return self._sizes.kv_bytes(self._dense.in_ram)
 
     @property
     def _ample_kv_bytes(self) -> int:
-        wishes = self._wishes
-        tokens = wishes.max_total_tokens or min(wishes.most_kv_tokens, wishes.ample_kv_tokens)
+        options = self._options
+        tokens = options.max_total_tokens or min(options.most_kv_tokens, options.ample_kv_tokens)
         return tokens * self._kv_bytes_per_token
 
     @property
     def _least_kv_tokens(self) -> int:
-        return self._wishes.max_total_tokens or self._wishes.least_kv_tokens
+        return self._options.max_total_tokens or self._options.least_kv_tokens
 
     @property
     def _least_kv_bytes(self) -> int:
@@ -322,7 +317,7 @@ class _Planner:
 
     @property
     def _most_kv_bytes(self) -> int:
-        return (self._wishes.max_total_tokens or self._wishes.most_kv_tokens) * self._kv_bytes_per_token
+        return (self._options.max_total_tokens or self._options.most_kv_tokens) * self._kv_bytes_per_token
 
     def _check_budget(self, gpu: Gpu) -> None:
         if self._budget > gpu.free_bytes:
@@ -355,8 +350,8 @@ class _Planner:
     # ---------------------------------------------------------------- rules
 
     def _decide(self, what: str, tensors: list[str], modules: tuple[str, ...]) -> Decision | None:
-        return None if self._wishes.rules is None else self._wishes.rules.decide(what, tensors, modules)
+        return None if self._options.rules is None else self._options.rules.decide(what, tensors, modules)
 
     def _rule_error(self, decision: Decision, problem: str) -> ConfigError:
-        assert self._wishes.rules is not None
-        return self._wishes.rules.error(decision, problem)
+        assert self._options.rules is not None
+        return self._options.rules.error(decision, problem)

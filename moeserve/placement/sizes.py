@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from gguf.constants import GGMLQuantizationType as T
 
+from moeserve.kv.layout import KvLayout
 from moeserve.models.gguf import TensorInfo
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.quant_types import UNQUANTISED
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.interface import dense_tensors, expert_tensors
 
 UNIT = 128  # columns, as kernels/planes has them
 SUPER = 256  # columns of a K-quant's super-block, whose pair of halves takes 4 bytes
@@ -35,20 +36,6 @@ PLANE_BYTES: dict[T, int] = {  # of a unit: codes and scales
     T.MXFP4: 64 + 4,
 }
 WITH_SUPER = frozenset({T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_XS})
-KV_BYTES_PER_VALUE = 2  # float16
-
-EXPERT_PARTS = (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)
-DENSE_PARTS = (
-    n.ATTN_NORM,
-    n.ATTN_Q,
-    n.ATTN_K,
-    n.ATTN_V,
-    n.ATTN_OUTPUT,
-    n.ATTN_Q_NORM,
-    n.ATTN_K_NORM,
-    n.FFN_NORM,
-    n.FFN_GATE_INP,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +51,10 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    dense: Bytes  # attention, norms, router
+    dense: Bytes  # attention, norms, router, shared expert
     expert: Bytes  # one of them
+    kv: int  # bytes of one token
+    dense_tensors: tuple[str, ...] = ()  # their names, which placement rules match
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,37 +63,43 @@ class ModelSizes:
     embedding: Bytes
     head: Bytes  # with the last norm; with tied embeddings a second copy, made for multiplying
     layers: tuple[LayerSizes, ...]
-    kv_bytes: int  # of one token in one layer
 
     @classmethod
-    def of(cls, tensors: Mapping[str, TensorInfo], config: Qwen3MoeConfig) -> ModelSizes:
-        """`tensors` as `config.check_tensors` has passed them."""
+    def of(cls, tensors: Mapping[str, TensorInfo], layout: KvLayout) -> ModelSizes:
+        """`tensors` as `check_tensors` has passed them."""
+        shape = layout.shape
 
         def part(names: Iterable[str]) -> Bytes:
             infos = [tensors[name] for name in names]
             return Bytes(sum(t.nbytes for t in infos), sum(plane_bytes(t) for t in infos))
 
         def layer(index: int) -> LayerSizes:
-            experts = part(n.of_layer(index, name) for name in EXPERT_PARTS)
+            experts, count = part(expert_tensors(index)), shape.layers[index].ffn.num_experts
+            dense = tuple(dense_tensors(shape, index))
             return LayerSizes(
-                dense=part(n.of_layer(index, name) for name in DENSE_PARTS),
-                expert=Bytes(experts.cpu // config.num_experts, experts.cuda // config.num_experts),
+                dense=part(dense),
+                expert=Bytes(experts.cpu // count, experts.cuda // count),
+                kv=layout.layer_bytes(index),
+                dense_tensors=dense,
             )
 
-        head = n.TOKEN_EMBD if config.tied_embeddings else n.OUTPUT
+        head = n.TOKEN_EMBD if shape.tied_embeddings else n.OUTPUT
         return cls(
-            num_experts=config.num_experts,
+            num_experts=shape.num_experts,
             embedding=part([n.TOKEN_EMBD]),
             head=part([head, n.OUTPUT_NORM]),
-            layers=tuple(layer(index) for index in range(config.num_layers)),
-            kv_bytes=2 * config.num_kv_heads * config.head_dim * KV_BYTES_PER_VALUE,
+            layers=tuple(layer(index) for index in range(shape.num_layers)),
         )
 
+    def kv_bytes(self, first: int = 0, end: int | None = None) -> int:
+        """Of one token in the layers from `first` up to `end`."""
+        return sum(layer.kv for layer in self.layers[first:end])
 
-def has_float_weights(tensors: Mapping[str, TensorInfo], config: Qwen3MoeConfig) -> bool:
+
+def has_float_weights(tensors: Mapping[str, TensorInfo], num_layers: int) -> bool:
     """Attention or experts that are not quantised: what is between products is then kept in float32 on a GPU."""
     parts = (n.ATTN_OUTPUT, n.FFN_GATE_EXPS, n.FFN_DOWN_EXPS)
-    names = [n.of_layer(index, part) for index in range(config.num_layers) for part in parts]
+    names = [n.of_layer(index, part) for index in range(num_layers) for part in parts]
     return any(tensors[name].type in UNQUANTISED for name in names)
 
 

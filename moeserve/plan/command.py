@@ -13,16 +13,21 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import ModelSource, open_metadata
+from moeserve.kv.layout import KvLayout
+from moeserve.models.interface import ModelShape
+from moeserve.models.open import open_metadata
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.source import ModelSource
 from moeserve.options import add_shared_options, flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.options import wishes_of
+from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.options import placement_options
+from moeserve.placement.place import GIB
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.machine import measure
-from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, gpu_reserved_bytes, predict
+from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Plan, Speed, as_json, as_text
 from moeserve.plan.routing import Routing
@@ -31,7 +36,6 @@ from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes
 from moeserve.workload.options import real
 
-GIB = 1 << 30
 PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_rules", "n_gpu_layers")
 # Options of the server that mean the same here.
 SHARED = (
@@ -70,21 +74,21 @@ def main(arguments: list[str]) -> int:
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     """Raises UserError for a file or a wish that cannot be served."""
     gguf = open_metadata(Path(config.model))
-    model = Qwen3MoeConfig.from_gguf(gguf)
-    model.check_tensors(gguf)
-    sizes = ModelSizes.of(gguf.tensors, model)
+    model = read_checked_shape(gguf)
+    sizes = ModelSizes.of(gguf.tensors, KvLayout(model))
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
-    wishes = wishes_of(config, model)
-    usable = None if gpu is None else wishes.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
+    options = placement_options(config, model)
+    usable = None if gpu is None else options.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
     in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
-    float_weights = has_float_weights(gguf.tensors, model)
-    reserved = gpu_reserved_bytes(config, model, in_a_step, float_weights=float_weights)
+    float_weights = has_float_weights(gguf.tensors, model.num_layers)
+    most_rows = max(in_a_step, config.max_num_seqs)
+    reserved = gpu_reserved_bytes(config, model, most_rows, float_weights=float_weights)
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
-    routing = Routing(model, wishes.counts)
+    routing = Routing(model, options.counts)
     if gpu is None:
-        wishes = dataclasses.replace(wishes, counts=None)  # here it tells what is read, not what goes where
-    placement = place(sizes, wishes, room)
+        options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
+    placement = place(sizes, options, room)
     memory = predict(
         config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES, in_a_step
     )
@@ -121,7 +125,7 @@ def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
 
 
 def cpu_rates_of(
-    args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig
+    args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: ModelShape
 ) -> CpuRates:
     """Measured, but for what the user says. The time of operations is this machine's."""
     rates = measure(config, gguf, model)
@@ -145,7 +149,7 @@ def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
 def _speed(
     config: ServerConfig,
     in_a_step: int,
-    model: Qwen3MoeConfig,
+    model: ModelShape,
     sizes: ModelSizes,
     routing: Routing,
     placement: Placement,

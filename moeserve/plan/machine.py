@@ -15,10 +15,13 @@ from gguf.constants import GGMLQuantizationType
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
+from moeserve.kv.layout import KvLayout
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.quant_types import QUANT_TYPES
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import ModelSource, open_model
+from moeserve.models.interface import ModelShape, expert_tensors
+from moeserve.models.open import open_model
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.source import ModelSource
 from moeserve.options import demonstration_model
 from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
@@ -36,7 +39,7 @@ ROWS, PROMPT, POSITIONS = 16, 16, 256  # of the packaged model's steps
 MOST_STEPS = 100  # of these, while the context is next to nothing
 
 
-def measure(config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig) -> CpuRates:
+def measure(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRates:
     """config: threads, isa and places are the server's."""
     steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
     stream = CpuStream(
@@ -86,8 +89,8 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
 def _explained(rates: CpuRates, rows: int) -> float:
     """Of a step of the packaged model: what its products, attention and operations take."""
     gguf = open_model(demonstration_model())
-    model = Qwen3MoeConfig.from_gguf(gguf)
-    speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, model), Routing(model), rates)
+    model = read_checked_shape(gguf)
+    speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, KvLayout(model)), Routing(model), rates)
     return speed.seconds(Step(rows, 1, PROMPT + MOST_STEPS // 2))
 
 
@@ -127,13 +130,13 @@ def _dense_rate(stream: CpuStream, gguf: ModelSource) -> float:
     return 2.0 * TOKENS * matrix.rows * matrix.cols / _seconds(multiply)
 
 
-def _expert_rate(stream: CpuStream, gguf: ModelSource, model: Qwen3MoeConfig) -> float:
+def _expert_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> float:
     experts = min(SAMPLE_EXPERTS, model.num_experts)
     top_k = min(model.top_k, experts)
-    parts = [gguf.tensors[n.of_layer(0, p)] for p in (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)]
+    parts = [gguf.tensors[name] for name in expert_tensors(0)]
     gate, up, down = (_zeros(stream, int(t.type), (experts, *t.shape[1:])) for t in parts)
     tokens = max(1, TOKENS * experts // model.num_experts)  # as many for each expert as a step has
-    y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, model.expert_ff)
+    y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, model.expert_width)
     _clear(y)
     room = RoutingRoom(tokens, experts, top_k)
     room.ids[:] = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts
@@ -144,7 +147,7 @@ def _expert_rate(stream: CpuStream, gguf: ModelSource, model: Qwen3MoeConfig) ->
         stream.experts(gate, up, down, y, tokens, room, h, heat, out)
         stream.wait()
 
-    return 6.0 * tokens * top_k * model.hidden_size * model.expert_ff / _seconds(compute)
+    return 6.0 * tokens * top_k * model.hidden_size * model.expert_width / _seconds(compute)
 
 
 def _operation_seconds(stream: CpuStream) -> float:

@@ -9,17 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeserve.config import ServerConfig
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
+from moeserve.models.interface import ModelShape
+from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
-from moeserve.placement.place import GPU_OVERHEAD_BYTES
-from moeserve.placement.step_tokens import row_bytes
+from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes
 
 PROCESSES_BYTES = 384 << 20
 VOCABULARY_BYTES = 1550  # of each token
-SHARE_OF_FREE_MEMORY = 0.5  # of what the weights leave, for KV: as worker/kv_pool.py
-LOGIT_ROWS = 64  # computed at a time
 
-GPU_LOGIT_ROWS = 256
 CUDA_CONTEXT_BYTES = 512 << 20
 CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
 
@@ -51,85 +49,55 @@ class Memory:
         return self.gpu_weights + self.gpu_kv + self.gpu_stream + self.gpu_other
 
 
-def processes_bytes(
-    config: ServerConfig, model: Qwen3MoeConfig, placement: Placement, step_tokens: int
-) -> int:
+def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placement, step_tokens: int) -> int:
     """RAM of all processes beside weights and KV, once the largest step has run."""
     tokens = max(step_tokens, config.max_num_seqs)
     fixed = PROCESSES_BYTES + VOCABULARY_BYTES * model.vocab_size
     if not placement.uses_gpu:
-        logit_rows = min(config.max_num_seqs, LOGIT_ROWS)
-        return fixed + _room_bytes(model, tokens) + 4 * logit_rows * model.vocab_size
-    rows = 1 << (tokens - 1).bit_length()
+        return fixed + cpu_workspace_bytes(model, tokens) + cpu_logits_bytes(model, config.max_num_seqs)
+    rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
-    first_layers = _room_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size
+    first_layers = (
+        cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size
+    )
     return fixed + CUDA_LIBRARIES_BYTES + shared + (first_layers if placement.begins_in_ram else 0)
 
 
-def _handoff_bytes(model: Qwen3MoeConfig, rows: int) -> int:
+def _handoff_bytes(model: ModelShape, rows: int) -> int:
     """What GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8 with scales, results as floats,
     routes. torch pins powers of two."""
     needed = int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
     return 1 << (needed - 1).bit_length()
 
 
-def _room_bytes(model: Qwen3MoeConfig, tokens: int) -> int:
-    """The buffers of the CPU's largest step, as models/qwen3moe/model.py has them, but for logits: floats, and int8
-    with scales (1.5)."""
-    heads, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    row = 4 * model.hidden_size + 5.5 * model.hidden_size + 4 * heads + 8 * kv + 5.5 * heads
-    row += 4 * model.num_experts + 1.5 * model.top_k * model.expert_ff
-    return int(tokens * row)
-
-
-def gpu_reserved_bytes(
-    config: ServerConfig, model: Qwen3MoeConfig, step_tokens: int, *, float_weights: bool = False
-) -> int:
-    """What the GPU engine takes beside weights, KV and streaming: buffers of the largest step, logits, the sampler's
-    history, tables, and CUDA itself."""
-    tokens = 1 << (max(step_tokens, config.max_num_seqs) - 1).bit_length()
-    length = config.max_model_len or model.context_length
-    rows = min(GPU_LOGIT_ROWS, tokens)
-    logits = 4 * rows * model.vocab_size
-    sampler = 4 * model.vocab_size * (config.max_num_seqs + 3 * rows)
-    tables = 4 * length * (config.max_num_seqs + 1 + model.head_dim)
-    return (
-        tokens * row_bytes(model, float_weights=float_weights)
-        + logits
-        + sampler
-        + tables
-        + GPU_OVERHEAD_BYTES
-    )
-
-
 def predict(
     config: ServerConfig,
-    model: Qwen3MoeConfig,
+    model: ModelShape,
     sizes: ModelSizes,
     placement: Placement,
     ram: int,
     gpu_other: int,
     step_tokens: int,
 ) -> Memory:
-    """ram: bytes that the server may take. The KV pool gets what `worker/kv_pool.py` would give it, and the GPU's
+    """ram: bytes that the server may take. The KV pool gets what `kv/capacity.py` would give it, and the GPU's
     share of it what the placement says."""
     wanted = config.max_model_len or model.context_length
     other = processes_bytes(config, model, placement, step_tokens)
-    cpu_layers, gpu_layers = placement.layers_in_ram, len(placement.gpu_layers)
+    cpu_layers = placement.layers_in_ram
     free = max(0, ram - other - placement.cpu_weight_bytes)
     most = config.max_total_tokens or config.max_num_seqs * wanted
     limits = [most]
     if cpu_layers and config.max_total_tokens is None:
-        limits.append(int(free * SHARE_OF_FREE_MEMORY) // (cpu_layers * sizes.kv_bytes))
+        limits.append(int(free * SHARE_OF_FREE_MEMORY) // sizes.kv_bytes(0, cpu_layers))
     if placement.kv_tokens is not None:
         limits.append(placement.kv_tokens)
     tokens = min(limits)
     return Memory(
         ram_weights=placement.cpu_weight_bytes,
-        ram_kv=tokens * cpu_layers * sizes.kv_bytes,
+        ram_kv=tokens * sizes.kv_bytes(0, cpu_layers),
         ram_other=other,
         gpu_weights=placement.gpu_weight_bytes,
-        gpu_kv=tokens * gpu_layers * sizes.kv_bytes,
+        gpu_kv=tokens * sizes.kv_bytes(cpu_layers),
         gpu_stream=placement.stream_bytes,
         gpu_other=gpu_other,
         kv_tokens=tokens,

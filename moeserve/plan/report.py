@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from moeserve.models.gguf import names as n
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.interface import ModelShape
 from moeserve.models.source import ModelSource
 from moeserve.placement import Placement
 from moeserve.placement.sizes import EXPERT_PARTS, plane_bytes
@@ -28,7 +28,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    model: Qwen3MoeConfig
+    model: ModelShape
     gguf: ModelSource
     placement: Placement
     memory: Memory

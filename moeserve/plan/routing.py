@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.interface import ModelShape
 
 
 class Routing:
     """p [layers, experts]: the probability that a token is routed to an expert; each layer's add up to top_k. Tokens
     count as independent of one another, though those of one text are less so and touch fewer experts."""
 
-    def __init__(self, model: Qwen3MoeConfig, counts: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(self, model: ModelShape, counts: Sequence[Sequence[int]] | None = None) -> None:
         """counts [layers][experts]: tokens routed to each; a layer without any has no preference."""
         shape = (model.num_layers, model.num_experts)
         weights = np.ones(shape) if counts is None else np.array(counts, np.float64)

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from math import prod
 
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.interface import ModelShape, dense_tensors
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.placement import ModelSizes, Placement
-from moeserve.plan.gpu_constants import FEW_ROWS, H200, GpuConstants
+from moeserve.plan.gpu_constants import H200, GpuConstants
 from moeserve.plan.rates import OPS_A_LAYER, CpuRates, GpuRates
 from moeserve.plan.routing import Routing
 
@@ -56,7 +58,7 @@ class Step:
 class CpuSpeed:
     """Of the CPU engine."""
 
-    def __init__(self, model: Qwen3MoeConfig, sizes: ModelSizes, routing: Routing, rates: CpuRates) -> None:
+    def __init__(self, model: ModelShape, sizes: ModelSizes, routing: Routing, rates: CpuRates) -> None:
         self._model = model
         self._sizes = sizes
         self._routing = routing
@@ -119,7 +121,7 @@ class HybridSpeed:
 
     def __init__(
         self,
-        model: Qwen3MoeConfig,
+        model: ModelShape,
         sizes: ModelSizes,
         routing: Routing,
         placement: Placement,
@@ -138,7 +140,7 @@ class HybridSpeed:
     def decode(self, streams: int, context: int) -> float:
         """Tokens a second of all streams together."""
         step = Step(streams, 1, context)
-        kv = streams * context * self._sizes.kv_bytes * len(self._placement.gpu_layers)
+        kv = streams * context * self._sizes.kv_bytes(self._placement.layers_in_ram)
         attention = kv / (self._gpu.read * self._constants.dense_read)
         attention += self._cpu_attention_seconds(step, DECODE_ATTENTION_SHARE)
         layers = sum(self._layer_seconds(step, index) for index in range(self._model.num_layers))
@@ -215,7 +217,7 @@ class HybridSpeed:
             return 0.0
         expert, tokens, c = self._sizes.layers[index].expert, step.all_tokens, self._constants
         share = self._routing.share(index, experts)  # of the routes
-        if tokens <= FEW_ROWS:
+        if tokens <= SMALL_BATCH_ROWS:
             return share * tokens * self._model.top_k * expert.cuda / (self._gpu.read * c.route_read)
         touched = float(self._routing.touched(index, tokens)[list(experts)].sum())
         return self._product_seconds(touched * expert.cuda, share * self._expert_ops(step), tokens)
@@ -247,22 +249,25 @@ class HybridSpeed:
     def _product_seconds(self, nbytes: float, ops: float, rows: int) -> float:
         """Of matrices on the GPU, each read once."""
         c, gpu = self._constants, self._gpu
-        if rows <= FEW_ROWS:
+        if rows <= SMALL_BATCH_ROWS:
             return nbytes / (gpu.read * c.dense_read)
         return nbytes / (gpu.read * c.many_read) + ops / (gpu.ops * c.ops)
 
 
-def dense_parameters(model: Qwen3MoeConfig) -> int:
-    """Of all layers, outside the experts."""
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    return model.num_layers * model.hidden_size * (2 * q + 2 * kv + model.num_experts)
+def dense_parameters(model: ModelShape) -> int:
+    """Of all layers, outside the routed experts."""
+    return sum(_dense_parameters(model, index) for index in range(model.num_layers))
 
 
-def expert_parameters(model: Qwen3MoeConfig) -> int:
+def _dense_parameters(model: ModelShape, layer: int) -> int:
+    return sum(prod(shape) for shape in dense_tensors(model, layer).values() if len(shape) == 2)
+
+
+def expert_parameters(model: ModelShape) -> int:
     """Of all layers, of the experts that one token is routed to."""
-    return model.num_layers * model.top_k * 3 * model.hidden_size * model.expert_ff
+    return sum(layer.ffn.top_k * 3 * model.hidden_size * layer.ffn.width for layer in model.layers)
 
 
-def attention_ops(model: Qwen3MoeConfig, step: Step) -> float:
+def attention_ops(model: ModelShape, step: Step) -> float:
     """Two products for each pair, in each head of each layer."""
-    return 4.0 * step.pairs * model.num_layers * model.num_heads * model.head_dim
+    return 4.0 * step.pairs * sum(layer.attention.q_width for layer in model.layers)

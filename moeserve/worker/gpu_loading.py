@@ -12,30 +12,36 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import Engine
-from moeserve.kernels.cpu_stream import CpuStream, KvLayer
+from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam, load_cpu_experts
-from moeserve.models.qwen3moe.expert_stream import ExpertStream
-from moeserve.models.qwen3moe.gpu_model import GpuQwen3Moe
-from moeserve.models.qwen3moe.gpu_room import step_sizes
-from moeserve.models.qwen3moe.gpu_weights import GpuLoader
-from moeserve.models.qwen3moe.model import Qwen3Moe
-from moeserve.models.qwen3moe.weights import Progress, WeightLoader, Weights
+from moeserve.kv.cache import KvCache
+from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
+from moeserve.kv.layout import KvLayout
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_loader import CpuLoader
+from moeserve.models.loading.cpu_weights import CpuWeights
+from moeserve.models.loading.expert_stream import ExpertStream
+from moeserve.models.loading.gpu_loader import GpuLoader
+from moeserve.models.loading.progress import Progress
+from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
+from moeserve.models.registry import read_checked_shape
 from moeserve.models.source import ModelSource
+from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
 from moeserve.placement.heat import read_heat
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.calibration import Streaming
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
-from moeserve.worker.first_layers import FirstLayers
+from moeserve.worker.engines.cpu_stage import CpuStage
+from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
-from moeserve.worker.gpu_runner import GpuRunner
-from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, Capacity, KvRoom, bytes_per_token, plan_capacity
-from moeserve.worker.kv_pool import allocate as allocate_in_ram
+from moeserve.worker.measure.streaming import calibrate_streaming
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
+from moeserve.worker.runner import Runner
 from moeserve.worker.step_dump import open_dump
 
 log = logging.getLogger(__name__)
@@ -48,63 +54,64 @@ HANG_SECONDS = (
 
 def load_gpu_runner(
     config: ServerConfig,
-    gguf: ModelSource,
+    source: ModelSource,
     on_progress: Progress,
     device: torch.device,
-) -> GpuRunner:
-    """Loads the model and allocates everything a step needs. Raises GGUFError for a bad file, ConfigError where the
+) -> Runner:
+    """Loads the model and allocates everything a step needs. Raises ModelError for a bad file, ConfigError where the
     GPU's memory does not suffice."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(gguf)))
-    model_config = Qwen3MoeConfig.from_gguf(gguf)
-    model_config.check_tensors(gguf)
-    _check_lanes(gguf, model_config)
-    in_a_step = step_tokens_on(device, config, model_config)
+    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(source)))
+    shape = read_checked_shape(source)
+    layout = KvLayout(shape)
+    _check_lanes(source, shape)
+    in_a_step = step_tokens_on(device, config, shape)
     max_tokens = max(in_a_step, config.max_num_seqs)
-    dump = open_dump(config, model_config, max_tokens)
-    placement = plan_placement(config, model_config, gguf, max_tokens, device)
-    weights = GpuLoader(gguf, model_config, device, on_progress).load(
+    dump = open_dump(config, shape, max_tokens)
+    placement = plan_placement(config, layout, source, max_tokens, device)
+    weights = GpuLoader(source, shape, device, on_progress).load(
         [layer.gpu_experts for layer in placement.gpu_layers],
         placement.layers_in_ram,
         with_embedding=not placement.begins_in_ram,
     )
-    in_ram = _in_ram(config, model_config, gguf, placement, device, on_progress)
+    in_ram = _in_ram(config, shape, source, placement, device, on_progress)
     _empty_cache(device)
-    capacity = plan_capacity(config, model_config, _kv_rooms(placement, model_config))
-    first_layers = _first_layers(in_ram, model_config, placement, capacity, max_tokens, device)
+    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout))
+    cpu_stage = _cpu_stage(in_ram, layout, placement, capacity, max_tokens, device)
     slot_table = torch.zeros(
         config.max_num_seqs + 1, capacity.max_model_len, dtype=torch.int32, device=device
     )
     experts = None if in_ram is None else in_ram.experts
-    model = GpuQwen3Moe(
-        model_config,
+    on_gpu = range(placement.layers_in_ram, shape.num_layers)
+    model = GpuDecoder(
+        shape,
         weights,
-        allocate(model_config, capacity.num_slots, len(weights.layers), device),
+        KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True),
         slot_table,
         max_tokens=max_tokens,
         max_model_len=capacity.max_model_len,
-        handoff=None if experts is None else _handoff(config, experts, model_config, max_tokens, device),
+        handoff=None if experts is None else _handoff(config, experts, shape, max_tokens, device),
         expert_stream=None if experts is None else _expert_stream(experts, placement, device),
         prefill=[layer.prefill for layer in placement.gpu_layers],
-        from_cpu=None if first_layers is None else first_layers.x,
+        from_cpu=None if cpu_stage is None else cpu_stage.x,
     )
-    weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     name = _device(placement, device, in_ram)
-    ready = ready_message(config, model_config, capacity, weight_bytes, name, in_a_step)
-    runner = GpuRunner(model, slot_table, ready, constraints, experts, first_layers, dump)
-    runner.record()
+    engine = GpuEngine(model, slot_table, config.max_num_seqs, name, experts, cpu_stage)
+    engine.record()
     if model.can_stream:
-        _choose_streaming(runner, config.gpu_prefill_token_threshold)
-    return runner
+        _choose_streaming(engine, config.gpu_prefill_token_threshold, capacity.max_model_len)
+    weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
+    ready = ready_message(config, layout, capacity, weight_bytes, engine.description, in_a_step)
+    return Runner(engine, ready, constraints, dump)
 
 
-def _choose_streaming(runner: GpuRunner, threshold: int | None) -> None:
+def _choose_streaming(engine: GpuEngine, threshold: int | None, max_model_len: int) -> None:
     if threshold is None:
-        runner.calibrate()
+        calibrate_streaming(engine, max_model_len)
     else:
-        runner.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
+        engine.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +119,14 @@ class InRam:
     """What the GPU has no room for, on the pool's stream."""
 
     stream: CpuStream
-    first_layers: Weights | None  # None: the GPU begins with the embedding
-    experts: ExpertsInRam | None  # of the GPU's layers; None: all are there
+    first_layers: CpuWeights | None  # None: the GPU begins with the embedding
+    experts: RamExperts | None  # of the GPU's layers; None: all are there
 
 
 def _in_ram(
     config: ServerConfig,
-    model_config: Qwen3MoeConfig,
-    gguf: ModelSource,
+    shape: ModelShape,
+    source: ModelSource,
     placement: Placement,
     device: torch.device,
     on_progress: Progress,
@@ -131,44 +138,45 @@ def _in_ram(
     count = placement.layers_in_ram
     first = None
     if placement.begins_in_ram:
-        first = WeightLoader(stream, gguf, model_config, on_progress).load_first(count)
+        first = CpuLoader(stream, source, shape, on_progress).load_first(count)
     experts = None
     if placement.shares_layers:
         ids = in_ram_order(config, placement)
-        experts = load_cpu_experts(stream, gguf, ids, device, on_progress, first_layer=count)
+        experts = load_ram_experts(stream, source, ids, device, on_progress, first_layer=count)
     return InRam(stream, first, experts)
 
 
-def _kv_rooms(placement: Placement, model: Qwen3MoeConfig) -> list[KvRoom]:
+def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
     """A token's KV lies where its layers are."""
     assert placement.kv_tokens is not None
-    in_ram, on_gpu = placement.layers_in_ram, len(placement.gpu_layers)
-    rooms = [KvRoom("GPU memory", placement.kv_tokens * bytes_per_token(model, on_gpu), on_gpu)]
+    in_ram, count = placement.layers_in_ram, len(placement.layers)
+    on_gpu = range(in_ram, count)
+    budgets = [KvMemoryBudget("GPU memory", placement.kv_tokens * layout.token_bytes(on_gpu), on_gpu)]
     if in_ram:
-        rooms.append(KvRoom("memory", available_bytes(), in_ram, SHARE_OF_FREE_MEMORY))
-    return rooms
+        budgets.append(KvMemoryBudget("memory", available_bytes(), range(in_ram), SHARE_OF_FREE_MEMORY))
+    return budgets
 
 
-def _first_layers(
+def _cpu_stage(
     in_ram: InRam | None,
-    c: Qwen3MoeConfig,
+    layout: KvLayout,
     placement: Placement,
-    capacity: Capacity,
+    capacity: KvCapacity,
     max_tokens: int,
     device: torch.device,
-) -> FirstLayers | None:
+) -> CpuStage | None:
     if in_ram is None or in_ram.first_layers is None:
         return None
-    model = Qwen3Moe(
-        c,
+    model = CpuDecoder(
+        layout.shape,
         in_ram.first_layers,
         in_ram.stream,
-        allocate_in_ram(c, capacity.num_slots, placement.layers_in_ram),
+        KvCache(layout, capacity.num_slots, range(placement.layers_in_ram)),
         step_sizes(max_tokens)[-1],
         capacity.max_model_len,
         pinned=device.type == "cuda",
     )
-    return FirstLayers(in_ram.stream, model)
+    return CpuStage(in_ram.stream, model)
 
 
 def in_ram_order(config: ServerConfig, placement: Placement) -> list[list[int]]:
@@ -183,24 +191,26 @@ def in_ram_order(config: ServerConfig, placement: Placement) -> list[list[int]]:
 
 
 def _handoff(
-    config: ServerConfig, experts: ExpertsInRam, c: Qwen3MoeConfig, max_tokens: int, device: torch.device
+    config: ServerConfig, experts: RamExperts, shape: ModelShape, max_tokens: int, device: torch.device
 ) -> ExpertHandoff:
     deferred = config.max_deferred_experts_per_token
-    if deferred > c.top_k:
-        raise ConfigError(f"--max-deferred-experts-per-token: {deferred}, but a token has {c.top_k} experts")
+    if deferred > shape.top_k:
+        raise ConfigError(
+            f"--max-deferred-experts-per-token: {deferred}, but a token has {shape.top_k} experts"
+        )
     return ExpertHandoff(
         experts.stream,
         experts.layers,
         step_sizes(max_tokens)[-1],
-        c.hidden_size,
-        c.top_k,
+        shape.hidden_size,
+        shape.top_k,
         device,
         max_deferred=deferred,
         timeout_s=HANG_SECONDS,
     )
 
 
-def _expert_stream(experts: ExpertsInRam, placement: Placement, device: torch.device) -> ExpertStream | None:
+def _expert_stream(experts: RamExperts, placement: Placement, device: torch.device) -> ExpertStream | None:
     """None, with the reason in the log, where the experts in RAM cannot be streamed."""
     if placement.stream_bytes == 0:
         return None
@@ -226,19 +236,12 @@ def _cannot_stream(placement: Placement, obstacle: str, remedy: str) -> None:
     log.warning("experts are not streamed to the GPU, prompts are read on the CPU: %s", obstacle)
 
 
-def allocate(model: Qwen3MoeConfig, num_slots: int, num_layers: int, device: torch.device) -> list[KvLayer]:
-    """Zeros: what was there before, a NaN say, would come back through masked keys."""
-    shape = (num_slots, model.num_kv_heads, model.head_dim)
-    return [
-        KvLayer(*(torch.zeros(shape, dtype=torch.float16, device=device) for _ in "kv"))
-        for _ in range(num_layers)
-    ]
-
-
-def _check_lanes(gguf: ModelSource, c: Qwen3MoeConfig) -> None:
-    for name, size in (("embedding_length", c.hidden_size), ("expert_feed_forward_length", c.expert_ff)):
+def _check_lanes(source: ModelSource, shape: ModelShape) -> None:
+    sizes = {"embedding_length": shape.hidden_size, "expert_feed_forward_length": shape.expert_width}
+    sizes["expert_shared_feed_forward_length"] = shape.shared_width
+    for name, size in sizes.items():
         if size % LANES:
-            raise ConfigError(f"{gguf.path}: {name} is {size}; the GPU engine needs a multiple of {LANES}")
+            raise ConfigError(f"{source.path}: {name} is {size}; the GPU engine needs a multiple of {LANES}")
 
 
 def _empty_cache(device: torch.device) -> None:

@@ -47,11 +47,6 @@ class Scores:
         return found
 
 
-def sampler_bytes(max_num_seqs: int, vocab: int, rows: int) -> int:
-    """What a GpuSampler takes: the requests' history, and three rows of floats or ids for each row of logits."""
-    return 4 * vocab * (max_num_seqs + 3 * rows)
-
-
 class GpuSampler:
     """Sampling state of request slots 0..max_num_seqs-1, and room for `rows` rows. Written only by the step loop."""
 

@@ -1,4 +1,4 @@
-"""The first steps of a worker on disk, for debugging (`--debug-dump`): what the model shows its tap, and the logits.
+"""The first steps of a worker on disk, for debugging (`--debug-dump`): what the model shows its observer, and the logits.
 
 Off, it costs a comparison with None a step. On, a step waits after each layer and writes a megabyte a row or so; after
 the last step that was asked for all is as if it had never been there.
@@ -31,7 +31,7 @@ from moeserve.dump.format import (
     SAMPLED_ROWS,
     SLOTS,
     TOKENS,
-    ModelShape,
+    DumpShape,
     StepFile,
     context_hashes,
     of_layer,
@@ -42,7 +42,7 @@ from moeserve.dump.format import (
 )
 from moeserve.errors import ConfigError
 from moeserve.messages.schema import Sampled, WorkerReady
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.interface import ModelShape
 from moeserve.version import version
 from moeserve.worker.sequences import Layout, Sequences
 
@@ -52,7 +52,7 @@ STEPS = 8
 MB = 1e6
 
 
-def open_dump(config: ServerConfig, model: Qwen3MoeConfig, rows: int) -> StepDump | None:
+def open_dump(config: ServerConfig, model: ModelShape, rows: int) -> StepDump | None:
     """The dump that the flags ask for. rows: of the largest step.
 
     Raises ConfigError for a folder that cannot be used.
@@ -61,7 +61,7 @@ def open_dump(config: ServerConfig, model: Qwen3MoeConfig, rows: int) -> StepDum
         if config.debug_dump_steps is not None:
             raise ConfigError("--debug-dump-steps has no effect alone; name a folder with --debug-dump")
         return None
-    shape = ModelShape(model.num_layers, model.hidden_size, model.num_experts, model.top_k, model.vocab_size)
+    shape = DumpShape(model.num_layers, model.hidden_size, model.num_experts, model.top_k, model.vocab_size)
     folder, steps = Path(config.debug_dump), config.debug_dump_steps or STEPS
     _claim(folder)
     most = steps * step_bytes(shape, rows, config.max_num_seqs)
@@ -95,7 +95,7 @@ class StepDump:
     """Owns the dump's folder. A step that cannot be written ends the dump, with an error in the log, and not the
     worker."""
 
-    def __init__(self, folder: Path, steps: int, shape: ModelShape, about: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, steps: int, shape: DumpShape, about: dict[str, Any]) -> None:
         """about: where the dump is from."""
         self._folder, self._steps, self._shape, self._about = folder, steps, shape, about
         self._written = 0
@@ -140,7 +140,7 @@ class StepDump:
 
 
 class StepRecord:
-    """One step on its way to its file: the model's tap. Allocates nothing on the GPU, whose memory is all planned."""
+    """One step on its way to its file: the model's observer. Allocates nothing on the GPU, whose memory is all planned."""
 
     def __init__(self, dump: StepDump, file: StepFile, rows: int) -> None:
         self._dump, self._rows = dump, rows

@@ -45,7 +45,7 @@ def write_case(folder: Path, seed: int) -> Path:
 def use_model(path: Path) -> None:
     """Everything that the processes of a server do with a model's files, and a step of its engine."""
     from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-    from moeserve.models.source import open_metadata, open_model
+    from moeserve.models.open import open_metadata, open_model
     from moeserve.tokenizer import TextTokenizer
 
     source = open_metadata(path)

@@ -17,7 +17,7 @@ from moeserve.config import ServerConfig
 from moeserve.dump.compare import Tolerances, compare
 from moeserve.dump.reader import Dump
 from moeserve.messages.schema import SamplingParams
-from moeserve.models.source import open_dummy_model
+from moeserve.models.open import open_dummy_model
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.loading import load_cpu_runner
 from tests.gpu.driver import Driver, small_config

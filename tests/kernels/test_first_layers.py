@@ -21,7 +21,7 @@ from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.model import Qwen3Moe
 from moeserve.models.qwen3moe.weights import WeightLoader
-from moeserve.models.source import open_dummy_model
+from moeserve.models.open import open_dummy_model
 from moeserve.worker.first_layers import FirstLayers
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.gpu_runner import GpuRunner

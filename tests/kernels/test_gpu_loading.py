@@ -13,7 +13,7 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from benchmarks.header import QWEN3_30B_A3B, write_header
 from moeserve.errors import ConfigError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import open_dummy_model
+from moeserve.models.open import open_dummy_model
 from moeserve.placement import ModelSizes, Placement, Wishes, place
 from moeserve.placement.place import GIB, Gpu
 from moeserve.placement.rules import Rules

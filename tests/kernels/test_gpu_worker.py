@@ -14,7 +14,7 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from benchmarks.header import QWEN3_30B_A3B, write_header
 from moeserve.config import ServerConfig
 from moeserve.messages.schema import NewSeq, Row, TokenLogprob
-from moeserve.models.source import open_dummy_model
+from moeserve.models.open import open_dummy_model
 from moeserve.worker.calibration import Streaming
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.gpu_runner import GpuRunner

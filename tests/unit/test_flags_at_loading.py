@@ -9,7 +9,7 @@ import pytest
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import open_metadata
+from moeserve.models.open import open_metadata
 from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, KvRoom, plan_capacity
 from moeserve.worker.loading import load_runner
 

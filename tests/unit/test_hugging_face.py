@@ -23,7 +23,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.gguf import names as n
 from moeserve.models.huggingface import open_folder
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import open_model
+from moeserve.models.open import open_model
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
 from tests.hugging_face_model import VOCAB_ROWS, write_model
 

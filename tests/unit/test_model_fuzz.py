@@ -11,7 +11,7 @@ import pytest
 from moeserve.models.errors import MAX_PROBLEM_CHARS, ModelError
 from moeserve.models.gguf import open_gguf
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.source import open_model
+from moeserve.models.open import open_model
 from moeserve.tokenizer import TextTokenizer
 from tests.fuzz.folder_mutations import base_files
 from tests.fuzz.gguf_mutations import base_metadata, base_tensors

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from moeserve.models.source import open_metadata
+from moeserve.models.open import open_metadata
 from moeserve.options import demonstration_model
 from moeserve.tokenizer.vocabulary import Vocabulary
 from moeserve.workload.prompts import END_ID, FIRST_ID, TokenHistory

@@ -1,4 +1,4 @@
-"""The tensor names of architecture "qwen3moe", as llama.cpp's converter writes them."""
+"""Tensor names as llama.cpp's converter writes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,30 @@ FFN_GATE_INP = "ffn_gate_inp"  # the router
 FFN_GATE_EXPS = "ffn_gate_exps"
 FFN_UP_EXPS = "ffn_up_exps"
 FFN_DOWN_EXPS = "ffn_down_exps"
+FFN_GATE_SHEXP = "ffn_gate_shexp"  # the shared expert's
+FFN_UP_SHEXP = "ffn_up_shexp"
+FFN_DOWN_SHEXP = "ffn_down_shexp"
+FFN_GATE_INP_SHEXP = "ffn_gate_inp_shexp"  # a vector: the gate of the shared expert's output
+
+EXPERT_PARTS = (FFN_GATE_EXPS, FFN_UP_EXPS, FFN_DOWN_EXPS)
+
+
+def of_part(part: str) -> str:
+    """A part's weight within its layer: of_part(ATTN_Q) is "attn_q.weight"."""
+    return f"{part}.weight"
+
+
+def bias_of_part(part: str) -> str:
+    return f"{part}.bias"
 
 
 def of_layer(layer: int, part: str) -> str:
     """The full name of a layer's tensor: of_layer(3, ATTN_Q) is "blk.3.attn_q.weight"."""
-    return f"blk.{layer}.{part}.weight"
+    return f"blk.{layer}.{of_part(part)}"
+
+
+def bias_of_layer(layer: int, part: str) -> str:
+    return f"blk.{layer}.{bias_of_part(part)}"
 
 
 def layer_of(name: str) -> int | None:

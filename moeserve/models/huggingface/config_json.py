@@ -1,8 +1,4 @@
-"""config.json of a Qwen3-MoE under GGUF's metadata keys.
-
-What the model's code in transformers (`Qwen3MoeConfig`) knows and ours does not is refused: a setting that is passed
-over would quietly change every answer. Ranges are checked where the keys are read (`qwen3moe.config`).
-"""
+"""config.json under GGUF's metadata keys. Ranges are checked where the keys are read (`models/shape_reader.py`)."""
 
 from __future__ import annotations
 
@@ -14,37 +10,8 @@ from typing import Any
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf.metadata import MetadataValue
 
-from .json_files import read_json
+from .mapping import HEAD_DIM, HuggingFaceMapping
 
-MODEL_TYPE = "qwen3_moe"
-ARCHITECTURE = "qwen3moe"  # the same in a GGUF
-
-# GGUF's key without the architecture: config.json's, and the name that transformers 5 writes.
-_KEYS = {
-    "embedding_length": ("hidden_size",),
-    "block_count": ("num_hidden_layers",),
-    "context_length": ("max_position_embeddings",),
-    "vocab_size": ("vocab_size",),
-    "attention.head_count": ("num_attention_heads",),
-    "attention.head_count_kv": ("num_key_value_heads",),
-    "attention.key_length": ("head_dim",),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
-    "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
-    "expert_feed_forward_length": ("moe_intermediate_size",),
-}
-_HEAD_DIM = "attention.key_length"  # may be missing: hidden_size / num_attention_heads, as in a GGUF
-
-# Settings with the one value that is supported, and transformers' own where the file has none.
-_FIXED: dict[str, tuple[Any, Any]] = {
-    "hidden_act": ("silu", "silu"),
-    "norm_topk_prob": (True, False),
-    "decoder_sparse_step": (1, 1),
-    "mlp_only_layers": ([], []),
-    "attention_bias": (False, False),
-    "use_sliding_window": (False, False),
-    "partial_rotary_factor": (1.0, 1.0),
-}
 _ROPE_KEYS = {  # of each rope_type, beside those that all have
     "default": set[str](),
     "yarn": {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"},
@@ -60,44 +27,26 @@ _ROPE_SPELLING = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
     "rope.scaling.yarn_attn_factor": "attention_factor",
 }
-# What a user finds in config.json for a key of the metadata.
-SPELLING = {
-    f"{ARCHITECTURE}.{ours}": theirs
-    for ours, theirs in ({ours: names[0] for ours, names in _KEYS.items()} | _ROPE_SPELLING).items()
-}
 
 
-def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, MetadataValue]]:
-    """config.json as it is, and its metadata under GGUF's keys. Raises ModelError."""
-    path = folder / "config.json"
-    config = read_json(path)
-    check_supported(path, config)
-    values: dict[str, MetadataValue] = {"general.architecture": ARCHITECTURE}
-    for ours, names in _KEYS.items():
+def spelling(architecture: str, mapping: HuggingFaceMapping) -> dict[str, str]:
+    """What a user finds in config.json for a key of the metadata."""
+    spellings = {ours: names[0] for ours, names in mapping.keys.items()} | _ROPE_SPELLING
+    return {f"{architecture}.{ours}": theirs for ours, theirs in spellings.items()}
+
+
+def metadata_of(
+    path: Path, config: Mapping[str, Any], architecture: str, mapping: HuggingFaceMapping
+) -> dict[str, MetadataValue]:
+    """config.json, read from `path`, under GGUF's keys. Raises ModelError."""
+    values: dict[str, MetadataValue] = {"general.architecture": architecture}
+    for ours, names in mapping.keys.items():
         value = next((config[name] for name in names if config.get(name) is not None), None)
         if value is not None:
-            values[f"{ARCHITECTURE}.{ours}"] = value
-        elif ours != _HEAD_DIM:
+            values[f"{architecture}.{ours}"] = value
+        elif ours != HEAD_DIM:
             raise ModelError(path, f"{names[0]!r} is missing")
-    values |= {f"{ARCHITECTURE}.{key}": value for key, value in _rope(path, config).items()}
-    return config, values
-
-
-def check_supported(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError for another architecture, a quantised checkpoint, or a variant that we would get wrong."""
-    model_type = config.get("model_type")
-    if model_type != MODEL_TYPE:
-        raise ModelError(path, f"model_type {model_type!r} is not supported; supported is {MODEL_TYPE!r}")
-    if config.get("quantization_config") is not None:
-        raise ModelError(
-            path,
-            "has a quantization_config; of such models only GGUF files are supported, and checkpoints in bfloat16, "
-            "float16 or float32",
-        )
-    for key, (supported, default) in _FIXED.items():
-        value = default if config.get(key) is None else config[key]
-        if value != supported:
-            raise ModelError(path, f"{key!r} is {value!r}; only {supported!r} is supported")
+    return values | {f"{architecture}.{key}": value for key, value in _rope(path, config).items()}
 
 
 def _rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:

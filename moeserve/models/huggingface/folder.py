@@ -17,8 +17,9 @@ from moeserve.models.errors import ModelError
 from moeserve.models.gguf import Metadata, TensorInfo
 from moeserve.models.gguf import names as n
 
-from .config_json import ARCHITECTURE, SPELLING, read_config
+from .config_json import metadata_of, spelling
 from .json_files import read_json
+from .mapping import HuggingFaceMapping
 from .safetensors_file import StoredTensor, read_tensors
 from .tokenizer_json import read_tokenizer
 
@@ -27,38 +28,33 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 _EMBED, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-_LAYER = {
-    n.ATTN_NORM: "input_layernorm",
-    n.ATTN_Q: "self_attn.q_proj",
-    n.ATTN_K: "self_attn.k_proj",
-    n.ATTN_V: "self_attn.v_proj",
-    n.ATTN_OUTPUT: "self_attn.o_proj",
-    n.ATTN_Q_NORM: "self_attn.q_norm",
-    n.ATTN_K_NORM: "self_attn.k_norm",
-    n.FFN_NORM: "post_attention_layernorm",
-    n.FFN_GATE_INP: "mlp.gate",
-}
-_EXPERTS = {n.FFN_GATE_EXPS: "gate_proj", n.FFN_UP_EXPS: "up_proj", n.FFN_DOWN_EXPS: "down_proj"}
 
 
 class HuggingFaceFolder:
     """A checked folder. The mappings last as long as this object or any array that `data` returned."""
 
     is_mapped = False
-    architecture = ARCHITECTURE
 
     def __init__(
-        self, path: Path, metadata: Metadata, stored: dict[str, StoredTensor], file_bytes: int
+        self,
+        path: Path,
+        architecture: str,
+        mapping: HuggingFaceMapping,
+        metadata: Metadata,
+        stored: dict[str, StoredTensor],
+        file_bytes: int,
     ) -> None:
         self.path = path
+        self.architecture = architecture
+        self._mapping = mapping
         self.metadata = metadata
         self.file_bytes = file_bytes
         self.tensors: dict[str, TensorInfo] = {}
         self._parts: dict[str, list[StoredTensor]] = {}
-        for name, theirs in _names(metadata, stored):
+        for name, theirs in self._names(stored):
             self._add(name, theirs, stored)
         if stored:  # what is passed over, a bias, say, would quietly change every answer
-            raise ModelError(path, f"tensor {next(iter(stored))!r} has no place in a Qwen3-MoE")
+            raise ModelError(path, f"tensor {next(iter(stored))!r} has no place in a {mapping.model_type}")
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See ModelSource."""
@@ -74,6 +70,22 @@ class HuggingFaceFolder:
             end = part.end // mmap.PAGESIZE * mmap.PAGESIZE
             if start < end:
                 part.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def _names(self, stored: dict[str, StoredTensor]) -> Iterator[tuple[str, list[str]]]:
+        """GGUF's name of each tensor, and the names of what it is made of."""
+        layers = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
+        experts = self.metadata.require_int(f"{self.architecture}.expert_count", 1, 4096)
+        yield n.TOKEN_EMBD, [_EMBED]
+        yield n.OUTPUT_NORM, [_NORM]
+        if _HEAD in stored:
+            yield n.OUTPUT, [_HEAD]
+        for layer in range(layers):
+            prefix = f"model.layers.{layer}"
+            for ours, theirs in self._mapping.layer.items():
+                yield f"blk.{layer}.{ours}", [f"{prefix}.{theirs}"]
+            for ours, theirs in self._mapping.experts.items():
+                of_expert = [f"{prefix}.mlp.experts.{expert}.{theirs}" for expert in range(experts)]
+                yield f"blk.{layer}.{ours}", of_expert
 
     def _add(self, name: str, theirs: list[str], stored: dict[str, StoredTensor]) -> None:
         """Takes the tensors out of `stored`."""
@@ -92,8 +104,12 @@ class HuggingFaceFolder:
                     f"tensor {their_name!r} is {part.type.name} {list(part.shape)}, {theirs[0]!r} is "
                     f"{first.type.name} {list(first.shape)}; they are expected to be alike",
                 )
-        # One expert is a list of experts too, by its name.
-        shape = (len(parts), *first.shape) if name.split(".")[-2] in _EXPERTS else first.shape
+        part = name.split(".", 2)[-1]  # within its layer
+        shape = first.shape
+        if part in self._mapping.experts:  # one expert is a list of experts too
+            shape = (len(parts), *shape)
+        elif part in self._mapping.flattened and len(shape) == 2 and shape[0] == 1:
+            shape = shape[1:]
         nbytes = sum(part.end - part.start for part in parts)
         self.tensors[name] = TensorInfo(name, shape, first.type, nbytes)
         self._parts[name] = parts
@@ -104,11 +120,27 @@ def is_hugging_face_folder(path: Path) -> bool:
     return path.is_dir() and (path / CONFIG).exists() and not any(path.glob("*.gguf"))
 
 
-def open_folder(path: Path) -> HuggingFaceFolder:
-    """Opens and checks everything but the tensors' shapes, which the model knows. Raises ModelError."""
-    config, values = read_config(path)
-    metadata = Metadata(path, values, _complain)
-    vocab_size = metadata.require_int(f"{ARCHITECTURE}.vocab_size", 1, 1 << 22)
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json as it is. Raises ModelError."""
+    return read_json(folder / CONFIG)
+
+
+def open_folder(
+    path: Path, config: dict[str, Any], architecture: str, mapping: HuggingFaceMapping
+) -> HuggingFaceFolder:
+    """Opens and checks everything but the tensors' shapes, which the model knows. config: config.json's content.
+    Raises ModelError."""
+    values = metadata_of(path / CONFIG, config, architecture, mapping)
+    names = spelling(architecture, mapping)
+
+    def complain(path: Path, key: str, problem: str) -> ModelError:
+        """In config.json's words."""
+        if key in names:
+            return ModelError(path / CONFIG, f"{names[key]!r} {problem}")
+        return ModelError(path, f"{key} {problem}")
+
+    metadata = Metadata(path, values, complain)
+    vocab_size = metadata.require_int(f"{architecture}.vocab_size", 1, 1 << 22)
     values |= read_tokenizer(path, config, vocab_size)
     stored: dict[str, StoredTensor] = {}
     file_bytes = 0
@@ -123,7 +155,7 @@ def open_folder(path: Path) -> HuggingFaceFolder:
         stored.pop(_HEAD, None)  # a copy of the embedding that some checkpoints carry
     elif _HEAD not in stored:
         raise ModelError(path, f"tensor {_HEAD!r} is missing, and tie_word_embeddings is false")
-    return HuggingFaceFolder(path, metadata, stored, file_bytes)
+    return HuggingFaceFolder(path, architecture, mapping, metadata, stored, file_bytes)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -150,27 +182,3 @@ def _weight_files(folder: Path) -> list[Path]:
             f"{len(missing)} of {len(files)} weight files are missing, {missing[0]} first; download them",
         )
     return files
-
-
-def _names(metadata: Metadata, stored: dict[str, StoredTensor]) -> Iterator[tuple[str, list[str]]]:
-    """GGUF's name of each tensor, and the names of what it is made of."""
-    layers = metadata.require_int(f"{ARCHITECTURE}.block_count", 1, 1024)
-    experts = metadata.require_int(f"{ARCHITECTURE}.expert_count", 1, 4096)
-    yield n.TOKEN_EMBD, [_EMBED]
-    yield n.OUTPUT_NORM, [_NORM]
-    if _HEAD in stored:
-        yield n.OUTPUT, [_HEAD]
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}"
-        for ours, theirs in _LAYER.items():
-            yield n.of_layer(layer, ours), [f"{prefix}.{theirs}.weight"]
-        for ours, theirs in _EXPERTS.items():
-            of_expert = [f"{prefix}.mlp.experts.{expert}.{theirs}.weight" for expert in range(experts)]
-            yield n.of_layer(layer, ours), of_expert
-
-
-def _complain(path: Path, key: str, problem: str) -> ModelError:
-    """In config.json's words."""
-    if key in SPELLING:
-        return ModelError(path / CONFIG, f"{SPELLING[key]!r} {problem}")
-    return ModelError(path, f"{key} {problem}")

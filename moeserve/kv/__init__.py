@@ -1,0 +1,8 @@
+"""The KV cache: its layout, its size, its memory. The router owns the slots; what is here only holds what they index.
+
+layout.py    the numbers of a token and their type: bytes, without torch
+capacity.py  how many tokens fit, from the flags and the free memory
+cache.py     the tensors, and a layer's view for attention
+
+A type more touches this package and the loads of the attention kernels.
+"""

@@ -1,0 +1,38 @@
+"""The KV cache's tensors, on one device."""
+
+from __future__ import annotations
+
+import torch
+
+from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kv.layout import KvLayout
+
+
+class KvCache:
+    """Keys and values of some consecutive layers for `num_slots` tokens. One writer: the attention of those layers."""
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_slots: int,
+        layers: range,
+        device: torch.device | str = "cpu",
+        *,
+        zeroed: bool = False,
+    ) -> None:
+        """zeroed: for kernels that read masked keys, through which a NaN of before would come back. Otherwise pages of
+        RAM come with their first use, so that an idle cache costs no memory."""
+        self.layout = layout
+        self.num_slots = num_slots
+        allocate = torch.zeros if zeroed else torch.empty
+        dtype = getattr(torch, layout.dtype.name)
+
+        def tensor(layer: int) -> torch.Tensor:
+            a = layout.shape.layers[layer].attention
+            return allocate(num_slots, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
+
+        self._layers = [KvLayer(tensor(layer), tensor(layer)) for layer in layers]
+
+    def layer(self, index: int) -> KvLayer:
+        """Keys and values [slots, kv_heads, head_dim] of the index-th of its layers."""
+        return self._layers[index]

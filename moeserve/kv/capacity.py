@@ -1,0 +1,85 @@
+"""How many tokens' KV the pool holds, and how long a request may be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.kv.layout import KvLayout
+
+GIB = 1 << 30
+# The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
+# the page cache, the other processes and whatever else runs on the machine.
+SHARE_OF_FREE_MEMORY = 0.5
+LEAST_TOKENS = 64  # a pool of fewer is of no use
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemoryBudget:
+    """Memory for the KV of some layers. A token has a slot in all layers, so the tightest budget counts."""
+
+    kind: str  # "memory" or "GPU memory", for messages
+    free_bytes: int  # after the weights and, on a GPU, the steps' buffers
+    layers: range
+    share: float = 1.0  # that the pool takes by itself
+
+    def tokens(self, layout: KvLayout, share: float = 1.0) -> int:
+        return max(0, int(self.free_bytes * share) // layout.token_bytes(self.layers))
+
+
+@dataclass(frozen=True, slots=True)
+class KvCapacity:
+    num_slots: int
+    max_model_len: int
+
+
+def plan_capacity(config: ServerConfig, layout: KvLayout, budgets: Sequence[KvMemoryBudget]) -> KvCapacity:
+    """How many tokens' KV the pool holds and how long a request may be. budgets: of all layers together; each has at
+    least one.
+
+    Raises ConfigError where what the user asked for does not fit, with what would.
+    """
+    context_length = layout.shape.context_length
+    wanted_len = config.max_model_len or context_length
+    tightest = min(budgets, key=lambda budget: budget.tokens(layout, budget.share))
+    fitting = tightest.tokens(layout, tightest.share)
+    if config.max_total_tokens is not None:
+        slots = config.max_total_tokens
+        for each in budgets:
+            _check_total(slots, each, layout)
+    else:
+        slots = min(config.max_num_seqs * wanted_len, fitting)
+    if slots < min(wanted_len, LEAST_TOKENS):
+        raise ConfigError(
+            f"only {tightest.free_bytes / GIB:.2f} GiB of {tightest.kind} are free after the weights, room for "
+            f"{fitting} tokens of KV: free some memory, or choose a smaller model"
+        )
+    if config.max_model_len is not None and config.max_model_len > slots:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} does not fit a KV pool of {slots} tokens: lower it, or raise "
+            f"--max-total-tokens ({layout.token_bytes()} bytes a token)"
+        )
+    if wanted_len > slots:
+        log.warning("the KV pool holds %d tokens: requests are limited to that, not to %d", slots, wanted_len)
+    if wanted_len > context_length:
+        log.warning(
+            "requests may have %d tokens; the model was made for %d, what it says beyond may be nonsense",
+            wanted_len,
+            context_length,
+        )
+    return KvCapacity(num_slots=slots, max_model_len=min(wanted_len, slots))
+
+
+def _check_total(slots: int, budget: KvMemoryBudget, layout: KvLayout) -> None:
+    needed = slots * layout.token_bytes(budget.layers)
+    if needed > budget.free_bytes:
+        raise ConfigError(
+            f"--max-total-tokens {slots} needs {needed / GIB:.1f} GiB for the KV pool, but "
+            f"{budget.free_bytes / GIB:.1f} GiB are free after the weights: ask for at most "
+            f"{budget.tokens(layout)}"
+        )

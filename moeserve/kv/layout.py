@@ -1,0 +1,37 @@
+"""What a token's keys and values take. No torch: placement and plan count by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from moeserve.models.interface import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class KvDtype:
+    """How a number lies in the cache; `name` is torch's."""
+
+    name: str
+    bytes_per_value: int
+
+
+FLOAT16 = KvDtype("float16", 2)
+DTYPES = {dtype.name: dtype for dtype in (FLOAT16,)}
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Keys and values of one model, token by token: [slots, kv_heads, head_dim] of each layer, twice."""
+
+    shape: ModelShape
+    dtype: KvDtype = FLOAT16
+
+    def layer_bytes(self, layer: int) -> int:
+        """Of one token in one layer."""
+        return self.shape.layers[layer].attention.kv_values * self.dtype.bytes_per_value
+
+    def token_bytes(self, layers: Iterable[int] | None = None) -> int:
+        """Of one token in these layers; None: in all."""
+        indices = range(self.shape.num_layers) if layers is None else layers
+        return sum(self.layer_bytes(index) for index in indices)

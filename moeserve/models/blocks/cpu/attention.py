@@ -1,0 +1,28 @@
+"""x += output(attention(rope(q), rope(k), v)) with q, k, v = qkv(norm(x)), queued on the pool's stream."""
+
+from __future__ import annotations
+
+from moeserve.kernels.cpu_stream import CpuStream, Heads, KvLayer
+from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
+from moeserve.models.loading.cpu_weights import CpuAttention
+
+
+def attend(
+    stream: CpuStream,
+    w: CpuAttention,
+    heads: Heads,
+    eps: float,
+    kv: KvLayer,
+    batch: CpuBatch,
+    space: CpuWorkspace,
+) -> None:
+    n = batch.n
+    stream.norm(space.x, w.norm, eps, n, space.y)
+    stream.linear(space.y, n, w.qkv, [space.q, space.k, space.v])
+    assert w.q_norm is not None
+    assert w.k_norm is not None
+    stream.rope_store(
+        space.q, space.k, space.v, w.q_norm, w.k_norm, eps, space.cos, space.sin, batch.kv_slots, kv, n, heads
+    )  # fmt: skip
+    stream.attention(batch.plan, space.q, kv, space.attended, heads)
+    stream.linear(space.attended, n, w.output, [space.x], add=True)

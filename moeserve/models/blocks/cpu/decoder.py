@@ -1,0 +1,144 @@
+"""A decoder on the CPU pool.
+
+    x = embed(tokens)
+    for each layer:
+        x = x + attention(norm(x))          attention.py
+        x = x + experts(norm(x))            moe.py
+    logits = output(output_norm(x))
+
+Everything is queued on the stream; `CpuStream.wait` before reading a result. With weights of the first layers alone, x
+is the result, and there are no logits: a GPU goes on from there (`worker/engines/cpu_stage.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import CpuStream, Heads
+from moeserve.kv.cache import KvCache
+from moeserve.models.blocks.cpu.attention import attend
+from moeserve.models.blocks.cpu.moe import mix
+from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
+from moeserve.models.blocks.rope import rope_tables
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_weights import CpuWeights
+from moeserve.models.observer import LayerObserver
+from moeserve.models.step_buffers import CPU_LOGIT_ROWS
+
+
+class CpuDecoder:
+    """The model, or its first layers. Owns the buffers of a step and `expert_token_counts`."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        weights: CpuWeights,
+        stream: CpuStream,
+        kv: KvCache,
+        max_tokens: int,
+        max_model_len: int,
+        *,
+        pinned: bool = False,
+    ) -> None:
+        """kv: of the weights' layers. pinned: a GPU reads x."""
+        self.shape = shape
+        self._heads = [
+            Heads(a.num_heads, a.num_kv_heads, a.head_dim)
+            for a in (layer.attention for layer in shape.layers)
+        ]
+        self._weights = weights
+        self._stream = stream
+        self._kv = kv
+        # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
+        self.expert_token_counts = torch.zeros(len(weights.layers), 2, shape.num_experts, dtype=torch.int64)
+        logit_rows = 0 if weights.head is None else CPU_LOGIT_ROWS
+        self._space = CpuWorkspace(shape, weights, max_tokens, logit_rows, pinned=pinned)
+        self._num_forwards = 0
+        self._num_heads_read = 0
+        self._cos, self._sin = rope_tables(shape, max_model_len)
+
+    @property
+    def attention_heads(self) -> Heads:
+        """Of all layers: what a step's attention plan is made for."""
+        return self._heads[0]
+
+    @property
+    def x(self) -> Tensor:
+        """float32 [max_tokens, hidden]: the residual stream behind the last layer of `forward`, until the next one."""
+        return self._space.x
+
+    def forward(self, batch: CpuBatch, observer: LayerObserver | None = None) -> None:
+        """Queues all layers for up to max_tokens rows. The residual stream then holds what `logits` reads. For an
+        observer it waits after every layer."""
+        self._num_forwards += 1
+        space, table, n = self._space, self._weights.embedding, batch.n
+        torch.index_select(self._cos, 0, batch.positions, out=space.cos[:n])
+        torch.index_select(self._sin, 0, batch.positions, out=space.sin[:n])
+        self._stream.embed(table.table, table.ggml_type, batch.token_ids, n, space.x)
+        if observer is not None:
+            self._stream.wait()
+            observer.embedding(space.x)
+        for index in range(len(self._weights.layers)):
+            self._attention(index, batch)
+            if observer is None:
+                self._moe(index, n)
+            else:
+                self._show_moe(index, n, observer)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Queues the head for up to CPU_LOGIT_ROWS rows of the last step. rows: int32 [m]. Gives float32 [m, vocab],
+        a view that the next call, which must come after a wait, overwrites."""
+        space, head, m = self._space, self._weights.head, len(rows)
+        assert head is not None
+        self._num_heads_read += 1
+        self._stream.norm(space.x, head.norm, self.shape.rms_eps, m, space.final, rows)
+        self._stream.linear(space.final, m, head.output, [space.logits])
+        return space.logits[:m]
+
+    def weight_bytes_read(self) -> int:
+        """Bytes of weights that all calls so far had to read: each distinct expert once a step."""
+        w = self._weights
+        reads: Sequence[int] = self.expert_token_counts[:, 1].sum(dim=1).tolist()
+        experts = sum(n * layer.moe.experts.bytes_each for n, layer in zip(reads, w.layers, strict=True))
+        heads = 0 if w.head is None else self._num_heads_read * w.head.bytes
+        return self._num_forwards * w.dense_bytes + heads + int(experts)
+
+    def read_experts(self) -> tuple[float, int]:
+        """One plain read of all routed experts' weights, without computing anything: seconds taken, bytes read."""
+        experts = [layer.moe.experts for layer in self._weights.layers]
+        start = time.perf_counter()
+        for each in experts:
+            for matrix in each.matrices:
+                self._stream.read(matrix)
+        self._stream.wait()
+        return time.perf_counter() - start, sum(e.bytes_each * e.gate.experts for e in experts)
+
+    def _attention(self, index: int, batch: CpuBatch) -> None:
+        w, heads, kv = self._weights.layers[index].attention, self._heads[index], self._kv.layer(index)
+        attend(self._stream, w, heads, self.shape.rms_eps, kv, batch, self._space)
+
+    def _moe(self, index: int, n: int) -> None:
+        router = self.shape.layers[index].ffn.router
+        counts = self.expert_token_counts[index]
+        mix(self._stream, self._weights.layers[index].moe, router, self.shape.rms_eps, n, self._space, counts)
+
+    def _show_moe(self, index: int, n: int, observer: LayerObserver) -> None:
+        """The same, waited for. The kernels add to x at once, so the observer gets the difference."""
+        space = self._space
+        self._stream.wait()
+        after_attention = space.x[:n].clone()
+        self._moe(index, n)
+        self._stream.wait()
+        observer.layer(
+            index,
+            after_attention=after_attention,
+            expert_input=space.y.f32,
+            router_logits=space.router_logits,
+            expert_ids=space.routing.ids,
+            expert_weights=space.routing.weights,
+            expert_output=space.x[:n] - after_attention,
+        )

@@ -1,0 +1,67 @@
+"""The buffers of a step on the CPU. One owner: the decoder; every layer reuses them."""
+
+from __future__ import annotations
+
+import torch
+
+from moeserve.kernels.cpu_stream import Activations, AttentionPlan, RoutingRoom
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
+
+
+class CpuBatch:
+    """The rows of one step, on the host. `plan` describes their sequences to attention."""
+
+    __slots__ = ("kv_slots", "n", "plan", "positions", "token_ids")
+
+    def __init__(
+        self,
+        n: int,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_slots: torch.Tensor,
+        plan: AttentionPlan,
+    ) -> None:
+        """token_ids, kv_slots (where each row's KV goes): int32 [n]; positions: int64 [n]."""
+        self.n = n
+        self.token_ids = token_ids
+        self.positions = positions
+        self.kv_slots = kv_slots
+        self.plan = plan
+
+
+class CpuWorkspace:
+    """For steps of up to `tokens` rows; `step_buffers.cpu_step_buffers` counts the same."""
+
+    def __init__(
+        self, shape: ModelShape, weights: CpuWeights, tokens: int, logit_rows: int, *, pinned: bool
+    ) -> None:
+        """pinned: a GPU reads x."""
+        s = shape
+        self.x = torch.empty(tokens, s.hidden_size, pin_memory=pinned)  # the residual stream
+        self.y = Activations(tokens, s.hidden_size)  # its norm, the input of every block
+        self.q = torch.empty(tokens, s.q_width)
+        self.k = torch.empty(tokens, s.kv_width)
+        self.v = torch.empty(tokens, s.kv_width)
+        self.cos = torch.empty(tokens, s.head_dim // 2)
+        self.sin = torch.empty(tokens, s.head_dim // 2)
+        self.attended = Activations(tokens, s.q_width)
+        self.router_logits = torch.empty(tokens, s.num_experts)
+        self.routing = RoutingRoom(tokens, s.num_experts, s.top_k)
+        experts = [layer.moe.experts for layer in weights.layers]
+        self.h = _between(tokens * s.top_k, s.expert_width, experts)
+        shared = [layer.moe.shared.experts for layer in weights.layers if layer.moe.shared is not None]
+        self.shared_routing = RoutingRoom(tokens, 1, 1) if shared else None
+        self.shared_h = _between(tokens, s.shared_width, shared) if shared else None
+        self.final = Activations(logit_rows, s.hidden_size)
+        self.logits = torch.empty(logit_rows, s.vocab_size)
+
+
+def _between(rows: int, width: int, experts: list[GatedExperts]) -> Activations:
+    """Between two products of experts, in the forms that the second one's weights ask for."""
+    return Activations(
+        rows,
+        width,
+        f32=any(not e.down.integer for e in experts),
+        q8=any(e.down.integer for e in experts),
+    )

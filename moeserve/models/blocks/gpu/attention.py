@@ -1,0 +1,79 @@
+"""output(attention(rope(q), rope(k), v)) with q, k, v = qkv(y), as launches on the current stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from moeserve.kernels.attention.cuda import NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.rope.cuda import rope_store
+from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.workspace import MAX_DECODE_ROWS, GpuBatch, GpuWorkspace
+from moeserve.models.interface import AttentionShape
+from moeserve.models.loading.gpu_weights import GpuAttention
+
+
+class GpuAttentionBlock:
+    """The attention of all layers. slot_table: int32 [requests, length], the KV slots of each request by position.
+    cos, sin: float32 [positions, head_dim / 2]."""
+
+    def __init__(self, eps: float, slot_table: Tensor, cos: Tensor, sin: Tensor) -> None:
+        self._eps = eps
+        self._slot_table = slot_table
+        self._cos = cos
+        self._sin = sin
+
+    def attend(
+        self, shape: AttentionShape, w: GpuAttention, kv: KvLayer, batch: GpuBatch, s: GpuWorkspace
+    ) -> None:
+        """Reads s.y, the norm of x; leaves the block's output in s.output."""
+        eps, count = self._eps, batch.count
+        q, k, v = _project(shape, w, s, count)
+        assert w.q_norm is not None
+        assert w.k_norm is not None
+        if batch.rows_independent:
+            new = NewTokens(k, v, w.q_norm, w.k_norm, eps, self._cos, self._sin, batch.kv_slots)
+            self._attend(s, batch, kv, q, new)
+        else:
+            rope_store(
+                q, k, v, w.q_norm, w.k_norm, eps, self._cos, self._sin, batch.positions, batch.kv_slots, count,
+                s.q, kv.keys, kv.values,
+            )  # fmt: skip
+            self._attend(s, batch, kv, s.q.view(s.rows, -1), None)
+        multiply(w.output, s.attended, count, s.output.view(s.rows, -1))
+
+    def _attend(
+        self, s: GpuWorkspace, batch: GpuBatch, kv: KvLayer, q: Tensor, new: NewTokens | None
+    ) -> None:
+        a, d = s.attended, s.decode
+        assert a.x is not None
+        for first in range(0, batch.num_decode, MAX_DECODE_ROWS):
+            part = slice(first, min(first + MAX_DECODE_ROWS, batch.num_decode))
+            codes = None if a.codes is None else a.codes[part]
+            scales = None if a.scales is None else a.scales[part]
+            mine = None if new is None else replace(new, k=new.k[part], v=new.v[part], slots=new.slots[part])
+            decode_attention(
+                q[part], mine, kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
+                batch.count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
+            )  # fmt: skip
+        if batch.tiles is not None:
+            prefill_attention(s.q, kv.keys, kv.values, self._slot_table, batch.tiles, a.x)
+
+
+def _project(shape: AttentionShape, w: GpuAttention, s: GpuWorkspace, count: Tensor) -> list[Tensor]:
+    """q, k and v [n, ..], parts of the products' outputs."""
+    widths = [shape.q_width, shape.kv_width, shape.kv_width]
+    pieces: list[Tensor] = []
+    at = 0
+    for matrix in w.qkv:
+        out = s.projected[at : at + s.rows * matrix.rows].view(s.rows, matrix.rows)
+        at += out.numel()
+        multiply(matrix, s.y, count, out)
+        column = 0
+        while column < matrix.rows:
+            width = widths[len(pieces)]
+            pieces.append(out[:, column : column + width])
+            column += width
+    return pieces

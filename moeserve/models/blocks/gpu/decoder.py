@@ -1,0 +1,187 @@
+"""A decoder on a GPU: the same network as `blocks/cpu`, as launches on the current stream.
+
+    x = embed(tokens)
+    for each layer:
+        x = x + attention(norm(x))          attention.py
+        x = x + experts(norm(x))            moe.py
+    logits = output(output_norm(x))
+
+Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`). So may
+the first layers be, whole: then the weights here are the last layers', counted from 0, and x comes from the CPU.
+
+A block's output is added to x by the norm that comes next, in one launch. Nothing here waits for the GPU, reads from it
+or allocates on it, so a step can be recorded in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.embed.cuda import KvPlaces, embed
+from moeserve.kernels.handoff import ExpertHandoff
+from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.planes import GgmlType, Planes
+from moeserve.kv.cache import KvCache
+from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
+from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.moe import GpuMoeBlock
+from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
+from moeserve.models.blocks.rope import rope_tables
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.expert_stream import ExpertStream
+from moeserve.models.loading.gpu_weights import GpuWeights, float_type, has_float_weights, plane_tensors
+from moeserve.models.observer import LayerObserver
+from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
+
+
+class GpuDecoder:
+    """The model, or its last layers. Owns the buffers of a step."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        weights: GpuWeights,
+        kv: KvCache,
+        slot_table: Tensor,
+        max_tokens: int,
+        max_model_len: int,
+        handoff: ExpertHandoff | None = None,
+        expert_stream: ExpertStream | None = None,
+        prefill: Sequence[str] | None = None,
+        from_cpu: Tensor | None = None,
+    ) -> None:
+        """kv: of the weights' layers. slot_table: int32 [requests, length], the KV slots of each request by position.
+        handoff, expert_stream, prefill: see `GpuMoeBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory,
+        where a step's x is instead of coming from an embedding."""
+        self.shape = shape
+        self.device = slot_table.device
+        self.num_layers = len(weights.layers)
+        self._first_layer = shape.num_layers - self.num_layers
+        self._weights = weights
+        self._kv = kv
+        # x from the CPU is looked up like tokens, row by row, so that a step begins with the same kernel.
+        self._first_rows = weights.embedding if from_cpu is None else _as_planes(from_cpu, self.device)
+        self._row_numbers = None if from_cpu is None else _numbers(len(from_cpu), self.device)
+        self._slot_table = slot_table
+        cos, sin = (table.to(self.device) for table in rope_tables(shape, max_model_len))
+        self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, cos, sin)
+        self._moe = GpuMoeBlock(shape, weights.layers, self.device, handoff, expert_stream, prefill)
+        self.sizes = step_sizes(max_tokens)
+        floats = float_type(weights, self.device)
+        self._spaces = make_workspaces(
+            shape, max_tokens, floats, self.device, float_weights=has_float_weights(weights)
+        )
+        self.head_sizes = [size for size in self.sizes if size <= GPU_LOGIT_ROWS]
+        logits = torch.empty(self.head_sizes[-1], shape.vocab_size, device=self.device)
+        self._heads = {size: GpuHead(shape, logits, size, floats) for size in self.head_sizes}
+
+    @property
+    def expert_token_counts(self) -> Tensor:
+        """int64 [layers, experts] on the device: tokens routed to each expert since start."""
+        return self._moe.expert_token_counts
+
+    @property
+    def can_stream(self) -> bool:
+        """Experts in RAM can be streamed to the GPU."""
+        return self._moe.can_stream
+
+    def begin(self, batch: GpuBatch | None = None) -> None:
+        """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a
+        graph."""
+        self._moe.begin(batch)
+
+    def check(self) -> None:
+        """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
+        self._moe.check()
+
+    def forward(self, batch: GpuBatch, observer: LayerObserver | None = None) -> None:
+        """Launches all layers. What `logits` then reads stays until the next call. For an observer it waits after every
+        layer, which no graph can record."""
+        s, table = self._spaces[len(batch.token_ids)], self._first_rows
+        assert table is not None
+        ids = batch.token_ids if self._row_numbers is None else self._row_numbers[: s.rows]
+        places = KvPlaces(self._slot_table, batch.req_slots, batch.positions, batch.kv_slots)
+        embed(ids, batch.count, plane_tensors(table), int(table.type), s.x, places)
+        if observer is not None and self._row_numbers is None:
+            observer.embedding(s.x)
+        for index, layer in enumerate(self._weights.layers):
+            self._attention_norm(index, s, batch.count)
+            attention = self.shape.layers[self._first_layer + index].attention
+            self._attention.attend(attention, layer.attention, self._kv.layer(index), batch, s)
+            self._moe.mix(index, s, batch.count)
+            if observer is not None:
+                self._show_layer(index, s, observer)
+
+    def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
+        """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
+        last step, which was of size `size`. Gives float32 [len(rows), vocab], which the next call overwrites."""
+        s, head = self._spaces[size], self._heads[len(rows)]
+        self._moe.add_and_norm(self.num_layers - 1, s, self._weights.output_norm, count, head.final, rows)
+        multiply(self._weights.output, head.final, count, head.logits)
+        return head.logits
+
+    @property
+    def on_gpu(self) -> Tensor:
+        """bool [layers, experts], on the CPU: which experts live in GPU memory."""
+        everywhere = torch.ones(self.shape.num_experts, dtype=torch.bool)
+        maps = [layer.moe.expert_map for layer in self._weights.layers]
+        return torch.stack([everywhere if m is None else (m >= 0).cpu() for m in maps])
+
+    def weight_bytes(self, used: Tensor) -> int:
+        """Of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
+        w = self._weights
+        total = w.output.nbytes
+        for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
+            total += layer.dense_bytes
+            experts = layer.moe.experts
+            if experts is not None:
+                total += experts.nbytes * count // experts.gate.experts
+        return total
+
+    def _attention_norm(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+        """y, the norm of x with what the layer before has left to be added."""
+        y, weight = s.y, self._weights.layers[index].attention.norm
+        if index == 0:
+            add_norm(
+                s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales
+            )  # fmt: skip
+        else:
+            self._moe.add_and_norm(index - 1, s, weight, count, y, None)
+
+    def _show_layer(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
+        """Sums are made on the CPU: the GPU's memory is all planned."""
+        parts, weights, ids, pool_sum = self._moe.pending(index, s)
+        output = torch.zeros(s.rows, self.shape.hidden_size) if pool_sum is None else pool_sum.cpu()
+        if parts is not None:
+            each = parts.cpu().float()  # under Triton's interpreter the very tensor that the next norm adds
+            if weights is not None:
+                each = each * weights.cpu()[:, :, None]
+            if ids is not None:
+                each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
+            output = output + each.sum(dim=1)
+        after_attention = s.x
+        if self._moe.fuses_router_norm(index, s):
+            after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
+        observer.layer(
+            self._first_layer + index,  # the CPU has shown those before
+            after_attention=after_attention,
+            expert_input=s.router_input,
+            router_logits=s.router_logits,
+            expert_ids=s.expert_ids,
+            expert_weights=s.route_weights,
+            expert_output=output,
+        )
+
+
+def _as_planes(rows: Tensor, device: torch.device) -> Planes:
+    """Of floats, wherever they lie."""
+    empty = torch.empty(0, dtype=torch.int32, device=device)
+    count, cols = rows.shape
+    return Planes(GgmlType.F32, 1, count, cols, rows[None], empty, empty)
+
+
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=device)

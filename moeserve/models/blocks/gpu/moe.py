@@ -1,0 +1,209 @@
+"""The experts of all layers as launches on the current stream, wherever the experts are.
+
+Three ways through a layer: its experts on the GPU; those in RAM, which the CPU pool computes at the same time
+(`kernels/handoff`); those in RAM, streamed to the GPU. A layer's sum is left in parts, which the next norm adds to x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
+from moeserve.kernels.experts.few import few_experts_down, few_experts_up
+from moeserve.kernels.handoff import ExpertHandoff
+from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.routing.cuda import norm_router, route, take_over
+from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.expert_stream import ExpertStream
+from moeserve.models.loading.gpu_weights import GpuExperts, GpuLayer, GpuMoe, plane_tensors
+
+
+class PendingSum(NamedTuple):
+    """What a layer's experts have left to be added to x: parts by their weights, those whose id is not below 0 (None:
+    all, as they are), and the pool's sum."""
+
+    parts: Tensor | None
+    weights: Tensor | None
+    ids: Tensor | None
+    pool_sum: Tensor | None
+
+
+class GpuMoeBlock:
+    """Owns `expert_token_counts` and, of the step under way, which experts are streamed."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        layers: Sequence[GpuLayer],
+        device: torch.device,
+        handoff: ExpertHandoff | None,
+        expert_stream: ExpertStream | None,
+        prefill: Sequence[str] | None,
+    ) -> None:
+        """layers: of the last ones of `shape`. handoff: to the experts in RAM, where there are any; expert_stream: the
+        other way, for the layers whose `prefill` is not "cpu"."""
+        self._eps = shape.rms_eps
+        self._hidden = shape.hidden_size
+        self._shapes = [layer.ffn for layer in shape.layers[shape.num_layers - len(layers) :]]
+        self._layers = [layer.moe for layer in layers]
+        self._handoff = handoff
+        self._expert_stream = expert_stream
+        # A layer's way of prefill, placement.Prefill: "cpu" never streams, "cuda" whenever there is a prompt.
+        self._prefill = ["cpu"] * len(layers) if expert_stream is None or prefill is None else list(prefill)
+        self._num_in_ram = [
+            0 if m.expert_map is None else int((m.expert_map < 0).sum()) for m in self._layers
+        ]
+        # Of the last step: experts streamed, by layer, and whether any were left to the pool.
+        self._streamed = [0] * len(layers)
+        self._pool_works = False
+        # int64 [layers, experts]: tokens routed to each expert since start.
+        self.expert_token_counts = torch.zeros(
+            len(layers), shape.num_experts, dtype=torch.int64, device=device
+        )
+
+    @property
+    def can_stream(self) -> bool:
+        return self._expert_stream is not None
+
+    def begin(self, batch: GpuBatch | None) -> None:
+        """What the host starts for the experts in RAM before a step, or its replay (None). No part of a graph."""
+        layers = range(len(self._layers))
+        self._streamed = [0 if batch is None else self._to_stream(i, batch) for i in layers]
+        if any(self._streamed):
+            assert self._expert_stream is not None
+            self._expert_stream.begin(self._streamed)
+        self._pool_works = self._handoff is not None and self._streamed != self._num_in_ram
+        if self._pool_works:
+            assert self._handoff is not None
+            self._handoff.begin()
+
+    def check(self) -> None:
+        """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
+        if self._handoff is not None:
+            self._handoff.check()
+
+    def mix(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+        """Reads s.x and s.output, attention's; leaves what `pending` gives."""
+        moe = self._layers[index]
+        self._router(index, s, count)
+        local = None if moe.expert_map is None else s.local_expert_ids
+        route(
+            s.router_logits, moe.expert_map, count, s.expert_ids, local, s.route_weights,
+            self.expert_token_counts[index],
+        )  # fmt: skip
+        if moe.expert_map is None:
+            assert moe.experts is not None
+            self._run_experts(index, moe.experts, s.expert_ids, s, count)
+        else:
+            self._share_experts(index, moe, s, count)
+
+    def add_and_norm(
+        self,
+        index: int,
+        s: GpuWorkspace,
+        weight: Tensor,
+        count: Tensor,
+        y: GpuActivations,
+        rows: Tensor | None,
+    ) -> None:
+        """x += what layer `index` has left, and y = the norm of that; of `rows` alone, x stays as it was."""
+        parts, weights, ids, extra = self.pending(index, s)
+        if self.fuses_router_norm(index, s):
+            extra = s.output.view(s.rows, -1)  # still to be added
+        add_norm(
+            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales
+        )  # fmt: skip
+
+    def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
+        """Returns the layer's pending residual contributions."""
+        moe = self._layers[index]
+        is_shared = moe.expert_map is not None
+        parts = s.parts if moe.experts is not None or self._streamed[index] else None
+        pool_sum = s.pool_sum if is_shared and self._pool_works else None
+        if s.is_small_batch:
+            return PendingSum(parts, None, None, pool_sum)  # summed, in one part
+        ids = s.local_expert_ids if is_shared else s.expert_ids
+        return PendingSum(parts, s.route_weights, ids, pool_sum)
+
+    def fuses_router_norm(self, index: int, s: GpuWorkspace) -> bool:
+        """The norm before the router and its product are one kernel, and the next norm adds the attention's output."""
+        moe = self._layers[index]
+        return s.is_small_batch and moe.expert_map is None and not moe.router.first.quantised
+
+    def _to_stream(self, layer: int, batch: GpuBatch) -> int:
+        way, count = self._prefill[layer], self._num_in_ram[layer]
+        if way == "cuda":
+            return count if batch.tiles is not None else 0
+        return round(count * batch.streamed) if way == "auto" else 0
+
+    def _router(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+        """y, the norm of x with the attention's output, and the router's logits."""
+        moe, y, output = self._layers[index], s.y, s.output.view(s.rows, -1)
+        if self.fuses_router_norm(index, s):
+            router = moe.router.first.codes[0]
+            norm_router(
+                s.x, output, count, moe.norm, self._eps, router, y.x, y.codes, y.scales, s.router_logits
+            )
+            return
+        exact = None if s.router_input is y.x else s.router_input
+        add_norm(
+            s.x, s.output, None, None, None, None, count, moe.norm, self._eps, y.x, y.codes, y.scales, exact
+        )  # fmt: skip
+        into_router = y if moe.router.first.quantised else GpuActivations(s.router_input, None, None)
+        multiply(moe.router, into_router, count, s.router_logits)
+
+    def _share_experts(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
+        """The pool computes its experts while the GPU computes its own, then those that are streamed to it (which is
+        not for a graph). Where the pool takes part in a step it expects all layers, those too that leave it nothing."""
+        stream = self._expert_stream if self._streamed[index] else None
+        if self._pool_works:
+            assert self._handoff is not None
+            left = None if stream is None else stream.left(index)
+            self._handoff.publish(index, s.router_input, s.expert_ids, s.route_weights, left)
+        if moe.experts is not None:
+            self._run_experts(index, moe.experts, s.local_expert_ids, s, count)
+        if stream is not None:
+            # From here on local_expert_ids only say whether a route's part is here.
+            take_over(s.expert_ids, stream.places(index), s.streamed_expert_ids, s.local_expert_ids)
+            adds = moe.experts is not None
+            self._run_experts(index, stream.take(index), s.streamed_expert_ids, s, count, adds=adds)
+        if self._pool_works:
+            assert self._handoff is not None
+            self._handoff.collect(index, s.pool_sum)
+
+    def _run_experts(
+        self,
+        index: int,
+        experts: GpuExperts,
+        local_ids: Tensor,
+        s: GpuWorkspace,
+        count: Tensor,
+        *,
+        adds: bool = False,
+    ) -> None:
+        """s.parts of the routes whose id in `experts` is not below 0. adds: where a token has one part, it holds
+        others' sum already."""
+        gate, up, down = experts.gate, experts.up, experts.down
+        matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self._hidden)
+        of_down = (plane_tensors(down), int(down.type), self._shapes[index].width)
+        y, h, b = s.y, s.h, s.blocks
+        if s.is_small_batch:
+            h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
+            few_experts_up(y.x, y.codes, y.scales, *matrices, local_ids, h.x, h.codes, h.scales)
+            few_experts_down(
+                h.x, h.codes, h.scales, *of_down, local_ids, s.route_weights, count, s.parts.view(s.rows, -1),
+                adds=adds,
+            )  # fmt: skip
+            return
+        assert y.x is not None
+        assert h.x is not None
+        align_routes(local_ids, count, gate.experts, b.expert, b.routes)
+        experts_up(y.x, *matrices, b.expert, b.routes, self._shapes[index].top_k, h.x)
+        experts_down(h.x, *of_down, b.expert, b.routes, count, s.parts)

@@ -1,0 +1,125 @@
+"""The buffers of a step on the GPU, by the size that the step is rounded up to.
+
+Steps run one after another, so the workspaces of all sizes lie over one another in one arena. What a kernel keeps between
+steps (counters that it leaves at zero) has memory of its own. `models/step_buffers.py` declares the arena's buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention.cuda import DecodeRoom
+from moeserve.kernels.experts.cuda import BlockRoom
+from moeserve.kernels.linear.cuda import gemv_tokens
+from moeserve.models.interface import ModelShape
+from moeserve.models.step_buffers import (
+    ALIGNMENT,
+    SMALL_BATCH_ROWS,
+    Buffer,
+    GpuFloat,
+    gpu_arena_bytes,
+    gpu_step_buffers,
+    step_sizes,
+)
+
+MAX_DECODE_ROWS = 256  # rows that decode attention has splits for; more go in parts
+FLOATS: dict[torch.dtype, GpuFloat] = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBatch:
+    """The rows of a step, on the device, padded to a size of `step_sizes`: int32 [size] each."""
+
+    count: Tensor  # int32 [1]: rows that exist
+    token_ids: Tensor
+    positions: Tensor
+    kv_slots: Tensor  # where a row's KV goes
+    req_slots: Tensor  # whose row of the slot table it reads
+    num_decode: int  # the first rows, each of which attends by itself; of a small batch, all
+    tiles: Tensor | None  # of the other rows, attention.cuda.prefill_tiles; None where there are none
+    rows_independent: bool = False  # no row attends to another row's token of this step
+    streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
+
+
+class GpuWorkspace:
+    """For steps of up to `rows` rows."""
+
+    def __init__(
+        self, shape: ModelShape, arena: Tensor, rows: int, floats: torch.dtype, *, float_weights: bool
+    ) -> None:
+        """arena: uint8, shared with the workspaces of other sizes. floats: of what the tensor cores multiply."""
+        device = arena.device
+        buffers = gpu_step_buffers(shape, rows, FLOATS[floats], float_weights=float_weights)
+        views = _views(arena, buffers)
+        heads = shape.layers[0].attention
+        self.rows = rows
+        self.is_small_batch = rows <= SMALL_BATCH_ROWS
+        self.x = views["x"]
+        self.y = _activations(views, "y")
+        self.projected = views["projected"]
+        self.q = views["q"].view(rows, heads.num_heads, heads.head_dim)
+        self.attended = _activations(views, "attended")
+        self.output = views["output"]
+        self.router_input = views.get("router_input", views["y"])
+        self.router_logits = views["router_logits"]
+        self.expert_ids = views["expert_ids"]
+        self.local_expert_ids = views["local_expert_ids"]
+        self.streamed_expert_ids = views["streamed_expert_ids"]
+        self.route_weights = views["route_weights"]
+        self.h = _activations(views, "h")
+        self.parts = views["parts"]
+        self.pool_sum = views["pool_sum"]
+        self.blocks = BlockRoom(rows, shape.top_k, shape.num_experts, device)
+        self.decode = DecodeRoom(
+            min(rows, MAX_DECODE_ROWS), heads.num_heads, heads.num_kv_heads, heads.head_dim, device
+        )
+
+
+class GpuHead:
+    """Where up to `rows` rows become logits."""
+
+    def __init__(self, shape: ModelShape, logits: Tensor, rows: int, floats: torch.dtype) -> None:
+        """logits: float32 [rows or more, vocab]."""
+        small = rows <= gemv_tokens(logits.shape[1])
+        self.final = GpuActivations.empty(
+            rows,
+            shape.hidden_size,
+            logits.device,
+            dtype=torch.float32 if small else floats,
+            quantised=small,
+        )
+        self.logits = logits[:rows]
+
+
+def make_workspaces(
+    shape: ModelShape, max_tokens: int, floats: torch.dtype, device: torch.device, *, float_weights: bool
+) -> dict[int, GpuWorkspace]:
+    """By size, over one another."""
+    nbytes = gpu_arena_bytes(shape, max_tokens, FLOATS[floats], float_weights=float_weights)
+    arena = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return {
+        size: GpuWorkspace(shape, arena, size, floats, float_weights=float_weights)
+        for size in step_sizes(max_tokens)
+    }
+
+
+def _views(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:
+    views: dict[str, Tensor] = {}
+    start = 0
+    for buffer in buffers:
+        region = arena[start : start + buffer.nbytes]
+        views[buffer.name] = region.view(getattr(torch, buffer.dtype)).view(buffer.shape)
+        start += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
+    return views
+
+
+def _activations(views: dict[str, Tensor], name: str) -> GpuActivations:
+    return GpuActivations(views[name], views.get(f"{name}_codes"), views.get(f"{name}_scales"))

@@ -1,0 +1,49 @@
+"""RoPE's angles (https://arxiv.org/abs/2104.09864), with linear and YaRN stretching."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from moeserve.models.interface import ModelShape
+
+_POSITIONS = 1 << 14  # computed at a time
+
+
+def rope_tables(config: ModelShape, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of every position's angles: float32 [length, head_dim / 2] each, YaRN's magnitude included.
+
+    The two take no more than a layer of the KV pool of so many tokens; the angles in float64 would be four times that.
+    """
+    scaling = config.rope_scaling
+    half = config.head_dim // 2
+    inverse = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    magnitude = 1.0
+    if scaling.type == "linear":
+        inverse = inverse / scaling.factor
+    elif scaling.type == "yarn":
+        inverse = _yarn(inverse, config)
+        magnitude = scaling.attn_factor * (1.0 + 0.1 * math.log(scaling.factor))
+    cos, sin = torch.empty(length, half), torch.empty(length, half)
+    for start in range(0, length, _POSITIONS):
+        part = slice(start, start + _POSITIONS)
+        angles = torch.arange(start, min(start + _POSITIONS, length), dtype=torch.float64)[:, None] * inverse
+        cos[part], sin[part] = angles.cos() * magnitude, angles.sin() * magnitude
+    return cos, sin
+
+
+def _yarn(inverse: torch.Tensor, config: ModelShape) -> torch.Tensor:
+    """Frequencies that turn often within the original context stay, slow ones are interpolated, a ramp between
+    (https://arxiv.org/abs/2309.00071, section 3.2)."""
+    scaling = config.rope_scaling
+
+    def dimension(rotations: float) -> float:  # where a frequency makes so many turns
+        turns = scaling.original_context_length / (rotations * 2 * math.pi)
+        return config.head_dim * math.log(turns) / (2 * math.log(config.rope_theta))
+
+    half = config.head_dim // 2
+    low = max(math.floor(dimension(scaling.beta_fast)), 0)
+    high = min(math.ceil(dimension(scaling.beta_slow)), config.head_dim - 1)
+    ramp = ((torch.arange(half, dtype=torch.float64) - low) / max(high - low, 1e-3)).clamp(0, 1)
+    return inverse / scaling.factor * ramp + inverse * (1 - ramp)

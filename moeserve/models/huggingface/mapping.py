@@ -1,0 +1,69 @@
+"""How a family's checkpoints in Hugging Face's layout are read: config.json's keys and the tensors' names, in GGUF's
+language. What transformers' code of the model knows and ours does not is refused: a setting that is passed over would
+quietly change every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import names as n
+
+HEAD_DIM = "attention.key_length"  # may be missing: hidden_size / num_attention_heads, as in a GGUF
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceMapping:
+    model_type: str  # of config.json
+    keys: Mapping[str, tuple[str, ...]]  # GGUF's key without the architecture: config.json's names of it
+    fixed: Mapping[str, tuple[Any, Any]]  # config.json's key: the supported value, and transformers' default
+    layer: Mapping[str, str]  # GGUF's name within a layer: the checkpoint's, behind "model.layers.N."
+    experts: Mapping[str, str]  # the same of one expert, behind "model.layers.N.mlp.experts.E."
+    flattened: frozenset[str] = frozenset()  # GGUF's names of vectors that are [1, n] there
+
+
+# What decoders of mixtures of experts have in common: GGUF's key, config.json's, and the name that transformers 5 writes.
+DECODER_KEYS: dict[str, tuple[str, ...]] = {
+    "embedding_length": ("hidden_size",),
+    "block_count": ("num_hidden_layers",),
+    "context_length": ("max_position_embeddings",),
+    "vocab_size": ("vocab_size",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    HEAD_DIM: ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
+    "expert_count": ("num_experts", "num_local_experts"),
+    "expert_used_count": ("num_experts_per_tok",),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+}
+DECODER_LAYER: dict[str, str] = {
+    n.of_part(n.ATTN_NORM): "input_layernorm.weight",
+    n.of_part(n.ATTN_Q): "self_attn.q_proj.weight",
+    n.of_part(n.ATTN_K): "self_attn.k_proj.weight",
+    n.of_part(n.ATTN_V): "self_attn.v_proj.weight",
+    n.of_part(n.ATTN_OUTPUT): "self_attn.o_proj.weight",
+    n.of_part(n.FFN_NORM): "post_attention_layernorm.weight",
+    n.of_part(n.FFN_GATE_INP): "mlp.gate.weight",
+}
+MOE_EXPERTS: dict[str, str] = {
+    n.of_part(n.FFN_GATE_EXPS): "gate_proj.weight",
+    n.of_part(n.FFN_UP_EXPS): "up_proj.weight",
+    n.of_part(n.FFN_DOWN_EXPS): "down_proj.weight",
+}
+
+
+def check_settings(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> None:
+    """Raises ModelError for a quantised checkpoint, or a variant of the architecture that would be computed wrongly."""
+    if config.get("quantization_config") is not None:
+        raise ModelError(
+            path,
+            "has a quantization_config; of such models only GGUF files are supported, and checkpoints in bfloat16, "
+            "float16 or float32",
+        )
+    for key, (supported, default) in mapping.fixed.items():
+        value = default if config.get(key) is None else config[key]
+        if value != supported:
+            raise ModelError(path, f"{key!r} is {value!r}; only {supported!r} is supported")

@@ -1,0 +1,169 @@
+"""The weights of a decoder in the file's own types: packed into the CPU pool's panels, or in place.
+
+Packing goes tensor by tensor: a tensor's pages of the file are dropped as soon as it is packed, so that no more than
+one tensor is in memory twice. In place nothing is read: pages come with their first use.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import names as n
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_weights import (
+    CpuAttention,
+    CpuEmbedding,
+    CpuHead,
+    CpuLayer,
+    CpuMoe,
+    CpuSharedExpert,
+    CpuWeights,
+    GatedExperts,
+)
+from moeserve.models.loading.progress import Progress
+from moeserve.models.shape_reader import check_tensors
+from moeserve.models.source import ModelSource
+
+LANES = 32  # columns that the kernels take at a time
+
+
+class CpuLoader:
+    """Reads one model; used once."""
+
+    def __init__(
+        self,
+        stream: CpuStream,
+        source: ModelSource,
+        shape: ModelShape,
+        progress: Progress,
+        in_place: bool = False,
+    ) -> None:
+        self._in_place = in_place
+        self._stream = stream
+        self._source = source
+        self._shape = shape
+        self._progress = progress
+        self._done = 0
+        self._total = 0
+        self._matrices: list[Matrix] = []
+
+    def load(self) -> CpuWeights:
+        """Raises ModelError for a tensor that is missing or has another shape, MemoryError without room."""
+        names = list(self._source.tensors)
+        return self._load(names, self._shape.num_layers, with_head=True)
+
+    def load_first(self, num_layers: int) -> CpuWeights:
+        """The embedding and the first layers, without the head. Raises like `load`."""
+        layers = {name: n.layer_of(name) for name in self._source.tensors}
+        mine = [name for name, layer in layers.items() if layer is not None and layer < num_layers]
+        return self._load([n.TOKEN_EMBD, *mine], num_layers, with_head=False)
+
+    def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> CpuWeights:
+        check_tensors(self._shape, self._source)
+        self._check_lanes()
+        self._total = sum(self._source.tensors[name].nbytes for name in names)
+        embedding = self._embedding(is_read_again=with_head and self._shape.tied_embeddings)
+        head = self._head() if with_head else None
+        layers = [self._layer(index) for index in range(num_layers)]
+        first = 0 if head is None else 1
+        return CpuWeights(
+            embedding=embedding,
+            layers=layers,
+            head=head,
+            bytes=self._total,
+            dense_bytes=sum(m.bytes for m in self._matrices[first:] if m.experts == 1),
+            matrices=self._matrices,
+            source=self._source if self._in_place else None,
+        )
+
+    def _head(self) -> CpuHead:
+        norm = self._vector(n.OUTPUT_NORM)
+        output = self._group(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)
+        return CpuHead(norm, output, self._matrices[-1].bytes)
+
+    def _check_lanes(self) -> None:
+        """The kernels take rows 32 columns at a time and check nothing themselves."""
+        for layer in self._shape.layers:
+            sizes = {
+                "attention.key_length": layer.attention.head_dim,
+                "embedding_length": self._shape.hidden_size,
+                "expert_feed_forward_length": layer.ffn.width,
+            }
+            if layer.ffn.shared is not None:
+                sizes["expert_shared_feed_forward_length"] = layer.ffn.shared.width
+            for name, size in sizes.items():
+                if size % LANES:
+                    raise ModelError(
+                        self._source.path,
+                        f"{name} is {size}; the CPU engine needs a multiple of {LANES}",
+                    )
+
+    def _layer(self, index: int) -> CpuLayer:
+        return CpuLayer(self._attention(index), self._moe(index))
+
+    def _attention(self, index: int) -> CpuAttention:
+        shape = self._shape.layers[index].attention
+        has_norm = shape.qk_norm != "none"
+        return CpuAttention(
+            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            qkv=self._group(*(n.of_layer(index, part) for part in (n.ATTN_Q, n.ATTN_K, n.ATTN_V))),
+            q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
+            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
+            output=self._group(n.of_layer(index, n.ATTN_OUTPUT)),
+        )
+
+    def _moe(self, index: int) -> CpuMoe:
+        shared = self._shape.layers[index].ffn.shared
+        return CpuMoe(
+            norm=self._vector(n.of_layer(index, n.FFN_NORM)),
+            router=self._group(n.of_layer(index, n.FFN_GATE_INP)),
+            experts=self._experts(index, *n.EXPERT_PARTS),
+            shared=None if shared is None else self._shared_expert(index, is_gated=shared.is_gated),
+        )
+
+    def _experts(self, index: int, *parts: str) -> GatedExperts:
+        gate, up, down = (self._matrix(n.of_layer(index, part)) for part in parts)
+        return GatedExperts(gate, up, down)
+
+    def _shared_expert(self, index: int, *, is_gated: bool) -> CpuSharedExpert:
+        experts = self._experts(index, n.FFN_GATE_SHEXP, n.FFN_UP_SHEXP, n.FFN_DOWN_SHEXP)
+        gate = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if is_gated else None
+        return CpuSharedExpert(experts, gate)
+
+    def _embedding(self, *, is_read_again: bool) -> CpuEmbedding:
+        tensor = self._source.tensors[n.TOKEN_EMBD]
+        table = self._source.data(n.TOKEN_EMBD).reshape(tensor.shape[0], -1)
+        if not self._in_place:
+            # A copy: served from the mapped file, a file that is replaced or truncated would kill the worker.
+            table = table.copy()
+        if not is_read_again:
+            self._finish(n.TOKEN_EMBD)
+        return CpuEmbedding(table, int(tensor.type))
+
+    def _vector(self, name: str) -> torch.Tensor:
+        tensor = self._source.tensors[name]
+        out = torch.empty(tensor.shape)
+        data = self._source.data(name)  # lives until the call returns
+        _C.dequantize_row(int(tensor.type), data.ctypes.data, tensor.shape[0], out.data_ptr())
+        self._finish(name)
+        return out
+
+    def _matrix(self, name: str) -> Matrix:
+        tensor = self._source.tensors[name]
+        prepare = self._stream.view if self._in_place else self._stream.pack
+        matrix = prepare(self._source.data(name), int(tensor.type), tensor.shape)
+        self._matrices.append(matrix)
+        self._finish(name)
+        return matrix
+
+    def _group(self, *names: str) -> LinearGroup:
+        return LinearGroup([self._matrix(name) for name in names])
+
+    def _finish(self, name: str) -> None:
+        if not self._in_place:
+            self._source.advise_done(name)
+        self._done += self._source.tensors[name].nbytes
+        self._progress("loading weights", self._done, self._total)

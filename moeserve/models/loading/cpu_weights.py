@@ -1,0 +1,85 @@
+"""The weights of a decoder on the CPU: matrices of the pool in the file's own types, vectors in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import LinearGroup, Matrix
+from moeserve.models.source import ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class CpuEmbedding:
+    """The token embedding in the file's own rows: looked up, never multiplied."""
+
+    table: npt.NDArray[np.uint8]  # [vocab, row_bytes]
+    ggml_type: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts:
+    """down(silu(gate x) * up x) of each expert; of one, where every token passes it."""
+
+    gate: Matrix  # [E, width, hidden]
+    up: Matrix  # [E, width, hidden]
+    down: Matrix  # [E, hidden, width]
+
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        return self.gate, self.up, self.down
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of one expert."""
+        return sum(m.bytes // m.experts for m in self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuAttention:
+    norm: Tensor  # float32 [hidden]
+    qkv: LinearGroup  # [q_width, hidden], twice [kv_width, hidden]
+    q_norm: Tensor | None  # float32 [head_dim] or [q_width]; None: q is not normalised
+    k_norm: Tensor | None
+    output: LinearGroup  # [hidden, q_width]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSharedExpert:
+    experts: GatedExperts  # one
+    gate: Tensor | None  # float32 [hidden]; None: its output is added as it is
+
+
+@dataclass(frozen=True, slots=True)
+class CpuMoe:
+    norm: Tensor  # float32 [hidden]
+    router: LinearGroup  # [E, hidden]
+    experts: GatedExperts
+    shared: CpuSharedExpert | None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLayer:
+    attention: CpuAttention
+    moe: CpuMoe
+
+
+@dataclass(frozen=True, slots=True)
+class CpuHead:
+    norm: Tensor  # float32 [hidden]
+    output: LinearGroup  # [vocab, hidden]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWeights:
+    embedding: CpuEmbedding
+    layers: list[CpuLayer]  # all, or the first ones: then the others and the head are a GPU's
+    head: CpuHead | None
+    bytes: int  # of these tensors in the file
+    dense_bytes: int  # of the layers' matrices outside the routed experts: read once a step
+    matrices: list[Matrix]  # all of them: the operations hold addresses only
+    source: ModelSource | None  # in place: what the matrices point into

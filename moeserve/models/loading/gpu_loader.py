@@ -1,0 +1,162 @@
+"""The weights of a decoder to a GPU, a tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels import _C
+from moeserve.kernels.planes import GgmlType, Planes, empty_planes
+from moeserve.models.gguf import names as n
+from moeserve.models.interface import ModelShape, expert_tensors
+from moeserve.models.loading.gpu_weights import (
+    GpuAttention,
+    GpuExperts,
+    GpuLayer,
+    GpuMoe,
+    GpuWeights,
+    MergedLinear,
+)
+from moeserve.models.loading.progress import Progress
+from moeserve.models.loading.ram_experts import expert_map_of
+from moeserve.models.loading.upload import Upload
+from moeserve.models.shape_reader import check_tensors
+from moeserve.models.source import ModelSource
+
+
+class GpuLoader:
+    """Reads one model; used once."""
+
+    def __init__(
+        self, source: ModelSource, shape: ModelShape, device: torch.device, progress: Progress
+    ) -> None:
+        self._source = source
+        self._shape = shape
+        self._device = device
+        self._progress = progress
+        self._upload = Upload(device)
+        self._done = 0
+        self._total = 0
+
+    def load(
+        self, gpu_experts: Sequence[Sequence[int]], first_layer: int = 0, *, with_embedding: bool = True
+    ) -> GpuWeights:
+        """The layers from `first_layer` on, and the head. gpu_experts: of each of these layers the ids of the experts
+        to load, ascending. Raises ModelError for a tensor that is missing or has another shape,
+        torch.OutOfMemoryError without room."""
+        tied = self._shape.tied_embeddings
+        check_tensors(self._shape, self._source)
+        self._total = self._bytes_from(first_layer, with_embedding=with_embedding or tied)
+        embedding = self._planes(n.TOKEN_EMBD) if with_embedding else None
+        if tied:
+            output = embedding or self._planes(n.TOKEN_EMBD)
+        else:
+            output = self._planes(n.OUTPUT)
+        return GpuWeights(
+            embedding=embedding,
+            layers=[self._layer(index, ids) for index, ids in enumerate(gpu_experts, first_layer)],
+            output_norm=self._vector(n.OUTPUT_NORM),
+            output=MergedLinear(output),
+        )
+
+    def _bytes_from(self, first_layer: int, *, with_embedding: bool) -> int:
+        total = 0
+        for name, tensor in self._source.tensors.items():
+            layer = n.layer_of(name)
+            is_mine = layer >= first_layer if layer is not None else with_embedding or name != n.TOKEN_EMBD
+            total += tensor.nbytes if is_mine else 0
+        return total
+
+    def _layer(self, index: int, ids: Sequence[int]) -> GpuLayer:
+        return GpuLayer(self._attention(index), self._moe(index, ids))
+
+    def _attention(self, index: int) -> GpuAttention:
+        has_norm = self._shape.layers[index].attention.qk_norm != "none"
+        return GpuAttention(
+            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            qkv=self._merged(*(n.of_layer(index, part) for part in (n.ATTN_Q, n.ATTN_K, n.ATTN_V))),
+            q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
+            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
+            output=MergedLinear(self._planes(n.of_layer(index, n.ATTN_OUTPUT))),
+        )
+
+    def _moe(self, index: int, ids: Sequence[int]) -> GpuMoe:
+        num_experts = self._shape.layers[index].ffn.num_experts
+        return GpuMoe(
+            norm=self._vector(n.of_layer(index, n.FFN_NORM)),
+            router=MergedLinear(self._planes(n.of_layer(index, n.FFN_GATE_INP))),
+            experts=self._experts(index, ids) if len(ids) else None,
+            expert_map=None if len(ids) == num_experts else expert_map_of(ids, num_experts, self._device),
+        )
+
+    def _experts(self, index: int, ids: Sequence[int]) -> GpuExperts:
+        gate, up, down = (self._expert_planes(name, ids) for name in expert_tensors(index))
+        return GpuExperts(gate, up, down)
+
+    def _merged(self, *names: str) -> list[MergedLinear]:
+        """As few launches as the types allow: neighbours of one type in one matrix, two such matrices in one launch
+        where both or neither are quantised."""
+        groups: list[list[str]] = []
+        for name in names:
+            if groups and self._source.tensors[groups[-1][0]].type == self._source.tensors[name].type:
+                groups[-1].append(name)
+            else:
+                groups.append([name])
+        matrices = [self._planes(*group) for group in groups]
+        merged: list[MergedLinear] = []
+        for matrix in matrices:
+            last = merged[-1] if merged else None
+            if last and last.second is None and last.first.quantised == matrix.quantised:
+                merged[-1] = MergedLinear(last.first, matrix)
+            else:
+                merged.append(MergedLinear(matrix))
+        return merged
+
+    def _planes(self, *names: str) -> Planes:
+        """Matrices of one type, one below the other."""
+        tensors = [self._source.tensors[name] for name in names]
+        rows, cols = sum(t.shape[0] for t in tensors), tensors[0].shape[1]
+        planes = empty_planes(GgmlType(int(tensors[0].type)), (rows, cols), self._device)
+        row = 0
+        for name, tensor in zip(names, tensors, strict=True):
+            self._upload.rows(planes, self._source.data(name), row)
+            row += tensor.shape[0]
+            self._finish(name)
+        return planes
+
+    def _expert_planes(self, name: str, ids: Sequence[int]) -> Planes:
+        tensor = self._source.tensors[name]
+        experts, rows, cols = tensor.shape
+        planes = empty_planes(GgmlType(int(tensor.type)), (len(ids), rows, cols), self._device)
+        data = self._source.data(name).reshape(experts, -1)
+        for place, (first, count) in _runs(ids):
+            self._upload.rows(planes, data[first : first + count].reshape(-1), place * rows)
+        self._finish(name)
+        return planes
+
+    def _vector(self, name: str) -> Tensor:
+        tensor = self._source.tensors[name]
+        out = torch.empty(tensor.shape)
+        data = self._source.data(name)  # lives until the call returns
+        _C.dequantize_row(int(tensor.type), data.ctypes.data, tensor.shape[0], out.data_ptr())
+        self._finish(name)
+        return out.to(self._device)
+
+    def _finish(self, name: str) -> None:
+        self._source.advise_done(name)
+        self._done += self._source.tensors[name].nbytes
+        self._progress("loading weights to the GPU", self._done, self._total)
+
+
+def _runs(ids: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:
+    """Consecutive ids together: (place of the first, (first id, how many))."""
+    runs: list[tuple[int, tuple[int, int]]] = []
+    for place, expert in enumerate(ids):
+        if runs and expert == runs[-1][1][0] + runs[-1][1][1]:
+            at, (first, count) = runs[-1]
+            runs[-1] = (at, (first, count + 1))
+        else:
+            runs.append((place, (expert, 1)))
+    return runs

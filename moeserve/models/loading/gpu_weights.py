@@ -1,0 +1,105 @@
+"""The weights of a decoder on a GPU, in planes (`moeserve.kernels.planes`); vectors are float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.planes import GgmlType, Planes
+
+
+@dataclass(frozen=True, slots=True)
+class MergedLinear:
+    """One launch: a matrix, or two of different types whose outputs stand side by side."""
+
+    first: Planes
+    second: Planes | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.first.rows + (0 if self.second is None else self.second.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + (0 if self.second is None else self.second.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuExperts:
+    """Some or all experts of a layer, in the order of their ids; or one, which every token passes."""
+
+    gate: Planes  # [experts, width, hidden]
+    up: Planes
+    down: Planes  # [experts, hidden, width]
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAttention:
+    norm: Tensor  # [hidden]
+    qkv: list[MergedLinear]  # the rows of q, k and v, in that order
+    q_norm: Tensor | None  # [head_dim] or [q_width]; None: q is not normalised
+    k_norm: Tensor | None
+    output: MergedLinear
+
+    @property
+    def nbytes(self) -> int:
+        return self.output.nbytes + sum(matrix.nbytes for matrix in self.qkv)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMoe:
+    norm: Tensor  # [hidden]
+    router: MergedLinear
+    experts: GpuExperts | None  # None: none is here
+    # int32 [E]: an expert's place in `experts`, -1 for one that is not there; None: all are, in order.
+    expert_map: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLayer:
+    attention: GpuAttention
+    moe: GpuMoe
+
+    @property
+    def dense_bytes(self) -> int:
+        """Of what every step reads."""
+        return self.attention.nbytes + self.moe.router.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWeights:
+    embedding: Planes | None  # None: x comes from the CPU, which has it and perhaps the first layers
+    layers: list[GpuLayer]  # all, or the last ones
+    output_norm: Tensor
+    output: MergedLinear
+
+
+def plane_tensors(planes: Planes) -> list[Tensor]:
+    """As kernels take them."""
+    return [planes.codes, planes.scales, planes.supers]
+
+
+def has_float_weights(weights: GpuWeights) -> bool:
+    """Of attention or experts. (The router's always are.)"""
+    matrices = [layer.attention.output.first for layer in weights.layers]
+    experts = [layer.moe.experts for layer in weights.layers if layer.moe.experts is not None]
+    matrices += [matrix for e in experts for matrix in (e.gate, e.down)]
+    return not all(m.quantised for m in matrices)
+
+
+def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
+    """What the tensor cores multiply where rows are many. bfloat16 cannot overflow and rounds finer than the int8 of
+    few rows; where there are float16 weights it would lose three of their bits, so they get float16. Triton's
+    interpreter has no bfloat16."""
+    if device.type != "cuda":
+        return torch.float32
+    matrices = [m for layer in weights.layers for m in (layer.moe.router.first, layer.attention.output.first)]
+    matrices += [layer.moe.experts.gate for layer in weights.layers if layer.moe.experts is not None]
+    has_halves = any(m.type == GgmlType.F16 for m in matrices)
+    return torch.float16 if has_halves else torch.bfloat16

@@ -1,0 +1,7 @@
+"""How loading says how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int], None]  # stage, done, in all: bytes, or experts' layers

@@ -1,0 +1,89 @@
+"""The experts that a GPU model leaves in RAM: the rows of each tensor that belong to them, in the CPU pool's panels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.kernels.handoff import CpuExperts
+from moeserve.models.interface import expert_tensors
+from moeserve.models.loading.progress import Progress
+from moeserve.models.source import ModelSource
+
+
+class RamExperts:
+    """The pool's side of the experts that are not on the GPU."""
+
+    def __init__(self, stream: CpuStream, layers: list[CpuExperts | None]) -> None:
+        self.stream = stream
+        self.layers = layers
+
+    def bytes_of(self, used: Tensor) -> int:
+        """used: bool [layers, experts], of experts that are here."""
+        counts = used.sum(dim=1).tolist()
+        return sum(
+            count * sum(m.bytes for m in layer.matrices) // layer.gate.experts
+            for layer, count in zip(self.layers, counts, strict=True)
+            if layer is not None
+        )
+
+    def read(self) -> tuple[float, int]:
+        """One plain read of all their weights: seconds taken, bytes read."""
+        matrices = [m for layer in self.layers if layer is not None for m in layer.matrices]
+        start = time.perf_counter()
+        for matrix in matrices:
+            self.stream.read(matrix)
+        self.stream.wait()
+        return time.perf_counter() - start, sum(m.bytes for m in matrices)
+
+
+def load_ram_experts(
+    stream: CpuStream,
+    source: ModelSource,
+    cpu_ids: Sequence[Sequence[int]],
+    device: torch.device,
+    progress: Progress,
+    first_layer: int = 0,
+) -> RamExperts:
+    """cpu_ids: the experts in RAM of each layer from `first_layer` on, in the order in which they are to lie there.
+    `device`: the GPU's.
+
+    Raises MemoryError without room.
+    """
+    layers: list[CpuExperts | None] = []
+    total = sum(1 for ids in cpu_ids if ids)
+    for index, ids in enumerate(cpu_ids, first_layer):
+        if not ids:
+            layers.append(None)
+            continue
+        names = expert_tensors(index)
+        gate, up, down = (_pack(stream, source, name, ids) for name in names)
+        num_experts = source.tensors[names[0]].shape[0]
+        layers.append(CpuExperts(gate, up, down, expert_map_of(ids, num_experts, device)))
+        progress("packing experts into RAM", sum(layer is not None for layer in layers), total)
+    return RamExperts(stream, layers)
+
+
+def expert_map_of(ids: Sequence[int], num_experts: int, device: torch.device) -> Tensor:
+    """int32 [num_experts]: each expert's place in `ids`, -1 for one that is not there."""
+    expert_map = torch.full((num_experts,), -1, dtype=torch.int32)
+    expert_map[torch.tensor(ids, dtype=torch.long)] = torch.arange(len(ids), dtype=torch.int32)
+    return expert_map.to(device)
+
+
+def _pack(stream: CpuStream, source: ModelSource, name: str, ids: Sequence[int]) -> Matrix:
+    tensor = source.tensors[name]
+    experts, rows, cols = tensor.shape
+    data = source.data(name).reshape(experts, -1)
+    if list(ids) == list(range(ids[0], ids[0] + len(ids))):
+        chosen = data[ids[0] : ids[-1] + 1]
+    else:
+        chosen = np.ascontiguousarray(data[list(ids)])
+    matrix = stream.pack(chosen, int(tensor.type), (len(ids), rows, cols))
+    source.advise_done(name)
+    return matrix

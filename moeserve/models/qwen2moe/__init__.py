@@ -1,0 +1,1 @@
+"""Qwen2-MoE and Qwen1.5-MoE."""

@@ -1,0 +1,49 @@
+"""The architectures that are served: the only place that lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moeserve.models.errors import ModelError
+from moeserve.models.huggingface.mapping import check_settings
+from moeserve.models.interface import ModelFamily, ModelShape
+from moeserve.models.qwen2moe.family import FAMILY as QWEN2_MOE
+from moeserve.models.qwen3moe.family import FAMILY as QWEN3_MOE
+from moeserve.models.shape_reader import check_tensors
+from moeserve.models.source import ModelSource
+
+FAMILIES: dict[str, ModelFamily] = {family.architecture: family for family in (QWEN3_MOE, QWEN2_MOE)}
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """The model's shape, read from its metadata. Raises ModelError, also for an architecture that is not served."""
+    family = FAMILIES.get(source.architecture)
+    if family is None:
+        raise ModelError(
+            source.path,
+            f"architecture {source.architecture!r} is not supported; supported are {', '.join(FAMILIES)}",
+        )
+    return family.read_shape(source)
+
+
+def read_checked_shape(source: ModelSource) -> ModelShape:
+    """The same, when every tensor has the shape that follows from it. Raises ModelError."""
+    shape = read_shape(source)
+    check_tensors(shape, source)
+    return shape
+
+
+def family_of_config(path: Path, config: Mapping[str, Any]) -> ModelFamily:
+    """The family that a config.json in Hugging Face's layout is of. Raises ModelError for one that is not served, for a
+    quantised checkpoint, and for settings that would be computed wrongly."""
+    families = {f.hugging_face.model_type: f for f in FAMILIES.values() if f.hugging_face is not None}
+    model_type = config.get("model_type")
+    family = families.get(model_type) if isinstance(model_type, str) else None
+    if family is None or family.hugging_face is None:
+        raise ModelError(
+            path, f"model_type {model_type!r} is not supported; supported are {', '.join(families)}"
+        )
+    check_settings(path, config, family.hugging_face)
+    return family

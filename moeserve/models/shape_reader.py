@@ -1,0 +1,148 @@
+"""What families share in reading a `ModelShape`: the metadata keys that mean the same in every architecture.
+
+Keys as llama.cpp's converter writes them; each is prefixed with the architecture's name. Every number has a range, since
+buffers are allocated by it.
+"""
+
+from __future__ import annotations
+
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import TensorInfo
+from moeserve.models.gguf import names as n
+from moeserve.models.gguf.quant_types import UNQUANTISED
+from moeserve.models.interface import LayerShape, ModelShape, RopeScaling, model_tensors
+from moeserve.models.source import ModelSource
+
+MAX_TOP_K = 128  # choosing experts is quadratic in it; today's models have at most 16
+
+
+class ShapeReader:
+    """Reads one model's metadata. Every method raises ModelError for a key that is missing or out of range."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        self._metadata = source.metadata
+
+    def int(self, suffix: str, low: int, high: int, default: int | None = None) -> int:
+        """The integer under `<architecture>.<suffix>`."""
+        return self._metadata.require_int(self._key(suffix), low, high, default)
+
+    def float(self, suffix: str, low: float, high: float, default: float | None = None) -> float:
+        return self._metadata.require_float(self._key(suffix), low, high, default)
+
+    def only(self, suffix: str, value: int) -> None:
+        """The key may be missing or repeat what is known: another value is a variant that would be computed wrongly."""
+        self.int(suffix, value, value, default=value)
+
+    def error(self, suffix: str, problem: str) -> ModelError:
+        return self._metadata.error(self._key(suffix), problem)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.int("embedding_length", 1, 1 << 16)
+
+    @property
+    def num_layers(self) -> int:
+        return self.int("block_count", 1, 1024)
+
+    def heads(self) -> tuple[int, int, int]:
+        """Heads of q, heads of k and v, and their width, which rotary positions turn whole."""
+        num_heads = self.int("attention.head_count", 1, 1024)
+        num_kv_heads = self.int("attention.head_count_kv", 1, num_heads, default=num_heads)
+        head_dim = self.int("attention.key_length", 2, 1024, default=self.hidden_size // num_heads)
+        if num_heads % num_kv_heads:
+            raise self.error(
+                "attention.head_count_kv", f"is {num_kv_heads}; it must divide the {num_heads} heads"
+            )
+        if head_dim % 2:
+            raise self.error("attention.key_length", f"is {head_dim}; RoPE needs an even number")
+        for suffix in ("attention.value_length", "rope.dimension_count"):
+            self.only(suffix, head_dim)
+        return num_heads, num_kv_heads, head_dim
+
+    def experts(self) -> tuple[int, int, int]:
+        """Experts of a layer, those of a token, and the width of one."""
+        num_experts = self.int("expert_count", 1, 4096)
+        top_k = self.int("expert_used_count", 1, min(num_experts, MAX_TOP_K))
+        return num_experts, top_k, self.int("expert_feed_forward_length", 1, 1 << 16)
+
+    def model(self, layers: tuple[LayerShape, ...]) -> ModelShape:
+        """The shape of a decoder of these layers."""
+        context_length = self.int("context_length", 1, 1 << 24)
+        vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
+        self.only("vocab_size", vocab_size)
+        return ModelShape(
+            architecture=self._source.architecture,
+            hidden_size=self.hidden_size,
+            layers=layers,
+            rms_eps=self.float("attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
+            rope_theta=self.float("rope.freq_base", 2.0, 1e12),
+            rope_scaling=self._rope_scaling(context_length),
+            context_length=context_length,
+            vocab_size=vocab_size,
+            tied_embeddings=n.OUTPUT not in self._source.tensors,
+        )
+
+    def _rope_scaling(self, context_length: int) -> RopeScaling:
+        factor = self.float("rope.scaling.factor", 0.0, 1024.0, default=1.0) or 1.0
+        # A factor without a type is linear scaling: the meaning that files had before the type existed.
+        kind = self._metadata.require_str(
+            self._key("rope.scaling.type"), default="none" if factor == 1.0 else "linear"
+        )
+        if kind not in ("none", "linear", "yarn"):
+            raise self.error(
+                "rope.scaling.type", f"is {kind!r}, which is not supported; supported are none, linear, yarn"
+            )
+        if kind == "none":
+            return RopeScaling()
+        if factor < 1.0:
+            raise self.error("rope.scaling.factor", f"is {factor}; 1.0 or more is supported")
+        if kind == "linear":
+            return RopeScaling("linear", factor)
+        self.float("rope.scaling.yarn_ext_factor", 1.0, 1.0, default=1.0)
+        beta_slow = self.float("rope.scaling.yarn_beta_slow", 1e-3, 1e6, default=1.0)
+        original = self.int("rope.scaling.original_context_length", 1, 1 << 24, default=context_length)
+        attn_factor = self.float("rope.scaling.attn_factor", 1e-3, 1e3, default=1.0)
+        return RopeScaling(
+            type="yarn",
+            factor=factor,
+            original_context_length=original,
+            attn_factor=self.float("rope.scaling.yarn_attn_factor", 1e-3, 1e3, default=attn_factor),
+            beta_fast=self.float("rope.scaling.yarn_beta_fast", beta_slow, 1e6, default=32.0),
+            beta_slow=beta_slow,
+        )
+
+    def _key(self, suffix: str) -> str:
+        return f"{self._source.architecture}.{suffix}"
+
+
+def check_tensors(shape: ModelShape, source: ModelSource) -> None:
+    """Every tensor is there with exactly the expected shape, and no other. Raises ModelError."""
+    expected = model_tensors(shape)
+    for name, dimensions in expected.items():
+        tensor = source.tensors.get(name)
+        if tensor is None:
+            raise ModelError(
+                source.path,
+                f"tensor {name!r} is missing; the file is incomplete, download or convert it again",
+            )
+        _check_tensor(source, tensor, dimensions)
+    for name in source.tensors:
+        if name not in expected:  # a bias left out, say, would quietly change every answer
+            raise ModelError(
+                source.path, f"tensor {name!r} has no place in architecture {shape.architecture!r}"
+            )
+
+
+def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
+    if tensor.shape != dimensions:
+        raise ModelError(
+            source.path,
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)} (outermost dimension first), "
+            f"{list(dimensions)} is expected from the metadata; convert the model again",
+        )
+    if len(dimensions) == 1 and tensor.type not in UNQUANTISED:
+        raise ModelError(
+            source.path,
+            f"tensor {tensor.name!r} is of type {tensor.type.name}; norms and biases are expected as F32, F16 or BF16",
+        )

@@ -1,0 +1,136 @@
+"""The buffers of a step, as data: engines allocate them, placement and plan count them. No torch.
+
+A buffer's shape follows from the model's and from the rows of the largest step; whoever allocates decides where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from moeserve.models.interface import ModelShape
+
+# "activations" has the width of what tensor cores multiply, "products" of what they leave: see `GpuFloats`.
+Dtype = Literal["float32", "float16", "int32", "int8", "uint8"]
+BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
+GpuFloat = Literal["float32", "float16", "bfloat16"]
+
+CPU_LOGIT_ROWS = 64  # rows of logits that the CPU computes at a time: 39 MB at a vocabulary of 151,936
+GPU_LOGIT_ROWS = 256  # 156 MB
+ALIGNMENT = 256  # bytes, of every buffer in a GPU's arena
+
+# Up to so many rows products on a GPU take int8 activations (kernels/linear), and experts every route by itself
+# (kernels/experts).
+SMALL_BATCH_ROWS = 16
+# Steps of up to so many rows keep what is between two products in float32: it costs them nothing. Larger ones round it,
+# but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
+# where llama.cpp is at 3.6e-5).
+FLOAT32_ROWS = 64
+INT8_GROUP = 32  # columns that share a scale of int8 activations
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * BYTES[self.dtype]
+
+
+def step_sizes(max_tokens: int) -> list[int]:
+    """What a step's rows are rounded up to on a GPU: powers of two. Rows beyond a step's own are skipped by every kernel,
+    so that the roundness costs little; each size is compiled for and recorded once."""
+    sizes = [1]
+    while sizes[-1] < max_tokens:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def gpu_step_buffers(
+    model: ModelShape, rows: int, floats: GpuFloat, *, float_weights: bool
+) -> tuple[Buffer, ...]:
+    """Of a GPU's step of up to `rows` rows. floats: what the tensor cores multiply. float_weights: attention or experts
+    are not quantised."""
+    wide = "float32" if rows <= FLOAT32_ROWS or float_weights else floats
+    small = rows <= SMALL_BATCH_ROWS
+    acts = "float32" if small else floats
+    hidden, top_k = model.hidden_size, model.top_k
+    routes = top_k + (1 if model.shared_width else 0)  # a shared expert is one more route of every token
+    buffers = [
+        Buffer("x", (rows, hidden)),  # the residual stream
+        *_activations("y", rows, hidden, acts, quantised=small),  # its norm
+        # q, k and v
+        Buffer("projected", (rows * (model.q_width + 2 * model.kv_width),), wide),
+        Buffer("q", (rows, model.q_width), "float16"),
+        *_activations("attended", rows, model.q_width, acts, quantised=small),
+        Buffer("output", (rows, 1, hidden), wide),  # of the attention block
+        Buffer("router_logits", (rows, model.num_experts)),
+        Buffer("expert_ids", (rows, routes), "int32"),
+        Buffer("local_expert_ids", (rows, routes), "int32"),  # ids' places among the GPU's experts
+        Buffer("streamed_expert_ids", (rows, top_k), "int32"),  # among those streamed to it
+        Buffer("route_weights", (rows, routes)),
+        *_activations("h", rows * top_k, model.expert_width, acts, quantised=small),
+        # Of the experts here: a token's sum, or for many tokens a part for every route.
+        Buffer("parts", (rows, 1 if small else routes, hidden), wide),
+        Buffer("pool_sum", (rows, hidden)),  # what the experts in RAM add
+    ]
+    if not small:
+        # y in float32. Of all products the router's is where rounding tells most: it moves a token to another expert
+        # (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).
+        buffers.append(Buffer("router_input", (rows, hidden)))
+    if model.shared_width:
+        buffers += _activations("shared_h", rows, model.shared_width, acts, quantised=small)
+    return tuple(buffers)
+
+
+def _activations(name: str, rows: int, cols: int, dtype: str, *, quantised: bool) -> list[Buffer]:
+    buffers = [Buffer(name, (rows, cols), dtype)]
+    if quantised:
+        buffers.append(Buffer(f"{name}_codes", (rows, cols), "int8"))
+        buffers.append(Buffer(f"{name}_scales", (rows, cols // INT8_GROUP)))
+    return buffers
+
+
+def arena_bytes(buffers: Iterable[Buffer]) -> int:
+    """Bytes of a region that holds them one after another, each aligned."""
+    return sum(-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for buffer in buffers)
+
+
+def gpu_arena_bytes(model: ModelShape, max_tokens: int, floats: GpuFloat, *, float_weights: bool) -> int:
+    """Of the steps of all sizes up to `max_tokens` rows, which lie over one another."""
+    return max(
+        arena_bytes(gpu_step_buffers(model, size, floats, float_weights=float_weights))
+        for size in step_sizes(max_tokens)
+    )
+
+
+def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
+    """Of a CPU's step of up to `rows` rows, without logits. Activations are held as floats and as int8, whatever weights
+    ask for, but for `h`, which has the forms that the experts' weights read: at most both."""
+    hidden = model.hidden_size
+    shared = [_pair("shared_h", rows, model.shared_width)] if model.shared_width else []
+    return (
+        Buffer("x", (rows, hidden)),
+        *_pair("y", rows, hidden),
+        Buffer("q", (rows, model.q_width)),
+        Buffer("k", (rows, model.kv_width)),
+        Buffer("v", (rows, model.kv_width)),
+        *_pair("attended", rows, model.q_width),
+        Buffer("router_logits", (rows, model.num_experts)),
+        Buffer("h_codes", (rows * model.top_k, int8_row_bytes(model.expert_width)), "uint8"),
+        *(buffer for pair in shared for buffer in pair),
+    )
+
+
+def _pair(name: str, rows: int, cols: int) -> tuple[Buffer, Buffer]:
+    return Buffer(name, (rows, cols)), Buffer(f"{name}_codes", (rows, int8_row_bytes(cols)), "uint8")
+
+
+def int8_row_bytes(cols: int) -> int:
+    """A row of int8 activations on the CPU, with a scale and two sums for each group: kernels/csrc/kernels.h."""
+    return cols + cols // INT8_GROUP * 16

@@ -1,0 +1,58 @@
+"""What an engine takes beside weights, KV and streamed experts: counted from the same data by which it allocates."""
+
+from __future__ import annotations
+
+from moeserve.config import ServerConfig
+from moeserve.models.interface import ModelShape
+from moeserve.models.step_buffers import (
+    CPU_LOGIT_ROWS,
+    GPU_LOGIT_ROWS,
+    GpuFloat,
+    cpu_step_buffers,
+    gpu_arena_bytes,
+    step_sizes,
+)
+
+# Recorded graphs, the kernels' code, the allocator's rounding. Measured: docs/results.
+GPU_OVERHEAD_BYTES = 640 << 20
+
+
+def gpu_reserved_bytes(
+    config: ServerConfig,
+    shape: ModelShape,
+    max_tokens: int,
+    *,
+    float_weights: bool,
+    floats: GpuFloat = "bfloat16",
+    overhead: int = GPU_OVERHEAD_BYTES,
+) -> int:
+    """Of a GPU engine whose largest step has `max_tokens` rows: the steps' buffers, logits, tables of slots and angles,
+    the sampler, and CUDA's own `overhead`. floats: what tensor cores multiply."""
+    length = config.max_model_len or shape.context_length
+    head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
+    logits = 4 * head_rows * shape.vocab_size
+    slot_table = 4 * (config.max_num_seqs + 1) * length
+    angles = 4 * length * shape.head_dim
+    return (
+        gpu_arena_bytes(shape, max_tokens, floats, float_weights=float_weights)
+        + logits
+        + slot_table
+        + angles
+        + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
+        + overhead
+    )
+
+
+def gpu_sampler_bytes(max_num_seqs: int, vocab: int, rows: int) -> int:
+    """The requests' history, and three rows of floats or ids for each row of logits."""
+    return 4 * vocab * (max_num_seqs + 3 * rows)
+
+
+def cpu_workspace_bytes(shape: ModelShape, rows: int) -> int:
+    """RAM of the CPU's step of up to `rows` rows, without logits."""
+    return sum(buffer.nbytes for buffer in cpu_step_buffers(shape, rows))
+
+
+def cpu_logits_bytes(shape: ModelShape, max_num_seqs: int) -> int:
+    """Of as many rows as are ever sampled together: pages come with their first use."""
+    return 4 * min(max_num_seqs, CPU_LOGIT_ROWS) * shape.vocab_size

@@ -1,0 +1,103 @@
+"""The whole model on the C++ pool."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
+from moeserve.messages.schema import NewSeq, TokenLogprob
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.workspace import CpuBatch
+from moeserve.models.observer import LayerObserver
+from moeserve.models.step_buffers import CPU_LOGIT_ROWS
+from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.sampler import SamplerState
+from moeserve.worker.sequences import Int32s, Layout, PromptSpan, Sequences
+
+
+def cpu_batch(
+    plan: AttentionPlan, layout: Layout, sequences: Sequences, model: CpuDecoder, stream: CpuStream
+) -> CpuBatch:
+    """A step's rows for the CPU. Fills `plan`, which lasts until the next call; the rows' KV slots are remembered."""
+    sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
+    build_attention_plan(
+        plan,
+        layout.offset,
+        layout.count,
+        layout.start,
+        layout.req_slot,
+        sequences.kv_slots,
+        model.attention_heads,
+        stream.threads,
+    )
+    return CpuBatch(
+        n=layout.n,
+        token_ids=torch.from_numpy(sequences.tokens[layout.sequence, layout.position]),
+        positions=torch.from_numpy(layout.position.astype(np.int64)),
+        kv_slots=torch.from_numpy(layout.kv_slots.copy()),
+        plan=plan,
+    )
+
+
+class CpuEngine:
+    """See `Engine`. A row's numbers depend neither on the other rows nor on chunks or threads."""
+
+    logit_rows = CPU_LOGIT_ROWS
+    counts_every_step = True
+
+    def __init__(self, stream: CpuStream, model: CpuDecoder, sampler: SamplerState) -> None:
+        self._stream = stream
+        self._model = model
+        self._sampler = sampler
+        self._plan = AttentionPlan()
+        self._last_logits: Tensor | None = None
+
+    @property
+    def description(self) -> str:
+        nodes = f" on {self._stream.nodes} memory nodes" if self._stream.nodes > 1 else ""
+        return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes})"
+
+    def bind(self, seq: NewSeq, tokens: Int32s) -> None:
+        prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
+        self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
+
+    def forward(
+        self, layout: Layout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
+    ) -> None:
+        self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream), observer)
+        self._stream.wait()
+
+    def score(self, span: PromptSpan) -> list[TokenLogprob]:
+        return self._sampler.prompt_logprobs(self._logits(span.places), span.targets, span.top_n)
+
+    def logits(self, layout: Layout, first: int) -> Tensor:
+        self._last_logits = self._logits(layout.sampled_rows[first : first + self.logit_rows])
+        return self._last_logits
+
+    def sample(self, slots: Int32s, masks: TokenMasks | None) -> tuple[Int32s, list[TokenLogprob | None]]:
+        assert self._last_logits is not None
+        return self._sampler.sample(self._last_logits, slots, masks)
+
+    def finish(self) -> None:
+        """`forward` and `logits` have waited."""
+
+    def expert_counts(self) -> ExpertCounts:
+        tokens = self._model.expert_token_counts[:, 0].numpy()
+        return ExpertCounts(tokens, np.zeros(tokens.shape, np.uint8))
+
+    def weight_counters(self) -> object:
+        return self._model.weight_bytes_read()
+
+    def weight_bytes_since(self, counters: object) -> int:
+        assert isinstance(counters, int)
+        return self._model.weight_bytes_read() - counters
+
+    def read_weights(self) -> tuple[float, int]:
+        return self._model.read_experts()
+
+    def _logits(self, rows: Int32s) -> Tensor:
+        logits = self._model.logits(torch.from_numpy(rows))
+        self._stream.wait()
+        return logits

@@ -1,0 +1,88 @@
+"""What a device supplies to the one runner (`worker/runner.py`): forward, logits, sampling and what it has counted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from moeserve.messages.schema import NewSeq, TokenLogprob
+from moeserve.models.observer import LayerObserver
+from moeserve.worker.sequences import Int32s, Layout, PromptSpan, Sequences
+
+# Bit masks of allowed tokens (int32 [any, words]), and each row's index into them (int32 [rows], -1: any token).
+TokenMasks = tuple[Int32s, Int32s]
+
+
+class ExpertCounts(NamedTuple):
+    """Of all layers, those of every device together."""
+
+    tokens: npt.NDArray[np.int64]  # [layers, experts]: routed to each expert since the start
+    on_gpu: npt.NDArray[np.uint8]  # [layers, experts]: 1 for an expert in GPU memory
+
+
+class Engine(Protocol):
+    """Owns the model, its KV cache and the sampler's state. Calls come from one thread, a step's in this order: `bind` of
+    its new requests, `forward`, `score`, then `logits` and `sample` for each group of sampled rows, `finish`."""
+
+    @property
+    def logit_rows(self) -> int:
+        """The most rows that one call of `logits` or `score` takes."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """The device in words, for the log and `/health`."""
+        ...
+
+    def bind(self, seq: NewSeq, tokens: Int32s) -> None:
+        """A request takes its slot, whatever the slot held. tokens: all known ones, prompt first."""
+        ...
+
+    def forward(
+        self, layout: Layout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
+    ) -> None:
+        """Computes, or launches, all layers for the step's rows. has_new: requests were bound for this step, whose rows
+        may read the KV of others of the step."""
+        ...
+
+    def score(self, span: PromptSpan) -> list[TokenLogprob]:
+        """How likely the step's rows found these prompt tokens."""
+        ...
+
+    def logits(self, layout: Layout, first: int) -> Tensor:
+        """float32 [m, vocab] of the sampled rows from `first` on, at most `logit_rows`; valid until the next call."""
+        ...
+
+    def sample(self, slots: Int32s, masks: TokenMasks | None) -> tuple[Int32s, list[TokenLogprob | None]]:
+        """A token for each row of the last `logits`, whose requests are these; waits for it. A token below 0 says that
+        the row has none: its request cannot go on."""
+        ...
+
+    def finish(self) -> None:
+        """Waits for all of the step. Raises where the device failed."""
+        ...
+
+    def expert_counts(self) -> ExpertCounts:
+        """Between two steps."""
+        ...
+
+    @property
+    def counts_every_step(self) -> bool:
+        """`weight_bytes_since` is right for any number of steps; else for one."""
+        ...
+
+    def weight_counters(self) -> object:
+        """The state of the counters, for `weight_bytes_since`."""
+        ...
+
+    def weight_bytes_since(self, counters: object) -> int:
+        """Bytes of weights that had to be read since then, from the slower memory in use: each distinct expert once a
+        step."""
+        ...
+
+    def read_weights(self) -> tuple[float, int]:
+        """That memory's speed: seconds taken and bytes read by one plain read of the experts there."""
+        ...

@@ -1,0 +1,273 @@
+"""The model on a GPU, decode steps recorded as CUDA graphs, with the pool beside it for what lies in RAM.
+
+The host does little in a step: it fills one pinned buffer, starts one graph (embedding to logits), then queues the
+sampling behind it while the GPU works, and waits once, for the tokens. Where the first layers are the CPU's
+(`cpu_stage.py`), it waits for them before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.kernels.attention.cuda import prefill_tiles
+from moeserve.messages.schema import NewSeq, TokenLogprob
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.loading.ram_experts import RamExperts
+from moeserve.models.observer import LayerObserver
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.worker.engines.copy_rate import read_by_copying
+from moeserve.worker.engines.cpu_stage import CpuStage
+from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches
+from moeserve.worker.engines.step_completion import StepCompletion
+from moeserve.worker.engines.step_inputs import StepInputs
+from moeserve.worker.engines.streaming import Streaming
+from moeserve.worker.gpu_sampler import GpuSampler
+from moeserve.worker.sequences import Int32s, Layout, PromptSpan, Sequences
+
+
+class _Rows(NamedTuple):
+    """Rows of logits on the device, padded to a size of the head."""
+
+    logits: Tensor  # float32 [size, vocab]
+    slots: Tensor  # int32 [size]: request slots
+    count: Tensor  # int32 [1]
+
+
+class _WeightCounters(NamedTuple):
+    expert_token_counts: Tensor
+    cpu_stage: int  # bytes
+
+
+class GpuEngine:
+    """See `Engine`."""
+
+    counts_every_step = False
+
+    def __init__(
+        self,
+        model: GpuDecoder,
+        slot_table: Tensor,
+        max_num_seqs: int,
+        description: str,
+        ram_experts: RamExperts | None = None,
+        cpu_stage: CpuStage | None = None,
+    ) -> None:
+        """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's.
+        ram_experts: the model's, where there are any. cpu_stage: the layers before the model's, if it has no
+        embedding."""
+        self._model = model
+        self._description = description
+        self._max_num_seqs = max_num_seqs
+        self._slot_table = slot_table
+        self._ram_experts = ram_experts
+        self._cpu_stage = cpu_stage
+        self.logit_rows = model.head_sizes[-1]
+        self._done = StepCompletion(model.device, self.logit_rows, yields=ram_experts is not None)
+        self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
+        self._inputs = {
+            size: StepInputs(size, min(size, self.logit_rows), max_num_seqs, model.device)
+            for size in model.sizes
+        }
+        # By size: recorded steps of rows that are independent of one another, and of small batches of which some rows
+        # are of one prompt.
+        self._decode: dict[int, Launches] = {}
+        self._small: dict[int, Launches] = {}
+        self._recorded_logits: dict[int, Tensor] = {}  # by size: where a recorded step leaves its logits
+        self.streaming = Streaming()  # which part of the RAM experts a step with a prompt streams: none
+        # Of the step under way.
+        self._step = self._inputs[model.sizes[0]]
+        self._has_logits = False
+        self._rows: _Rows | None = None
+        self._is_waited_for = False
+
+    @property
+    def description(self) -> str:
+        return self._description
+
+    def stream_by(self, streaming: Streaming, described: str) -> None:
+        """Which part of the RAM experts steps with prompts stream; the engine's description then says so."""
+        self.streaming = streaming
+        self._description = f"{self._description.removesuffix(')')}, {described})"
+
+    def record(self) -> None:
+        """Compiles and records the decode steps of all sizes up to max_num_seqs. Before the first step."""
+        recorder = CudaGraphRecorder(self._model.device)
+        most = _rounded(self._max_num_seqs, self._model.sizes)
+        for size in reversed([size for size in self._model.head_sizes if size <= most]):
+            for recorded, independent in ((self._decode, True), (self._small, False)):
+                if independent or 1 < size <= SMALL_BATCH_ROWS:
+                    launches = partial(self._decode_step, size, independent)
+                    recorded[size] = recorder.record(launches, self._model.begin)
+
+    def bind(self, seq: NewSeq, tokens: Int32s) -> None:
+        if seq.prefix_slots:
+            prefix = torch.frombuffer(bytearray(seq.prefix_slots), dtype=torch.int32)
+            self._slot_table[seq.req_slot, : len(prefix)].copy_(prefix)
+        prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
+        self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
+
+    def forward(
+        self, layout: Layout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
+    ) -> None:
+        """Launches the step, with the head where it is a recorded one. A step that is observed never is."""
+        self._step = inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
+        self._is_waited_for = False
+        inputs.fill(layout, sequences)
+        if self._cpu_stage is not None:
+            self._cpu_stage.compute(layout, sequences, observer)
+        # A request that is new may read the KV of rows of this very step, beside its own.
+        independent = layout.n == 1 or (layout.n == len(layout.count) and not has_new)
+        each_alone = layout.n <= SMALL_BATCH_ROWS or layout.n == len(layout.count)
+        graphs = self._decode if independent else self._small
+        recorded = graphs.get(inputs.size) if each_alone and observer is None else None
+        self._has_logits = recorded is not None
+        if recorded is not None:
+            self._model.begin()
+            recorded()
+            return
+        inputs.copy()
+        num_decode = layout.n if each_alone else _leading_ones(layout.count)
+        tiles = None if each_alone else self._tiles(layout, num_decode)
+        streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
+        batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent)
+        self._model.begin(batch)
+        self._model.forward(batch, observer)
+
+    def score(self, span: PromptSpan) -> list[TokenLogprob]:
+        """Prompt logprobs reuse the logits buffer, so a recorded step's logits are no longer valid."""
+        self._has_logits = False
+        n, device = len(span.places), self._model.device
+        padded = _rounded(n, self._model.head_sizes)
+        places, targets = (_padded(ids, padded).to(device) for ids in (span.places, span.targets))
+        count = torch.tensor([n], dtype=torch.int32, device=device)
+        scores = self._sampler.score(self._model.logits(self._step.size, places, count), targets, count)
+        return [entry for entry in scores.read([span.top_n] * n) if entry is not None]
+
+    def logits(self, layout: Layout, first: int) -> Tensor:
+        n = min(len(layout.sampled_rows) - first, self.logit_rows)
+        size = self._step.size if self._has_logits else _rounded(n, self._model.head_sizes)
+        rows, slots, count = self._step.head(first // self.logit_rows, size)
+        if self._has_logits:
+            logits = self._recorded_logits[size]
+        else:
+            logits = self._model.logits(self._step.size, rows, count)
+        self._rows = _Rows(logits, slots, count)
+        return logits[:n]
+
+    def sample(self, slots: Int32s, masks: TokenMasks | None) -> tuple[Int32s, list[TokenLogprob | None]]:
+        assert self._rows is not None
+        logits, device_slots, count = self._rows
+        chosen = self._sampler.sample(logits, slots, device_slots, count, masks)
+        wanted = self._sampler.wanted_logprobs(slots)
+        has_wanted = any(top is not None for top in wanted)
+        scores = self._sampler.score(logits, chosen, count) if has_wanted else None
+        tokens = self._done.read(chosen[: len(slots)])
+        self._is_waited_for = True
+        return tokens, [None] * len(slots) if scores is None else scores.read(wanted)
+
+    def finish(self) -> None:
+        if not self._is_waited_for:
+            self._done.wait()
+        self._model.check()
+
+    def dummy_prompt(self, n: int, streamed: float) -> Callable[[], None]:
+        """What runs a step of a prompt of n random tokens that belongs to nobody, with this part of the RAM experts
+        streamed, and waits for it. For timing, before the first request."""
+        inputs = self._inputs[_rounded(n, self._model.sizes)]
+        inputs.fill_dummy(n, self._model.shape.vocab_size)
+        if self._cpu_stage is not None:
+            self._cpu_stage.fill_dummy(n)
+        one = np.array([n, 0], np.int32)
+        batch = inputs.batch(
+            0, self._tiles_of(one[1:], one[:1], one[1:], one[1:] + self._max_num_seqs), streamed
+        )
+
+        def run() -> None:
+            inputs.copy()
+            self._model.begin(batch)
+            self._model.forward(batch)
+            self._done.wait()
+            self._model.check()
+
+        return run
+
+    @property
+    def max_step_rows(self) -> int:
+        """The most rows of a step."""
+        return self._model.sizes[-1]
+
+    def expert_counts(self) -> ExpertCounts:
+        tokens = self._model.expert_token_counts.cpu().numpy()
+        on_gpu = self._model.on_gpu.numpy().astype(np.uint8)
+        if self._cpu_stage is not None:
+            of_stage = self._cpu_stage.expert_token_counts
+            tokens = np.concatenate([of_stage, tokens])
+            on_gpu = np.concatenate([np.zeros_like(of_stage, np.uint8), on_gpu])
+        return ExpertCounts(tokens, on_gpu)
+
+    def weight_counters(self) -> object:
+        stage = 0 if self._cpu_stage is None else self._cpu_stage.weight_bytes_read()
+        return _WeightCounters(self._model.expert_token_counts.clone(), stage)
+
+    def weight_bytes_since(self, counters: object) -> int:
+        """From RAM where experts are there, else from the GPU's memory."""
+        assert isinstance(counters, _WeightCounters)
+        used = (self._model.expert_token_counts != counters.expert_token_counts).cpu()
+        if not self._reads_ram:
+            return self._model.weight_bytes(used)
+        of_stage = 0 if self._cpu_stage is None else self._cpu_stage.weight_bytes_read() - counters.cpu_stage
+        experts = self._ram_experts
+        return of_stage + (0 if experts is None else experts.bytes_of(used & ~self._model.on_gpu))
+
+    def read_weights(self) -> tuple[float, int]:
+        """Of all experts in RAM; where there are none, a copy within the GPU's memory."""
+        if not self._reads_ram:
+            return read_by_copying(self._model.device)
+        reads = [part.read() for part in (self._cpu_stage, self._ram_experts) if part is not None]
+        return sum(seconds for seconds, _ in reads), sum(nbytes for _, nbytes in reads)
+
+    @property
+    def _reads_ram(self) -> bool:
+        has_layers = self._cpu_stage is not None and self._cpu_stage.num_layers > 0
+        return has_layers or self._ram_experts is not None
+
+    def _decode_step(self, size: int, independent: bool) -> None:
+        """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
+        inputs = self._inputs[size]
+        inputs.copy()
+        self._model.forward(inputs.batch(size, None, 0.0, rows_independent=independent))
+        rows, _, count = inputs.head(0, size)
+        self._recorded_logits[size] = self._model.logits(size, rows, count)
+
+    def _tiles(self, layout: Layout, num_decode: int) -> Tensor:
+        """Of the chunks behind the first `num_decode` rows."""
+        chunks = slice(num_decode, None)
+        fields = (layout.offset, layout.count, layout.start, layout.req_slot)
+        return self._tiles_of(*(field[chunks] for field in fields))
+
+    def _tiles_of(self, offset: Int32s, count: Int32s, start: Int32s, req_slot: Int32s) -> Tensor:
+        heads = self._model.shape.layers[0].attention
+        tiles = prefill_tiles(offset, count, start, req_slot, heads.num_heads, heads.num_kv_heads)
+        return torch.from_numpy(tiles).to(self._model.device)
+
+
+def _rounded(n: int, sizes: list[int]) -> int:
+    return next(size for size in sizes if size >= n)
+
+
+def _leading_ones(counts: Int32s) -> int:
+    longer = np.flatnonzero(counts > 1)
+    return int(longer[0]) if len(longer) else len(counts)
+
+
+def _padded(ids: Int32s, size: int) -> Tensor:
+    out = torch.zeros(size, dtype=torch.int32)
+    out[: len(ids)] = torch.from_numpy(np.ascontiguousarray(ids))
+    return out

@@ -1,0 +1,34 @@
+"""CUDA graphs: a step's launches recorded once and started with one call, where they would cost more than they take.
+
+A graph holds addresses, so what it reads and writes must stay where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Launches = Callable[[], None]
+
+
+class CudaGraphRecorder:
+    """Records launches on one device; the graphs share their memory, as they run one after another. Elsewhere than on a
+    GPU (Triton's interpreter, in tests) there are no graphs, and launches stay as they are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_gpu = device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if self._is_gpu else None
+
+    def record(self, launches: Launches, before: Launches) -> Launches:
+        """Runs `before` and `launches` once, which compiles their kernels, and gives what runs the launches again from
+        the current stream. `before` is no part of that: what the host does for each run."""
+        before()
+        launches()
+        if not self._is_gpu:
+            return launches
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            launches()
+        return graph.replay

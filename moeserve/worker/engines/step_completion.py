@@ -1,0 +1,33 @@
+"""How the host waits for a step on the GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class StepCompletion:
+    """Waits for what was launched on the current stream, and brings sampled tokens over.
+
+    CUDA waits by spinning on a core. Where the CPU pool computes experts at the same time, that core is one of its own,
+    so there (`yields`) the thread sleeps until the GPU's interrupt.
+    """
+
+    def __init__(self, device: torch.device, head_rows: int, *, yields: bool) -> None:
+        self._is_gpu = device.type == "cuda"
+        self._tokens = torch.empty(head_rows, dtype=torch.int32, pin_memory=self._is_gpu)
+        self._event = torch.cuda.Event(blocking=yields) if self._is_gpu else None
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.record()
+            self._event.synchronize()
+
+    def read(self, tokens: Tensor) -> NDArray[np.int32]:
+        """Up to head_rows of them. The array is the caller's."""
+        here = self._tokens[: len(tokens)]
+        here.copy_(tokens, non_blocking=True)
+        self.wait()
+        return here.numpy().copy()
