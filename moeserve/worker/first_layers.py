@@ -48,6 +48,10 @@ class FirstLayers:
         x = self._model.x[:n].numpy()
         np.random.default_rng(0).standard_normal(dtype=np.float32, out=x)
 
+    def forget(self, kv_slots: list[int]) -> None:
+        """As `Qwen3Moe.forget`."""
+        self._model.forget(kv_slots)
+
     @property
     def heat(self) -> npt.NDArray[np.int64]:
         """[layers, experts]: tokens routed to each expert since the start."""

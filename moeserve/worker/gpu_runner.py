@@ -157,6 +157,18 @@ class GpuRunner:
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
+    def rehearse(self, plan: StepPlan) -> StepResult:
+        """`step` before the first request, in slots that nobody has yet: no KV, no count and no dump stays of it."""
+        dump, self._dump = self._dump, None
+        result = self.step(plan)
+        self._dump = dump
+        kv_slots = Layout(plan.rows).kv_slots.tolist()
+        self._model.forget(kv_slots)
+        if self._first_layers is not None:
+            self._first_layers.forget(kv_slots)
+        self._slot_table[[row.req_slot for row in plan.rows]] = 0
+        return result
+
     def expert_use(self) -> ExpertUse:
         tokens = self._model.heat.cpu().numpy()
         on_gpu = self._model.on_gpu.numpy().astype(np.uint8)

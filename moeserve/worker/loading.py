@@ -27,6 +27,7 @@ from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, KvRoom, allocate, plan
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
 from moeserve.worker.runner import Runner
+from moeserve.worker.self_test import check_logits
 from moeserve.worker.step_dump import open_dump
 
 if TYPE_CHECKING:
@@ -44,8 +45,14 @@ def load_runner(config: ServerConfig, on_progress: Progress) -> Runner | GpuRunn
     needs.
 
     Raises ModelError for a bad file, ConfigError where the memory does not suffice, the CPU lacks `config.isa`, or
-    there is no such device.
+    there is no such device. The model has been tried then (`self_test.py`).
     """
+    runner = _load_on_device(config, on_progress)
+    check_logits(runner, Path(config.model))
+    return runner
+
+
+def _load_on_device(config: ServerConfig, on_progress: Progress) -> Runner | GpuRunner:
     if choose_device(config.device) == "cpu":
         return load_cpu_runner(config, on_progress)
     _set_up_torch()

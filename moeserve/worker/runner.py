@@ -93,6 +93,14 @@ class Runner:
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
+    def rehearse(self, plan: StepPlan) -> StepResult:
+        """`step` before the first request, in slots that nobody has yet: no KV, no count and no dump stays of it."""
+        dump, self._dump = self._dump, None
+        result = self.step(plan)
+        self._dump = dump
+        self._model.forget(Layout(plan.rows).kv_slots.tolist())
+        return result
+
     def expert_use(self) -> ExpertUse:
         tokens = self._model.heat[:, 0].numpy()
         layers, experts = tokens.shape

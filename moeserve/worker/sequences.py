@@ -55,8 +55,8 @@ class Sequences:
         return tokens
 
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
-        """Sampled tokens; the last one of a full context is never an input and has no place. The plan in flight computes
-        a row of a request that has just failed, too: in place of its token there is 0, which has an embedding."""
+        """Sampled tokens; the last one of a full context is never an input and has no place. The plan in flight
+        has a row of a request that has just failed, too: in place of its token there is 0, which has an embedding."""
         inside = positions < self.tokens.shape[1]
         self.tokens[slots[inside], positions[inside]] = np.maximum(tokens[inside], 0)
 

@@ -27,8 +27,8 @@ class KvPlaces:
 def embed(
     ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor, places: KvPlaces | None = None
 ) -> None:
-    """x[i] = row ids[i] of the table in planes, for i < count[0]; the nearest row for an id beyond them. ids int32 [n], x
-    float32 [n, hidden]. places: to be noted for the same i, by the same launch."""
+    """x[i] = row ids[i] of the table in planes, for i < count[0]; the nearest row for an id beyond them. ids int32 [n],
+    x float32 [n, hidden]. places: to be noted for the same i, by the same launch."""
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
     embed_kernel(

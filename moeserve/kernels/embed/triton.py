@@ -18,8 +18,8 @@ def embed_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None. Where
-    slot_table int32 [REQUESTS, LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i]. An id that is none
-    of the ROWS reads the nearest one; what lies beside the slot table is not written.
+    slot_table int32 [REQUESTS, LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i]. An id that is
+    none of the ROWS reads the nearest one; what lies beside the slot table is not written.
 
     A step's first kernel. It starts when what is ahead has ended and is seen (no programmatic dependent launch), so
     that kernels behind it may read a step's inputs before they wait for one another; of the slot table, only what it

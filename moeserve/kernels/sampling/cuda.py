@@ -80,7 +80,9 @@ class DeviceSamplerState:
             raise ValueError(f"more than {MAX_BIAS} tokens with a bias or {MAX_STOP} stop tokens")
         penalised = repetition_penalty != 1 or presence_penalty != 0 or frequency_penalty != 0
         words = np.zeros(scan.WORDS.value, np.int32)
-        words[scan.TEMPERATURE.value] = _bits(max(temperature, LEAST_TEMPERATURE) if np.float32(temperature) else 0.0)
+        words[scan.TEMPERATURE.value] = _bits(
+            max(temperature, LEAST_TEMPERATURE) if np.float32(temperature) else 0.0
+        )
         words[scan.TOP_K.value] = top_k
         words[scan.TOP_P.value :][:2] = np.float64(top_p).reshape(1).view(np.int32)
         words[scan.MIN_P.value :][:2] = np.float64(min_p).reshape(1).view(np.int32)
@@ -130,7 +132,8 @@ def sample(
     tokens: Tensor,
 ) -> None:
     """tokens int32 [n]: one for each row of float32 logits [n, vocab], by the parameters of its slot, for i < count[0];
-    -1 where the row held NaN, +inf or nothing but -inf, -2 where the masks leave none. No slot may occur twice. Notes the tokens as output.
+    -1 where the row held NaN, +inf or nothing but -inf, -2 where the masks leave none. No slot may occur twice.
+    Notes the tokens as output.
 
     params .. history: a DeviceSamplerState's; edited .. ids: a SamplingRoom's. Without `edited`, nothing edits the
     logits: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit t of

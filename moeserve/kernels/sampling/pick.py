@@ -232,9 +232,10 @@ def pick_kernel(
     x, raw, slots, count, settings, history, block_max, block_sum, values, ids, tokens,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """A program per row of x [n, VOCAB], scanned by scan_kernel: its token to tokens int32 [n], NOT_FINITE where the row
-    is not, NONE_ALLOWED where it was before it was edited: raw [n, VOCAB], where given. Notes the token as its slot's
-    output. values float32, ids int32 [n, VOCAB]: room for candidates. B: a power of two that holds the BLOCKS."""
+    """A program per row of x [n, VOCAB], scanned by scan_kernel: its token to tokens int32 [n], NOT_FINITE where the
+    row is not, NONE_ALLOWED where it was before it was edited: raw [n, VOCAB], where given. Notes the token as its
+    slot's output. values float32, ids int32 [n, VOCAB]: room for candidates. B: a power of two that holds the
+    BLOCKS."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):
         return
@@ -262,7 +263,7 @@ def pick_kernel(
         if history_row >= 0:
             at = history + history_row * VOCAB + token
             tl.store(at, tl.load(at) + 2)
-    elif raw is not None:
+    elif raw is not None:  # noqa: SIM102  (decided when it is compiled)
         if (top < float("inf")) & has_any(raw + row * VOCAB, VOCAB, BLOCK, BLOCKS):
             token = tl.full([], NONE_ALLOWED, tl.int32)
     tl.store(tokens + row, token)

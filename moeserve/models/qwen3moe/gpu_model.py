@@ -160,6 +160,16 @@ class GpuQwen3Moe:
         _multiply(w.output, h.final, count, h.logits)
         return h.logits
 
+    def forget(self, kv_slots: list[int]) -> None:
+        """Nothing is in these slots of the KV pool, and no expert has been asked for. After a step."""
+        for kv in self._kv:
+            kv.keys[kv_slots] = 0
+            kv.values[kv_slots] = 0
+        self.heat.zero_()
+        if self._handoff is not None:
+            for layer in range(self.num_layers):
+                self._handoff.heat(layer).zero_()
+
     @property
     def can_stream(self) -> bool:
         return self._expert_stream is not None

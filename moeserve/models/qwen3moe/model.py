@@ -131,6 +131,14 @@ class Qwen3Moe:
         self._stream.linear(room.final, m, head.output, [room.logits])
         return room.logits[:m]
 
+    def forget(self, kv_slots: list[int]) -> None:
+        """Nothing is in these slots of the KV pool, and no weights have been read. After a wait."""
+        for kv in self._kv:
+            kv.keys[kv_slots] = 0
+            kv.values[kv_slots] = 0
+        self.heat.zero_()
+        self._forwards = self._heads = 0
+
     def weight_bytes_read(self) -> int:
         """Bytes of weights that all calls so far had to read: each distinct expert once a step."""
         w = self._weights
