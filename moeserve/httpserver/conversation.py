@@ -20,7 +20,7 @@ from moeserve.httpserver.service import Service
 from moeserve.httpserver.structured import Constraint, constrain
 from moeserve.httpserver.tool_use import ToolUse
 from moeserve.httpserver.usage import UsageTally
-from moeserve.messages.schema import GenerateRequest, TextItem
+from moeserve.messages.schema import GenerateRequest, TextItem, Thinking
 
 _NEVER: Final = -100.0  # a logit bias that no token survives
 
@@ -129,7 +129,23 @@ def _with_thought(
     if formats.thought is None or state == "closed" or (budget is None and constraint is None):
         return wish
     thinking = formats.thought.thinking(state == "open", budget)
+    _check_ending(thinking, wish, chat.thought.param)
     return dataclasses.replace(wish, sampling=msgspec.structs.replace(wish.sampling, thinking=thinking))
+
+
+def _check_ending(thinking: Thinking, wish: Wish, param: str) -> None:
+    """A thought that is cut short ends with given tokens: they must not be forbidden then. Raises ApiError 400."""
+    if thinking.budget is None:
+        return
+    sampling = wish.sampling
+    first = thinking.budget + (not thinking.is_open)  # the place in the output
+    for place, token_id in enumerate(thinking.ending, first):
+        if place < sampling.min_tokens and token_id in sampling.stop_token_ids:
+            message = (
+                f"no token would be allowed where a thought is cut short after {thinking.budget} tokens: it ends with "
+                f"token {token_id}, one of {wish.stop_param}, which min_tokens forbids until {sampling.min_tokens} came"
+            )
+            raise invalid(param, message)
 
 
 def _reader(

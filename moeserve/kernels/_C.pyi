@@ -32,6 +32,7 @@ class AttentionPlan:
         position: int,
         req_slot: int,
         table: int,
+        rows: int,
         stride: int,
         heads: int,
         kv_heads: int,
@@ -49,7 +50,7 @@ class Stream:
     def wait(self) -> None: ...
     def pack(self, source: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def view(self, source: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
-    def embed(self, table: int, type: int, ids: int, n: int, cols: int, x: int) -> None: ...
+    def embed(self, table: int, type: int, rows: int, ids: int, n: int, cols: int, x: int) -> None: ...
     def norm(self, x: int, w: int, eps: float, rows: int, n: int, y: Activations) -> None: ...
     def linear(self, x: Activations, n: int, group: LinearGroup, out: list[int], add: bool) -> None: ...
     def rope_store(
@@ -65,6 +66,7 @@ class Stream:
         slots: int,
         key_pool: int,
         value_pool: int,
+        num_slots: int,
         n: int,
         heads: int,
         kv_heads: int,

@@ -115,9 +115,13 @@ class CpuStream:
     def embed(
         self, table: npt.NDArray[np.uint8], ggml_type: int, ids: torch.Tensor, n: int, x: torch.Tensor
     ) -> None:
-        """x[t] = row ids[t] of the table (GGUF rows, uint8). ids: int32 [n], x: float32 [n, hidden]."""
+        """x[t] = row ids[t] of the table (GGUF rows, uint8 [.., rows, bytes]). ids: int32 [n], x: float32 [n, hidden].
+
+        Raises IndexError, before anything is queued, for an id that is no row.
+        """
         self._held.append((table, ids, x))
-        self._native.embed(table.ctypes.data, ggml_type, ids.data_ptr(), n, x.shape[1], x.data_ptr())
+        rows = table.nbytes // table.shape[-1]
+        self._native.embed(table.ctypes.data, ggml_type, rows, ids.data_ptr(), n, x.shape[1], x.data_ptr())
 
     def norm(
         self,
@@ -158,7 +162,7 @@ class CpuStream:
         """Per-head RMSNorm of q and k, NeoX rotation, q scaled by 1/sqrt(dim); k and v into the KV pool.
 
         q [n, heads, dim] and k [n, kv_heads, dim] are changed in place; cos, sin: float32 [n, dim / 2];
-        slots: int32 [n].
+        slots: int32 [n]. Raises IndexError, before anything is queued, for a slot that the pool lacks.
         """
         self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv))
         self._native.rope_store(
@@ -173,6 +177,7 @@ class CpuStream:
             slots.data_ptr(),
             kv.keys.data_ptr(),
             kv.values.data_ptr(),
+            len(kv.keys),
             n,
             heads.num,
             heads.num_kv,
@@ -255,7 +260,8 @@ def build_attention_plan(
 ) -> None:
     """Sequence i: rows rows[i] .. +counts[i]-1 of the step, at positions[i] on, KV slots in slot_table[req_slots[i]].
 
-    The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len], C order).
+    The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len], C order). Raises
+    IndexError for rows, positions or request slots that the table has no place for.
     """
     plan.build(
         len(rows),
@@ -264,6 +270,7 @@ def build_attention_plan(
         positions.ctypes.data,
         req_slots.ctypes.data,
         slot_table.ctypes.data,
+        slot_table.shape[0],
         slot_table.shape[1],
         heads.num,
         heads.num_kv,

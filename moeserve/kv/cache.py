@@ -33,6 +33,12 @@ class KvCache:
 
         self._layers = [KvLayer(tensor(layer), tensor(layer)) for layer in layers]
 
+    def clear(self, slots: list[int]) -> None:
+        """Zeros in these slots, in all layers."""
+        for layer in self._layers:
+            layer.keys[slots] = 0
+            layer.values[slots] = 0
+
     def layer(self, index: int) -> KvLayer:
         """Keys and values [slots, kv_heads, head_dim] of the index-th of its layers."""
         return self._layers[index]

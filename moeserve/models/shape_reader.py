@@ -1,6 +1,6 @@
 """What families share in reading a `ModelShape`: the metadata keys that mean the same in every architecture.
 
-Keys as llama.cpp's converter writes them; each is prefixed with the architecture's name. Every number has a range, since
+Keys as llama.cpp's converter writes them; each is prefixed with the architecture's name. Every number has a range:
 buffers are allocated by it.
 """
 
@@ -23,33 +23,33 @@ class ShapeReader:
         self._source = source
         self._metadata = source.metadata
 
-    def int(self, suffix: str, low: int, high: int, default: int | None = None) -> int:
+    def integer(self, suffix: str, low: int, high: int, default: int | None = None) -> int:
         """The integer under `<architecture>.<suffix>`."""
         return self._metadata.require_int(self._key(suffix), low, high, default)
 
-    def float(self, suffix: str, low: float, high: float, default: float | None = None) -> float:
+    def number(self, suffix: str, low: float, high: float, default: float | None = None) -> float:
         return self._metadata.require_float(self._key(suffix), low, high, default)
 
     def only(self, suffix: str, value: int) -> None:
         """The key may be missing or repeat what is known: another value is a variant that would be computed wrongly."""
-        self.int(suffix, value, value, default=value)
+        self.integer(suffix, value, value, default=value)
 
     def error(self, suffix: str, problem: str) -> ModelError:
         return self._metadata.error(self._key(suffix), problem)
 
     @property
     def hidden_size(self) -> int:
-        return self.int("embedding_length", 1, 1 << 16)
+        return self.integer("embedding_length", 1, 1 << 16)
 
     @property
     def num_layers(self) -> int:
-        return self.int("block_count", 1, 1024)
+        return self.integer("block_count", 1, 1024)
 
     def heads(self) -> tuple[int, int, int]:
         """Heads of q, heads of k and v, and their width, which rotary positions turn whole."""
-        num_heads = self.int("attention.head_count", 1, 1024)
-        num_kv_heads = self.int("attention.head_count_kv", 1, num_heads, default=num_heads)
-        head_dim = self.int("attention.key_length", 2, 1024, default=self.hidden_size // num_heads)
+        num_heads = self.integer("attention.head_count", 1, 1024)
+        num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)
+        head_dim = self.integer("attention.key_length", 2, 1024, default=self.hidden_size // num_heads)
         if num_heads % num_kv_heads:
             raise self.error(
                 "attention.head_count_kv", f"is {num_kv_heads}; it must divide the {num_heads} heads"
@@ -62,21 +62,21 @@ class ShapeReader:
 
     def experts(self) -> tuple[int, int, int]:
         """Experts of a layer, those of a token, and the width of one."""
-        num_experts = self.int("expert_count", 1, 4096)
-        top_k = self.int("expert_used_count", 1, min(num_experts, MAX_TOP_K))
-        return num_experts, top_k, self.int("expert_feed_forward_length", 1, 1 << 16)
+        num_experts = self.integer("expert_count", 1, 4096)
+        top_k = self.integer("expert_used_count", 1, min(num_experts, MAX_TOP_K))
+        return num_experts, top_k, self.integer("expert_feed_forward_length", 1, 1 << 16)
 
     def model(self, layers: tuple[LayerShape, ...]) -> ModelShape:
         """The shape of a decoder of these layers."""
-        context_length = self.int("context_length", 1, 1 << 24)
+        context_length = self.integer("context_length", 1, 1 << 24)
         vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
         self.only("vocab_size", vocab_size)
         return ModelShape(
             architecture=self._source.architecture,
             hidden_size=self.hidden_size,
             layers=layers,
-            rms_eps=self.float("attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
-            rope_theta=self.float("rope.freq_base", 2.0, 1e12),
+            rms_eps=self.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-2),
+            rope_theta=self.number("rope.freq_base", 2.0, 1e12),
             rope_scaling=self._rope_scaling(context_length),
             context_length=context_length,
             vocab_size=vocab_size,
@@ -84,7 +84,7 @@ class ShapeReader:
         )
 
     def _rope_scaling(self, context_length: int) -> RopeScaling:
-        factor = self.float("rope.scaling.factor", 0.0, 1024.0, default=1.0) or 1.0
+        factor = self.number("rope.scaling.factor", 0.0, 1024.0, default=1.0) or 1.0
         # A factor without a type is linear scaling: the meaning that files had before the type existed.
         kind = self._metadata.require_str(
             self._key("rope.scaling.type"), default="none" if factor == 1.0 else "linear"
@@ -99,16 +99,16 @@ class ShapeReader:
             raise self.error("rope.scaling.factor", f"is {factor}; 1.0 or more is supported")
         if kind == "linear":
             return RopeScaling("linear", factor)
-        self.float("rope.scaling.yarn_ext_factor", 1.0, 1.0, default=1.0)
-        beta_slow = self.float("rope.scaling.yarn_beta_slow", 1e-3, 1e6, default=1.0)
-        original = self.int("rope.scaling.original_context_length", 1, 1 << 24, default=context_length)
-        attn_factor = self.float("rope.scaling.attn_factor", 1e-3, 1e3, default=1.0)
+        self.number("rope.scaling.yarn_ext_factor", 1.0, 1.0, default=1.0)
+        beta_slow = self.number("rope.scaling.yarn_beta_slow", 1e-3, 1e6, default=1.0)
+        original = self.integer("rope.scaling.original_context_length", 1, 1 << 24, default=context_length)
+        attn_factor = self.number("rope.scaling.attn_factor", 1e-3, 1e3, default=1.0)
         return RopeScaling(
             type="yarn",
             factor=factor,
             original_context_length=original,
-            attn_factor=self.float("rope.scaling.yarn_attn_factor", 1e-3, 1e3, default=attn_factor),
-            beta_fast=self.float("rope.scaling.yarn_beta_fast", beta_slow, 1e6, default=32.0),
+            attn_factor=self.number("rope.scaling.yarn_attn_factor", 1e-3, 1e3, default=attn_factor),
+            beta_fast=self.number("rope.scaling.yarn_beta_fast", beta_slow, 1e6, default=32.0),
             beta_slow=beta_slow,
         )
 

@@ -43,8 +43,8 @@ class Buffer:
 
 
 def step_sizes(max_tokens: int) -> list[int]:
-    """What a step's rows are rounded up to on a GPU: powers of two. Rows beyond a step's own are skipped by every kernel,
-    so that the roundness costs little; each size is compiled for and recorded once."""
+    """What a step's rows are rounded up to on a GPU: powers of two. Rows beyond a step's own are skipped by every
+    kernel, so that the rounding costs little; each size is compiled for and recorded once."""
     sizes = [1]
     while sizes[-1] < max_tokens:
         sizes.append(2 * sizes[-1])
@@ -110,8 +110,8 @@ def gpu_arena_bytes(model: ModelShape, max_tokens: int, floats: GpuFloat, *, flo
 
 
 def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
-    """Of a CPU's step of up to `rows` rows, without logits. Activations are held as floats and as int8, whatever weights
-    ask for, but for `h`, which has the forms that the experts' weights read: at most both."""
+    """Of a CPU's step of up to `rows` rows, without logits. Activations are held as floats and as int8, whatever
+    weights ask for, but for `h`, which is held in the forms that the experts' weights read: int8 is counted."""
     hidden = model.hidden_size
     shared = [_pair("shared_h", rows, model.shared_width)] if model.shared_width else []
     return (

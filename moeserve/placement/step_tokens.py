@@ -8,6 +8,8 @@ them is the memory of the step's buffers. How long answers under way wait for pr
 
 from __future__ import annotations
 
+from functools import partial
+
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import gpu_arena_bytes
 
@@ -24,9 +26,7 @@ def step_tokens(wished: int | None, shape: ModelShape, gpu_bytes: int | None) ->
         return ON_CPU
     tokens = MOST_ON_GPU
     # What tensor cores multiply has two bytes, in bfloat16 as in float16.
-    while (
-        tokens > ON_CPU
-        and gpu_arena_bytes(shape, tokens, "bfloat16", float_weights=False) > SHARE_OF_GPU * gpu_bytes
-    ):
+    buffers = partial(gpu_arena_bytes, shape, floats="bfloat16", float_weights=False)
+    while tokens > ON_CPU and buffers(max_tokens=tokens) > SHARE_OF_GPU * gpu_bytes:
         tokens //= 2
     return tokens

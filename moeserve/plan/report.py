@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from moeserve.models.gguf import names as n
+from moeserve.models.gguf.names import EXPERT_PARTS
 from moeserve.models.interface import ModelShape
 from moeserve.models.source import ModelSource
 from moeserve.placement import Placement
-from moeserve.placement.sizes import EXPERT_PARTS, plane_bytes
+from moeserve.placement.sizes import plane_bytes
 from moeserve.plan.memory import Memory
 from moeserve.plan.rates import CpuRates, GpuRates
 

@@ -79,7 +79,7 @@ class GpuSampler:
         """Launches the choice of a token for each of the first len(slots) rows; gives int32 [len(logits)], valid until
         the next call. device_slots: the slots, padded to len(logits); count: int32 [1], their number.
 
-        A token of -1: the row's logits were not finite. Every other token is noted as its request's output. masks: bit
+        NOT_FINITE and NONE_ALLOWED stand in a token's place; every other is noted as its request's output. masks: bit
         masks of allowed tokens (int32 [any, words]) and each row's index into them (-1: any token).
         """
         state, room, n = self._state, self._room, len(logits)
@@ -110,9 +110,12 @@ class GpuSampler:
         return scores
 
     def _mask_rows(self, masks: tuple[Int32s, Int32s], n: int) -> Tensor:
-        """int32 [n, words]: each row's mask, all ones where it may sample anything."""
+        """int32 [n, words]: each row's mask, all ones where it may sample anything. Tokens behind a mask's last word (a
+        padded vocabulary's) are out."""
         bits, index = masks
         rows = np.full((n, self._masks.shape[1]), -1, np.int32)
         constrained = np.flatnonzero(index >= 0)
-        rows[constrained, : bits.shape[1]] = bits[index[constrained]]
+        rows[constrained] = 0
+        words = min(bits.shape[1], rows.shape[1])
+        rows[constrained, :words] = bits[index[constrained], :words]
         return self._masks[:n].copy_(torch.from_numpy(rows))

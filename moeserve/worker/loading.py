@@ -30,6 +30,7 @@ from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
 from moeserve.worker.runner import Runner
 from moeserve.worker.sampler import SamplerState
+from moeserve.worker.self_test import check_logits
 from moeserve.worker.step_dump import open_dump
 
 # The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
@@ -41,8 +42,14 @@ def load_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     needs.
 
     Raises ModelError for a bad file, ConfigError where the memory does not suffice, the CPU lacks `config.isa`, or
-    there is no such device.
+    there is no such device. The model has been tried then (`self_test.py`).
     """
+    runner = _load_on_device(config, on_progress)
+    check_logits(runner, Path(config.model))
+    return runner
+
+
+def _load_on_device(config: ServerConfig, on_progress: Progress) -> Runner:
     if choose_device(config.device) == "cpu":
         return load_cpu_runner(config, on_progress)
     _set_up_torch()

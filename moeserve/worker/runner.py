@@ -58,6 +58,14 @@ class Runner:
         compute_ms = (self._step_ended - started) * 1e3
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms)
 
+    def rehearse(self, plan: StepPlan) -> StepResult:
+        """`step` before the first request, in slots that nobody has yet: no KV, no count and no dump stays of it."""
+        dump, self._dump = self._dump, None
+        result = self.step(plan)
+        self._dump = dump
+        self.engine.forget(Layout(plan.rows))
+        return result
+
     def expert_use(self) -> ExpertUse:
         tokens, on_gpu = self.engine.expert_counts()
         layers, experts = tokens.shape

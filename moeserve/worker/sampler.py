@@ -76,9 +76,9 @@ class SamplerState:
     ) -> tuple[NDArray[np.int32], list[TokenLogprob | None]]:
         """One token for each row of `logits` (float32 [rows, vocab], CPU), whose request is req_slots[row].
 
-        Returns the token ids, and logprobs for the rows whose request asked for them. A token id of -1 says
-        that the logits were not finite: the request cannot go on. Every other token is noted as its request's
-        output. No slot may occur twice.
+        Returns the token ids, and logprobs for the rows whose request asked for them. NOT_FINITE and NONE_ALLOWED in
+        a token's place say why the request cannot go on. Every other token is noted as its request's output. No slot
+        may occur twice.
 
         `masks` are bit masks of allowed tokens (int32 [any, words]) and each row's index into them (int32 [rows], -1:
         any token).

@@ -9,11 +9,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from moeserve.kernels.sampling.cpu import NONE_ALLOWED
 from moeserve.messages.schema import NewSeq, Row, Sampled, TokenLogprob
 
 log = logging.getLogger(__name__)
 
 Int32s = npt.NDArray[np.int32]
+
+NO_TOKEN_ALLOWED = (
+    "no token is allowed: min_tokens forbids the end and stop tokens so far, and the answer's format or its thinking "
+    "budget permits no other; lower min_tokens, or leave out what forbids them"
+)
 
 
 class PromptSpan(NamedTuple):
@@ -49,9 +55,10 @@ class Sequences:
         return tokens
 
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
-        """Sampled tokens; the last one of a full context is never an input and has no place."""
+        """Sampled tokens; the last one of a full context is never an input and has no place. The plan in flight
+        has a row of a request that has just failed, too: in place of its token there is 0, which has an embedding."""
         inside = positions < self.tokens.shape[1]
-        self.tokens[slots[inside], positions[inside]] = tokens[inside]
+        self.tokens[slots[inside], positions[inside]] = np.maximum(tokens[inside], 0)
 
     def prompt_spans(self, rows: list[Row], layout: Layout, at_most: int) -> Iterator[PromptSpan]:
         """What prompt logprobs a step owes, in order, in spans of up to `at_most` tokens."""
@@ -94,7 +101,9 @@ class Layout:
 
 
 def entries(tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]) -> list[Sampled]:
-    """failed: of some rows, why their requests cannot go on."""
+    """failed: of some rows, why their requests cannot go on. Where there is no token, there is -1."""
+    none_allowed = dict.fromkeys(np.flatnonzero(tokens == NONE_ALLOWED).tolist(), NO_TOKEN_ALLOWED)
+    failed = none_allowed | failed
     return [
         Sampled(token_id, logprob) if row not in failed else Sampled(-1, error=failed[row])
         for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True))

@@ -1,4 +1,5 @@
-"""The first steps of a worker on disk, for debugging (`--debug-dump`): what the model shows its observer, and the logits.
+"""The first steps of a worker on disk, for debugging (`--debug-dump`): what the model shows its observer, and
+the logits.
 
 Off, it costs a comparison with None a step. On, a step waits after each layer and writes a megabyte a row or so; after
 the last step that was asked for all is as if it had never been there.
@@ -140,7 +141,8 @@ class StepDump:
 
 
 class StepRecord:
-    """One step on its way to its file: the model's observer. Allocates nothing on the GPU, whose memory is all planned."""
+    """One step on its way to its file: the model's `LayerObserver`. Allocates nothing on the GPU, whose memory is all
+    planned."""
 
     def __init__(self, dump: StepDump, file: StepFile, rows: int) -> None:
         self._dump, self._rows = dump, rows

@@ -72,6 +72,16 @@ def test_embedding_looks_rows_up(kind: Type) -> None:
     assert (x[7] == 7.0).all()
 
 
+@pytest.mark.parametrize("bad", [-1, -(2**31), 50, 2**31 - 1])
+def test_an_id_that_is_no_row_is_refused(bad: int) -> None:
+    table, x = random_weights(Type.F32, 50, 256), torch.full((2, 256), 7.0)
+    stream = stream_of("plain", 3)
+    with pytest.raises(IndexError, match=rf"token id {bad} is not in \[0, 50\)"):
+        stream.embed(table.rows, int(Type.F32), torch.tensor([3, bad], dtype=torch.int32), 2, x)
+    stream.wait()
+    assert (x == 7.0).all()
+
+
 @type_name
 def test_a_packed_matrix_takes_exactly_the_files_bytes(kind: Type) -> None:
     """32 rows fill a panel; rows that are missing from the last one are the only overhead."""

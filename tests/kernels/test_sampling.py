@@ -12,7 +12,7 @@ import torch
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.sampling import reference
-from moeserve.kernels.sampling.cpu import SamplerState, uniform_at
+from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE, SamplerState, uniform_at
 from moeserve.kernels.sampling.reference import Params
 
 QWEN_VOCAB = 151_936
@@ -208,10 +208,42 @@ def test_a_row_that_is_not_finite_gives_no_token(vocab: int, temperature: float)
             assert sample_one(logits, hidden) == -1
             assert sample_one(logits, dataclasses.replace(p, allowed=[vocab // 2])) == -1
     assert sample_one(torch.full((vocab,), -INF), p) == -1
-    assert sample_one(torch.zeros(vocab), dataclasses.replace(p, allowed=[])) == -1
     masked = torch.full((vocab,), -INF)
     masked[vocab // 2] = -3e38
     assert sample_one(masked, p) == vocab // 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab", [5, 200, 1024])
+def test_masks_that_leave_nothing_are_told_from_logits_that_are_not_finite(
+    vocab: int, temperature: float
+) -> None:
+    p = Params(temperature=temperature, min_tokens=1)
+    nothing = [
+        dataclasses.replace(p, allowed=[]),
+        dataclasses.replace(p, allowed=[3], stop_ids=[3]),
+        dataclasses.replace(p, stop_ids=[*range(vocab)]),
+        dataclasses.replace(p, stop_ids=[*range(vocab)], allowed=[1]),
+    ]
+    for masked in nothing:
+        assert sample_one(torch.zeros(vocab), masked) == NONE_ALLOWED
+        assert sample_one(torch.zeros(vocab), masked, logprobs=2) == NONE_ALLOWED
+        for bad in (float("nan"), INF):
+            assert sample_one(torch.full((vocab,), bad), masked) == NOT_FINITE
+        assert sample_one(torch.full((vocab,), -INF), masked) == NOT_FINITE
+    only = torch.full((vocab,), -INF)
+    only[3] = 1.0
+    assert sample_one(only, dataclasses.replace(p, stop_ids=[3])) == NONE_ALLOWED
+
+
+def test_a_row_without_a_token_is_not_noted_as_output() -> None:
+    state, slot = SamplerState(1, 40), np.zeros(1, np.int32)
+    bind(state, 0, Params(temperature=0.0, frequency_penalty=1.0))
+    none = np.zeros((1, 2), np.int32)
+    tokens, (logprobs,) = state.sample(torch.zeros(1, 40), slot, none, slot)
+    assert tokens.tolist() == [NONE_ALLOWED]
+    assert logprobs is None
+    assert [int(state.sample(torch.zeros(1, 40), slot)[0][0]) for _ in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("vocab", [1, 19, 500, QWEN_VOCAB])

@@ -124,6 +124,19 @@ def test_embedding(kind: weights.Type) -> None:
     assert (x[2] == GUARD).all()
 
 
+def test_ids_and_places_that_do_not_exist_touch_no_other_memory() -> None:
+    p = planes_of(weights.Type.Q4_K, 9, 768)
+    room = torch.full((6, 5), -7, dtype=torch.int32, device=DEVICE)
+    x = torch.empty(6, 768, device=DEVICE)
+    ids = [-1, -(2**31), 9, 2**31 - 1, 3, 4]
+    places = KvPlaces(room[1:5], ints([-1, 4, 0, 1, 2, 3]), ints([0, 0, 5, -1, 2**31 - 1, 4]), ints([70] * 6))
+    embed(ints(ids), counter(6), tensors(p), int(p.type), x, places)
+    assert torch.equal(x.cpu(), dequantize(p, 0).cpu()[[0, 0, 8, 8, 3, 4]])
+    expected = torch.full((6, 5), -7, dtype=torch.int32)
+    expected[4, 4] = 70
+    assert torch.equal(room.cpu(), expected)
+
+
 def test_embedding_notes_where_the_kv_goes() -> None:
     p, x = planes_of(weights.Type.Q4_K, 9, 768), torch.empty(3, 768, device=DEVICE)
     table = torch.full((4, 5), -7, dtype=torch.int32, device=DEVICE)

@@ -10,6 +10,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.sampling import reference
+from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.kernels.sampling.cuda import MAX_STOP, DeviceSamplerState, SamplingRoom, logprobs, sample
 from moeserve.kernels.sampling.reference import Params
 
@@ -138,6 +139,39 @@ def test_rows_that_cannot_be_sampled() -> None:
     got, state = sample_rows(logits, params)
     assert got == [-1, -1, -1, reference.sample(logits[3], params[3]), reference.sample(logits[4], params[4])]
     assert state.params[1:4, 14].tolist() == [0, 0, 0]
+
+
+def test_masks_that_leave_nothing_are_told_from_logits_that_are_not_finite() -> None:
+    logits = logits_of(4)
+    logits[1, 2000], logits[2] = torch.nan, -torch.inf
+    params = [Params(seed=1), Params(seed=2, temperature=0.0), Params(top_k=3), Params(seed=3)]
+    params[0] = replace(params[0], frequency_penalty=1.0)
+    bitmask = torch.zeros(4, 79, dtype=torch.int32)
+    bitmask[3] = -1
+    got, state = sample_rows(logits, params, bitmask=bitmask)
+    assert got == [NONE_ALLOWED, NOT_FINITE, NOT_FINITE, reference.sample(logits[3], params[3])]
+    assert state.params[1:, 14].tolist() == [0, 0, 0, 1]
+    assert (state.history == 0).all()
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-39, 1e-30])
+def test_a_temperature_beside_zero_takes_the_largest(temperature: float) -> None:
+    """1 / temperature is no float: the token is one of the vocabulary all the same."""
+    logits = logits_of(3)
+    edits = Params(temperature=temperature, frequency_penalty=0.1)
+    params = [Params(temperature=temperature), Params(temperature=temperature, top_p=0.9), edits]
+    assert sample_rows(logits, params)[0] == logits.argmax(-1).tolist()
+
+
+def test_logprobs_of_what_is_no_token() -> None:
+    logits, room = logits_of(3), SamplingRoom(3, VOCAB, DEVICE)
+    ranks = torch.full((3,), 7, dtype=torch.int32, device=DEVICE)
+    top = torch.empty(3, 2, dtype=torch.int32, device=DEVICE), torch.empty(3, 2, device=DEVICE)
+    logprobs(
+        logits.to(DEVICE), ints([NONE_ALLOWED, VOCAB, 5]), counter(3), room.block_max, room.block_sum, room.values,
+        room.ids, torch.empty(3, device=DEVICE), ranks, *top,
+    )  # fmt: skip
+    assert ranks.tolist() == [0, 0, reference.logprobs(logits[2], 5, 0)[1]]
 
 
 def test_rows_beyond_the_count_are_left() -> None:

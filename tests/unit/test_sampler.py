@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.messages.schema import SamplingParams, TokenLogprob
 from moeserve.worker.sampler import SamplerState
+from moeserve.worker.sequences import Sequences, entries
 
 VOCAB = 400
 NONE = np.zeros(0, np.int32)
@@ -117,6 +119,29 @@ def test_a_broken_row_fails_its_own_request_alone() -> None:
     assert tokens.tolist() == [-1, 0]
     assert logprobs[0] is None
     assert logprobs[1] is not None
+
+
+def test_a_failed_rows_token_is_stored_as_one_that_has_an_embedding() -> None:
+    """The plan in flight computes the next row of its request, whose token this is."""
+    state = SamplerState(3, VOCAB)
+    for slot in range(3):
+        state.bind(slot, SamplingParams(max_tokens=9, temperature=0), ids(1), NONE)
+    logits = torch.zeros(3, VOCAB)
+    logits[0, 3], logits[2, 9] = math.nan, 5.0
+    nothing = np.zeros((1, VOCAB // 32 + 1), np.int32)
+    tokens, logprobs = state.sample(logits, ids(0, 1, 2), (nothing, ids(-1, 0, -1)))
+    assert tokens.tolist() == [NOT_FINITE, NONE_ALLOWED, 9]
+    sequences = Sequences(3, 4)
+    sequences.tokens[:] = 77
+    sequences.append(ids(0, 1, 2), ids(1, 2, 3), tokens)
+    assert sequences.tokens.tolist() == [[77, 0, 77, 77], [77, 77, 0, 77], [77, 77, 77, 9]]
+    not_finite, none_allowed, fine = entries(tokens, logprobs, {})
+    assert (not_finite.token_id, not_finite.error) == (-1, None)
+    assert none_allowed.token_id == -1
+    assert none_allowed.error is not None
+    assert none_allowed.error.startswith("no token is allowed: ")
+    assert fine.token_id == 9
+    assert entries(tokens, logprobs, {1: "its grammar"})[1].error == "its grammar"
 
 
 def test_prompt_logprobs_are_those_of_the_tokens_given() -> None:

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "ops.h"
 
@@ -117,10 +119,14 @@ State partial_state(const AttentionOp& op, int64_t index, int kv_head) {
 }  // namespace
 
 void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
-                          const int32_t* req_slot, const int32_t* slot_table, int64_t table_stride, int heads,
-                          int kv_heads, int dim, int threads) {
+                          const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows,
+                          int64_t table_stride, int heads, int kv_heads, int dim, int threads) {
   tiles.clear();
   for (int i = 0; i < sequences; ++i) {
+    if (req_slot[i] < 0 || req_slot[i] >= table_rows || position[i] < 0 || row[i] < 0 ||
+        int64_t{position[i]} + count[i] > table_stride) {
+      throw std::out_of_range("attention: sequence " + std::to_string(i) + " lies beside the slot table");
+    }
     for (int t = 0; t < count[i]; t += kTileTokens) {
       tiles.push_back({row[i] + t, std::min(kTileTokens, count[i] - t), position[i] + t,
                        slot_table + req_slot[i] * table_stride});

@@ -6,6 +6,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -23,6 +24,14 @@ using Address = uintptr_t;
 template <class T>
 T* at(Address a) {
   return reinterpret_cast<T*>(a);
+}
+
+// Throws std::out_of_range (IndexError) unless all ids are in [0, count).
+void check_ids(const char* what, const int32_t* ids, int n, int64_t count) {
+  const auto* bad = std::find_if(ids, ids + n, [count](int32_t id) { return id < 0 || id >= count; });
+  if (bad == ids + n) return;
+  throw std::out_of_range(std::string(what) + " " + std::to_string(*bad) + " is not in [0, " +
+                          std::to_string(count) + ")");
 }
 
 // Weights that share an input: one operation, one pass over the activations (Q, K and V).
@@ -67,7 +76,8 @@ class Stream {
   std::unique_ptr<Matrix> view(Address source, int type, int64_t rows, int64_t cols, int64_t experts) {
     return make_matrix(type, rows, cols, experts, at<const uint8_t>(source));
   }
-  void embed(Address table, int type, Address ids, int n, int64_t cols, Address x) {
+  void embed(Address table, int type, int64_t rows, Address ids, int n, int64_t cols, Address x) {
+    check_ids("token id", at<const int32_t>(ids), n, rows);
     pool_.submit(EmbedOp{at<const uint8_t>(table), type, at<const int32_t>(ids), n, cols, at<float>(x)});
   }
   void norm(Address x, Address w, float eps, Address rows, int n, const Activations& y) {
@@ -84,8 +94,9 @@ class Stream {
     pool_.submit(op);
   }
   void rope_store(Address q, Address k, Address v, Address q_norm, Address k_norm, float eps, Address cos,
-                  Address sin, Address slots, Address key_pool, Address value_pool, int n, int heads,
-                  int kv_heads, int dim) {
+                  Address sin, Address slots, Address key_pool, Address value_pool, int64_t num_slots, int n,
+                  int heads, int kv_heads, int dim) {
+    check_ids("KV slot", at<const int32_t>(slots), n, num_slots);
     pool_.submit(RopeStoreOp{kernels_, at<float>(q), at<float>(k), at<const float>(v),
                              at<const float>(q_norm), at<const float>(k_norm), eps, at<const float>(cos),
                              at<const float>(sin), at<const int32_t>(slots), at<uint16_t>(key_pool),
@@ -164,12 +175,13 @@ void bind_engine(nb::module_& m) {
       .def_ro("cols", &Activations::cols);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
-      .def("build", [](AttentionPlan& p, int sequences, Address row, Address count, Address position,
-                       Address req_slot, Address table, int64_t stride, int heads, int kv_heads, int dim,
-                       int threads) {
-        p.build(sequences, at<const int32_t>(row), at<const int32_t>(count), at<const int32_t>(position),
-                at<const int32_t>(req_slot), at<const int32_t>(table), stride, heads, kv_heads, dim, threads);
-      });
+      .def("build",
+           [](AttentionPlan& p, int sequences, Address row, Address count, Address position, Address req_slot,
+              Address table, int64_t rows, int64_t stride, int heads, int kv_heads, int dim, int threads) {
+             p.build(sequences, at<const int32_t>(row), at<const int32_t>(count), at<const int32_t>(position),
+                     at<const int32_t>(req_slot), at<const int32_t>(table), rows, stride, heads, kv_heads,
+                     dim, threads);
+           });
 
   nb::class_<Pool>(m, "Pool");
   nb::class_<Stream>(m, "Stream")

@@ -174,7 +174,10 @@ bool ExpertsOp::sort_routes() const {
   std::fill(starts, starts + experts + 1, 0);
   active[0] = 0;
   for (int i = 0; i < routes_n; ++i) {
-    if (ids[i] >= experts) return false;
+    if (ids[i] >= experts) {
+      std::fill(starts, starts + experts + 1, 0);
+      return false;
+    }
     if (ids[i] >= 0) ++starts[ids[i] + 1];
   }
   for (int e = 0; e < experts; ++e) {

@@ -72,7 +72,7 @@ struct PackOp {
   void operator()(Team& team) const;
 };
 
-// x[t] = table[ids[t]], the table in GGUF rows.
+// x[t] = table[ids[t]], the table in GGUF rows. Every id is one of them: Stream::embed has looked.
 struct EmbedOp {
   const uint8_t* table;
   int type;
@@ -145,10 +145,11 @@ class AttentionPlan {
     size_t offset;  // of its results in `partial`: [kv_heads, queries, dim + 2]
   };
 
-  // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [.., table_stride].
+  // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [table_rows, table_stride].
+  // Throws std::out_of_range where that would be read beside the table.
   void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
-             const int32_t* req_slot, const int32_t* slot_table, int64_t table_stride, int heads,
-             int kv_heads, int dim, int threads);
+             const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows, int64_t table_stride,
+             int heads, int kv_heads, int dim, int threads);
 
   std::vector<Tile> tiles;
   bool split;               // few tiles, long contexts: the segments of a tile go to different threads
@@ -201,7 +202,8 @@ struct ExpertsOp {
   static constexpr int kMostParts = 512;
   void operator()(Team& team) const;
 
-  // The two parts of it: one thread's, which the others wait for, and everyone's. False for an id that is no expert's.
+  // The two parts of it: one thread's, which the others wait for, and everyone's. False for an id that is no expert's:
+  // then there are no routes at all.
   bool sort_routes() const;
   void compute(Team& team) const;
 

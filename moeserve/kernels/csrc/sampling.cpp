@@ -79,7 +79,7 @@ float row_max(const Scratch& s, int vocab) {
   return *std::max_element(s.block_max.get(), s.block_max.get() + blocks(vocab));
 }
 
-// Fills block_max and `max`; false when the row cannot be sampled.
+// Fills block_max and `max`; false when the row cannot be sampled: it is not finite or has nothing but -inf.
 bool scan(const float* x, int vocab, Scratch& s, float& max) {
   if (!s.passes->scan(x, vocab, s.block_max.get())) return false;
   max = row_max(s, vocab);
@@ -272,11 +272,16 @@ const float* edit(const float* logits, int vocab, const SampleParams& p, Scratch
     v = -std::numeric_limits<float>::infinity();
   }
   if (p.allowed) {
-    float max;
-    if (!scan(x, vocab, s, max)) return nullptr;
+    if (!s.passes->scan(x, vocab, s.block_max.get())) return nullptr;
     keep_allowed(x, vocab, p.allowed, p.allowed_words);
   }
   return x;
+}
+
+// Of a row that `scan` refuses after its edits: whether that is the masks' doing alone.
+bool all_masked(const float* logits, const float* edited, int vocab, Scratch& s) {
+  float max;
+  return s.passes->scan(edited, vocab, s.block_max.get()) && scan(logits, vocab, s, max);
 }
 
 // ---------------------------------------------------------------- filters and draw
@@ -343,7 +348,7 @@ Scratch::Scratch(int vocab, const char* isa)
       weights(new float[vocab + 16]) {}
 
 void sample_row(const float* logits, int vocab, const SampleParams& p, SampleResult& r, Scratch& s) noexcept {
-  r.token_id = -1;
+  r.token_id = kNotFinite;
   r.logprobs.rank = 0;
   float max = 0;
   const bool wants_logprobs = p.num_logprobs >= 0;
@@ -355,7 +360,10 @@ void sample_row(const float* logits, int vocab, const SampleParams& p, SampleRes
   }
   const float* x = edits(p) ? edit(logits, vocab, p, s) : logits;
   if (!x) return;
-  if ((x != logits || !wants_logprobs) && !scan(x, vocab, s, max)) return;
+  if ((x != logits || !wants_logprobs) && !scan(x, vocab, s, max)) {
+    if (x != logits && all_masked(logits, x, vocab, s)) r.token_id = kNoneAllowed;
+    return;
+  }
   if (p.temperature == 0) {
     r.token_id = argmax(x, vocab, max, s);
   } else {

@@ -20,7 +20,8 @@
 // head of it: of equal logits at a threshold, those with the lowest ids. (So top_k and min_p commute, and it
 // does not matter that vLLM applies min_p first.)
 //
-// A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id -1. -inf masks a token.
+// A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id kNotFinite. -inf masks a token. Nor is
+// one of which the masks leave nothing: kNoneAllowed.
 //
 // Weights have a relative error of 1.2e-7 and are summed in double. Where top_p falls as close to a
 // token's border, the token may go to either side, though always to the same one.
@@ -32,6 +33,10 @@
 namespace moeserve {
 
 constexpr int kMaxTopLogprobs = 20;
+
+// In a token's place.
+constexpr int32_t kNotFinite = -1;
+constexpr int32_t kNoneAllowed = -2;
 
 // Pointers are borrowed for the call; a token occurs at most once in each list; every id is in [0, vocab).
 struct SampleParams {
@@ -67,7 +72,7 @@ struct LogprobResult {
 };
 
 struct SampleResult {
-  int32_t token_id = -1;
+  int32_t token_id = kNotFinite;
   LogprobResult logprobs;  // where num_logprobs >= 0 and token_id >= 0
 };
 

@@ -27,8 +27,8 @@ class KvPlaces:
 def embed(
     ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor, places: KvPlaces | None = None
 ) -> None:
-    """x[i] = row ids[i] of the table in planes, for i < count[0]. ids int32 [n], x float32 [n, hidden]. places: to be
-    noted for the same i, by the same launch."""
+    """x[i] = row ids[i] of the table in planes, for i < count[0]; the nearest row for an id beyond them. ids int32 [n],
+    x float32 [n, hidden]. places: to be noted for the same i, by the same launch."""
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
     embed_kernel(
@@ -43,9 +43,10 @@ def embed(
         None if places is None else places.req_slots,
         None if places is None else places.positions,
         None if places is None else places.kv_slots,
+        table.rows,
         hidden,
         table.format,
-        0 if places is None else places.slot_table.shape[1],
+        *((0, 0) if places is None else places.slot_table.shape),
         PDL,
         num_warps=1,
     )

@@ -14,10 +14,12 @@ from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, s
 @kernel
 def embed_kernel(
     ids, count, codes, scales, supers, x, slot_table, req_slots, positions, kv_slots,
-    COLS: tl.constexpr, F: tl.constexpr, LENGTH: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, REQUESTS: tl.constexpr, LENGTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None. Where
-    slot_table int32 [.., LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i].
+    slot_table int32 [REQUESTS, LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i]. An id that is
+    none of the ROWS reads the nearest one; what lies beside the slot table is not written.
 
     A step's first kernel. It starts when what is ahead has ended and is seen (no programmatic dependent launch), so
     that kernels behind it may read a step's inputs before they wait for one another; of the slot table, only what it
@@ -27,12 +29,15 @@ def embed_kernel(
         gdc_launch_dependents()
     UNITS: tl.constexpr = (COLS + 127) // 128
     i, u = tl.program_id(0), tl.program_id(1)
-    existing, row = tl.load(count), tl.load(ids + i).to(tl.int64)
+    existing, row = tl.load(count), tl.load(ids + i)
+    row = tl.minimum(tl.maximum(row, 0), ROWS - 1).to(tl.int64)
     if i >= existing:
         return
     if slot_table is not None:
-        at = slot_table + tl.load(req_slots + i).to(tl.int64) * LENGTH + tl.load(positions + i)
-        tl.store(at, tl.load(kv_slots + i), u == 0)
+        request, position = tl.load(req_slots + i), tl.load(positions + i)
+        inside = (request >= 0) & (request < REQUESTS) & (position >= 0) & (position < LENGTH)
+        at = slot_table + request.to(tl.int64) * LENGTH + position
+        tl.store(at, tl.load(kv_slots + i), (u == 0) & inside)
     c = tl.arange(0, 128)
     live = u * 128 + c < COLS
     if F is None:

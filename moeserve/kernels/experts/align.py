@@ -34,7 +34,8 @@ def align_kernel(
     for first in range(0, routes, CHUNK):
         r = first + tl.arange(0, CHUNK)
         expert = tl.load(ids + r, r < routes, -1)
-        counts += tl.histogram(tl.where(expert < 0, E - 1, expert), E)  # E - 1 is no expert
+        is_one = (expert >= 0) & (expert < EXPERTS)
+        counts += tl.histogram(tl.where(is_one, expert, E - 1), E)  # E - 1 is no expert
     blocks = tl.where(e < EXPERTS, (counts + BLOCK - 1) // BLOCK, 0)
     before = tl.sum(tl.where(e < mine, blocks, 0), 0)
     own = tl.sum(tl.where(e == mine, blocks, 0), 0)

@@ -94,5 +94,5 @@ def take_over(ids: Tensor, expert_map: Tensor, taken: Tensor, places: Tensor) ->
     """Of routes ids int32 [n, top_k], those to the experts of expert_map int32 [experts] (below 0: not one of them) as
     well: taken int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and places = max(places, taken)."""
     take_over_kernel(
-        (-(-ids.numel() // BLOCK),), ids, expert_map, taken, places, ids.numel(), BLOCK, num_warps=4
-    )
+        (-(-ids.numel() // BLOCK),), ids, expert_map, taken, places, ids.numel(), expert_map.numel(), BLOCK, num_warps=4
+    )  # fmt: skip

@@ -55,13 +55,13 @@ def route_kernel(
 @kernel
 def take_over_kernel(
     ids, expert_map, taken, places,
-    ROUTES: tl.constexpr, BLOCK: tl.constexpr,
+    ROUTES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program per BLOCK of the ROUTES of all rows. taken = expert_map[ids], -1 for ids below 0; places: the larger of
-    what is there and that. All int32."""
+    """A program per BLOCK of the ROUTES of all rows. taken = expert_map[ids], -1 for ids that no expert has;
+    places: the larger of what is there and that. All int32."""
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.load(ids + r, r < ROUTES, -1)
-    place = tl.load(expert_map + expert, expert >= 0, -1)
+    place = tl.load(expert_map + expert, (expert >= 0) & (expert < EXPERTS), -1)
     before = tl.load(places + r, r < ROUTES, -1)
     tl.store(taken + r, place, r < ROUTES)
     tl.store(places + r, tl.maximum(place, before), r < ROUTES)

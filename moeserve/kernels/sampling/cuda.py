@@ -13,6 +13,7 @@ from moeserve.kernels.sampling.scan import scan_kernel
 from moeserve.kernels.sampling.score import score_kernel
 
 BLOCK = 1024  # logits
+LEAST_TEMPERATURE = 2.0**-120  # above 0: the kernels divide by it, and below 2^-126 get no number
 MAX_BIAS = 1024
 MAX_STOP = 512  # a request's own, up to 256, and the model's end tokens; a power of two
 
@@ -79,7 +80,9 @@ class DeviceSamplerState:
             raise ValueError(f"more than {MAX_BIAS} tokens with a bias or {MAX_STOP} stop tokens")
         penalised = repetition_penalty != 1 or presence_penalty != 0 or frequency_penalty != 0
         words = np.zeros(scan.WORDS.value, np.int32)
-        words[scan.TEMPERATURE.value] = _bits(temperature)
+        words[scan.TEMPERATURE.value] = _bits(
+            max(temperature, LEAST_TEMPERATURE) if np.float32(temperature) else 0.0
+        )
         words[scan.TOP_K.value] = top_k
         words[scan.TOP_P.value :][:2] = np.float64(top_p).reshape(1).view(np.int32)
         words[scan.MIN_P.value :][:2] = np.float64(min_p).reshape(1).view(np.int32)
@@ -129,7 +132,8 @@ def sample(
     tokens: Tensor,
 ) -> None:
     """tokens int32 [n]: one for each row of float32 logits [n, vocab], by the parameters of its slot, for i < count[0];
-    -1 where the row held NaN, +inf or nothing but -inf. No slot may occur twice. Notes the tokens as output.
+    -1 where the row held NaN, +inf or nothing but -inf, -2 where the masks leave none. No slot may occur twice.
+    Notes the tokens as output.
 
     params .. history: a DeviceSamplerState's; edited .. ids: a SamplingRoom's. Without `edited`, nothing edits the
     logits: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit t of
@@ -160,6 +164,7 @@ def sample(
     pick_kernel(
         (n,),
         logits if edited is None else edited,
+        None if edited is None else logits,
         slots,
         count,
         params,
@@ -191,7 +196,7 @@ def logprobs(
     top_logprobs: Tensor,
 ) -> None:
     """Log-softmax (natural) of raw logits [n, vocab] at targets int32 [n], its rank (1 is the largest), and the largest
-    top_ids.shape[1]; rank 0 where the row is not finite or the target below 0. block_max .. ids: a SamplingRoom's."""
+    top_ids.shape[1]; rank 0 where the row is not finite or the target no token. block_max .. ids: a SamplingRoom's."""
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
     scan_kernel(

@@ -26,6 +26,8 @@ from moeserve.kernels.sampling.scan import (
     float_at,
 )
 
+NOT_FINITE = tl.constexpr(-1)  # in a token's place, as the next
+NONE_ALLOWED = tl.constexpr(-2)
 TILE = tl.constexpr(1024)  # candidates at a time
 WAYS = tl.constexpr(16)  # keys tried at once
 LOWEST = tl.constexpr(-2139095041)  # a key below every float's but NaN's
@@ -215,14 +217,25 @@ def filter_and_draw(
     return token
 
 
+@triton.jit
+def has_any(x, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """Whether row x has anything but -inf."""
+    largest = tl.full([], float("-inf"), tl.float32)
+    for block in range(BLOCKS):
+        c = block * BLOCK + tl.arange(0, BLOCK)
+        largest = tl.maximum(largest, tl.max(tl.load(x + c, c < VOCAB, float("-inf")), 0))
+    return largest > float("-inf")
+
+
 @kernel
 def pick_kernel(
-    x, slots, count, settings, history, block_max, block_sum, values, ids, tokens,
+    x, raw, slots, count, settings, history, block_max, block_sum, values, ids, tokens,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """A program per row of x [n, VOCAB], scanned by scan_kernel: its token to tokens int32 [n], -1 where the row is not
-    finite or all masked. Notes the token as its slot's output. values float32, ids int32 [n, VOCAB]: room for
-    candidates. B: a power of two that holds the BLOCKS."""
+    """A program per row of x [n, VOCAB], scanned by scan_kernel: its token to tokens int32 [n], NOT_FINITE where the
+    row is not, NONE_ALLOWED where it was before it was edited: raw [n, VOCAB], where given. Notes the token as its
+    slot's output. values float32, ids int32 [n, VOCAB]: room for candidates. B: a power of two that holds the
+    BLOCKS."""
     row = tl.program_id(0).to(tl.int64)
     if row >= tl.load(count):
         return
@@ -233,7 +246,7 @@ def pick_kernel(
     sums = tl.load(block_sum + row * BLOCKS + b, b < BLOCKS, 0.0)
     top = tl.max(maxima, 0)
     position = tl.load(settings + NUM_OUTPUT)
-    token = -1
+    token = tl.full([], NOT_FINITE, tl.int32)
     if (top < float("inf")) & (top > float("-inf")):
         if float_at(settings, TEMPERATURE) == 0:
             token = first_largest(x + row * VOCAB, maxima, top, VOCAB, BLOCK)
@@ -244,9 +257,13 @@ def pick_kernel(
                 uniform_at(seed, position.to(tl.uint64)), values + row * VOCAB, ids + row * VOCAB,
                 VOCAB, BLOCK, BLOCKS,
             )  # fmt: skip
+        token = tl.minimum(tl.maximum(token, 0), VOCAB - 1)  # it is one; what follows writes there
         tl.store(settings + NUM_OUTPUT, position + 1)
         history_row = tl.load(settings + HISTORY_ROW).to(tl.int64)
         if history_row >= 0:
             at = history + history_row * VOCAB + token
             tl.store(at, tl.load(at) + 2)
+    elif raw is not None:  # noqa: SIM102  (decided when it is compiled)
+        if (top < float("inf")) & has_any(raw + row * VOCAB, VOCAB, BLOCK, BLOCKS):
+            token = tl.full([], NONE_ALLOWED, tl.int32)
     tl.store(tokens + row, token)

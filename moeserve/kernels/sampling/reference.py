@@ -86,10 +86,13 @@ def uniform_at(seed: int, position: int) -> float:
 
 
 def sample(logits: Tensor, p: Params) -> int:
-    """The token at output position len(p.output); -1 where the row holds NaN, +inf or nothing but -inf."""
+    """The token at output position len(p.output); -1 where the row holds NaN, +inf or nothing but -inf, -2 where masks
+    leave nothing of one that does not."""
     x = edited_logits(logits, p)
-    if logits.isnan().any() or (logits == torch.inf).any() or not (x > -torch.inf).any():
+    if logits.isnan().any() or (logits == torch.inf).any() or not (logits > -torch.inf).any():
         return -1
+    if not (x > -torch.inf).any():
+        return -2
     if p.temperature == 0:
         return int(torch.nonzero(x == x.max())[0])
     ids, probabilities = survivors(logits, p)

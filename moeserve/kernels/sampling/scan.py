@@ -74,7 +74,7 @@ def edit_block(
         tl.debug_barrier()  # after the block is written, a biased token's value is written over
         n = start + tl.arange(0, 128)
         ids = tl.load(bias_ids + slot * MAX_BIAS + n, n < tl.load(settings + NUM_BIAS), -1)
-        here = (ids >= first) & (ids < first + BLOCK)
+        here = (ids >= first) & (ids < tl.minimum(first + BLOCK, VOCAB))
         y = tl.load(logits + ids, here, 0.0) + tl.load(bias_values + slot * MAX_BIAS + n, here, 0.0)
         if history_row >= 0:
             y = penalised(y, tl.load(history + history_row * VOCAB + ids, here, 0), settings)
@@ -86,7 +86,8 @@ def edit_block(
             tl.debug_barrier()
             n = start + tl.arange(0, 128)
             ids = tl.load(stop_ids + slot * MAX_STOP + n, n < tl.load(settings + NUM_STOP), -1)
-            tl.store(edited + ids, float("-inf"), (ids >= first) & (ids < first + BLOCK))
+            here = (ids >= first) & (ids < tl.minimum(first + BLOCK, VOCAB))
+            tl.store(edited + ids, float("-inf"), here)
     tl.debug_barrier()
     return tl.load(edited + c, live, float("-inf"))
 

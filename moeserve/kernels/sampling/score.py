@@ -45,8 +45,8 @@ def score_kernel(
 ):  # fmt: skip
     """A program per row of x [n, VOCAB], scanned by scan_kernel without slots.
 
-    logprobs float32 [n] and ranks int32 [n] of targets int32 [n]: rank 0 where the row is not finite or the target is
-    below 0. top_ids int32, top_logprobs float32 [n, TOP_N]: the most likely tokens, equal ones by rising id, -1 where
+    logprobs float32 [n] and ranks int32 [n] of targets int32 [n]: rank 0 where the row is not finite or the target no
+    token. top_ids int32, top_logprobs float32 [n, TOP_N]: the most likely tokens, equal ones by rising id, -1 where
     there are no more. values float32, ids int32 [n, VOCAB]: room for candidates.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -61,7 +61,7 @@ def score_kernel(
     top = tl.max(maxima, 0)
     target = tl.load(targets + row)
     tl.store(ranks + row, 0)
-    if (top < float("inf")) & (top > float("-inf")) & (target >= 0):
+    if (top < float("inf")) & (top > float("-inf")) & (target >= 0) & (target < VOCAB):
         mass = tl.sum(tl.where(maxima > float("-inf"), sums * tl.exp(maxima - top), 0.0).to(tl.float64), 0)
         log_sum = top.to(tl.float64) + tl.log(mass)
         value = tl.load(x + target)

@@ -104,11 +104,11 @@ class HuggingFaceFolder:
                     f"tensor {their_name!r} is {part.type.name} {list(part.shape)}, {theirs[0]!r} is "
                     f"{first.type.name} {list(first.shape)}; they are expected to be alike",
                 )
-        part = name.split(".", 2)[-1]  # within its layer
+        within_layer = name.split(".", 2)[-1]
         shape = first.shape
-        if part in self._mapping.experts:  # one expert is a list of experts too
+        if within_layer in self._mapping.experts:  # one expert is a list of experts too
             shape = (len(parts), *shape)
-        elif part in self._mapping.flattened and len(shape) == 2 and shape[0] == 1:
+        elif within_layer in self._mapping.flattened and len(shape) == 2 and shape[0] == 1:
             shape = shape[1:]
         nbytes = sum(part.end - part.start for part in parts)
         self.tensors[name] = TensorInfo(name, shape, first.type, nbytes)

@@ -1,5 +1,5 @@
-"""Qwen2-MoE and Qwen1.5-MoE (Qwen2 technical report, https://arxiv.org/abs/2407.10671): biases on q, k and v, no norm of
-q and k, a shared expert behind a sigmoid gate, and weights that are not renormalised after the choice."""
+"""Qwen2-MoE and Qwen1.5-MoE (Qwen2 technical report, https://arxiv.org/abs/2407.10671): biases on q, k and v, no norm
+of q and k, a shared expert behind a sigmoid gate, and weights that are not renormalised after the choice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     reader = ShapeReader(source)
     reader.only("leading_dense_block_count", 0)
     attention = AttentionShape(*reader.heads(), qk_norm="none", qkv_bias=True)
-    shared = SharedExpert(reader.int("expert_shared_feed_forward_length", 1, 1 << 16), is_gated=True)
+    shared = SharedExpert(reader.integer("expert_shared_feed_forward_length", 1, 1 << 16), is_gated=True)
     router = RouterOptions(scoring="softmax", normalize=False)
     layer = LayerShape(attention, MoeShape(*reader.experts(), router, shared))
     return reader.model((layer,) * reader.num_layers)

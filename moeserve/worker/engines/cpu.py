@@ -83,6 +83,9 @@ class CpuEngine:
     def finish(self) -> None:
         """`forward` and `logits` have waited."""
 
+    def forget(self, layout: Layout) -> None:
+        self._model.forget(layout.kv_slots.tolist())
+
     def expert_counts(self) -> ExpertCounts:
         tokens = self._model.expert_token_counts[:, 0].numpy()
         return ExpertCounts(tokens, np.zeros(tokens.shape, np.uint8))

@@ -48,6 +48,10 @@ class CpuStage:
         x = self._model.x[:n].numpy()
         np.random.default_rng(0).standard_normal(dtype=np.float32, out=x)
 
+    def forget(self, kv_slots: list[int]) -> None:
+        """As `CpuDecoder.forget`."""
+        self._model.forget(kv_slots)
+
     @property
     def expert_token_counts(self) -> npt.NDArray[np.int64]:
         """[layers, experts]: tokens routed to each expert since the start."""

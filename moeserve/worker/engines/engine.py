@@ -24,8 +24,8 @@ class ExpertCounts(NamedTuple):
 
 
 class Engine(Protocol):
-    """Owns the model, its KV cache and the sampler's state. Calls come from one thread, a step's in this order: `bind` of
-    its new requests, `forward`, `score`, then `logits` and `sample` for each group of sampled rows, `finish`."""
+    """Owns the model, its KV cache and the sampler's state. Calls come from one thread, a step's in this order: `bind`
+    of its new requests, `forward`, `score`, then `logits` and `sample` for each group of sampled rows, `finish`."""
 
     @property
     def logit_rows(self) -> int:
@@ -63,6 +63,10 @@ class Engine(Protocol):
 
     def finish(self) -> None:
         """Waits for all of the step. Raises where the device failed."""
+        ...
+
+    def forget(self, layout: Layout) -> None:
+        """Nothing stays of the step that these rows were, the engine's first: no KV, no slots, no counts."""
         ...
 
     def expert_counts(self) -> ExpertCounts:

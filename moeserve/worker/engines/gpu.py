@@ -32,12 +32,12 @@ from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.sequences import Int32s, Layout, PromptSpan, Sequences
 
 
-class _Rows(NamedTuple):
+class _LogitRows(NamedTuple):
     """Rows of logits on the device, padded to a size of the head."""
 
     logits: Tensor  # float32 [size, vocab]
     slots: Tensor  # int32 [size]: request slots
-    count: Tensor  # int32 [1]
+    num_rows: Tensor  # int32 [1]
 
 
 class _WeightCounters(NamedTuple):
@@ -84,7 +84,7 @@ class GpuEngine:
         # Of the step under way.
         self._step = self._inputs[model.sizes[0]]
         self._has_logits = False
-        self._rows: _Rows | None = None
+        self._rows: _LogitRows | None = None
         self._is_waited_for = False
 
     @property
@@ -158,7 +158,7 @@ class GpuEngine:
             logits = self._recorded_logits[size]
         else:
             logits = self._model.logits(self._step.size, rows, count)
-        self._rows = _Rows(logits, slots, count)
+        self._rows = _LogitRows(logits, slots, count)
         return logits[:n]
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> tuple[Int32s, list[TokenLogprob | None]]:
@@ -176,6 +176,13 @@ class GpuEngine:
         if not self._is_waited_for:
             self._done.wait()
         self._model.check()
+
+    def forget(self, layout: Layout) -> None:
+        kv_slots = layout.kv_slots.tolist()
+        self._model.forget(kv_slots)
+        if self._cpu_stage is not None:
+            self._cpu_stage.forget(kv_slots)
+        self._slot_table[layout.req_slot.tolist()] = 0
 
     def dummy_prompt(self, n: int, streamed: float) -> Callable[[], None]:
         """What runs a step of a prompt of n random tokens that belongs to nobody, with this part of the RAM experts

@@ -1,4 +1,5 @@
-"""Which part of the experts in RAM a step brings to the GPU, by its tokens; `worker/measure/calibration.py` finds it."""
+"""Which part of the experts in RAM a step brings to the GPU, by its tokens. `worker/measure/calibration.py`
+finds it."""
 
 from __future__ import annotations
 

@@ -99,6 +99,12 @@ class CpuDecoder:
         self._stream.linear(space.final, m, head.output, [space.logits])
         return space.logits[:m]
 
+    def forget(self, kv_slots: list[int]) -> None:
+        """Nothing is in these slots of the KV cache, and no weights have been read. After a wait."""
+        self._kv.clear(kv_slots)
+        self.expert_token_counts.zero_()
+        self._num_forwards = self._num_heads_read = 0
+
     def weight_bytes_read(self) -> int:
         """Bytes of weights that all calls so far had to read: each distinct expert once a step."""
         w = self._weights

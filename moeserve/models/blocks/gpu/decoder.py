@@ -123,6 +123,11 @@ class GpuDecoder:
         multiply(self._weights.output, head.final, count, head.logits)
         return head.logits
 
+    def forget(self, kv_slots: list[int]) -> None:
+        """Nothing is in these slots of the KV cache, and no expert has been asked for. After a step."""
+        self._kv.clear(kv_slots)
+        self._moe.forget_counts()
+
     @property
     def on_gpu(self) -> Tensor:
         """bool [layers, experts], on the CPU: which experts live in GPU memory."""

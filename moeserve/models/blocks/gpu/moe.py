@@ -89,6 +89,13 @@ class GpuMoeBlock:
         if self._handoff is not None:
             self._handoff.check()
 
+    def forget_counts(self) -> None:
+        """No expert has been asked for, on the GPU or in RAM."""
+        self.expert_token_counts.zero_()
+        if self._handoff is not None:
+            for layer in range(len(self._layers)):
+                self._handoff.heat(layer).zero_()
+
     def mix(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Reads s.x and s.output, attention's; leaves what `pending` gives."""
         moe = self._layers[index]
