@@ -76,13 +76,13 @@ class Bench:
 
     def turn(self, group: Group) -> None:
         self._run(group, 1)
-        read = self._runner.weight_bytes_read()
+        read = self._runner.engine.weight_counters()
         started = time.perf_counter()
         for _ in range(TURN - 1):
             self._run(group, 1)
         seconds = time.perf_counter() - started
         group.ms.append(seconds * 1e3 / (TURN - 1))
-        group.ns_per_kb.append(seconds * 1e9 / ((self._runner.weight_bytes_read() - read) / 1e3))
+        group.ns_per_kb.append(seconds * 1e9 / (self._runner.engine.weight_bytes_since(read) / 1e3))
 
     def _run(self, group: Group, count: int, new: list[NewSeq] | None = None) -> None:
         self._step += 1

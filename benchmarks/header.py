@@ -9,7 +9,6 @@ The types are llama.cpp's Q4_K_M mix. The vocabulary is made up: grammars and te
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,25 +19,38 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.dummy import open_dummy
-from moeserve.models.qwen3moe.config import ARCHITECTURE, Qwen3MoeConfig, RopeScaling
+from moeserve.models.interface import ModelShape, RopeScaling, model_tensors
+from moeserve.models.qwen3moe.family import FAMILY, layer_shape
 
-QWEN3_30B_A3B = Qwen3MoeConfig(
-    hidden_size=2048,
-    num_layers=48,
-    num_heads=32,
-    num_kv_heads=4,
-    head_dim=128,
-    num_experts=128,
-    top_k=8,
-    expert_ff=768,
-    rms_eps=1e-6,
-    rope_theta=1e6,
-    rope_scaling=RopeScaling(),
-    context_length=40960,
-    vocab_size=151_936,
-    tied_embeddings=False,
-)
 
+def qwen3moe(
+    hidden_size: int = 2048,
+    num_layers: int = 48,
+    num_heads: int = 32,
+    num_kv_heads: int = 4,
+    head_dim: int = 128,
+    num_experts: int = 128,
+    top_k: int = 8,
+    expert_width: int = 768,
+    context_length: int = 40960,
+    vocab_size: int = 151_936,
+) -> ModelShape:
+    """A Qwen3-MoE of these sizes; Qwen3-30B-A3B's where nothing is said."""
+    layer = layer_shape(num_heads, num_kv_heads, head_dim, num_experts, top_k, expert_width)
+    return ModelShape(
+        architecture=FAMILY.architecture,
+        hidden_size=hidden_size,
+        layers=(layer,) * num_layers,
+        rms_eps=1e-6,
+        rope_theta=1e6,
+        rope_scaling=RopeScaling(),
+        context_length=context_length,
+        vocab_size=vocab_size,
+        tied_embeddings=False,
+    )
+
+
+QWEN3_30B_A3B = qwen3moe()
 
 # GPT-2's letters for single bytes, which a server's tokenizer must have: printable ones stand for themselves.
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -60,39 +72,42 @@ def q4_k_m(name: str, layers: int) -> Type:
     return Type.Q6_K if has_more else Type.Q4_K
 
 
-def write_header(path: Path, c: Qwen3MoeConfig, type_of: Callable[[str, int], Type] = q4_k_m) -> None:
+def write_header(path: Path, shape: ModelShape, type_of: Callable[[str, int], Type] = q4_k_m) -> None:
     """type_of: of a matrix, from its name and the number of layers."""
-    writer = GGUFWriter(path, ARCHITECTURE)
-    writer.add_context_length(c.context_length)
-    writer.add_embedding_length(c.hidden_size)
-    writer.add_block_count(c.num_layers)
-    writer.add_expert_feed_forward_length(c.expert_ff)
-    writer.add_head_count(c.num_heads)
-    writer.add_head_count_kv(c.num_kv_heads)
-    writer.add_key_length(c.head_dim)
-    writer.add_value_length(c.head_dim)
-    writer.add_layer_norm_rms_eps(c.rms_eps)
-    writer.add_rope_freq_base(c.rope_theta)
-    writer.add_expert_count(c.num_experts)
-    writer.add_expert_used_count(c.top_k)
+    attention = shape.layers[0].attention
+    writer = GGUFWriter(path, shape.architecture)
+    writer.add_context_length(shape.context_length)
+    writer.add_embedding_length(shape.hidden_size)
+    writer.add_block_count(shape.num_layers)
+    writer.add_expert_feed_forward_length(shape.expert_width)
+    writer.add_head_count(attention.num_heads)
+    writer.add_head_count_kv(attention.num_kv_heads)
+    writer.add_key_length(attention.head_dim)
+    writer.add_value_length(attention.head_dim)
+    writer.add_layer_norm_rms_eps(shape.rms_eps)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_expert_count(shape.num_experts)
+    writer.add_expert_used_count(shape.top_k)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([*BYTES, *(f"t{i}" for i in range(c.vocab_size - len(BYTES)))][: c.vocab_size])
-    writer.add_token_types([1] * c.vocab_size)
-    writer.add_token_merges(["t 0"] if c.vocab_size > len(BYTES) else ["! !"])
-    writer.add_eos_token_id(c.vocab_size - 1)
-    for name, shape in c.expected_shapes().items():
-        kind = Type.F32 if len(shape) == 1 else type_of(name, c.num_layers)
+    writer.add_token_list(
+        [*BYTES, *(f"t{i}" for i in range(shape.vocab_size - len(BYTES)))][: shape.vocab_size]
+    )
+    writer.add_token_types([1] * shape.vocab_size)
+    writer.add_token_merges(["t 0"] if shape.vocab_size > len(BYTES) else ["! !"])
+    writer.add_eos_token_id(shape.vocab_size - 1)
+    for name, dimensions in model_tensors(shape).items():
+        kind = Type.F32 if len(dimensions) == 1 else type_of(name, shape.num_layers)
         block, size = GGML_QUANT_SIZES[kind]
         elements = 1
-        for dimension in shape:
+        for dimension in dimensions:
             elements *= dimension
         # gguf-py takes shapes in the file's order of bytes: the last dimension of a quantised type in bytes.
-        stored = (*shape[:-1], shape[-1] // block * size)
+        stored = (*dimensions[:-1], dimensions[-1] // block * size)
         dtype = "float32" if kind == Type.F32 else "uint8"
         writer.add_tensor_info(
             name,
-            shape if kind == Type.F32 else stored,
+            dimensions if kind == Type.F32 else stored,
             np.dtype(dtype),
             elements // block * size,
             raw_dtype=kind,
@@ -120,7 +135,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=QWEN3_30B_A3B.num_layers)
     parser.add_argument("--weights", action="store_true")
     args = parser.parse_args()
-    write_header(args.output, dataclasses.replace(QWEN3_30B_A3B, num_layers=args.layers))
+    write_header(args.output, qwen3moe(num_layers=args.layers))
     if args.weights:
         write_weights(args.output)
 

@@ -36,10 +36,12 @@ import torch
 from benchmarks.server import REPOSITORY, Server, running_server
 from moeserve.bench.engine import SHARED, EngineBench
 from moeserve.config import ServerConfig
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
+from moeserve.models.registry import read_shape
+from moeserve.models.shape_reader import check_tensors
 from moeserve.options import flag_name, read_options, resolve
-from moeserve.placement import ModelSizes, Placement, Wishes, place
+from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.command import SHARED as PLANNED
@@ -66,9 +68,10 @@ class Accuracy:
             config, max_num_seqs=most, max_model_len=length, max_total_tokens=max(64, most * length)
         )
         self._gguf = open_metadata(Path(config.model))
-        self._model = Qwen3MoeConfig.from_gguf(self._gguf)
-        self._model.check_tensors(self._gguf)
-        self._sizes = ModelSizes.of(self._gguf.tensors, self._model)
+        self._model = read_shape(self._gguf)
+        check_tensors(self._model, self._gguf)
+        self._layout = KvLayout(self._model)
+        self._sizes = ModelSizes.of(self._gguf.tensors, self._layout)
         self._on_gpu = choose_device(config.device) == "cuda"
         self._gpu_before = gpu_used() if self._on_gpu else 0
         self._step_tokens = self._steps()
@@ -89,11 +92,11 @@ class Accuracy:
 
     def _place(self) -> Placement:
         if not self._on_gpu:
-            return place(self._sizes, Wishes(), None)
+            return place(self._sizes, PlacementOptions(), None)
         from moeserve.worker.gpu_memory import plan_placement
 
         most = max(self._step_tokens, self._config.max_num_seqs)
-        return plan_placement(self._config, self._model, self._gguf, most, torch.device("cuda", 0))
+        return plan_placement(self._config, self._layout, self._gguf, most, torch.device("cuda", 0))
 
     def _routing(self) -> Routing:
         """From the engine's own heat: random weights have their favourites among the experts."""
@@ -166,14 +169,14 @@ class Accuracy:
         placement = self._placement
         parts = {
             "weights": placement.gpu_weight_bytes,
-            "KV": (placement.kv_tokens or 0) * self._sizes.kv_bytes * self._model.num_layers,
+            "KV": (placement.kv_tokens or 0) * self._sizes.kv_bytes(),
             "streaming": placement.stream_bytes,
             "buffers": room_bytes(
                 self._config,
                 self._model,
                 most,
                 torch.device("cuda", 0),
-                float_weights=has_float_weights(self._gguf.tensors, self._model),
+                float_weights=has_float_weights(self._gguf.tensors, self._model.num_layers),
             ),
         }
         taken = gpu_used() - self._gpu_before

@@ -52,11 +52,11 @@ class Ours:
 
     def decode(self, streams: int, steps: int) -> float:
         self.bench.prefill(streams, PROMPT)
-        before, read = self.bench.read_gb_s(), self.runner.weight_bytes_read()
+        before, read = self.bench.read_gb_s(), self.runner.engine.weight_counters()
         start = time.perf_counter()
         self.bench.decode(streams, PROMPT, steps)
         seconds = time.perf_counter() - start
-        gb_s = (self.runner.weight_bytes_read() - read) / seconds / 1e9
+        gb_s = self.runner.engine.weight_bytes_since(read) / seconds / 1e9
         if streams == 1:
             self.fractions.append(gb_s / statistics.mean((before, self.bench.read_gb_s())))
         return streams * steps / seconds

@@ -18,8 +18,9 @@ from pathlib import Path
 from benchmarks.header import QWEN3_30B_A3B, write_header
 from moeserve.config import ServerConfig
 from moeserve.options import resolve
-from moeserve.worker.gpu_runner import GpuRunner
+from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.loading import load_runner
+from moeserve.worker.measure.streaming import time_prompt
 
 AROUND = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # of the calibrated crossover
 MOST_ON_CPU = 2048  # tokens: the CPU's rate no longer changes, and more would take long
@@ -27,7 +28,7 @@ PARTS = tuple(i / 8 for i in range(9))
 SWEPT = (64, 128, 256, 512, 1024, 2048)
 
 
-def load(experts: int, most: int, **options: object) -> GpuRunner:
+def load(experts: int, most: int, **options: object) -> GpuEngine:
     """With `experts` of each layer on the GPU, for steps of up to `most` tokens; not calibrated."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "30b.gguf"
@@ -45,18 +46,18 @@ def load(experts: int, most: int, **options: object) -> GpuRunner:
         }
         config = resolve(ServerConfig(**(fixed | options)))  # type: ignore[arg-type]
         runner = load_runner(config, lambda *_: None)
-    assert isinstance(runner, GpuRunner)
+    assert isinstance(runner, Runner)
     return runner
 
 
-def report_crossover(runner: GpuRunner) -> None:
+def report_crossover(engine: GpuEngine) -> None:
     started = time.perf_counter()
     found = runner.calibrate()
     print(f"calibrated in {time.perf_counter() - started:.1f} s: {found}", flush=True)
     if found.threshold is None:
         return
     sizes = [round(share * found.threshold) for share in AROUND]
-    ways = [[runner.time_step(n, part) for n in sizes] for part in (0.0, 1.0)]
+    ways = [[time_prompt(engine, n, part) for n in sizes] for part in (0.0, 1.0)]
     for n, on_cpu, streamed in zip(sizes, *ways, strict=True):
         print(
             f"{n:6} tokens: CPU alone {on_cpu * 1e3:7.1f} ms, streamed {streamed * 1e3:7.1f} ms", flush=True
@@ -76,20 +77,20 @@ def where_they_meet(sizes: Sequence[int], on_cpu: Sequence[float], streamed: Seq
     return round(sizes[low] + share * (sizes[high] - sizes[low]))
 
 
-def report_speeds(runner: GpuRunner, sizes: Sequence[int]) -> None:
+def report_speeds(engine: GpuEngine, sizes: Sequence[int]) -> None:
     """In tokens a second; shared as the runner would now."""
     print(f"{'tokens':>7}{'CPU alone':>11}{'streamed':>10}{'shared':>9}{'part':>7}", flush=True)
     for n in sizes:
         part = runner.streaming.part(n)
-        shared, streamed = n / runner.time_step(n, part), n / runner.time_step(n, 1.0)
-        on_cpu = f"{n / runner.time_step(n, 0.0):.0f}" if n <= MOST_ON_CPU else ""
+        shared, streamed = n / time_prompt(engine, n, part), n / time_prompt(engine, n, 1.0)
+        on_cpu = f"{n / time_prompt(engine, n, 0.0):.0f}" if n <= MOST_ON_CPU else ""
         print(f"{n:7}{on_cpu:>11}{streamed:10.0f}{shared:9.0f}{part:7.2f}", flush=True)
 
 
-def sweep(runner: GpuRunner) -> None:
+def sweep(engine: GpuEngine) -> None:
     print(f"ms by part{'':4}" + "".join(f"{part:8.3f}" for part in PARTS))
     for n in SWEPT:
-        times = [runner.time_step(n, part) for part in PARTS if part or n <= MOST_ON_CPU]
+        times = [time_prompt(engine, n, part) for part in PARTS if part or n <= MOST_ON_CPU]
         print(f"{n:7} tokens" + "".join(f"{t * 1e3:8.1f}" for t in times), flush=True)
 
 

@@ -13,13 +13,20 @@ import time
 
 from benchmarks.gpu.crossover import load
 from moeserve.bench.engine import EngineBench
-from moeserve.worker.gpu_runner import GpuRunner
+from moeserve.kernels.handoff import ExpertHandoff
+from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.runner import Runner
 
 PROMPT, WARM_UP, STEPS, ROUNDS = 32, 4, 32, 4
 
 
-def report(runner: GpuRunner, deferred: list[int], batches: list[int]) -> None:
-    bench, handoff = EngineBench(runner, PROMPT), runner._model._handoff
+def _handoff_of(runner: Runner) -> ExpertHandoff | None:
+    assert isinstance(runner.engine, GpuEngine)
+    return runner.engine._model._moe._handoff
+
+
+def report(runner: Runner, deferred: list[int], batches: list[int]) -> None:
+    bench, handoff = EngineBench(runner, PROMPT), _handoff_of(runner)
     assert handoff is not None
     recorded = {}
     for n in deferred:

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
+from moeserve.models.registry import read_shape
 from moeserve.placement import LayerPlacement, ModelSizes, Placement
 from moeserve.plan.gpu_constants import H200, GpuConstants
 from moeserve.plan.rates import CpuRates, GpuRates
@@ -35,8 +36,8 @@ class Run:
 
     def __init__(self, record: dict[str, Any], model_file: Path | None) -> None:
         gguf = open_metadata(model_file or Path(record["model"]))
-        self._model = Qwen3MoeConfig.from_gguf(gguf)
-        self._sizes = ModelSizes.of(gguf.tensors, self._model)
+        self._model = read_shape(gguf)
+        self._sizes = ModelSizes.of(gguf.tensors, KvLayout(self._model))
         self._routing = Routing(self._model, record["heat"])
         layers = tuple(
             LayerPlacement("cuda", tuple(experts), prefill)

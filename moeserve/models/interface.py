@@ -1,6 +1,6 @@
 """What may be known of a model outside this package: its shape. No torch, and no architecture's name.
 
-A `ModelFamily` (`registry.py` lists them) reads a file's metadata into a `ModelShape`, a description made of the features
+A `ModelFamily` (`registry.py` lists them) reads a file's metadata into a `ModelShape`, made of the features
 that `blocks` has. Both engines build their decoder from the shape, and placement, plan, KV and worker read it.
 """
 

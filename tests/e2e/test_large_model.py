@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from benchmarks.server import running_server
+from moeserve.kv.layout import KvLayout
 from moeserve.models.gguf import open_gguf
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.worker.kv_pool import bytes_per_token
+from moeserve.models.registry import read_shape
 from tests.e2e.clients import TEXT, at_once, completion, streamed
 
 KV_TOKENS = 16384
@@ -54,7 +54,7 @@ def test_real_shape_within_its_memory() -> None:
     if not named:
         pytest.skip("no model of real shape is named (MOESERVE_LARGE_MODEL)")
     model = open_gguf(Path(named))
-    kv_bytes = KV_TOKENS * bytes_per_token(Qwen3MoeConfig.from_gguf(model))
+    kv_bytes = KV_TOKENS * KvLayout(read_shape(model)).token_bytes()
     allowed = model.file_bytes + kv_bytes + OVERHEAD_BYTES
     started = time.monotonic()
     with (

@@ -44,8 +44,9 @@ def write_case(folder: Path, seed: int) -> Path:
 
 def use_model(path: Path) -> None:
     """Everything that the processes of a server do with a model's files, and a step of its engine."""
-    from moeserve.models.qwen3moe.config import Qwen3MoeConfig
     from moeserve.models.open import open_metadata, open_model
+    from moeserve.models.registry import read_shape
+    from moeserve.models.shape_reader import check_tensors
     from moeserve.tokenizer import TextTokenizer
 
     source = open_metadata(path)
@@ -53,8 +54,8 @@ def use_model(path: Path) -> None:
     ids = tokenizer.encode(TEXT)
     tokenizer.decode(ids, skip_special=False)
     source = open_model(path)
-    config = Qwen3MoeConfig.from_gguf(source)
-    config.check_tensors(source)
+    config = read_shape(source)
+    check_tensors(config, source)
     for name in source.tensors:
         source.data(name)[-1]
     _run(path)

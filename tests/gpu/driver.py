@@ -7,7 +7,6 @@ import numpy as np
 from moeserve.config import ServerConfig
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan, StepResult, TokenLogprob
 from moeserve.options import resolve
-from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.runner import Runner
 
 TOP = 20
@@ -29,7 +28,7 @@ def small_config(model: object, **options: object) -> ServerConfig:
 class Driver:
     """KV slots are handed out in a random order. One request slot a sequence."""
 
-    def __init__(self, runner: Runner | GpuRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self.runner = runner
         ready = runner.ready()
         self._free = np.random.default_rng(0).permutation(ready.num_kv_slots).astype(np.int32).tolist()

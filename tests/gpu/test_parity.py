@@ -13,9 +13,10 @@ import torch
 
 from benchmarks.accuracy import Fixture, agreed_length, distances, top_of
 from moeserve.messages.schema import TokenLogprob
-from moeserve.worker.calibration import Streaming
-from moeserve.worker.gpu_runner import GpuRunner
+from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.loading import load_runner
+from moeserve.worker.runner import Runner
 from tests.conftest import fixtures_dir
 from tests.gpu.bounds import assert_near
 from tests.gpu.driver import GREEDY, Driver, small_config
@@ -46,15 +47,16 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
 def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
     experts, part, layers = request.param
     runner = runner_of(_folder() / f"{fixture.name}.gguf", num_gpu_experts=experts, n_gpu_layers=layers)
-    runner.stream_by(Streaming(((1, part),)), f"{part} streamed")
+    assert isinstance(runner.engine, GpuEngine)
+    runner.engine.stream_by(Streaming(((1, part),)), f"{part} streamed")
     print(f"DEVICE {runner.ready().device}")
     return Driver(runner)
 
 
-def runner_of(model: Path, **options: object) -> GpuRunner:
+def runner_of(model: Path, **options: object) -> Runner:
     config = small_config(model, device="cuda", gpu_prefill_token_threshold=1 << 20, threads=4, **options)
     runner = load_runner(config, lambda *_: None)
-    assert isinstance(runner, GpuRunner)
+    assert isinstance(runner.engine, GpuEngine)
     return runner
 
 

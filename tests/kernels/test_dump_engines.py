@@ -3,7 +3,6 @@ GPU where there is one."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from gguf.constants import GGMLQuantizationType as Type
 
-from benchmarks.header import QWEN3_30B_A3B, write_header
+from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.dump.compare import Tolerances, compare
 from moeserve.dump.reader import Dump
@@ -29,8 +28,7 @@ GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A header: 2 layers of 4 experts, of which a token takes 2. A program of the interpreter takes milliseconds."""
     path = tmp_path_factory.mktemp("model") / "small.gguf"
-    shape = dataclasses.replace(
-        QWEN3_30B_A3B, hidden_size=32, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=32, num_experts=4,
+    shape = qwen3moe(hidden_size=32, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=32, num_experts=4,
         top_k=2, expert_ff=32, context_length=128, vocab_size=32,
     )  # fmt: skip
     write_header(path, shape, lambda name, _: Type.F32 if "gate_inp" in name else Type.F16)

@@ -15,8 +15,8 @@ from moeserve.kernels.planes import GgmlType, dequantize, empty_planes, repack
 from moeserve.kernels.planes.from_panels import panels_to_planes
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf import open_gguf
-from moeserve.models.qwen3moe.cpu_experts import load_cpu_experts
-from moeserve.models.qwen3moe.expert_stream import ExpertStream, _bytes_of
+from moeserve.models.loading.expert_stream import ExpertStream, _bytes_of
+from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.placement.placement import LayerPlacement, Placement
 from moeserve.worker.gpu_loading import in_ram_order
 from tests.conftest import TINY_MODEL
@@ -63,7 +63,7 @@ def test_the_hottest_lie_first(tmp_path: Path) -> None:
     layers = tuple(LayerPlacement("cuda", gpu) for gpu in ((), (2, 4), tuple(range(8))))
     order = in_ram_order(config, Placement("cuda", layers, "cuda", 8, 0, 0))
     assert order == [[2, 4, 0, 1, 5, 6, 7, 3], [0, 1, 5, 6, 7, 3], []]
-    in_ram = load_cpu_experts(CpuStream(1), file, order, torch.device(DEVICE), lambda *_: None)
+    in_ram = load_ram_experts(CpuStream(1), file, order, torch.device(DEVICE), lambda *_: None)
     for index, (ids, layer) in enumerate(zip(order, in_ram.layers, strict=True)):
         if layer is None:
             assert not ids

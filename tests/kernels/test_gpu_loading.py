@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from pathlib import Path
 
@@ -10,15 +9,15 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import QWEN3_30B_A3B, write_header
+from benchmarks.header import qwen3moe, write_header
 from moeserve.errors import ConfigError
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.open import open_dummy_model
-from moeserve.placement import ModelSizes, Placement, Wishes, place
+from moeserve.models.registry import read_shape
+from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.place import GIB, Gpu
 from moeserve.placement.rules import Rules
 from moeserve.worker.cpu_stream import open_stream
-from moeserve.worker.gpu_loading import _expert_stream, load_cpu_experts
+from moeserve.worker.gpu_loading import _expert_stream, load_ram_experts
 from tests.gpu.driver import small_config
 
 STREAMED = "- {match: 'exps', decode: cpu, prefill: cuda}"
@@ -28,7 +27,7 @@ IN_RAM = "- {match: 'exps', device: cpu}"
 @pytest.fixture
 def header(tmp_path: Path) -> Path:
     path = tmp_path / "small.gguf"
-    write_header(path, dataclasses.replace(QWEN3_30B_A3B, hidden_size=256, num_layers=1, num_experts=4, top_k=2,
+    write_header(path, qwen3moe(hidden_size=256, num_layers=1, num_experts=4, top_k=2,
                                            expert_ff=256, context_length=128, vocab_size=128))  # fmt: skip
     return path
 
@@ -36,8 +35,8 @@ def header(tmp_path: Path) -> Path:
 def placed(header: Path, rules: str) -> Placement:
     gguf = open_dummy_model(header)
     (header.parent / "rules.yaml").write_text(rules)
-    wishes = Wishes(rules=Rules.read(header.parent / "rules.yaml"), max_total_tokens=128)
-    sizes = ModelSizes.of(gguf.tensors, Qwen3MoeConfig.from_gguf(gguf))
+    wishes = PlacementOptions(rules=Rules.read(header.parent / "rules.yaml"), max_total_tokens=128)
+    sizes = ModelSizes.of(gguf.tensors, read_shape(gguf))
     return place(sizes, wishes, Gpu(GIB, 0))
 
 
@@ -48,7 +47,7 @@ def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytes
     assert placement.stream_bytes > 0
     config = small_config(header, threads=2, numa_nodes=2, cpu_binding="none")
     device = torch.device(DEVICE)
-    experts = load_cpu_experts(
+    experts = load_ram_experts(
         open_stream(config), open_dummy_model(header), [placement.cpu_experts(0)], device, lambda *_: None
     )
     if rules == STREAMED:

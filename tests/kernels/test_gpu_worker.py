@@ -3,7 +3,6 @@ with its experts anywhere. Random weights of a very small shape; `tests/gpu` has
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,15 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import QWEN3_30B_A3B, write_header
+from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.messages.schema import NewSeq, Row, TokenLogprob
 from moeserve.models.open import open_dummy_model
-from moeserve.worker.calibration import Streaming
+from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.gpu_runner import GpuRunner
 from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, Driver, small_config
 
 pytestmark = pytest.mark.slow  # three minutes of CPU time
@@ -29,8 +29,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A header: 2 layers, 4 experts of which a token takes 2."""
     path = tmp_path_factory.mktemp("model") / "small.gguf"
-    shape = dataclasses.replace(
-        QWEN3_30B_A3B,
+    shape = qwen3moe(
         hidden_size=256,
         num_layers=2,
         num_heads=2,
@@ -59,12 +58,12 @@ def expected(model: Path) -> list[TokenLogprob]:
 
 
 @pytest.fixture(scope="module")
-def all_on_gpu(model: Path) -> GpuRunner:
+def all_on_gpu(model: Path) -> Runner:
     config = config_of(model, num_gpu_experts=4)
     return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
 
 
-def test_all_on_the_gpu(all_on_gpu: GpuRunner, expected: list[TokenLogprob]) -> None:
+def test_all_on_the_gpu(all_on_gpu: Runner, expected: list[TokenLogprob]) -> None:
     check_same(all_on_gpu, expected, experts=4)
 
 
@@ -75,7 +74,7 @@ def test_an_expert_on_the_gpu(model: Path, expected: list[TokenLogprob], thresho
     check_same(runner, expected, experts=1)
 
 
-def check_same(runner: GpuRunner, expected: list[TokenLogprob], *, experts: int) -> None:
+def check_same(runner: Runner, expected: list[TokenLogprob], *, experts: int) -> None:
     """As the CPU, for a prompt of 20 tokens in a step and in chunks of 17 and 3, which take other kernels."""
     driver = Driver(runner)
     for chunk in (17, 20):
@@ -87,7 +86,7 @@ def check_same(runner: GpuRunner, expected: list[TokenLogprob], *, experts: int)
     assert sum(use.on_gpu) == 2 * experts
 
 
-def test_a_new_request_reads_a_row_of_its_own_step(all_on_gpu: GpuRunner) -> None:
+def test_a_new_request_reads_a_row_of_its_own_step(all_on_gpu: Runner) -> None:
     """The router lets others read what is planned of a prompt: a row may need the KV that another writes beside it."""
     driver = Driver(all_on_gpu)
     first, second = PROMPT[:4], [*PROMPT[:4], 7]
@@ -123,13 +122,13 @@ def test_prompts_shared_between_stream_and_pool(
     runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
     driver = Driver(runner)
     for part in parts:
-        runner.stream_by(Streaming(((1, part),)), "in part")
+        gpu_engine(runner).stream_by(Streaming(((1, part),)), "in part")
         routed, pooled = routes(runner), pool_routes(runner)
         found = driver.score(0, PROMPT, len(PROMPT))
         assert max(abs(a.logprob - b.logprob) for a, b in zip(found, expected, strict=True)) < 0.1
         shared = 0
         for layer, way in enumerate((None, rule)):
-            in_ram = [e for e in range(4) if not runner._model.on_gpu[layer][e]]
+            in_ram = [e for e in range(4) if not gpu_engine(runner)._model.on_gpu[layer][e]]
             streamed = {"cpu": 0, "cuda": len(in_ram)}.get(way or "", round(part * len(in_ram)))
             new, by_pool = (
                 (routes(runner) - routed)[layer][in_ram],
@@ -140,13 +139,18 @@ def test_prompts_shared_between_stream_and_pool(
         assert shared or part != 0.7  # else the parts would not matter
 
 
-def routes(runner: GpuRunner) -> torch.Tensor:
+def gpu_engine(runner: Runner) -> GpuEngine:
+    assert isinstance(runner.engine, GpuEngine)
+    return runner.engine
+
+
+def routes(runner: Runner) -> torch.Tensor:
     """[layers, experts]: tokens routed to each so far."""
-    return runner._model.heat.cpu().clone()
+    return gpu_engine(runner)._model.expert_token_counts.cpu().clone()
 
 
-def pool_routes(runner: GpuRunner) -> list[torch.Tensor]:
+def pool_routes(runner: Runner) -> list[torch.Tensor]:
     """Of each layer, of the experts in RAM: tokens that the pool has computed so far."""
-    handoff = runner._model._handoff
+    handoff = gpu_engine(runner)._model._moe._handoff
     assert handoff is not None
     return [handoff.heat(layer)[0].clone() for layer in range(2)]

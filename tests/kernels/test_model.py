@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
-from transformers import Qwen3MoeConfig as HuggingFaceConfig
+from transformers import ModelShape as HuggingFaceConfig
 from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, KvLayer, Place, build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, Place, build_attention_plan
+from moeserve.kv.cache import KvCache
+from moeserve.kv.layout import KvLayout
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.models.gguf import names as n
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.qwen3moe.model import Batch, Qwen3Moe
-from moeserve.models.qwen3moe.weights import WeightLoader
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_loader import CpuLoader
+from moeserve.models.registry import read_shape
+from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, wide_models
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import dequantize
@@ -33,14 +38,11 @@ class Engine:
 
     def __init__(self, stream: CpuStream, path: Path, *, in_place: bool = False) -> None:
         self.file = open_gguf(path)  # in place, the weights are in it
-        self.config = c = Qwen3MoeConfig.from_gguf(self.file)
+        self.config = c = read_shape(self.file)
         self.stream = stream
-        weights = WeightLoader(stream, self.file, c, lambda *_: None, in_place).load()
-        kv = [
-            KvLayer(*(torch.empty(MAX_TOKENS, c.num_kv_heads, c.head_dim, dtype=torch.float16) for _ in "kv"))
-            for _ in range(c.num_layers)
-        ]
-        self.model = Qwen3Moe(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS)
+        weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place).load()
+        kv = KvCache(KvLayout(c), MAX_TOKENS, range(c.num_layers))
+        self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS)
 
     def logits(self, tokens: list[int], chunk: int = MAX_TOKENS) -> torch.Tensor:
         """float32 [len(tokens), vocab]: the prediction at every position."""
@@ -49,19 +51,19 @@ class Engine:
         for first in range(0, len(tokens), chunk):
             part = tokens[first : first + chunk]
             self.model.forward(self._batch(part, Sequence(0, len(part), first, slots)))
-            for row in range(0, len(part), Qwen3Moe.LOGIT_ROWS):
-                rows = torch.arange(row, min(row + Qwen3Moe.LOGIT_ROWS, len(part)), dtype=torch.int32)
+            for row in range(0, len(part), CPU_LOGIT_ROWS):
+                rows = torch.arange(row, min(row + CPU_LOGIT_ROWS, len(part)), dtype=torch.int32)
                 logits = self.model.logits(rows)
                 self.stream.wait()
                 found.append(logits.clone())
         return torch.cat(found)
 
-    def _batch(self, tokens: list[int], s: Sequence) -> Batch:
+    def _batch(self, tokens: list[int], s: Sequence) -> CpuBatch:
         plan = AttentionPlan()
         one = [np.array([value], np.int32) for value in (s.row, s.count, s.position, 0)]
         self._table = s.slots.numpy()[None]  # the plan points into it
-        build_attention_plan(plan, *one, self._table, self.model.heads, self.stream.threads)
-        return Batch(
+        build_attention_plan(plan, *one, self._table, self.model.attention_heads, self.stream.threads)
+        return CpuBatch(
             n=s.count,
             token_ids=torch.tensor(tokens, dtype=torch.int32),
             positions=torch.arange(s.position, s.position + s.count),
@@ -155,15 +157,15 @@ def test_vector_instruction_sets_give_the_same_bits() -> None:
 # ---------------------------------------------------------------- Hugging Face
 
 
-def hugging_face_model(file: GGUFFile, c: Qwen3MoeConfig) -> Qwen3MoeForCausalLM:
+def hugging_face_model(file: GGUFFile, c: ModelShape) -> Qwen3MoeForCausalLM:
     """Qwen3MoeForCausalLM in float32 with the file's weights, dequantised by gguf-py."""
     config = HuggingFaceConfig(
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
-        moe_intermediate_size=c.expert_ff,
+        moe_intermediate_size=c.expert_width,
         num_hidden_layers=c.num_layers,
-        num_attention_heads=c.num_heads,
-        num_key_value_heads=c.num_kv_heads,
+        num_attention_heads=c.layers[0].attention.num_heads,
+        num_key_value_heads=c.layers[0].attention.num_kv_heads,
         head_dim=c.head_dim,
         num_experts=c.num_experts,
         num_experts_per_tok=c.top_k,
@@ -208,7 +210,7 @@ def hugging_face_model(file: GGUFFile, c: Qwen3MoeConfig) -> Qwen3MoeForCausalLM
 def test_the_truth_is_hugging_faces() -> None:
     """The fixture's truth, recomputed; and with it our reading of the file, layout and names included."""
     fixture, file = own_fixture(), open_gguf(TINY_MODEL)
-    model = hugging_face_model(file, Qwen3MoeConfig.from_gguf(file))
+    model = hugging_face_model(file, read_shape(file))
     for tokens, truth in zip(fixture.tokens, fixture.truth, strict=True):
         with torch.no_grad():
             logits = model(torch.tensor([tokens])).logits[0]

@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig as HuggingFaceConfig
+from transformers import ModelShape as HuggingFaceConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding, apply_rotary_pos_emb
 
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.rope.reference import rope_store, rotate
+from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.gguf import open_gguf
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig, RopeScaling
-from moeserve.models.qwen3moe.rope import rope_tables
+from moeserve.models.interface import ModelShape, RopeScaling
+from moeserve.models.registry import read_shape
 from tests.kernels.operations import ISAS, run_rope_store, stream_of
 from tests.kernels.weights import activations
 
@@ -24,8 +25,8 @@ each_isa = pytest.mark.parametrize("isa", ISAS)
 
 
 @pytest.fixture(scope="module")
-def config(tiny_model: Path) -> Qwen3MoeConfig:
-    return Qwen3MoeConfig.from_gguf(open_gguf(tiny_model))
+def config(tiny_model: Path) -> ModelShape:
+    return read_shape(open_gguf(tiny_model))
 
 
 class Step:
@@ -123,7 +124,7 @@ SCALINGS = {
 
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 @pytest.mark.parametrize("name", SCALINGS)
-def test_angles_are_hugging_faces(config: Qwen3MoeConfig, name: str, theta: float) -> None:
+def test_angles_are_hugging_faces(config: ModelShape, name: str, theta: float) -> None:
     """Frequencies to float32's precision, theirs; the magnitude exactly. llama.cpp defines both in the same way."""
     ours, theirs = SCALINGS[name]
     cos, sin = rope_tables(dataclasses.replace(config, rope_scaling=ours, rope_theta=theta), 2)
@@ -141,7 +142,7 @@ def hugging_face_frequencies(parameters: dict[str, Any], head_dim: int) -> tuple
     return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)  # type: ignore[no-any-return]
 
 
-def test_far_positions_keep_their_angle(config: Qwen3MoeConfig) -> None:
+def test_far_positions_keep_their_angle(config: ModelShape) -> None:
     """float32 positions times float32 frequencies would be off by 0.01 at position 200,000; ours are float64."""
     cos, sin = rope_tables(config, 200_001)
     angle = 200_000 * 1e6 ** (-torch.arange(64, dtype=torch.float64) / 64)
@@ -149,7 +150,7 @@ def test_far_positions_keep_their_angle(config: Qwen3MoeConfig) -> None:
     torch.testing.assert_close(sin[-1], angle.sin().float(), rtol=0, atol=1e-7)
 
 
-def test_the_rotation_is_hugging_faces(config: Qwen3MoeConfig) -> None:
+def test_the_rotation_is_hugging_faces(config: ModelShape) -> None:
     cos, sin = rope_tables(config, 40)
     heads = activations("gaussian", 40 * 3, 128).view(40, 3, 128)
     doubled = [torch.cat([t, t], dim=-1)[None] for t in (cos, sin)]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.header import qwen3moe
+from moeserve.models.interface import dense_tensors
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import Bytes, LayerSizes
 
 MIB = 1 << 20
+SHAPE = qwen3moe(num_layers=64)  # for the names of tensors
 
 
 def model(layers: int = 4, experts: int = 8, expert_mib: int = 2, dense_mib: int = 10) -> ModelSizes:
@@ -16,14 +19,16 @@ def model(layers: int = 4, experts: int = 8, expert_mib: int = 2, dense_mib: int
 
     def layer(index: int) -> LayerSizes:
         expert = (expert_mib + index % 2) * MIB
-        return LayerSizes(Bytes(dense_mib * MIB, dense_mib * MIB + MIB), Bytes(expert, expert + MIB // 8))
+        dense = Bytes(dense_mib * MIB, dense_mib * MIB + MIB)
+        return LayerSizes(
+            dense, Bytes(expert, expert + MIB // 8), kv=1024, dense_tensors=tuple(dense_tensors(SHAPE, index))
+        )
 
     return ModelSizes(
         num_experts=experts,
         embedding=Bytes(8 * MIB, 9 * MIB),
         head=Bytes(8 * MIB, 9 * MIB),
         layers=tuple(layer(index) for index in range(layers)),
-        kv_bytes=1024,
     )
 
 
@@ -36,17 +41,17 @@ def gpu_bytes(sizes: ModelSizes, placement: Placement, reserved: int) -> int:
     total = reserved
     total += sizes.embedding.cuda if placement.embedding == "cuda" else 0
     total += sizes.head.cuda if placement.head == "cuda" else 0
-    kv_layers = 0
+    kv = 0
     buffers = 0
     for size, layer in zip(sizes.layers, placement.layers, strict=True):
         if layer.dense == "cuda":
             total += size.dense.cuda
-            kv_layers += 1
+            kv += size.kv
             if layer.prefill != "cpu":
                 in_ram = sizes.num_experts - len(layer.gpu_experts)
                 buffers = max(buffers, in_ram * (2 * size.expert.cpu + size.expert.cuda))
         total += len(layer.gpu_experts) * size.expert.cuda
-    return total + buffers + (placement.kv_tokens or 0) * kv_layers * sizes.kv_bytes
+    return total + buffers + (placement.kv_tokens or 0) * kv
 
 
 def rules(tmp_path: Path, text: str) -> Rules:

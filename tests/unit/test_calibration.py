@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from moeserve.worker.calibration import Streaming, calibrate
+from moeserve.worker.engines.streaming import Streaming, calibrate
 
 SIZES = [64, 128, 256, 512, 1024]
 

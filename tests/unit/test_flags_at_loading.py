@@ -8,9 +8,10 @@ import pytest
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvMemoryBudget, plan_capacity
+from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
-from moeserve.worker.kv_pool import SHARE_OF_FREE_MEMORY, KvRoom, plan_capacity
+from moeserve.models.registry import read_shape
 from moeserve.worker.loading import load_runner
 
 
@@ -27,10 +28,10 @@ def test_a_flag_of_the_gpu_is_refused_without_one(config: ServerConfig, flag: st
 
 
 def test_a_context_beyond_the_models_own_is_told(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = Qwen3MoeConfig.from_gguf(open_metadata(tiny_model))
-    room = KvRoom("memory", 1 << 34, model.num_layers, SHARE_OF_FREE_MEMORY)
-    plan_capacity(ServerConfig(max_model_len=model.context_length), model, [room])
+    model = read_shape(open_metadata(tiny_model))
+    room = KvMemoryBudget("memory", 1 << 34, range(model.num_layers), SHARE_OF_FREE_MEMORY)
+    plan_capacity(ServerConfig(max_model_len=model.context_length), KvLayout(model), [room])
     assert not caplog.records
-    plan_capacity(ServerConfig(max_model_len=2 * model.context_length), model, [room])
+    plan_capacity(ServerConfig(max_model_len=2 * model.context_length), KvLayout(model), [room])
     (record,) = caplog.records
     assert f"the model was made for {model.context_length}, " in record.message

@@ -1,4 +1,4 @@
-"""Qwen3MoeConfig: read, range-checked, and held against the tensors."""
+"""ModelShape: read, range-checked, and held against the tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from gguf.constants import GGMLQuantizationType
 
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import GGUFFile, open_gguf
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig, RopeScaling
+from moeserve.models.interface import AttentionShape, RopeScaling
+from moeserve.models.registry import read_checked_shape, read_shape
+from moeserve.models.shape_reader import check_tensors
 from tests.unit.gguf_bytes import TOKENS, Tensor, gguf_bytes, model_metadata, model_tensors
 
 
@@ -22,26 +24,26 @@ def _model(tmp_path: Path, tensors: list[Tensor] | None = None, **changes: Any) 
 
 def test_packaged_model(tiny_model: Path) -> None:
     file = open_gguf(tiny_model)
-    config = Qwen3MoeConfig.from_gguf(file)
+    config = read_shape(file)
     assert (config.hidden_size, config.num_layers, config.vocab_size) == (256, 3, 4096)
-    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 128)
-    assert (config.num_experts, config.top_k, config.expert_ff) == (8, 2, 256)
+    assert config.layers[0].attention == AttentionShape(4, 2, 128, qk_norm="head")
+    assert (config.num_experts, config.top_k, config.expert_width) == (8, 2, 256)
     assert (config.rope_theta, config.context_length) == (1e6, 2048)
     assert config.rms_eps == pytest.approx(1e-6)
     assert config.rope_scaling == RopeScaling()
     assert not config.tied_embeddings
-    config.check_tensors(file)
+    check_tensors(config, file)
 
 
 def test_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
     file = _model(tmp_path)
-    config = Qwen3MoeConfig.from_gguf(file)
+    config = read_shape(file)
     assert config.tied_embeddings
-    config.check_tensors(file)
+    check_tensors(config, file)
     untied = _model(tmp_path, [*model_tensors(), Tensor("output.weight", (32, len(TOKENS)))])
-    config = Qwen3MoeConfig.from_gguf(untied)
+    config = read_shape(untied)
     assert not config.tied_embeddings
-    config.check_tensors(untied)
+    check_tensors(config, untied)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
     [
         (
             {"general__architecture": "llama"},
-            "architecture 'llama' is not supported; supported is 'qwen3moe'",
+            "architecture 'llama' is not supported; supported are qwen3moe, qwen2moe",
         ),
         ({"block_count": None}, "'qwen3moe.block_count' is missing"),
         ({"block_count": 0}, "'qwen3moe.block_count' is 0; 1 to 1024"),
@@ -71,13 +73,13 @@ def test_missing_output_matrix_means_tied_embeddings(tmp_path: Path) -> None:
 )
 def test_metadata_out_of_range_is_refused(tmp_path: Path, changes: dict[str, Any], cause: str) -> None:
     with pytest.raises(ModelError) as caught:
-        Qwen3MoeConfig.from_gguf(_model(tmp_path, **changes))
+        read_shape(_model(tmp_path, **changes))
     assert cause in str(caught.value)
 
 
 def test_rope_scaling(tmp_path: Path) -> None:
     def scaling(**changes: Any) -> RopeScaling:
-        return Qwen3MoeConfig.from_gguf(_model(tmp_path, **changes)).rope_scaling
+        return read_shape(_model(tmp_path, **changes)).rope_scaling
 
     yarn = scaling(
         rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=512
@@ -120,11 +122,11 @@ def _replace(name: str, *replacements: Tensor) -> list[Tensor]:
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, tensors: list[Tensor], cause: str) -> None:
     file = _model(tmp_path, tensors)
     with pytest.raises(ModelError) as caught:
-        Qwen3MoeConfig.from_gguf(file).check_tensors(file)
+        read_checked_shape(file)
     assert cause in str(caught.value)
 
 
 def test_every_wide_fixture_is_accepted(wide_fixtures: Path) -> None:
     for path in sorted(wide_fixtures.glob("tiny-qwen3moe-*.gguf")):
         file = open_gguf(path)
-        Qwen3MoeConfig.from_gguf(file).check_tensors(file)
+        read_checked_shape(file)

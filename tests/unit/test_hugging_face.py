@@ -22,8 +22,9 @@ from moeserve.errors import ConfigError
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import names as n
 from moeserve.models.huggingface import open_folder
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.open import open_model
+from moeserve.models.registry import read_shape
+from moeserve.models.shape_reader import check_tensors
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
 from tests.hugging_face_model import VOCAB_ROWS, write_model
 
@@ -66,10 +67,10 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_config_and_tensors_are_the_models(written: Path) -> None:
     source = open_model(written)
-    config = Qwen3MoeConfig.from_gguf(source)
-    assert (config.num_experts, config.top_k, config.expert_ff, config.head_dim) == (8, 2, 96, 64)
+    config = read_shape(source)
+    assert (config.num_experts, config.top_k, config.expert_width, config.head_dim) == (8, 2, 96, 64)
     assert (config.rope_theta, config.rms_eps, config.vocab_size) == (1e6, 1e-6, VOCAB_ROWS)
-    config.check_tensors(source)
+    check_tensors(config, source)
     stored: dict[str, torch.Tensor] = {}
     for file in written.glob("*.safetensors"):
         stored |= load_file(file)
@@ -90,7 +91,7 @@ def test_names_of_before_transformers_5_are_known_too(folder: Path) -> None:
         config["rope_scaling"] = {"type": "yarn", "factor": 4, "attention_factor": 1.5}
 
     edit(folder / "config.json", rename)
-    config = Qwen3MoeConfig.from_gguf(open_model(folder))
+    config = read_shape(open_model(folder))
     assert (config.num_experts, config.rope_theta, config.rope_scaling.factor) == (8, 1e6, 4.0)
     own = 0.1 * np.log(4) + 1
     assert config.rope_scaling.attn_factor * own == pytest.approx(1.5)
@@ -156,7 +157,7 @@ def test_merges_as_texts_and_templates_in_their_older_places(folder: Path) -> No
 
 def open_and_check(folder: Path) -> None:
     source = open_model(folder)
-    Qwen3MoeConfig.from_gguf(source).check_tensors(source)
+    read_shape(source).check_tensors(source)
 
 
 @pytest.mark.parametrize(

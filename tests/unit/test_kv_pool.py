@@ -7,29 +7,31 @@ import pytest
 from benchmarks.header import QWEN3_30B_A3B
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.worker.kv_pool import KvRoom, bytes_per_token, plan_capacity
+from moeserve.kv.capacity import KvMemoryBudget, plan_capacity
+from moeserve.kv.layout import KvLayout
 
-LAYER = bytes_per_token(QWEN3_30B_A3B, 1)
+LAYOUT = KvLayout(QWEN3_30B_A3B)
+LAYER = LAYOUT.layer_bytes(0)
 
 
-def rooms(in_ram: int, on_gpu: int) -> list[KvRoom]:
+def budgets(in_ram: int, on_gpu: int) -> list[KvMemoryBudget]:
     """Of 48 layers 8 in RAM, with room for so many tokens; in RAM half of it is the pool's."""
     return [
-        KvRoom("GPU memory", 40 * LAYER * on_gpu, 40),
-        KvRoom("memory", 8 * LAYER * in_ram, 8, share=0.5),
+        KvMemoryBudget("GPU memory", 40 * LAYER * on_gpu, range(8, 48)),
+        KvMemoryBudget("memory", 8 * LAYER * in_ram, range(8), share=0.5),
     ]
 
 
 @pytest.mark.parametrize(("in_ram", "on_gpu", "slots"), [(10_000, 3000, 3000), (4000, 3000, 2000)])
 def test_the_tighter_memory_counts(in_ram: int, on_gpu: int, slots: int) -> None:
-    assert plan_capacity(ServerConfig(), QWEN3_30B_A3B, rooms(in_ram, on_gpu)).num_slots == slots
+    assert plan_capacity(ServerConfig(), LAYOUT, budgets(in_ram, on_gpu)).num_slots == slots
 
 
 def test_what_the_user_asks_for_must_fit_both() -> None:
     config = ServerConfig(max_total_tokens=3500)
-    assert plan_capacity(config, QWEN3_30B_A3B, rooms(4000, 4000)).num_slots == 3500
+    assert plan_capacity(config, LAYOUT, budgets(4000, 4000)).num_slots == 3500
     for in_ram, on_gpu, most in ((3000, 4000, 1500), (8000, 3000, 3000)):
         with pytest.raises(ConfigError, match=f"--max-total-tokens 3500 .* at most {most}$"):
-            plan_capacity(config, QWEN3_30B_A3B, rooms(in_ram, on_gpu))
+            plan_capacity(config, LAYOUT, budgets(in_ram, on_gpu))
     with pytest.raises(ConfigError, match="GiB of memory are free after the weights, room for 30 tokens"):
-        plan_capacity(ServerConfig(), QWEN3_30B_A3B, rooms(60, 4000))
+        plan_capacity(ServerConfig(), LAYOUT, budgets(60, 4000))

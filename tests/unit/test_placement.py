@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from moeserve.errors import ConfigError
 from moeserve.models.gguf import open_gguf
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.placement import ModelSizes, Placement, Wishes, place
+from moeserve.models.registry import read_shape
+from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from tests.unit.placement_world import MIB, gpu, gpu_bytes, model
 
 EVERYTHING = 4096  # MiB: more than any model here takes
@@ -36,7 +36,7 @@ def test_the_budget_is_never_exceeded_and_the_hottest_are_on_the_gpu(data: st.Da
     sizes = model(layers, experts)
     heat = data.draw(counts(layers, experts))
     budget = data.draw(st.integers(1, 400)) * MIB
-    wishes = Wishes(
+    options = PlacementOptions(
         gpu_memory_budget=budget,
         counts=heat,
         n_gpu_layers=data.draw(st.none() | st.integers(1, layers)),
@@ -44,16 +44,16 @@ def test_the_budget_is_never_exceeded_and_the_hottest_are_on_the_gpu(data: st.Da
     )
     machine = gpu(EVERYTHING)
     try:
-        placement = place(sizes, wishes, machine)
+        placement = place(sizes, options, machine)
     except ConfigError:
         return  # not even the dense parts fit, or the buffers
     assert gpu_bytes(sizes, placement, machine.reserved_bytes) <= budget
-    assert 64 <= (placement.kv_tokens or 0) <= wishes.most_kv_tokens
+    assert 64 <= (placement.kv_tokens or 0) <= options.most_kv_tokens
     dense = [layer.dense for layer in placement.layers]
     assert dense == sorted(dense)  # the CPU's layers first
     assert "cpu" not in dense or placement.embedding == "cpu"
-    if wishes.n_gpu_layers is not None:
-        assert dense.count("cuda") == wishes.n_gpu_layers
+    if options.n_gpu_layers is not None:
+        assert dense.count("cuda") == options.n_gpu_layers
     on_gpu = [(i, e) for i, layer in enumerate(placement.layers) for e in layer.gpu_experts]
     in_ram = [
         (i, e)
@@ -70,7 +70,7 @@ def test_the_budget_is_never_exceeded_and_the_hottest_are_on_the_gpu(data: st.Da
 def test_more_memory_never_means_fewer_experts(small: int, more: int) -> None:
     sizes = model()
     few, many = (
-        place(sizes, Wishes(gpu_memory_budget=mib * MIB, most_kv_tokens=1000), gpu(EVERYTHING))
+        place(sizes, PlacementOptions(gpu_memory_budget=mib * MIB, most_kv_tokens=1000), gpu(EVERYTHING))
         for mib in (small, small + more)
     )
     if few.layers[0].prefill != many.layers[0].prefill:
@@ -82,7 +82,7 @@ def test_more_memory_never_means_fewer_experts(small: int, more: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(count=st.integers(0, 8), heat=st.none() | counts(4, 8))
 def test_so_many_of_each_layer(count: int, heat: list[list[int]] | None) -> None:
-    placement = place(model(), Wishes(num_gpu_experts=count, counts=heat), gpu(EVERYTHING))
+    placement = place(model(), PlacementOptions(num_gpu_experts=count, counts=heat), gpu(EVERYTHING))
     assert experts_of(placement) == [count] * 4
     if heat is None:
         assert all(layer.gpu_experts == tuple(range(count)) for layer in placement.layers)
@@ -94,29 +94,29 @@ def test_so_many_of_each_layer(count: int, heat: list[list[int]] | None) -> None
 # ---------------------------------------------------------------- by example
 
 
-def test_without_wishes_all_is_on_a_large_gpu() -> None:
+def test_without_options_all_is_on_a_large_gpu() -> None:
     sizes = model()
-    placement = place(sizes, Wishes(most_kv_tokens=500), gpu(EVERYTHING))
+    placement = place(sizes, PlacementOptions(most_kv_tokens=500), gpu(EVERYTHING))
     assert experts_of(placement) == [8] * 4
     assert not placement.shares_layers
     assert (placement.cpu_weight_bytes, placement.stream_bytes, placement.kv_tokens) == (0, 0, 500)
 
 
 def test_without_heat_all_layers_get_alike() -> None:
-    placement = place(model(), Wishes(gpu_memory_budget=150 * MIB), gpu(EVERYTHING))
+    placement = place(model(), PlacementOptions(gpu_memory_budget=150 * MIB), gpu(EVERYTHING))
     assert max(experts_of(placement)) - min(experts_of(placement)) <= 1
     assert 0 < placement.num_gpu_experts < 32
 
 
 def test_what_leaves_ram_is_what_the_experts_took_there() -> None:
     sizes = model()
-    none, half = (place(sizes, Wishes(num_gpu_experts=n), gpu(EVERYTHING)) for n in (0, 4))
+    none, half = (place(sizes, PlacementOptions(num_gpu_experts=n), gpu(EVERYTHING)) for n in (0, 4))
     moved = sum(4 * layer.expert.cpu for layer in sizes.layers)
     assert none.cpu_weight_bytes - half.cpu_weight_bytes == moved
 
 
 def test_the_last_layers_are_on_the_gpu_and_the_embedding_with_the_first() -> None:
-    placement = place(model(), Wishes(n_gpu_layers=1, num_gpu_experts=2), gpu(EVERYTHING))
+    placement = place(model(), PlacementOptions(n_gpu_layers=1, num_gpu_experts=2), gpu(EVERYTHING))
     assert [layer.dense for layer in placement.layers] == ["cpu", "cpu", "cpu", "cuda"]
     assert experts_of(placement) == [0, 0, 0, 2]
     assert (placement.embedding, placement.head) == ("cpu", "cuda")
@@ -124,7 +124,7 @@ def test_the_last_layers_are_on_the_gpu_and_the_embedding_with_the_first() -> No
 
 def test_a_quarter_is_kept_for_kv_while_experts_want_it_all() -> None:
     sizes = model(experts=64)
-    placement = place(sizes, Wishes(gpu_memory_budget=500 * MIB), gpu(EVERYTHING))
+    placement = place(sizes, PlacementOptions(gpu_memory_budget=500 * MIB), gpu(EVERYTHING))
     dense = 16 + 9 + 9 + 4 * 11  # MiB, with what is reserved
     kv = (placement.kv_tokens or 0) * 4 * sizes.kv_bytes
     assert kv / ((500 - dense) * MIB) == pytest.approx(0.25, abs=0.01)
@@ -132,33 +132,39 @@ def test_a_quarter_is_kept_for_kv_while_experts_want_it_all() -> None:
 
 
 def test_streaming_gives_way_where_there_is_no_room() -> None:
-    placement = place(model(), Wishes(num_gpu_experts=0, gpu_memory_budget=80 * MIB), gpu(EVERYTHING))
+    placement = place(
+        model(), PlacementOptions(num_gpu_experts=0, gpu_memory_budget=80 * MIB), gpu(EVERYTHING)
+    )
     assert {layer.prefill for layer in placement.layers} == {"cpu"}
     assert placement.stream_bytes == 0
 
 
 @pytest.mark.parametrize(
-    ("wishes", "said"),
+    ("options", "said"),
     [
-        (Wishes(num_gpu_experts=9), "a layer has 8"),
-        (Wishes(n_gpu_layers=5), "the model has 4 layers"),
-        (Wishes(gpu_memory_budget=5000 * MIB), "4.00 GiB of GPU memory are free"),
-        (Wishes(num_gpu_experts=8, gpu_memory_budget=150 * MIB), r"--num-gpu-experts 6 would fit"),
-        (Wishes(n_gpu_layers=0), "use --device cpu"),
-        (Wishes(n_gpu_layers=4, gpu_memory_budget=60 * MIB), "--n-gpu-layers 3 would fit"),
-        (Wishes(num_gpu_experts=1, gpu_memory_budget=60 * MIB), "--n-gpu-layers 3 would fit"),
-        (Wishes(gpu_memory_budget=35 * MIB), "use the CPU engine, or a smaller model"),
-        (Wishes(gpu_memory_budget=100 * MIB, max_total_tokens=1 << 20), "for the least KV"),
+        (PlacementOptions(num_gpu_experts=9), "a layer has 8"),
+        (PlacementOptions(n_gpu_layers=5), "the model has 4 layers"),
+        (PlacementOptions(gpu_memory_budget=5000 * MIB), "4.00 GiB of GPU memory are free"),
+        (PlacementOptions(num_gpu_experts=8, gpu_memory_budget=150 * MIB), r"--num-gpu-experts 6 would fit"),
+        (PlacementOptions(n_gpu_layers=0), "use --device cpu"),
+        (PlacementOptions(n_gpu_layers=4, gpu_memory_budget=60 * MIB), "--n-gpu-layers 3 would fit"),
+        (PlacementOptions(num_gpu_experts=1, gpu_memory_budget=60 * MIB), "--n-gpu-layers 3 would fit"),
+        (PlacementOptions(gpu_memory_budget=35 * MIB), "use the CPU engine, or a smaller model"),
+        (PlacementOptions(gpu_memory_budget=100 * MIB, max_total_tokens=1 << 20), "for the least KV"),
     ],
 )
-def test_what_cannot_be_says_what_could(wishes: Wishes, said: str) -> None:
+def test_what_cannot_be_says_what_could(options: PlacementOptions, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        place(model(), wishes, gpu(EVERYTHING))
+        place(model(), options, gpu(EVERYTHING))
 
 
 def test_what_would_fit_does_fit() -> None:
-    place(model(), Wishes(num_gpu_experts=6, gpu_memory_budget=150 * MIB), gpu(EVERYTHING))
-    place(model(), Wishes(n_gpu_layers=3, num_gpu_experts=0, gpu_memory_budget=60 * MIB), gpu(EVERYTHING))
+    place(model(), PlacementOptions(num_gpu_experts=6, gpu_memory_budget=150 * MIB), gpu(EVERYTHING))
+    place(
+        model(),
+        PlacementOptions(n_gpu_layers=3, num_gpu_experts=0, gpu_memory_budget=60 * MIB),
+        gpu(EVERYTHING),
+    )
 
 
 # ---------------------------------------------------------------- where the dense parts do not fit
@@ -180,7 +186,7 @@ ALL_DENSE = 16 + 9 + 9 + 4 * 11
 )
 def test_what_does_not_fit_is_computed_by_the_cpu(mib: int, embedding: str, layers_in_ram: int) -> None:
     """The embedding goes first, then the first layers; none of them while an expert could leave instead."""
-    placement = place(model(), Wishes(gpu_memory_budget=mib * MIB), gpu(EVERYTHING))
+    placement = place(model(), PlacementOptions(gpu_memory_budget=mib * MIB), gpu(EVERYTHING))
     assert (placement.embedding, placement.layers_in_ram, placement.head) == (
         embedding,
         layers_in_ram,
@@ -200,32 +206,39 @@ def test_layers_leave_rather_than_the_kv() -> None:
         (8000, "cpu", 1),
         (100_000, "cpu", 3),  # one stays
     ):
-        wishes = Wishes(gpu_memory_budget=budget, num_gpu_experts=0, ample_kv_tokens=ample)
-        placement = place(model(), wishes, gpu(EVERYTHING))
+        options = PlacementOptions(gpu_memory_budget=budget, num_gpu_experts=0, ample_kv_tokens=ample)
+        placement = place(model(), options, gpu(EVERYTHING))
         assert (placement.embedding, placement.layers_in_ram) == (embedding, layers_in_ram)
         assert (placement.kv_tokens or 0) >= min(ample, 40_000)
 
 
 def test_the_layers_that_the_user_wants_on_the_gpu_stay() -> None:
-    wishes = Wishes(gpu_memory_budget=(ALL_DENSE + 1) * MIB, n_gpu_layers=4, ample_kv_tokens=100_000)
-    placement = place(model(), wishes, gpu(EVERYTHING))
+    options = PlacementOptions(
+        gpu_memory_budget=(ALL_DENSE + 1) * MIB, n_gpu_layers=4, ample_kv_tokens=100_000
+    )
+    placement = place(model(), options, gpu(EVERYTHING))
     assert (placement.layers_in_ram, placement.embedding) == (0, "cuda")
 
 
 @pytest.mark.parametrize(
-    "wishes",
-    [Wishes(num_gpu_experts=0), Wishes(gpu_memory_budget=1), Wishes(n_gpu_layers=1), Wishes(counts=[[1]])],
+    "options",
+    [
+        PlacementOptions(num_gpu_experts=0),
+        PlacementOptions(gpu_memory_budget=1),
+        PlacementOptions(n_gpu_layers=1),
+        PlacementOptions(counts=[[1]]),
+    ],
 )
-def test_without_a_gpu_these_flags_are_errors(wishes: Wishes) -> None:
-    (flag,) = wishes.given_flags()
+def test_without_a_gpu_these_flags_are_errors(options: PlacementOptions) -> None:
+    (flag,) = options.given_flags()
     with pytest.raises(ConfigError, match=f"{flag}: there is nothing to place"):
-        place(model(), wishes, None)
+        place(model(), options, None)
 
 
 def test_the_cpu_engine_has_everything_in_ram(tiny_model: Path) -> None:
     gguf = open_gguf(tiny_model)
-    config = Qwen3MoeConfig.from_gguf(gguf)
-    placement = place(ModelSizes.of(gguf.tensors, config), Wishes(), None)
+    config = read_shape(gguf)
+    placement = place(ModelSizes.of(gguf.tensors, config), PlacementOptions(), None)
     assert not placement.uses_gpu
     assert placement.cpu_weight_bytes == sum(tensor.nbytes for tensor in gguf.tensors.values())
     assert placement.kv_tokens is None

@@ -17,10 +17,10 @@ from moeserve.errors import ConfigError
 from moeserve.kernels.planes import GgmlType, empty_planes
 from moeserve.models.gguf import TensorInfo, open_gguf
 from moeserve.models.gguf.quant_types import QUANT_TYPES, UNQUANTISED
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.models.registry import read_shape
 from moeserve.options import read_options, resolve
 from moeserve.placement.heat import ExpertHeat, read_heat, write_heat
-from moeserve.placement.options import wishes_of
+from moeserve.placement.options import placement_options
 from moeserve.placement.sizes import ModelSizes, plane_bytes
 from moeserve.worker.loading import load_runner
 
@@ -105,7 +105,7 @@ def test_planes_take_what_the_gpu_kernels_make_of_them(kind: GGMLQuantizationTyp
 
 def test_sizes_of_a_file(tiny_model: Path) -> None:
     gguf = open_gguf(tiny_model)
-    config = Qwen3MoeConfig.from_gguf(gguf)
+    config = read_shape(gguf)
     sizes = ModelSizes.of(gguf.tensors, config)
     layers = sum(layer.dense.cpu + config.num_experts * layer.expert.cpu for layer in sizes.layers)
     assert layers + sizes.embedding.cpu + sizes.head.cpu == sum(t.nbytes for t in gguf.tensors.values())
@@ -113,7 +113,7 @@ def test_sizes_of_a_file(tiny_model: Path) -> None:
 
 
 def test_flags_become_wishes(tiny_model: Path, tmp_path: Path) -> None:
-    model = Qwen3MoeConfig.from_gguf(open_gguf(tiny_model))
+    model = read_shape(open_gguf(tiny_model))
     heat = ExpertHeat(
         "m", model.num_layers, model.num_experts, 2, [[7] * model.num_experts] * model.num_layers
     )
@@ -128,7 +128,7 @@ def test_flags_become_wishes(tiny_model: Path, tmp_path: Path) -> None:
         "max_num_seqs": "4",
         "max_model_len": "100",
     }
-    wishes = wishes_of(resolve(read_options(given_flags, {})), model)
+    wishes = placement_options(resolve(read_options(given_flags, {})), model)
     assert (wishes.num_gpu_experts, wishes.n_gpu_layers) == (3, 2)
     assert wishes.gpu_memory_budget == 3 << 29
     assert wishes.counts == heat.counts

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeserve.errors import ConfigError
-from moeserve.placement import Gpu, Placement, Wishes, place
+from moeserve.placement import Gpu, Placement, PlacementOptions, place
 from moeserve.placement.rules import Rules
 from tests.unit.placement_world import MIB, gpu, model, rules
 
@@ -20,7 +20,7 @@ GPU = gpu(4096)
 
 
 def placed(tmp_path: Path, text: str, **wishes: int) -> Placement:
-    return place(model(), Wishes(rules=rules(tmp_path, text), most_kv_tokens=1000, **wishes), GPU)
+    return place(model(), PlacementOptions(rules=rules(tmp_path, text), most_kv_tokens=1000, **wishes), GPU)
 
 
 def test_experts_by_layer_by_id_and_the_rest(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_rules_hold_on_the_gpu_stays_when_memory_is_short(tmp_path: Path) -
         ("[{match: token_embd, device: cuda}]", None),
         ("[{match: '^blk.1.experts', decode: cpu, prefill: cuda}]", None),
     ):
-        wishes = Wishes(rules=rules(tmp_path, text), gpu_memory_budget=48 * MIB)
+        wishes = PlacementOptions(rules=rules(tmp_path, text), gpu_memory_budget=48 * MIB)
         if layers_in_ram is None:
             with pytest.raises(ConfigError, match="GiB of GPU memory do not suffice"):
                 place(model(), wishes, GPU)
@@ -184,7 +184,9 @@ def test_a_gpu_without_a_layer_is_refused(tmp_path: Path) -> None:
 def test_the_example_of_the_documentation_works_today(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    placement = place(model(48, 128), Wishes(rules=rules(tmp_path, example)), Gpu(64 << 30, 1 << 30))
+    placement = place(
+        model(48, 128), PlacementOptions(rules=rules(tmp_path, example)), Gpu(64 << 30, 1 << 30)
+    )
     assert {index for index, layer in enumerate(placement.layers) if layer.prefill == "auto"} == {0, 1, 2, 3}
     assert [layer.gpu_experts for layer in placement.layers] == [()] * 47 + [(3, 17, 90)]
 
@@ -200,8 +202,8 @@ def test_an_engine_that_cannot_stream(tmp_path: Path) -> None:
     text = "- {match: exps, decode: cpu, prefill: cuda}"
     today = dataclasses.replace(GPU, can_stream=False)
     with pytest.raises(ConfigError, match=r"rule 1 .* cannot be: .*does not stream experts yet"):
-        place(model(), Wishes(rules=rules(tmp_path, text)), today)
-    placement = place(model(), Wishes(num_gpu_experts=0), today)
+        place(model(), PlacementOptions(rules=rules(tmp_path, text)), today)
+    placement = place(model(), PlacementOptions(num_gpu_experts=0), today)
     assert {layer.prefill for layer in placement.layers} == {"cpu"}
     assert placement.stream_bytes == 0
 

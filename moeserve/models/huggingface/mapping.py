@@ -25,7 +25,7 @@ class HuggingFaceMapping:
     flattened: frozenset[str] = frozenset()  # GGUF's names of vectors that are [1, n] there
 
 
-# What decoders of mixtures of experts have in common: GGUF's key, config.json's, and the name that transformers 5 writes.
+# What decoders of mixtures of experts share: GGUF's key, config.json's, and the name that transformers 5 writes.
 DECODER_KEYS: dict[str, tuple[str, ...]] = {
     "embedding_length": ("hidden_size",),
     "block_count": ("num_hidden_layers",),

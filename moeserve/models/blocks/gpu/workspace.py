@@ -1,7 +1,8 @@
 """The buffers of a step on the GPU, by the size that the step is rounded up to.
 
-Steps run one after another, so the workspaces of all sizes lie over one another in one arena. What a kernel keeps between
-steps (counters that it leaves at zero) has memory of its own. `models/step_buffers.py` declares the arena's buffers.
+Steps run one after another, so the workspaces of all sizes lie over one another in one arena. What a kernel keeps
+between steps (counters that it leaves at zero) has memory of its own. `models/step_buffers.py` declares the
+arena's buffers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@ engine gives. Few tokens, which the interpreter takes seconds for; `tests/gpu` h
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +12,22 @@ from gguf.constants import GGMLQuantizationType as Type
 from msgspec.structs import replace
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from benchmarks.header import QWEN3_30B_A3B, write_header
+from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream
+from moeserve.kv.cache import KvCache
+from moeserve.kv.layout import KvLayout
 from moeserve.messages.schema import ExpertUse, NewSeq, Row, TokenLogprob
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.gguf import open_gguf
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.qwen3moe.model import Qwen3Moe
-from moeserve.models.qwen3moe.weights import WeightLoader
+from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.open import open_dummy_model
-from moeserve.worker.first_layers import FirstLayers
+from moeserve.models.registry import read_shape
+from moeserve.worker.engines.cpu import cpu_batch
+from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.gpu_runner import GpuRunner
-from moeserve.worker.kv_pool import allocate
 from moeserve.worker.loading import load_cpu_runner
-from moeserve.worker.runner import Runner, cpu_batch
+from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Layout, Sequences
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 
@@ -39,8 +39,7 @@ OTHER = [3, 1, 5]  # begins alike
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "small.gguf"
-    shape = dataclasses.replace(
-        QWEN3_30B_A3B,
+    shape = qwen3moe(
         hidden_size=128,
         num_layers=LAYERS,
         num_heads=1,
@@ -63,12 +62,12 @@ def config_of(model: Path, **options: object) -> ServerConfig:
     )  # fmt: skip
 
 
-def on_gpu(model: Path, **options: object) -> GpuRunner:
+def on_gpu(model: Path, **options: object) -> Runner:
     config = config_of(model, **options)
     return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
 
 
-def talks(runner: Runner | GpuRunner) -> list[TokenLogprob]:
+def talks(runner: Runner) -> list[TokenLogprob]:
     """Chunks, a sequence on another's prefix beside it, and steps of two rows and of one."""
     driver = Driver(runner)
     found: list[TokenLogprob] = []
@@ -94,15 +93,15 @@ def _sampled(entries: list) -> list[TokenLogprob]:  # type: ignore[type-arg]
 def test_the_same_bits_as_in_the_whole_model(tiny_model: Path) -> None:
     """All layers, as the first ones of a larger model: chunks, a cached prefix, what is counted."""
     stream, file = CpuStream(1), open_gguf(tiny_model)
-    c = Qwen3MoeConfig.from_gguf(file)
+    c = read_shape(file)
     whole, first = (
-        Qwen3Moe(c, weights, stream, allocate(c, 64, c.num_layers), 32, 64)
+        CpuDecoder(c, weights, stream, KvCache(KvLayout(c), 64, range(c.num_layers)), 32, 64)
         for weights in (
-            WeightLoader(stream, file, c, lambda *_: None).load(),
-            WeightLoader(stream, file, c, lambda *_: None).load_first(c.num_layers),
+            CpuLoader(stream, file, c, lambda *_: None).load(),
+            CpuLoader(stream, file, c, lambda *_: None).load_first(c.num_layers),
         )
     )
-    part = FirstLayers(stream, first)
+    part = CpuStage(stream, first)
     sequences = Sequences(2, 64)
     sequences.bind(NewSeq(0, _ints([5, 6, 7, 8]), 4, _ints([9, 3]), GREEDY))
     for start, slots in ((0, [9, 3]), (2, [11, 2])):  # the second pair behind a cached prefix
@@ -112,7 +111,7 @@ def test_the_same_bits_as_in_the_whole_model(tiny_model: Path) -> None:
         whole.forward(cpu_batch(plan, layout, sequences, whole, stream))
         stream.wait()
         assert torch.equal(part.x[:2], whole.x[:2])
-    assert (part.heat.sum(axis=1) == 4 * c.top_k).all()
+    assert (part.expert_token_counts.sum(axis=1) == 4 * c.top_k).all()
     assert part.weight_bytes_read() == whole.weight_bytes_read()  # no head has been read
 
 
@@ -143,6 +142,6 @@ def test_the_embedding_alone(model: Path, tmp_path: Path) -> None:
         assert a.logprob == pytest.approx(b.logprob, abs=0.02)
 
 
-def heat_of(runner: Runner | GpuRunner) -> np.ndarray:  # type: ignore[type-arg]
+def heat_of(runner: Runner) -> np.ndarray:  # type: ignore[type-arg]
     use: ExpertUse = runner.expert_use()
     return np.frombuffer(use.tokens, np.int64).reshape(use.layers, use.experts)
