@@ -42,6 +42,7 @@ from moeserve.models.registry import read_shape
 from moeserve.models.shape_reader import check_tensors
 from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.command import SHARED as PLANNED
@@ -163,19 +164,16 @@ class Accuracy:
 
     def show_memory(self) -> None:
         """Of this process, after its largest step."""
-        from moeserve.worker.gpu_memory import room_bytes
-
         most = max(self._step_tokens, self._config.max_num_seqs)
         placement = self._placement
         parts = {
             "weights": placement.gpu_weight_bytes,
             "KV": (placement.kv_tokens or 0) * self._sizes.kv_bytes(),
             "streaming": placement.stream_bytes,
-            "buffers": room_bytes(
+            "buffers": gpu_reserved_bytes(
                 self._config,
                 self._model,
                 most,
-                torch.device("cuda", 0),
                 float_weights=has_float_weights(self._gguf.tensors, self._model.num_layers),
             ),
         }

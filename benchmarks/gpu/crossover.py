@@ -20,7 +20,7 @@ from moeserve.config import ServerConfig
 from moeserve.options import resolve
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.loading import load_runner
-from moeserve.worker.measure.streaming import time_prompt
+from moeserve.worker.measure.streaming import calibrate_streaming, time_prompt
 
 AROUND = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # of the calibrated crossover
 MOST_ON_CPU = 2048  # tokens: the CPU's rate no longer changes, and more would take long
@@ -46,13 +46,13 @@ def load(experts: int, most: int, **options: object) -> GpuEngine:
         }
         config = resolve(ServerConfig(**(fixed | options)))  # type: ignore[arg-type]
         runner = load_runner(config, lambda *_: None)
-    assert isinstance(runner, Runner)
-    return runner
+    assert isinstance(runner.engine, GpuEngine)
+    return runner.engine
 
 
 def report_crossover(engine: GpuEngine) -> None:
     started = time.perf_counter()
-    found = runner.calibrate()
+    found = calibrate_streaming(engine, engine.max_step_rows)
     print(f"calibrated in {time.perf_counter() - started:.1f} s: {found}", flush=True)
     if found.threshold is None:
         return
@@ -81,7 +81,7 @@ def report_speeds(engine: GpuEngine, sizes: Sequence[int]) -> None:
     """In tokens a second; shared as the runner would now."""
     print(f"{'tokens':>7}{'CPU alone':>11}{'streamed':>10}{'shared':>9}{'part':>7}", flush=True)
     for n in sizes:
-        part = runner.streaming.part(n)
+        part = engine.streaming.part(n)
         shared, streamed = n / time_prompt(engine, n, part), n / time_prompt(engine, n, 1.0)
         on_cpu = f"{n / time_prompt(engine, n, 0.0):.0f}" if n <= MOST_ON_CPU else ""
         print(f"{n:7}{on_cpu:>11}{streamed:10.0f}{shared:9.0f}{part:7.2f}", flush=True)
@@ -103,12 +103,12 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     args = parser.parse_args()
     sizes = [int(n) for n in args.tokens.split(",")]
-    runner = load(args.experts, max(*sizes, *SWEPT))
-    print(runner.ready().device, flush=True)
+    engine = load(args.experts, max(*sizes, *SWEPT))
+    print(engine.description, flush=True)
     if args.sweep:
-        sweep(runner)
-    report_crossover(runner)
-    report_speeds(runner, sizes)
+        sweep(engine)
+    report_crossover(engine)
+    report_speeds(engine, sizes)
 
 
 if __name__ == "__main__":

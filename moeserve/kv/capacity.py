@@ -81,5 +81,5 @@ def _check_total(slots: int, budget: KvMemoryBudget, layout: KvLayout) -> None:
         raise ConfigError(
             f"--max-total-tokens {slots} needs {needed / GIB:.1f} GiB for the KV pool, but "
             f"{budget.free_bytes / GIB:.1f} GiB are free after the weights: ask for at most "
-            f"{budget.tokens(layout)}"
+            f"{budget.tokens(layout, budget.share)}"
         )

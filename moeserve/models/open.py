@@ -7,7 +7,12 @@ from pathlib import Path
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import open_gguf
 from moeserve.models.gguf.dummy import open_dummy
-from moeserve.models.huggingface import is_hugging_face_folder, open_folder, read_config
+from moeserve.models.huggingface import (
+    HuggingFaceFolder,
+    is_hugging_face_folder,
+    open_mapped_folder,
+    read_config,
+)
 from moeserve.models.registry import family_of_config
 from moeserve.models.source import ModelSource
 
@@ -15,12 +20,12 @@ from moeserve.models.source import ModelSource
 def open_model(path: Path) -> ModelSource:
     """Opens and checks the model at `path`: a .gguf file, any file of a split set, a folder with one such model, or
     a folder in Hugging Face's layout (config.json, tokenizer.json, *.safetensors). Raises ModelError."""
-    return _open_folder(path) if is_hugging_face_folder(path) else open_gguf(path)
+    return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path)
 
 
 def open_metadata(path: Path) -> ModelSource:
     """The same for whoever needs no weights: a GGUF file may end before them. Their bytes must not be asked for."""
-    return _open_folder(path) if is_hugging_face_folder(path) else open_gguf(path, has_tensors=False)
+    return open_folder(path) if is_hugging_face_folder(path) else open_gguf(path, has_tensors=False)
 
 
 def open_dummy_model(path: Path) -> ModelSource:
@@ -30,8 +35,9 @@ def open_dummy_model(path: Path) -> ModelSource:
     return open_dummy(path)
 
 
-def _open_folder(path: Path) -> ModelSource:
+def open_folder(path: Path) -> HuggingFaceFolder:
+    """A folder in Hugging Face's layout. Raises ModelError."""
     config = read_config(path)
     family = family_of_config(path / "config.json", config)
     assert family.hugging_face is not None
-    return open_folder(path, config, family.architecture, family.hugging_face)
+    return open_mapped_folder(path, config, family.architecture, family.hugging_face)

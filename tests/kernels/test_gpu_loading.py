@@ -11,6 +11,7 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from benchmarks.header import qwen3moe, write_header
 from moeserve.errors import ConfigError
+from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
@@ -36,7 +37,7 @@ def placed(header: Path, rules: str) -> Placement:
     gguf = open_dummy_model(header)
     (header.parent / "rules.yaml").write_text(rules)
     wishes = PlacementOptions(rules=Rules.read(header.parent / "rules.yaml"), max_total_tokens=128)
-    sizes = ModelSizes.of(gguf.tensors, read_shape(gguf))
+    sizes = ModelSizes.of(gguf.tensors, KvLayout(read_shape(gguf)))
     return place(sizes, wishes, Gpu(GIB, 0))
 
 

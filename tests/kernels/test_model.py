@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
-from transformers import ModelShape as HuggingFaceConfig
+from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence

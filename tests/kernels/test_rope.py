@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import ModelShape as HuggingFaceConfig
+from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding, apply_rotary_pos_emb
 

@@ -13,7 +13,7 @@ from moeserve.models.gguf import GGUFError, open_gguf
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.dummy import open_dummy, std_of
 from moeserve.models.gguf.quant_types import QUANT_TYPES
-from moeserve.models.registry import read_shape
+from moeserve.models.registry import read_checked_shape
 from moeserve.worker.loading import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 
@@ -33,7 +33,7 @@ def test_a_file_that_ends_before_its_tensors(header_only: Path, tiny_model: Path
         open_gguf(header_only)
     dummy, real = open_dummy(header_only), open_gguf(tiny_model)
     assert dummy.tensors == real.tensors
-    read_shape(dummy).check_tensors(dummy)
+    read_checked_shape(dummy)
     for name, tensor in dummy.tensors.items():
         assert len(dummy.data(name)) == tensor.nbytes
 

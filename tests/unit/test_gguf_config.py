@@ -115,7 +115,7 @@ def _replace(name: str, *replacements: Tensor) -> list[Tensor]:
         ),
         (
             _replace("output_norm.weight", Tensor("output_norm.weight", (32,), GGMLQuantizationType.Q8_0)),
-            "'output_norm.weight' is of type Q8_0; norms are expected as F32, F16 or BF16",
+            "'output_norm.weight' is of type Q8_0; norms and biases are expected as F32, F16 or BF16",
         ),
     ],
 )

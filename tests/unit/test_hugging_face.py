@@ -21,9 +21,8 @@ from transformers import AutoTokenizer, Qwen2Tokenizer
 from moeserve.errors import ConfigError
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import names as n
-from moeserve.models.huggingface import open_folder
-from moeserve.models.open import open_model
-from moeserve.models.registry import read_shape
+from moeserve.models.open import open_folder, open_model
+from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.shape_reader import check_tensors
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
 from tests.hugging_face_model import VOCAB_ROWS, write_model
@@ -157,13 +156,13 @@ def test_merges_as_texts_and_templates_in_their_older_places(folder: Path) -> No
 
 def open_and_check(folder: Path) -> None:
     source = open_model(folder)
-    read_shape(source).check_tensors(source)
+    read_checked_shape(source)
 
 
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"model_type": "llama"}, "model_type 'llama' is not supported; supported is 'qwen3_moe'"),
+        ({"model_type": "llama"}, "model_type 'llama' is not supported; supported are qwen3_moe, qwen2_moe"),
         ({"norm_topk_prob": False}, "'norm_topk_prob' is False; only True"),
         ({"norm_topk_prob": None}, "'norm_topk_prob' is False"),
         ({"mlp_only_layers": [0]}, "'mlp_only_layers'"),

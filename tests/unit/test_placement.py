@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeserve.errors import ConfigError
+from moeserve.kv.layout import KvLayout
 from moeserve.models.gguf import open_gguf
 from moeserve.models.registry import read_shape
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
@@ -126,7 +127,7 @@ def test_a_quarter_is_kept_for_kv_while_experts_want_it_all() -> None:
     sizes = model(experts=64)
     placement = place(sizes, PlacementOptions(gpu_memory_budget=500 * MIB), gpu(EVERYTHING))
     dense = 16 + 9 + 9 + 4 * 11  # MiB, with what is reserved
-    kv = (placement.kv_tokens or 0) * 4 * sizes.kv_bytes
+    kv = (placement.kv_tokens or 0) * sizes.kv_bytes()
     assert kv / ((500 - dense) * MIB) == pytest.approx(0.25, abs=0.01)
     assert 0 < placement.num_gpu_experts < 4 * 64
 
@@ -238,7 +239,7 @@ def test_without_a_gpu_these_flags_are_errors(options: PlacementOptions) -> None
 def test_the_cpu_engine_has_everything_in_ram(tiny_model: Path) -> None:
     gguf = open_gguf(tiny_model)
     config = read_shape(gguf)
-    placement = place(ModelSizes.of(gguf.tensors, config), PlacementOptions(), None)
+    placement = place(ModelSizes.of(gguf.tensors, KvLayout(config)), PlacementOptions(), None)
     assert not placement.uses_gpu
     assert placement.cpu_weight_bytes == sum(tensor.nbytes for tensor in gguf.tensors.values())
     assert placement.kv_tokens is None

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kernels.planes import GgmlType, empty_planes
+from moeserve.kv.layout import KvLayout
 from moeserve.models.gguf import TensorInfo, open_gguf
 from moeserve.models.gguf.quant_types import QUANT_TYPES, UNQUANTISED
 from moeserve.models.registry import read_shape
@@ -106,7 +107,7 @@ def test_planes_take_what_the_gpu_kernels_make_of_them(kind: GGMLQuantizationTyp
 def test_sizes_of_a_file(tiny_model: Path) -> None:
     gguf = open_gguf(tiny_model)
     config = read_shape(gguf)
-    sizes = ModelSizes.of(gguf.tensors, config)
+    sizes = ModelSizes.of(gguf.tensors, KvLayout(config))
     layers = sum(layer.dense.cpu + config.num_experts * layer.expert.cpu for layer in sizes.layers)
     assert layers + sizes.embedding.cpu + sizes.head.cpu == sum(t.nbytes for t in gguf.tensors.values())
     assert sizes.kv_bytes == 2 * 2 * config.num_kv_heads * config.head_dim

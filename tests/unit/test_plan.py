@@ -17,14 +17,15 @@ import torch
 from benchmarks.header import QWEN3_30B_A3B, qwen3moe
 from moeserve.cli import main
 from moeserve.config import ServerConfig
+from moeserve.kv.layout import KvLayout
 from moeserve.models.gguf import open_gguf
 from moeserve.models.registry import read_shape
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan import command
-from moeserve.plan.gpu_constants import FEW_ROWS
 from moeserve.plan.gpu_machine import measure_gpu
-from moeserve.plan.memory import gpu_reserved_bytes
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
@@ -113,10 +114,14 @@ def test_the_last_layer_on_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model:
 def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     gguf = open_gguf(tiny_model)
     model = read_shape(gguf)
-    sizes = ModelSizes.of(gguf.tensors, model)
-    kv = 2048 * sizes.kv_bytes  # of a layer, for the whole context
+    sizes = ModelSizes.of(gguf.tensors, KvLayout(model))
+    kv = 2048 * sizes.layers[0].kv  # of a layer, for the whole context
     two = sizes.head.cuda + sum(layer.dense.cuda + kv for layer in sizes.layers[1:])
-    budget = gpu_reserved_bytes(ServerConfig(), model, 512) + two + sizes.layers[0].dense.cuda // 2
+    budget = (
+        gpu_reserved_bytes(ServerConfig(), model, 512, float_weights=False)
+        + two
+        + sizes.layers[0].dense.cuda // 2
+    )
     flags = [
         "--gpu-memory",
         "2",
@@ -281,8 +286,8 @@ def test_few_rows_are_few_where_the_kernels_say_so() -> None:
     pytest.importorskip("triton")
     from moeserve.kernels.experts.cuda import method_for
 
-    assert method_for(FEW_ROWS).block == 1
-    assert method_for(FEW_ROWS + 1).block > 1
+    assert method_for(SMALL_BATCH_ROWS).block == 1
+    assert method_for(SMALL_BATCH_ROWS + 1).block > 1
 
 
 def test_prompts_are_shared_between_both_where_that_is_faster() -> None:

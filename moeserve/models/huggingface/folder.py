@@ -125,7 +125,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / CONFIG)
 
 
-def open_folder(
+def open_mapped_folder(
     path: Path, config: dict[str, Any], architecture: str, mapping: HuggingFaceMapping
 ) -> HuggingFaceFolder:
     """Opens and checks everything but the tensors' shapes, which the model knows. config: config.json's content.
