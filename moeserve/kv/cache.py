@@ -31,14 +31,5 @@ class KvCache:
             a = layout.shape.layers[layer].attention
             return allocate(num_slots, a.num_kv_heads, a.head_dim, dtype=dtype, device=device)
 
-        self._layers = [KvLayer(tensor(layer), tensor(layer)) for layer in layers]
-
-    def clear(self, slots: list[int]) -> None:
-        """Zeros in these slots, in all layers."""
-        for layer in self._layers:
-            layer.keys[slots] = 0
-            layer.values[slots] = 0
-
-    def layer(self, index: int) -> KvLayer:
-        """Keys and values [slots, kv_heads, head_dim] of the index-th of its layers."""
-        return self._layers[index]
+        # Of each layer: keys and values [slots, kv_heads, head_dim].
+        self.layers = [KvLayer(tensor(layer), tensor(layer)) for layer in layers]

@@ -88,7 +88,7 @@ def load_gpu_runner(
     model = GpuDecoder(
         shape,
         weights,
-        KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True),
+        KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True).layers,
         slot_table,
         max_tokens=max_tokens,
         max_model_len=capacity.max_model_len,
@@ -171,7 +171,7 @@ def _cpu_stage(
         layout.shape,
         in_ram.first_layers,
         in_ram.stream,
-        KvCache(layout, capacity.num_slots, range(placement.layers_in_ram)),
+        KvCache(layout, capacity.num_slots, range(placement.layers_in_ram)).layers,
         step_sizes(max_tokens)[-1],
         capacity.max_model_len,
         pinned=device.type == "cuda",

@@ -94,7 +94,7 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     layers = range(shape.num_layers)
     budget = KvMemoryBudget("memory", available_bytes(), layers, SHARE_OF_FREE_MEMORY)
     capacity = plan_capacity(config, layout, [budget])
-    kv = KvCache(layout, capacity.num_slots, layers)
+    kv = KvCache(layout, capacity.num_slots, layers).layers
     model = CpuDecoder(shape, weights, stream, kv, most_rows, capacity.max_model_len)
     sampler = SamplerState(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)

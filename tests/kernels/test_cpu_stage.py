@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head_dim=128,
         num_experts=EXPERTS,
         top_k=2,
-        expert_ff=128,
+        expert_width=128,
         context_length=128,
         vocab_size=64,
     )
@@ -95,7 +95,7 @@ def test_the_same_bits_as_in_the_whole_model(tiny_model: Path) -> None:
     stream, file = CpuStream(1), open_gguf(tiny_model)
     c = read_shape(file)
     whole, first = (
-        CpuDecoder(c, weights, stream, KvCache(KvLayout(c), 64, range(c.num_layers)), 32, 64)
+        CpuDecoder(c, weights, stream, KvCache(KvLayout(c), 64, range(c.num_layers)).layers, 32, 64)
         for weights in (
             CpuLoader(stream, file, c, lambda *_: None).load(),
             CpuLoader(stream, file, c, lambda *_: None).load_first(c.num_layers),

@@ -29,7 +29,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A header: 2 layers of 4 experts, of which a token takes 2. A program of the interpreter takes milliseconds."""
     path = tmp_path_factory.mktemp("model") / "small.gguf"
     shape = qwen3moe(hidden_size=32, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=32, num_experts=4,
-        top_k=2, expert_ff=32, context_length=128, vocab_size=32,
+        top_k=2, expert_width=32, context_length=128, vocab_size=32,
     )  # fmt: skip
     write_header(path, shape, lambda name, _: Type.F32 if "gate_inp" in name else Type.F16)
     return path

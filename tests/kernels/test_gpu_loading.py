@@ -29,7 +29,7 @@ IN_RAM = "- {match: 'exps', device: cpu}"
 def header(tmp_path: Path) -> Path:
     path = tmp_path / "small.gguf"
     write_header(path, qwen3moe(hidden_size=256, num_layers=1, num_experts=4, top_k=2,
-                                           expert_ff=256, context_length=128, vocab_size=128))  # fmt: skip
+                                           expert_width=256, context_length=128, vocab_size=128))  # fmt: skip
     return path
 
 

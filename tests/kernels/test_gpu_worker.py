@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head_dim=128,
         num_experts=4,
         top_k=2,
-        expert_ff=256,
+        expert_width=256,
         context_length=128,
         vocab_size=128,
     )

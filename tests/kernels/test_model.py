@@ -41,7 +41,7 @@ class Engine:
         self.config = c = read_shape(self.file)
         self.stream = stream
         weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place).load()
-        kv = KvCache(KvLayout(c), MAX_TOKENS, range(c.num_layers))
+        kv = KvCache(KvLayout(c), MAX_TOKENS, range(c.num_layers)).layers
         self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS)
 
     def logits(self, tokens: list[int], chunk: int = MAX_TOKENS) -> torch.Tensor:

@@ -23,13 +23,29 @@ FRAME = {
     "moeserve.version",
 }
 
-# What a model is loaded from; none of it knows torch.
+# One package an architecture; `models.registry` alone may name them.
+FAMILIES = {f"moeserve.models.{path.parent.name}" for path in (PACKAGE / "models").glob("*/family.py")}
+
+# What a model is loaded from, and what may be known of it; none of it knows torch.
 MODEL_FILES = {
     "moeserve.models.errors",
     "moeserve.models.gguf",
     "moeserve.models.huggingface",
     "moeserve.models.qwen2_split",
     "moeserve.models.regular_file",
+    "moeserve.models.source",
+    "moeserve.models.interface",
+    "moeserve.models.open",
+    "moeserve.models.registry",
+    "moeserve.models.shape_reader",
+    "moeserve.models.step_buffers",
+    *FAMILIES,
+}
+
+READERS = {
+    "moeserve.models.errors",
+    "moeserve.models.gguf",
+    "moeserve.models.huggingface.mapping",
     "moeserve.models.source",
 }
 
@@ -43,10 +59,11 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.version": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
-    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.source"},
+    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
         "moeserve.tokenizer",
+        "moeserve.models.open",
         "moeserve.models.source",
         "moeserve.grammar",
         "moeserve.chatformat",
@@ -55,27 +72,50 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.tokenizer": {*MODEL_FILES, "moeserve.errors", "moeserve.sandbox"},
     "moeserve.grammar": {
         "moeserve.tokenizer",
-        "moeserve.models.source",
+        "moeserve.models.open",
         "moeserve.errors",
         "moeserve.sandbox",
     },
     "moeserve.chatformat": set(),
     "moeserve.sandbox": set(),
     "moeserve.models.gguf": {"moeserve.errors", "moeserve.models.errors", "moeserve.models.regular_file"},
-    "moeserve.models.huggingface": MODEL_FILES,
+    "moeserve.models.huggingface": {
+        "moeserve.errors",
+        "moeserve.models.errors",
+        "moeserve.models.gguf",
+        "moeserve.models.qwen2_split",
+        "moeserve.models.regular_file",
+    },
+    "moeserve.models.interface": READERS | {"moeserve.kernels.routing.options"},
+    "moeserve.models.shape_reader": READERS | {"moeserve.models.interface"},
+    "moeserve.models.step_buffers": {"moeserve.models.interface"},
+    **{
+        family: READERS
+        | {"moeserve.models.interface", "moeserve.models.shape_reader", "moeserve.kernels.routing.options"}
+        for family in FAMILIES
+    },
+    "moeserve.kv": {
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.models.interface",
+        "moeserve.kernels.cpu_stream",
+    },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
     "moeserve.placement": {
         "moeserve.models.gguf",
-        "moeserve.models.qwen3moe.config",
+        "moeserve.models.interface",
+        "moeserve.models.step_buffers",
+        "moeserve.kv.layout",
         "moeserve.config",
         "moeserve.errors",
     },
     "moeserve.kernels": {"moeserve.errors"},
-    "moeserve.hub": {"moeserve.errors", "moeserve.models.huggingface"},
+    "moeserve.hub": {"moeserve.errors", "moeserve.models.huggingface", "moeserve.models.registry"},
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME
     | {
         "moeserve.cpus",
+        "moeserve.kv",
         "moeserve.models",
         "moeserve.kernels",
         "moeserve.placement",
@@ -95,10 +135,11 @@ TORCH_ALLOWED = (
     "moeserve.worker",
     "moeserve.models",
     "moeserve.kernels",
+    "moeserve.kv.cache",
     "moeserve.plan",
     "moeserve.bench.engine",
 )
-TORCH_FORBIDDEN_WITHIN = tuple(MODEL_FILES)
+TORCH_FORBIDDEN_WITHIN = (*MODEL_FILES, "moeserve.kernels.routing.options")
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
 
@@ -164,6 +205,23 @@ def test_torch_stays_in_the_worker(path: Path) -> None:
     )
     if not torch_allowed:
         assert not [name for name in imports_of(path) if name.split(".")[0] in ("torch", "triton")]
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if not within(name_of(p), "moeserve.models")], ids=name_of
+)
+def test_only_models_name_architectures(path: Path) -> None:
+    """The next architecture touches its own package and the registry."""
+    text = path.read_text()
+    assert not {name for name in imports_of(path) if any(within(name, family) for family in FAMILIES)}
+    assert not [family for family in FAMILIES if family.rpartition(".")[2] in text]
+
+
+def test_a_family_is_named_by_the_registry_alone() -> None:
+    for path in (PACKAGE / "models").rglob("*.py"):
+        named = {f for name in imports_of(path) for f in FAMILIES if within(name, f)}
+        if name_of(path) != "moeserve.models.registry":
+            assert named <= {f for f in FAMILIES if within(name_of(path), f)}, path
 
 
 def test_router_core_is_pure() -> None:

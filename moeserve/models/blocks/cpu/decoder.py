@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import CpuStream, Heads
-from moeserve.kv.cache import KvCache
+from moeserve.kernels.cpu_stream import CpuStream, Heads, KvLayer
 from moeserve.models.blocks.cpu.attention import attend
 from moeserve.models.blocks.cpu.moe import mix
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
+from moeserve.models.blocks.kv_slots import clear_slots
 from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_weights import CpuWeights
@@ -38,7 +38,7 @@ class CpuDecoder:
         shape: ModelShape,
         weights: CpuWeights,
         stream: CpuStream,
-        kv: KvCache,
+        kv: Sequence[KvLayer],
         max_tokens: int,
         max_model_len: int,
         *,
@@ -101,7 +101,7 @@ class CpuDecoder:
 
     def forget(self, kv_slots: list[int]) -> None:
         """Nothing is in these slots of the KV cache, and no weights have been read. After a wait."""
-        self._kv.clear(kv_slots)
+        clear_slots(self._kv, kv_slots)
         self.expert_token_counts.zero_()
         self._num_forwards = self._num_heads_read = 0
 
@@ -124,7 +124,7 @@ class CpuDecoder:
         return time.perf_counter() - start, sum(e.bytes_each * e.gate.experts for e in experts)
 
     def _attention(self, index: int, batch: CpuBatch) -> None:
-        w, heads, kv = self._weights.layers[index].attention, self._heads[index], self._kv.layer(index)
+        w, heads, kv = self._weights.layers[index].attention, self._heads[index], self._kv[index]
         attend(self._stream, w, heads, self.shape.rms_eps, kv, batch, self._space)
 
     def _moe(self, index: int, n: int) -> None:

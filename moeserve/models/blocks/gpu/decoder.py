@@ -20,15 +20,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.embed.cuda import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.norm.cuda import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
-from moeserve.kv.cache import KvCache
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.moe import GpuMoeBlock
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
+from moeserve.models.blocks.kv_slots import clear_slots
 from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
@@ -44,7 +45,7 @@ class GpuDecoder:
         self,
         shape: ModelShape,
         weights: GpuWeights,
-        kv: KvCache,
+        kv: Sequence[KvLayer],
         slot_table: Tensor,
         max_tokens: int,
         max_model_len: int,
@@ -110,7 +111,7 @@ class GpuDecoder:
         for index, layer in enumerate(self._weights.layers):
             self._attention_norm(index, s, batch.count)
             attention = self.shape.layers[self._first_layer + index].attention
-            self._attention.attend(attention, layer.attention, self._kv.layer(index), batch, s)
+            self._attention.attend(attention, layer.attention, self._kv[index], batch, s)
             self._moe.mix(index, s, batch.count)
             if observer is not None:
                 self._show_layer(index, s, observer)
@@ -125,7 +126,7 @@ class GpuDecoder:
 
     def forget(self, kv_slots: list[int]) -> None:
         """Nothing is in these slots of the KV cache, and no expert has been asked for. After a step."""
-        self._kv.clear(kv_slots)
+        clear_slots(self._kv, kv_slots)
         self._moe.forget_counts()
 
     @property

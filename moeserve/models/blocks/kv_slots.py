@@ -1,0 +1,14 @@
+"""What decoders do to the KV of single tokens beside attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moeserve.kernels.cpu_stream import KvLayer
+
+
+def clear_slots(layers: Sequence[KvLayer], slots: list[int]) -> None:
+    """Zeros in these slots, in all layers."""
+    for layer in layers:
+        layer.keys[slots] = 0
+        layer.values[slots] = 0
