@@ -1,4 +1,4 @@
-"""Every program in docs/clients.md, run as it stands against a real server.
+"""Every program in docs/how-to/connect-a-client.md, run as it stands against a real server.
 
 Those of the SDKs that the tests have anyway run always. The others need MOESERVE_CLIENTS, a folder with `venv` and
 `node_modules` that `make test-clients` makes.
@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.server import REPOSITORY, Server
 
-PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
+PAGE = (REPOSITORY / "docs" / "how-to" / "connect-a-client.md").read_text()
 CLIENTS = os.environ.get("MOESERVE_CLIENTS")
 PROGRAMS = [
     (heading, language, program)
