@@ -32,7 +32,7 @@ GIB = 1 << 30
 
 
 # Of what an engine on CUDA reserves: recorded graphs, the kernels' code, the allocator's rounding. Measured, see
-# docs/hybrid.md.
+# docs/results/2026-11-20-hybrid-engine.md.
 GPU_OVERHEAD_BYTES = 640 << 20
 
 
