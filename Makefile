@@ -4,12 +4,12 @@
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
 #   make test-gpu                                                 tests of the GPU, then the serving tests with a worker there
-#   make test-clients                                             the programs of docs/clients.md, with every client
+#   make test-clients                                             the programs of docs/how-to/connect-a-client.md, with every client
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
 #   make fuzz-models                                              50,000 hostile model files, each a clear error or served (30 min)
 #   make schemas                                                  200 random JSON schemas, every answer valid
 #   make format                                                   rewrite Python and C++ files in the project's format
-#   make docs                                                     write docs/flags.md and docs/api.md anew
+#   make docs                                                     write docs/reference/flags.md and docs/reference/api/ anew
 
 PYTHON ?= python3
 VENV := .venv

@@ -1,13 +1,41 @@
-"""An OpenAPI document as Markdown: each endpoint with its fields, then the objects that they are made of."""
+"""An OpenAPI document as Markdown pages, one an API: each endpoint with its fields, then the objects they are made of.
+
+An object that one API uses is on that API's page; an object that several use is on the shared page.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ApiPage:
+    """One page: the endpoints whose paths begin with one of the prefixes."""
+
+    name: str  # of the file, without .md
+    title: str
+    prefixes: tuple[str, ...]
+
+
+# The first page whose prefix fits has the endpoint.
+API_PAGES = (
+    ApiPage("openai", "OpenAI API", ("/v1/completions", "/v1/chat/completions")),
+    ApiPage("responses", "OpenAI responses API", ("/v1/responses",)),
+    ApiPage("anthropic", "Anthropic API", ("/v1/messages",)),
+    ApiPage("lightllm", "LightLLM API", ("/generate",)),
+    ApiPage(
+        "native",
+        "Native API",
+        ("/tokenize", "/detokenize", "/v1/experts", "/v1/models", "/health", "/metrics"),
+    ),
+)
+SHARED = "shared"
 
 _BOUNDS = (
     ("minimum", "≥ {}"),
@@ -21,101 +49,158 @@ _BOUNDS = (
 _LARGEST = (1 << 31) - 1  # a bound from here on is that of the integer's type and says nothing
 
 
-def markdown(document: Schema) -> Iterator[str]:
-    """Line by line, without a page title."""
-    schemas = document["components"]["schemas"]
-    used: list[str] = []
-    by_tag: dict[str, list[tuple[str, str, Schema]]] = {}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            by_tag.setdefault(operation["tags"][0], []).append((method.upper(), path, operation))
-    for tag, operations in by_tag.items():
-        yield f"## {tag}"
-        yield ""
-        for method, path, operation in operations:
-            yield from _endpoint(method, path, operation, schemas, used)
-    yield "## Objects"
-    yield ""
-    for name in used:  # grows while it is walked: an object's fields name others
-        yield from _object(name, schemas[name], used)
+class ApiReference:
+    """The pages of one document. Raises ValueError for an endpoint that no page of API_PAGES takes."""
 
+    def __init__(self, document: Schema) -> None:
+        self._schemas: dict[str, Schema] = document["components"]["schemas"]
+        self._endpoints: dict[str, list[tuple[str, str, Schema]]] = {page.name: [] for page in API_PAGES}
+        for path, methods in document["paths"].items():
+            name = _page_of(path).name
+            for method, operation in methods.items():
+                self._endpoints[name].append((method.upper(), path, operation))
+        self._page_of_object: dict[str, str] = {}  # the page's name
+        for name, endpoints in self._endpoints.items():
+            for one in self._reachable(operation for _, _, operation in endpoints):
+                self._page_of_object[one] = SHARED if one in self._page_of_object else name
 
-def _endpoint(
-    method: str, path: str, operation: Schema, schemas: dict[str, Schema], used: list[str]
-) -> Iterator[str]:
-    yield f"### `{method} {path}`"
-    yield ""
-    yield operation.get("description", operation["summary"])
-    yield ""
-    if "requestBody" in operation:
-        (content,) = operation["requestBody"]["content"].values()
-        yield from _fields(schemas[_name_of(content["schema"])], used)
-    for status, response in operation["responses"].items():
-        for content in response.get("content", {}).values():
-            if "$ref" in content.get("schema", {}):
+    def index(self) -> Iterator[str]:
+        """A table of all endpoints, without a page title."""
+        yield from ("| endpoint | page | |", "|---|---|---|")
+        for page in API_PAGES:
+            for method, path, operation in self._endpoints[page.name]:
+                link = f"[{page.name}.md]({page.name}.md#{_slug(f'{method} {path}')})"
+                yield f"| `{method} {path}` | {link} | {_first_sentence(_about(operation))} |"
+
+    def page(self, name: str) -> Iterator[str]:
+        """Line by line, without a page title; `name` is that of an API's page or SHARED."""
+        for method, path, operation in self._endpoints.get(name, ()):
+            yield from self._endpoint(name, method, path, operation)
+        objects = sorted(one for one, page in self._page_of_object.items() if page == name)
+        if objects:
+            yield from ("## Objects", "")
+        for one in objects:
+            yield from self._object(name, one)
+
+    def _reachable(self, operations: Iterable[Schema]) -> list[str]:
+        """Names of the objects that the operations' pages describe, each once: answers and what fields are made of."""
+        found: list[str] = []
+        for operation in operations:
+            names = []
+            if "requestBody" in operation:
+                (content,) = operation["requestBody"]["content"].values()
+                names = _references(self._shown_fields(_name_of(content["schema"])))
+            for schema in _answers(operation):
+                names.append(_name_of(schema))
+            found += [name for name in names if name not in found]
+        for name in found:  # grows while it is walked: an object's fields name others
+            found += [one for one in dict.fromkeys(_references(self._shown_fields(name))) if one not in found]
+        return found
+
+    def _shown_fields(self, name: str) -> list[Schema]:
+        fields = self._schemas[name].get("properties", {}).values()
+        return [field for field in fields if not field.get("deprecated")]
+
+    def _endpoint(self, page: str, method: str, path: str, operation: Schema) -> Iterator[str]:
+        yield from (f"## `{method} {path}`", "", _about(operation), "")
+        if "requestBody" in operation:
+            (content,) = operation["requestBody"]["content"].values()
+            yield from self._fields(page, self._schemas[_name_of(content["schema"])])
+        for status, response in operation["responses"].items():
+            for schema in _answers({"responses": {status: response}}):
                 note = response.get("description", "")
                 note = "" if note in ("Successful Response", "Service Unavailable") else f" {note}"
-                yield f"Answers {status} with {_type(content['schema'], used)}.{note}"
-                yield ""
+                yield from (f"Answers {status} with {self._type(page, schema)}.{note}", "")
+
+    def _object(self, page: str, name: str) -> Iterator[str]:
+        schema = self._schemas[name]
+        yield from (f"### {name}", "")
+        if "description" in schema:
+            yield from (_one_line(schema["description"]), "")
+        yield from self._fields(page, schema)
+
+    def _fields(self, page: str, schema: Schema) -> Iterator[str]:
+        properties = schema.get("properties", {})
+        refused = [name for name, field in properties.items() if field.get("deprecated")]
+        required = set(schema.get("required", ()))
+        shown = [(name, field) for name, field in properties.items() if name not in refused]
+        if shown:
+            yield from ("| field | type | default | |", "|---|---|---|---|")
+        for name, field in sorted(shown, key=lambda pair: pair[0] not in required):
+            default = "required" if name in required else _default(field)
+            yield f"| `{name}` | {self._type(page, field)} | {default} | {_cell(_description(field))} |"
+        if shown:
+            yield ""
+        if refused:
+            names = ", ".join(f"`{name}`" for name in refused)
+            yield from (f"Refused by name, unless the value asks for nothing: {names}.", "")
+
+    def _type(self, page: str, field: Schema) -> str:
+        """In words, with the bounds and with links to the objects' descriptions, as seen from a page."""
+        if "$ref" in field:
+            name = _name_of(field)
+            where = self._page_of_object[name]
+            return f"[{name}]({'' if where == page else f'{where}.md'}#{name.lower()})"
+        for key in ("anyOf", "oneOf"):
+            if key in field:
+                kinds = [self._type(page, one) for one in field[key] if one.get("type") != "null"]
+                return " or ".join(dict.fromkeys(kinds))
+        if "const" in field:
+            return f"`{json.dumps(field['const'])}`"
+        if "enum" in field:
+            return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+        kind = field.get("type", "any JSON")
+        if kind == "array":
+            inner = self._type(page, field.get("items", {}))
+            kind = f"array of ({inner})" if "," in inner or " or " in inner else f"array of {inner}"
+        bounds = [
+            text.format(field[key])
+            for key, text in _BOUNDS
+            if abs(field.get(key, _LARGEST)) < _LARGEST and not (key == "maxLength" and kind == "object")
+        ]
+        return ", ".join([kind, *bounds])
 
 
-def _object(name: str, schema: Schema, used: list[str]) -> Iterator[str]:
-    yield f"### {name}"
-    yield ""
-    if "description" in schema:
-        yield _one_line(schema["description"])
-        yield ""
-    yield from _fields(schema, used)
+def _page_of(path: str) -> ApiPage:
+    for page in API_PAGES:
+        if path.startswith(page.prefixes):
+            return page
+    raise ValueError(f"{path} has no page: add its prefix to API_PAGES in scripts/api_reference.py")
 
 
-def _fields(schema: Schema, used: list[str]) -> Iterator[str]:
-    properties = schema.get("properties", {})
-    refused = [name for name, field in properties.items() if field.get("deprecated")]
-    required = set(schema.get("required", ()))
-    shown = [(name, field) for name, field in properties.items() if name not in refused]
-    if shown:
-        yield "| field | type | default | |"
-        yield "|---|---|---|---|"
-    for name, field in sorted(shown, key=lambda pair: pair[0] not in required):
-        default = "required" if name in required else _default(field)
-        yield f"| `{name}` | {_type(field, used)} | {default} | {_cell(_description(field))} |"
-    if shown:
-        yield ""
-    if refused:
-        yield (
-            "Refused by name, unless the value asks for nothing: "
-            + ", ".join(f"`{name}`" for name in refused)
-            + "."
-        )
-        yield ""
+def _answers(operation: Schema) -> Iterator[Schema]:
+    """The references to objects that the operation answers with."""
+    for response in operation["responses"].values():
+        for content in response.get("content", {}).values():
+            if "$ref" in content.get("schema", {}):
+                yield content["schema"]
 
 
-def _type(field: Schema, used: list[str]) -> str:
-    """In words, with the bounds."""
-    if "$ref" in field:
-        name = _name_of(field)
-        if name not in used:
-            used.append(name)
-        return f"[{name}](#{name.lower()})"
-    for key in ("anyOf", "oneOf"):
-        if key in field:
-            kinds = [_type(one, used) for one in field[key] if one.get("type") != "null"]
-            return " or ".join(dict.fromkeys(kinds))
-    if "const" in field:
-        return f"`{json.dumps(field['const'])}`"
-    if "enum" in field:
-        return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
-    kind = field.get("type", "any JSON")
-    if kind == "array":
-        items = field.get("items", {})
-        inner = _type(items, used)
-        kind = f"array of ({inner})" if "," in inner or " or " in inner else f"array of {inner}"
-    bounds = [
-        text.format(field[key])
-        for key, text in _BOUNDS
-        if abs(field.get(key, _LARGEST)) < _LARGEST and not (key == "maxLength" and kind == "object")
-    ]
-    return ", ".join([kind, *bounds])
+def _references(fields: Iterable[Schema]) -> list[str]:
+    """Names of the objects that fields name in their types, at any depth of the types."""
+    found = []
+    for field in fields:
+        if "$ref" in field:
+            found.append(_name_of(field))
+            continue
+        inner = [*field.get("anyOf", ()), *field.get("oneOf", ())]
+        if field.get("type") == "array" and not inner:
+            inner = [field.get("items", {})]
+        found += _references(inner)
+    return found
+
+
+def _about(operation: Schema) -> str:
+    return str(operation.get("description", operation["summary"]))
+
+
+def _first_sentence(text: str) -> str:
+    return _cell(text).split(". ")[0].rstrip(".") + "."
+
+
+def _slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _default(field: Schema) -> str:

@@ -1,7 +1,7 @@
 """Writes the pages of docs/ that are made from the code: `python scripts/generate_docs.py [--check]`.
 
-    docs/flags.md   from ServerConfig's fields
-    docs/api.md     from the OpenAPI document
+    docs/reference/flags.md   from ServerConfig's fields
+    docs/reference/api/       from the OpenAPI document, one page an API
 
 With --check nothing is written, and the exit code is 1 when a page is not what it would be.
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from api_reference import markdown  # noqa: E402  (beside this file)
+from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
 
 from moeserve.config import GROUPS, ServerConfig, env_name  # noqa: E402
 from moeserve.httpserver.app import openapi_document  # noqa: E402
@@ -32,9 +32,9 @@ def flags_page() -> Iterator[str]:
         "",
         MADE,
         "",
-        "Of `moeserve serve`, which `python launch.py` and plain `moeserve` are too. A flag wins over its environment",
-        "variable, which wins over the default. `moeserve --help` prints the same; `--help` after `plan`, `bench`,",
-        "`simulate` or `compare-dumps` has the flags of the other commands.",
+        "These are the flags of `moeserve serve`; `python launch.py` and plain `moeserve` take the same. A flag",
+        "overrides its environment variable, which overrides the default. `moeserve --help` prints this list. `--help`",
+        "after `plan`, `bench`, `simulate` or `compare-dumps` prints the flags of the other commands.",
         "",
     )
     for group in GROUPS:
@@ -47,21 +47,34 @@ def flags_page() -> Iterator[str]:
         yield ""
 
 
-def api_page() -> Iterator[str]:
-    yield from (
-        "# API reference",
-        "",
-        MADE,
-        "",
-        "The same as `GET /openapi.json`. How the endpoints behave, and what errors look like:",
-        "[serving.md](serving.md); what other servers' fields are here: [compatibility.md](compatibility.md).",
-        "A field that is not listed is refused with status 400.",
-        "",
+def api_pages() -> Iterator[tuple[str, Iterable[str]]]:
+    """(path, lines) of the index, of each API's page and of the page of shared objects."""
+    reference = ApiReference(openapi_document())
+    folder = "docs/reference/api"
+    yield (
+        f"{folder}/README.md",
+        (
+            "# API reference",
+            "",
+            MADE,
+            "",
+            "These pages list every endpoint and field, as `GET /openapi.json` does. A field that is not listed is",
+            "refused with status 400. [http.md](../http.md) describes the transport: bodies, streams, errors. The",
+            "[compatibility](../compatibility/README.md) pages list other servers' fields. [shared.md](shared.md)",
+            "describes the objects that several APIs use.",
+            "",
+            *reference.index(),
+        ),
     )
-    yield from markdown(openapi_document())
+    for page in API_PAGES:
+        yield f"{folder}/{page.name}.md", (f"# {page.title}", "", MADE, "", *reference.page(page.name))
+    shared = ("# Objects that several APIs use", "", MADE, "", *reference.page(SHARED))
+    yield f"{folder}/{SHARED}.md", shared
 
 
-PAGES = {"docs/flags.md": flags_page, "docs/api.md": api_page}
+def pages() -> Iterator[tuple[str, Iterable[str]]]:
+    yield "docs/reference/flags.md", flags_page()
+    yield from api_pages()
 
 
 def main() -> int:
@@ -69,8 +82,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 for a stale page")
     check = parser.parse_args().check
     stale = 0
-    for name, page in PAGES.items():
-        path, text = REPOSITORY / name, "\n".join(page()).rstrip("\n") + "\n"
+    for name, lines in pages():
+        path, text = REPOSITORY / name, "\n".join(lines).rstrip("\n") + "\n"
         if path.exists() and path.read_text() == text:
             continue
         stale = 1

@@ -214,7 +214,7 @@ def answerer(arguments: argparse.Namespace) -> Iterator[Answerer]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Figures of docs/model-card.md.")
+    parser = argparse.ArgumentParser(description="Figures of docs/results/.")
     parser.add_argument("--weights", type=Path, help="of training.train, with --vocabulary")
     parser.add_argument("--vocabulary", type=Path)
     parser.add_argument("--device", default="cpu")

@@ -1,7 +1,8 @@
 """`moeserve bench serve`: load on any OpenAI-compatible server, and what its users would see.
 
-Options, definitions and names of the figures are those of `vllm bench serve` (docs/benchmarking.md lists the few
-differences), so that figures of different servers can stand side by side.
+Options, definitions and names of the figures are those of `vllm bench serve`
+(docs/reference/benchmark-figures.md lists the few differences), so that figures of different servers can stand side by
+side.
 """
 
 from __future__ import annotations

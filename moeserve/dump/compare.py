@@ -97,7 +97,9 @@ def compare(a: Dump, b: Dump, tolerances: Tolerances) -> Result:
     """Raises DumpError where they cannot be compared."""
     shared = a.tensors & b.tensors
     if not any(name in (EMBEDDING, LOGITS) or name.startswith("layers.") for name in shared):
-        raise DumpError("the two dumps have no values in common; docs/debugging.md has the tensors' names")
+        raise DumpError(
+            "the two dumps have no values in common; docs/reference/debug-dumps.md has the tensors' names"
+        )
     for name in sorted(shared):
         if a.width(name) != b.width(name):
             raise DumpError(

@@ -1,6 +1,7 @@
 """The form of a dump: a folder with `dump.json` and a file `step-NNNNN.safetensors` for each step.
 
-docs/debugging.md says what each tensor is. This is the only list of them, in the order in which a step makes them.
+docs/reference/debug-dumps.md says what each tensor is. This is the only list of them, in the order in which a
+step makes them.
 """
 
 from __future__ import annotations

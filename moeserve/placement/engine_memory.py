@@ -13,7 +13,8 @@ from moeserve.models.step_buffers import (
     step_sizes,
 )
 
-# Recorded graphs, the kernels' code, the allocator's rounding. Measured: docs/results.
+# Recorded graphs, the kernels' code, the allocator's rounding. Measured:
+# docs/results/2026-11-20-hybrid-engine.md.
 GPU_OVERHEAD_BYTES = 640 << 20
 
 

@@ -1,7 +1,7 @@
 """Predicted memory: of all processes of a server (as PSS, shared pages counted once), and of the GPU.
 
-What the processes take beside weights and KV was measured (docs/placement.md): Python, its libraries, torch and the
-tokenizers built from the vocabulary, by httpserver, detokenizer and worker.
+What the processes take beside weights and KV was measured (docs/explanation/planner.md): Python, its libraries, torch
+and the tokenizers built from the vocabulary, by httpserver, detokenizer and worker.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ not wholly:
     seconds = sqrt(reading^2 + computing^2) + attention + operations + step + rows
 
 which follows measured steps of 1 to 512 tokens, where one of the two is short and where both are alike
-(docs/placement.md). What a GPU adds to that is with `HybridSpeed`.
+(docs/explanation/planner.md). What a GPU adds to that is with `HybridSpeed`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The same request gives the same tokens and bit-identical logprobs, whoever shares its steps.
 
 A GPU chooses its kernels by the number of rows in a step, and they round differently: there a request gives the same
-again in steps of the same rows (docs/hybrid.md).
+again in steps of the same rows (docs/explanation/gpu-engine.md).
 """
 
 from __future__ import annotations

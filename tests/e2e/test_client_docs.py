@@ -1,4 +1,4 @@
-"""Every program in docs/clients.md, run as it stands against a real server.
+"""Every program in the guides for users of the API, run as it stands against a real server.
 
 Those of the SDKs that the tests have anyway run always. The others need MOESERVE_CLIENTS, a folder with `venv` and
 `node_modules` that `make test-clients` makes.
@@ -18,18 +18,19 @@ import pytest
 
 from benchmarks.server import REPOSITORY, Server
 
-PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
+GUIDES = ("connect-a-client.md", "get-structured-output.md", "call-tools.md", "limit-reasoning.md")
+PAGES = "".join((REPOSITORY / "docs" / "how-to" / name).read_text() for name in GUIDES)
 CLIENTS = os.environ.get("MOESERVE_CLIENTS")
 PROGRAMS = [
     (heading, language, program)
-    for heading, section in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    for heading, section in re.findall(r"^## (.*?)\n(.*?)(?=^##? |\Z)", PAGES, re.MULTILINE | re.DOTALL)
     for language, program in re.findall(r"^```(sh|python|js)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 ]
 
 
-def test_the_page_is_read() -> None:
+def test_the_pages_are_read() -> None:
     assert {language for _, language, _ in PROGRAMS} == {"sh", "python", "js"}
-    assert len(PROGRAMS) >= 10
+    assert len(PROGRAMS) >= 18
 
 
 @pytest.mark.parametrize(

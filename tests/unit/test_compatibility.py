@@ -1,4 +1,4 @@
-"""docs/compatibility.md is true: every endpoint and field of it is sent to the real process."""
+"""docs/reference/compatibility/ is true: every endpoint and field of it is sent to the real process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from moeserve.httpserver.protocol.openai_responses import ResponsesRequest
 from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from tests.unit.http_harness import NAME, HttpServer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()
+FOLDER = Path(__file__).parents[2] / "docs" / "reference" / "compatibility"
+PAGES = "".join(page.read_text() for page in sorted(FOLDER.glob("*.md")))
 HI: Any = [{"role": "user", "content": "Hi"}]
 REQUESTS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": HI, "max_tokens": 1}),
@@ -131,7 +132,7 @@ SOMETHING: list[Any] = [1, 2.5, "some text", ["a", "b"], {"a": {"b": 1}}]
 
 def section(title: str) -> list[tuple[str, str]]:
     """(name, status) of each row of the table under the title."""
-    (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^##? |\Z)", PAGES, re.MULTILINE | re.DOTALL)
     rows = re.findall(r"^\| `([^`]+)` \|.*?\| (supported|refused|accepted) \|", text, re.MULTILINE)
     assert len(rows) == len(re.findall(r"^\| `", text, re.MULTILINE)), "a row without a status"
     return rows
@@ -147,7 +148,7 @@ def test_every_field_is_listed_with_what_it_is(path: str) -> None:
     names = [name for name, _ in rows]
     assert len(names) == len(set(names))
     fields = fields_of(REQUESTS[path][0])
-    assert fields.keys() <= set(names), "fields that the page does not have"
+    assert fields.keys() <= set(names), "fields that no page has"
     for name, status in rows:
         info = fields.get(name)
         idle = info is not None and (info.description or "").lower().find("has no effect") >= 0

@@ -1,11 +1,13 @@
-"""What docs/ says of flags, endpoints and metrics is so, and its links lead somewhere."""
+"""What docs/ says of flags, endpoints and metrics is so, its links lead somewhere, and its pages keep their form."""
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,62 @@ from moeserve.config import ServerConfig
 from moeserve.httpserver.metrics import Metrics
 
 REPOSITORY = Path(__file__).parents[2]
-SERVING = (REPOSITORY / "docs" / "serving.md").read_text()
+DOCS = REPOSITORY / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+# Pages elsewhere that link to docs/ or from which docs/ is reached.
+OTHER_PAGES = [REPOSITORY / name for name in ("README.md", "training/README.md", "tests/fixtures/README.md")]
+KINDS = {"tutorial", "how-to", "reference", "explanation", "development", "results"}
+MAX_LINES = 250  # of a page written by hand; a longer one is a folder of pages
+# Pages whose flags are all of `moeserve serve`.
+PAGES_OF_SERVE = (
+    "tutorial/quickstart.md",
+    "how-to/serve-a-model.md",
+    "how-to/tune-for-load.md",
+    "how-to/troubleshoot.md",
+    "reference/startup-errors.md",
+    "reference/http.md",
+    "reference/logs-and-traces.md",
+    "explanation/load.md",
+)
+MADE = "<!-- Made by scripts/generate_docs.py"
+
+# Files whose text may name a page of docs/: code, its comments and messages, and what is deployed with it.
+NAMING = (
+    "*.py",
+    "*.pyi",
+    "*.cpp",
+    "*.h",
+    "*.inl",
+    "*.sh",
+    "*.env",
+    "*.service",
+    "*.yml",
+    "*.yaml",
+    "*.js",
+    "*.html",
+)
+NAMED_FOLDERS = ("moeserve", "deploy", "scripts", "tests", "benchmarks", "training")
+
+
+def title_of(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+def prose(page: Path) -> str:
+    """Without code blocks."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def links(page: Path) -> list[str]:
+    """Targets within the repository, "#anchor" included."""
+    return re.findall(r"\]\((?!https?://)([^)\s]+)\)", prose(page))
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_generated_pages_are_what_the_code_says() -> None:
@@ -28,27 +85,65 @@ def test_generated_pages_are_what_the_code_says() -> None:
     assert check.returncode == 0, check.stdout + check.stderr
 
 
-@pytest.mark.parametrize("page", ["serving.md", "quickstart.md", "troubleshooting.md"])
+@pytest.mark.parametrize("page", PAGES_OF_SERVE)
 def test_no_flag_is_documented_that_is_not_there(page: str) -> None:
     flags = {"--" + option.name.replace("_", "-") for option in dataclasses.fields(ServerConfig)}
-    documented = set(re.findall(r"--[a-z][a-z-]+", (REPOSITORY / "docs" / page).read_text()))
+    documented = set(re.findall(r"--[a-z][a-z-]+", (DOCS / page).read_text()))
     assert documented - flags == set()
-
-
-def test_every_page_is_in_the_index() -> None:
-    index = (REPOSITORY / "docs" / "README.md").read_text()
-    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
-    assert {name for name in pages if f"]({name})" not in index} == set()
 
 
 def test_metrics_are_documented() -> None:
     exposition = Metrics("model").render()[0].decode()
     exposed = {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE)}
-    documented = {name.removesuffix("_total") for name in re.findall(r"moeserve:\w+", SERVING)}
+    page = (DOCS / "reference" / "metrics.md").read_text()
+    documented = {name.removesuffix("_total") for name in re.findall(r"moeserve:\w+", page)}
     assert documented == exposed
 
 
-def test_links_lead_somewhere() -> None:
-    for page in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]:
-        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES], ids=title_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), link
+        if anchor:
+            assert anchor in anchors(path), f"{link}: no such heading"
+
+
+def test_pages_that_the_code_names_are_there() -> None:
+    files = [
+        file for folder in NAMED_FOLDERS for kind in NAMING for file in (REPOSITORY / folder).rglob(kind)
+    ]
+    named = {
+        (str(file.relative_to(REPOSITORY)), page)
+        for file in [*files, REPOSITORY / "Makefile"]
+        for page in re.findall(r"(?<![\w/.-])docs/[\w./-]+\.md", file.read_text())
+    }
+    assert len(named) > 10, "the reader sees none"
+    assert [one for one in sorted(named) if not (REPOSITORY / one[1]).is_file()] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != DOCS / "README.md"], ids=title_of)
+def test_every_page_has_a_kind_and_stands_in_an_index(page: Path) -> None:
+    """An index is the README.md of the page's folder, or of a folder around it."""
+    folder = page.parent
+    assert page.relative_to(DOCS).parts[0] in KINDS
+    indices = [parent / "README.md" for parent in (folder, *folder.parents) if parent.is_relative_to(DOCS)]
+    listed = {(index.parent / link.partition("#")[0]).resolve() for index in indices if index.exists() and index != page
+              for link in links(index)}  # fmt: skip
+    assert page.resolve() in listed, "no README.md links to it"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=title_of)
+def test_pages_have_one_title_and_an_end(page: Path) -> None:
+    assert len(re.findall(r"^# ", prose(page), re.MULTILINE)) == 1
+    if MADE not in page.read_text() and page.parent.name != "results":
+        assert len(page.read_text().splitlines()) <= MAX_LINES, "make it a folder of pages"
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*")), ids=title_of)
+def test_results_are_dated(page: Path) -> None:
+    if page.name != "README.md":
+        date, topic = page.name[:10], page.name[10:]
+        assert datetime.date.fromisoformat(date) <= datetime.date.today()
+        assert re.fullmatch(r"(-[a-z0-9]+)+\.md", topic)

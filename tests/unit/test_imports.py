@@ -1,4 +1,4 @@
-"""The import rules of docs/architecture.md, read from the source: who may know whom."""
+"""The import rules of docs/explanation/architecture.md, read from the source: who may know whom."""
 
 from __future__ import annotations
 

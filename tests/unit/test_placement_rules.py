@@ -182,7 +182,7 @@ def test_a_gpu_without_a_layer_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_documentation_works_today(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "placement-files.md").read_text()
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     placement = place(
         model(48, 128), PlacementOptions(rules=rules(tmp_path, example)), Gpu(64 << 30, 1 << 30)

@@ -253,7 +253,7 @@ class Experts(TypedDict):
 
 
 class ExpertsHeat(TypedDict):
-    """The file that --expert-heat reads, as docs/placement.md describes it."""
+    """The file that --expert-heat reads, as docs/reference/placement-files.md describes it."""
 
     format: Literal["moeserve-expert-heat"]
     version: Literal[1]
