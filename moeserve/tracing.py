@@ -5,10 +5,10 @@
     router           queue, prefill, decode  of each generation
     detokenizer      detokenize
 
-The context travels between the processes as `messages.schema.Origin.trace`, W3C's traceparent. Spans of router and
-detokenizer are made when what they tell of is over, from times of `time.monotonic()`: nothing is added to a step. A
-thread sends them in batches; when the collector does not keep up, spans are dropped and a log line says so, and
-requests never wait.
+The trace context travels between the processes as `messages.schema.RequestContext.trace`, W3C's traceparent. The
+router and the detokenizer create a span when the phase that it describes is over, from times of `time.monotonic()`, so
+that a step does no work for it. A thread sends spans in batches. When the collector does not keep up, spans are dropped
+and a log line says so; requests never wait.
 
 What OpenTelemetry reads from the environment holds: OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER,
 OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED and so on.

@@ -16,13 +16,13 @@ from typing import Final
 
 import msgspec
 
+from moeserve.detokenizer.detokenize_tracer import DetokenizeTracer
 from moeserve.detokenizer.incremental import TokenDecoder
-from moeserve.detokenizer.journal import Journal
 from moeserve.detokenizer.stop import StopFinder
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
-    CloseText,
-    OpenText,
+    DetokenizeEnd,
+    DetokenizeStart,
     RequestError,
     Shutdown,
     StopHit,
@@ -104,11 +104,11 @@ class Detokenizer:
     def num_open(self) -> int:
         return len(self._open)
 
-    def open(self, message: OpenText) -> None:
+    def open(self, message: DetokenizeStart) -> None:
         self._open[message.id] = RequestText(message.text, self._token_bytes, self._special)
 
     def close(self, request_id: int) -> None:
-        self._open.pop(request_id, None)  # a request refused before OpenText has none
+        self._open.pop(request_id, None)  # a request refused before DetokenizeStart has none
 
     def tokens(self, message: TokensOut) -> tuple[list[TextItem], list[StopHit]]:
         """What httpserver and the router are to hear of a step's tokens."""
@@ -144,21 +144,21 @@ def serve(
     inbox: PullChannel[ToDetokenizer],
     to_router: PushChannel,
     to_http: PushChannel,
-    journal: Journal | None = None,
+    request_tracer: DetokenizeTracer | None = None,
 ) -> None:
     """Handles messages until Shutdown; sleeps while there are none. Raises ChannelFull when a peer is
     stuck."""
     while True:
         message = inbox.recv()
         match message:
-            case OpenText():
+            case DetokenizeStart():
                 detokenizer.open(message)
-                if journal is not None:
-                    journal.opened(message)
-            case CloseText():
+                if request_tracer is not None:
+                    request_tracer.opened(message)
+            case DetokenizeEnd():
                 detokenizer.close(message.id)
-                if journal is not None:
-                    journal.closed(message.id, "its client has gone")
+                if request_tracer is not None:
+                    request_tracer.closed(message.id, "its client has gone")
             case TokensOut():
                 since = time.monotonic()
                 items, hits = detokenizer.tokens(message)
@@ -166,13 +166,13 @@ def serve(
                     to_router.send(hit)
                 if items:
                     to_http.send(TextOut(items=items))
-                if journal is not None:
-                    journal.tokens(items, hits, since)
+                if request_tracer is not None:
+                    request_tracer.tokens(items, hits, since)
             case RequestError():
                 detokenizer.close(message.id)
                 to_http.send(message)
-                if journal is not None:
-                    journal.closed(message.id, message.message)
+                if request_tracer is not None:
+                    request_tracer.closed(message.id, message.message)
             case Shutdown():
                 return
             case None:  # only with a timeout

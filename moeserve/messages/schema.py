@@ -70,7 +70,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class Origin(msgspec.Struct, frozen=True, array_like=True):
+class RequestContext(msgspec.Struct, frozen=True, array_like=True):
     """The HTTP request that a generation is of, for log lines and traces."""
 
     request_id: str = ""  # X-Request-Id, visible ASCII
@@ -89,7 +89,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower is sooner
     key_name: str = ""  # of the API key it came with; "" where there are none
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
-    origin: Origin = Origin()
+    context: RequestContext = RequestContext()
     progress: bool = False  # a PromptProgress is wanted for each step that reads on in its prompt
 
 
@@ -106,15 +106,15 @@ class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
 # ---------------------------------------------------------------- router -> detokenizer
 
 
-class OpenText(msgspec.Struct, frozen=True, tag=True):
+class DetokenizeStart(msgspec.Struct, frozen=True, tag=True):
     """A request was accepted: its text state begins."""
 
     id: int
     text: TextOptions
-    origin: Origin = Origin()
+    context: RequestContext = RequestContext()
 
 
-class CloseText(msgspec.Struct, frozen=True, tag=True):
+class DetokenizeEnd(msgspec.Struct, frozen=True, tag=True):
     """An aborted request: drop its text state, send nothing."""
 
     id: int
@@ -360,7 +360,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | Shutdown
-ToDetokenizer = OpenText | CloseText | TokensOut | RequestError | Shutdown
+ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | Shutdown
 ToHttp = TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineDead | LoadProgress
 ToLauncher = ProcessReady | ProcessFailed
 FromWorker = WorkerReady | StepResult | ExpertUse | WorkerError

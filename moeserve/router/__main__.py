@@ -11,8 +11,8 @@ from moeserve.messages.schema import EngineReady, Shutdown, ToRouter, WorkerRead
 from moeserve.process import Process, run_process
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.router.journal import Journal
 from moeserve.router.manager import RouterManager
+from moeserve.router.request_tracer import RequestTracer
 from moeserve.router.worker_client import RpycWorker
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ def main(process: Process) -> None:
         http.send(EngineReady(ready=ready))
         process.ready()
         scheduler = Scheduler(limits(process.config, ready))
-        journal = Journal.wanted(process.tracer)
-        RouterManager(scheduler, worker, inbox, detokenizer, http, journal).run()
+        request_tracer = RequestTracer.wanted(process.tracer)
+        RouterManager(scheduler, worker, inbox, detokenizer, http, request_tracer).run()
     for channel in (inbox, detokenizer, http):
         channel.close()
 

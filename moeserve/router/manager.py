@@ -24,7 +24,7 @@ from moeserve.messages.schema import (
     ToRouter,
 )
 from moeserve.router.core.scheduler import ProtocolError, Scheduler
-from moeserve.router.journal import Journal
+from moeserve.router.request_tracer import RequestTracer
 from moeserve.router.worker_client import Worker, WorkerDied
 
 log = logging.getLogger(__name__)
@@ -43,10 +43,10 @@ class RouterManager:
         inbox: PullChannel[ToRouter],
         detokenizer: PushChannel,
         http: PushChannel,
-        journal: Journal | None = None,
+        request_tracer: RequestTracer | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._journal = journal
+        self._request_tracer = request_tracer
         self._worker: Worker | None = worker  # None: it died
         self._inbox = inbox
         self._detokenizer = detokenizer
@@ -89,8 +89,8 @@ class RouterManager:
     def _receive(self, message: ToRouter) -> None:
         match message:
             case GenerateRequest():
-                if self._journal is not None:
-                    self._journal.received(message)
+                if self._request_tracer is not None:
+                    self._request_tracer.received(message)
                 self._scheduler.add(message)
             case Abort(id=id):
                 self._scheduler.abort(id)
@@ -129,8 +129,8 @@ class RouterManager:
     def _flush(self) -> None:
         for message in self._scheduler.take_messages():
             self._detokenizer.send(message)
-            if self._journal is not None:
-                self._journal.sent(message)
+            if self._request_tracer is not None:
+                self._request_tracer.sent(message)
 
     def _report_load(self, now: float) -> None:
         """A LoadReport when something changed: every 50 ms at most, but at once when the last request ends,

@@ -19,7 +19,7 @@ At = Callable[[float, Callable[[float], None]], None]  # (time, what to do then)
 
 
 @dataclass(slots=True)
-class Open:
+class OpenRequest:
     """A request that has not ended."""
 
     outcome: Outcome
@@ -50,7 +50,7 @@ class Clients:
         self._on_end = on_end
         self._histories: dict[int, TokenHistory] = {}  # of sessions that have begun and not ended
         self._waiting: deque[tuple[int, int]] = deque()  # (session, turn): no place was free
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, OpenRequest] = {}
         self.output_lens: dict[int, int] = {}  # of open requests, for the worker
         self.outcomes: list[Outcome] = []
         for number, session in enumerate(workload.sessions):
@@ -81,7 +81,7 @@ class Clients:
         request_id = len(self.outcomes) + 1
         outcome = Outcome(sent=now, prompt_len=len(prompt))
         self.outcomes.append(outcome)
-        self._open[request_id] = Open(outcome, session, turn)
+        self._open[request_id] = OpenRequest(outcome, session, turn)
         self.output_lens[request_id] = wanted.output_len
         sampling = SamplingParams(
             max_tokens=self._max_tokens or wanted.output_len, seed=request_id, stop_token_ids=(STOP_ID,)

@@ -19,7 +19,7 @@ from moeserve.messages.schema import WorkerReady
 from moeserve.options import add_shared_options, read_options
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
-from moeserve.simulate.simulation import Result, Simulation
+from moeserve.simulate.simulation import Simulation, SimulationResult
 from moeserve.simulate.step_time import StepTime, read_step_time
 from moeserve.simulate.worker import Timing
 from moeserve.workload.metrics import summarize
@@ -164,7 +164,11 @@ def default_step_time() -> Path:
 
 
 def _report(
-    args: argparse.Namespace, simulation: Simulation, result: Result, summary: dict[str, Any], wall: float
+    args: argparse.Namespace,
+    simulation: Simulation,
+    result: SimulationResult,
+    summary: dict[str, Any],
+    wall: float,
 ) -> None:
     more = _scheduling(simulation, result) | {"wall_seconds": wall}
     rows: list[Row] = [(f"{_LABELS[name]}:", value) for name, value in more.items()]
@@ -195,7 +199,7 @@ _LABELS = {
 }
 
 
-def _scheduling(simulation: Simulation, result: Result) -> dict[str, float | int]:
+def _scheduling(simulation: Simulation, result: SimulationResult) -> dict[str, float | int]:
     """What the server's metrics would show."""
     report, duration = result.report, result.duration
     slots, steps = simulation.limits.num_kv_slots, max(report.steps, 1)

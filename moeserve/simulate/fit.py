@@ -17,14 +17,14 @@ SMALLEST_ERROR = 0.003  # below it two errors are alike: timers and caches are n
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class StepSample:
     """One measured step."""
 
     load: StepLoad
     seconds: float
 
 
-def fit(samples: Sequence[Sample], source: str) -> StepTime:
+def fit(samples: Sequence[StepSample], source: str) -> StepTime:
     """The least sum of absolute relative errors: a short step counts as much as a long one, and a step that was
     interrupted does not bend the model. The points of `base` are the sizes of the steps. Raises ValueError when
     there is one size only."""
@@ -41,7 +41,7 @@ def fit(samples: Sequence[Sample], source: str) -> StepTime:
     return StepTime(source, knots, seconds.tolist(), context, pairs, sampled)
 
 
-def relative_errors(model: StepTime, samples: Sequence[Sample]) -> Floats:
+def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
     """Model over measured, less 1; float64 [samples]."""
     return np.array([model.of(sample.load) / sample.seconds - 1 for sample in samples])
 

@@ -28,7 +28,7 @@ _NEWS, _RESULT = 0, 1  # of one moment, the inbox is read before the worker is a
 
 
 @dataclass(slots=True)
-class Gauge:
+class TimeWeightedGauge:
     """A number over time. The mean is over time, not over changes."""
 
     value: float = 0.0
@@ -47,13 +47,13 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SimulationResult:
     outcomes: list[Outcome]
     duration: float  # virtual seconds to the last answer's end
     report: LoadReport  # the scheduler's totals at the end
-    running: Gauge
-    waiting: Gauge
-    kv_slots: Gauge
+    running: TimeWeightedGauge
+    waiting: TimeWeightedGauge
+    kv_slots: TimeWeightedGauge
     worker_busy: float  # seconds of steps
     step_tokens: int  # tokens of them
 
@@ -79,9 +79,13 @@ class Simulation:
         )
         self._worker = VirtualWorker(self.step_time, self.timing, self._clients.output_lens)
         self._frontend_free_at = 0.0
-        self._running, self._waiting, self._kv_slots = Gauge(), Gauge(), Gauge()
+        self._running, self._waiting, self._kv_slots = (
+            TimeWeightedGauge(),
+            TimeWeightedGauge(),
+            TimeWeightedGauge(),
+        )
 
-    def run(self) -> Result:
+    def run(self) -> SimulationResult:
         """Raises RuntimeError when the scheduler leaves requests without an end, AssertionError when it has lost
         count of its slots."""
         while self._events:
@@ -93,7 +97,7 @@ class Simulation:
             raise RuntimeError(f"the scheduler stands still with {self._clients.num_open} requests open")
         self._scheduler.check()
         outcomes = self._clients.outcomes
-        return Result(
+        return SimulationResult(
             outcomes=outcomes,
             duration=max([outcome.end for outcome in outcomes], default=0.0) or SHORTEST_S,
             report=self._scheduler.load_report(),

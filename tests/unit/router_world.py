@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from moeserve.messages.schema import (
-    CloseText,
+    DetokenizeEnd,
+    DetokenizeStart,
     GenerateRequest,
     NewSeq,
-    OpenText,
     PromptProgress,
     RequestError,
     Row,
@@ -164,7 +164,7 @@ class Seen:
     tokens: list[int] = field(default_factory=list)
     prompt_logprobs: list[int] = field(default_factory=list)
     progress: list[PromptProgress] = field(default_factory=list)
-    final: TokensItem | RequestError | CloseText | None = None
+    final: TokensItem | RequestError | DetokenizeEnd | None = None
 
 
 class World:
@@ -233,13 +233,13 @@ class World:
     def _read(self) -> None:
         for message in self.scheduler.take_messages():
             match message:
-                case OpenText():
+                case DetokenizeStart():
                     assert not self.seen[message.id].opened
                     self.seen[message.id].opened = True
                 case TokensOut():
                     for item in message.items:
                         self._item(item)
-                case CloseText() | RequestError():
+                case DetokenizeEnd() | RequestError():
                     self._final(message.id, message)
 
     def _item(self, item: TokensItem) -> None:
@@ -253,7 +253,7 @@ class World:
         if item.finish_reason is not None:
             self._final(item.id, item)
 
-    def _final(self, id: int, message: TokensItem | RequestError | CloseText) -> None:
+    def _final(self, id: int, message: TokensItem | RequestError | DetokenizeEnd) -> None:
         assert self.seen[id].final is None, "one final message only"
         self.seen[id].final = message
 

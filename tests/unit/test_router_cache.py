@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeserve.messages.schema import CloseText, RequestError, TokensItem
+from moeserve.messages.schema import DetokenizeEnd, RequestError, TokensItem
 from moeserve.router.core.limits import Limits
 from tests.unit.router_world import STOP_TOKEN, World, request
 
@@ -93,7 +93,7 @@ def test_what_an_abort_computed_is_kept() -> None:
     world.plan()
     world.plan()
     world.abort(0)
-    assert isinstance(world.seen[0].final, CloseText)
+    assert isinstance(world.seen[0].final, DetokenizeEnd)
     world.run()
     assert ask(world, 1, PROMPT) == 32
 

@@ -23,13 +23,13 @@ from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
     Abort,
-    CloseText,
+    DetokenizeEnd,
+    DetokenizeStart,
     EngineDead,
     EngineReady,
     ExpertUse,
     ExpertUseRequest,
     LoadReport,
-    OpenText,
     ProcessReady,
     RequestError,
     Shutdown,
@@ -128,7 +128,7 @@ def test_requests_are_served_and_the_load_is_told(paths: RuntimePaths, neighbour
     with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
         for id in range(10):
             neighbours.router.send(behaving(id, 0, max_tokens=5))
-        assert isinstance(neighbours.detokenizer.recv(5), OpenText)
+        assert isinstance(neighbours.detokenizer.recv(5), DetokenizeStart)
         usage = neighbours.item(9, final=True).usage
         assert usage is not None
         assert (usage.prompt_tokens, usage.completion_tokens) == (4, 5)
@@ -156,7 +156,7 @@ def test_an_abort_frees_the_slots_within_a_step(paths: RuntimePaths, neighbours:
         neighbours.router.send(behaving(0, SLEEP, max_tokens=100))
         neighbours.item(0, final=False)
         neighbours.router.send(Abort(0))
-        neighbours.next(CloseText)
+        neighbours.next(DetokenizeEnd)
         neighbours.report(timeout=1.0, kv_slots_used=0, aborts=1)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeserve.messages.schema import CloseText, GenerateRequest, RequestError, StepResult, TokensItem
+from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, StepResult, TokensItem
 from moeserve.router.core.limits import Limits
 from tests.unit.router_world import STOP_TOKEN, World, ints, request
 
@@ -113,7 +113,7 @@ def check_endings(world: World, added: dict, touched: set[int], died: bool) -> N
             assert seen.final.status == 400 or seen.final.retry_after is not None
             continue
         assert seen.tokens == tokens[: len(seen.tokens)]
-        if isinstance(seen.final, CloseText):
+        if isinstance(seen.final, DetokenizeEnd):
             assert id in touched
         elif isinstance(seen.final, RequestError):
             assert (seen.final.status == 503 and died) or (seen.final.status == 500 and reason == "error")

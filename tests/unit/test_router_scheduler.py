@@ -7,7 +7,7 @@ import time
 import pytest
 
 from moeserve.messages.schema import (
-    CloseText,
+    DetokenizeEnd,
     RequestError,
     Sampled,
     StepPlan,
@@ -282,7 +282,7 @@ def test_abort_frees_everything_at_once(steps: int) -> None:
     world.plan()
     world.abort(0)
     assert world.scheduler.load_report().kv_slots_used == 0
-    assert isinstance(world.seen[0].final, CloseText)
+    assert isinstance(world.seen[0].final, DetokenizeEnd)
     world.abort(0)
     world.abort(12345)
     world.stop_hit(0, 1)

@@ -1,7 +1,7 @@
 """Who may join the running requests: those beside whom the pool is expected to suffice.
 
 Nothing is reserved. A request takes slots as it grows, and its length is predicted, so the answer may be
-wrong; then the pool runs dry and somebody is paused (`batch.py`), at the cost of a delay. A wrong estimate
+wrong; then the pool runs dry and somebody is paused (`running_batch.py`), at the cost of a delay. A wrong estimate
 never makes an error or a deadlock.
 """
 
@@ -33,7 +33,7 @@ def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
     return peak
 
 
-class Admission:
+class AdmissionPolicy:
     def __init__(self, memory: KvMemory) -> None:
         self._memory = memory
         self.history = OutputHistory()

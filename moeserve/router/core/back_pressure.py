@@ -14,13 +14,13 @@ from moeserve.router.core.limits import Limits
 from moeserve.router.core.output_history import OutputHistory
 from moeserve.router.core.request import INT32_BYTES
 from moeserve.router.core.step_cost import StepCost, StepShape
-from moeserve.router.core.waiting import WaitingRoom
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 LEAST_WAIT_S, MOST_WAIT_S = 1, 600
 
 
 class BackPressure:
-    def __init__(self, limits: Limits, waiting: WaitingRoom, cost: StepCost, history: OutputHistory) -> None:
+    def __init__(self, limits: Limits, waiting: WaitingQueue, cost: StepCost, history: OutputHistory) -> None:
         self._limits = limits
         self._waiting = waiting
         self._cost = cost

@@ -62,7 +62,7 @@ class FairShare:
     def least_served(self, tenants: Iterable[str]) -> str:
         return min(tenants, key=lambda tenant: (self._served[tenant], tenant))
 
-    def guarded(self, requests: Collection[Request], tenant: str) -> float:
+    def protected_share(self, requests: Collection[Request], tenant: str) -> float:
         """The share of `requests` that a prompt of `tenant` must not slow down beyond their pace: those of keys
         that have not been served more."""
         level = self._served[tenant] + SLACK

@@ -35,39 +35,43 @@ class Pace:
         self._share = prefill_share
         self._debt_ms = 0.0
 
-    def allowance_ms(self, rows: int, alone_ms: float, guarded: float) -> float:
-        """What prompts may add now to a step of `rows` decode rows that alone takes `alone_ms`. `guarded` is the
-        share of the rows whose pace counts (see `FairShare`): the fewer, the more it is as if there were none.
-        But the limit on latency holds for all."""
+    def prefill_budget_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
+        """Milliseconds that prompts may add now to a step of `rows` decode rows, which takes `alone_ms` without them.
+
+        `protected_share` is the share of the rows whose pace counts (see `FairShare.protected_share`). The smaller it
+        is, the closer the budget is to that of a step without decode rows. The limit on inter-token latency holds for
+        every row."""
         if not self._cost.is_fitted:
             return UNLIMITED_MS
-        if rows and guarded and self._debt_ms > 0.0:
+        if rows and protected_share and self._debt_ms > 0.0:
             return 0.0
-        stall = self.stall_ms(rows, alone_ms, guarded)
+        stall = self.stall_ms(rows, alone_ms, protected_share)
         if rows and self._max_itl_ms is not None:
             most = max(stall, self.stall_ms(rows, alone_ms, 0.0))
             stall = min(most, self._max_itl_ms / self._cost.spread - alone_ms)
         return max(stall, LEAST_MS)
 
-    def stall_ms(self, rows: int, alone_ms: float, guarded: float) -> float:
+    def stall_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
         """How long answers may be stalled at once, or a first token that is ready."""
         short = max(alone_ms, WORTH * self._cost.fixed_ms(rows))
-        if guarded == 1.0:
+        if protected_share == 1.0:
             return short
         long = max(alone_ms, ALONE_MS, WORTH_ALONE * self._cost.fixed_ms(0))
-        return guarded * short + (1.0 - guarded) * long
+        return protected_share * short + (1.0 - protected_share) * long
 
-    def planned(self, rows: int, alone_ms: float, stall_ms: float, guarded: float, prompts: int) -> None:
+    def planned(
+        self, rows: int, alone_ms: float, stall_ms: float, protected_share: float, prompts: int
+    ) -> None:
         """A step was planned with such a stall, while `prompts` were there that could be served."""
         if not rows:
             self._debt_ms = 0.0
             return
         weight = self._share / (1.0 - self._share)  # of a prompt, where a decode row has 1
         earned = alone_ms * weight * max(1.0, prompts / rows)
-        self._debt_ms = max(self._debt_ms + stall_ms * guarded - earned, 0.0)
+        self._debt_ms = max(self._debt_ms + stall_ms * protected_share - earned, 0.0)
 
-    def corrected(self, expected_ms: float, actual_ms: float, guarded: float) -> None:
+    def corrected(self, expected_ms: float, actual_ms: float, protected_share: float) -> None:
         """A step with a stall took more or less than expected. What is more than twice as long is somebody
         else's doing, and not charged to prompts."""
         late_ms = min(actual_ms - expected_ms, expected_ms)
-        self._debt_ms = max(self._debt_ms + late_ms * guarded, 0.0)
+        self._debt_ms = max(self._debt_ms + late_ms * protected_share, 0.0)

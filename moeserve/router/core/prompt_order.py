@@ -16,13 +16,13 @@ from collections.abc import Collection
 
 from moeserve.router.core.fair_share import FairShare
 from moeserve.router.core.request import Request
-from moeserve.router.core.waiting import WaitingRoom
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 AGED_SHARE = 0.25  # of the prompt tokens, for the oldest prompt, while others overtake it
 
 
 class PromptOrder:
-    def __init__(self, waiting: WaitingRoom, shares: FairShare) -> None:
+    def __init__(self, waiting: WaitingQueue, shares: FairShare) -> None:
         self._waiting = waiting
         self._shares = shares
         self._owed: dict[str, float] = {}  # tokens to the oldest prompt, by tenant

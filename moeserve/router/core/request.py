@@ -44,11 +44,11 @@ class Request:
         "borrowed",
         "cache_salt",
         "cached_tokens",
+        "fairness_preempted_at",
         "first_planned_at",
         "first_token_at",
         "id",
         "last_token_at",
-        "made_way_at",
         "max_kv",
         "max_tokens",
         "node",
@@ -84,7 +84,7 @@ class Request:
         self.arrival: float = message.arrival
         self.priority: int = message.priority
         self.tenant: str = message.key_name
-        self.request_id: str = message.origin.request_id
+        self.request_id: str = message.context.request_id
         self.cache_salt: str = message.cache_salt  # its prompt is found by those with the same salt only
         self.wants_progress: bool = message.progress
         # Seniority, smallest first: arrival moved by priority, then id so that no two compare equal.
@@ -99,15 +99,15 @@ class Request:
         self.first_token_at: float = 0.0
         self.last_token_at: float = 0.0
 
-        # Written by WaitingRoom.add: tokens to compute before the next token, as the cache stood then.
+        # Written by WaitingQueue.add: tokens to compute before the next token, as the cache stood then.
         self.size: int = 0
 
-        # Written by Batch, which also binds, pauses and releases.
+        # Written by RunningBatch, which also binds, pauses and releases.
         self.state: State = State.WAITING
         self.req_slot: int = -1
         self.target: int = 0  # tokens known when it was bound: those that prefill must compute
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was bound first
-        self.made_way_at: int = -1  # num_output when it was last paused to make way for another key
+        self.fairness_preempted_at: int = -1  # num_output when it was last paused to make way for another key
         self.num_lost: int = 0  # positions that were computed before the last pause
         self.resume_after: int = 0  # the last step that may have had a row of it when it was paused
 
@@ -118,11 +118,11 @@ class Request:
         self.node: Node | None = None
         self.borrowed: int = 0  # of those found in the cache, the ones that others held at the time
 
-        # Written by Flight as rows are planned.
+        # Written by ScheduledStep as rows are planned.
         self.announced: bool = False  # its NewSeq is in a plan already sent
         self.first_planned_at: float | None = None  # seconds, when the first chunk was planned
 
-        # Written by Admission; see OutputHistory.predict.
+        # Written by AdmissionPolicy; see OutputHistory.predict.
         self.quantile: float = 0.0
         self.predicted_output: int = 0
 

@@ -2,7 +2,7 @@
 
 A caller feeds it the events as they come (`add`, `abort`, `stop_hit`, `step_result`, `close`), asks for the next
 `plan` until that is None, and sends what `take_messages` returns to the detokenizer. Here is what happens to a
-request from outside; what happens to it inside is in `planner.py` (one step) and `batch.py` (slots, pauses).
+request from outside; what happens to it inside is in `planner.py` (one step) and `running_batch.py` (slots, pauses).
 
 Two plans may be in flight: N+1 is built while the worker runs N. It needs no token values, for a decode row
 means "the token you sampled last". Whatever ends or pauses a request between the two (a stop token, an abort,
@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections import deque
 
 from moeserve.messages.schema import (
-    CloseText,
+    DetokenizeEnd,
+    DetokenizeStart,
     FinishReason,
     GenerateRequest,
     LoadReport,
-    OpenText,
     RequestError,
     Sampled,
     StepPlan,
@@ -32,23 +32,23 @@ from moeserve.messages.schema import (
     TokensOut,
 )
 from moeserve.router.core.back_pressure import BackPressure
-from moeserve.router.core.batch import Batch
 from moeserve.router.core.fair_share import FairShare
-from moeserve.router.core.flight import Flight
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.planner import Planner
 from moeserve.router.core.request import Request, State
+from moeserve.router.core.router_stats import RouterStats
+from moeserve.router.core.running_batch import RunningBatch
+from moeserve.router.core.scheduled_step import ScheduledStep
 from moeserve.router.core.step_cost import StepCost
-from moeserve.router.core.totals import Totals
-from moeserve.router.core.waiting import WaitingRoom
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 MAX_PLANS_IN_FLIGHT = 2
 # A step that takes so long is not planned ahead of: the gap after it, below a millisecond, is nothing to it, and
 # whoever arrives while it runs joins the next step instead of the one after.
 PLAN_AHEAD_MS = 100.0
 
-Message = OpenText | CloseText | TokensOut | RequestError
+RouterMessage = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError
 
 
 class ProtocolError(Exception):
@@ -60,19 +60,19 @@ class Scheduler:
         self.limits = limits
         self._closed: str | None = None  # why no request is served any more
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
-        self._waiting = WaitingRoom()
+        self._waiting = WaitingQueue()
         self._memory = KvMemory(
             limits.num_kv_slots, reuse=limits.reuse_prefixes, isolate_tenants=limits.isolate_tenants
         )
-        self._batch = Batch(limits, self._memory, self._waiting)
+        self._batch = RunningBatch(limits, self._memory, self._waiting)
         self._history = self._batch.admission.history
         self._shares = FairShare()
         self._cost = StepCost(limits.num_experts, limits.experts_per_token)
         self._planner = Planner(limits, self._memory, self._waiting, self._batch, self._shares, self._cost)
         self._pressure = BackPressure(limits, self._waiting, self._cost, self._history)
-        self._in_flight: deque[Flight] = deque()
-        self._out: list[Message] = []
-        self._totals = Totals()
+        self._in_flight: deque[ScheduledStep] = deque()
+        self._out: list[RouterMessage] = []
+        self._stats = RouterStats()
 
     # ---------------------------------------------------------------- events
 
@@ -89,7 +89,7 @@ class Scheduler:
         self._open[request.id] = request
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
-        self._out.append(OpenText(id=request.id, text=message.text, origin=message.origin))
+        self._out.append(DetokenizeStart(id=request.id, text=message.text, context=message.context))
 
     def _refusal(self, message: GenerateRequest) -> RequestError | None:
         if self._closed is not None:
@@ -106,8 +106,8 @@ class Scheduler:
         if request is None:
             return
         self._release(request)
-        self._totals.aborts += 1
-        self._out.append(CloseText(id=request_id))
+        self._stats.aborts += 1
+        self._out.append(DetokenizeEnd(id=request_id))
 
     def stop_hit(self, hit: StopHit) -> None:
         """Ends a request at a stop string. Tokens sampled after it do not count as the client's. As with
@@ -122,17 +122,19 @@ class Scheduler:
         """Takes the result of the oldest plan in flight. Raises ProtocolError when it is another's."""
         if not self._in_flight or self._in_flight[0].step != result.step:
             raise ProtocolError(f"the worker answered step {result.step}, which is not the oldest in flight")
-        flight = self._in_flight.popleft()
-        if len(result.sampled) != len(flight.sampling):
-            raise ProtocolError(f"{len(result.sampled)} tokens for {len(flight.sampling)} rows that sample")
-        self._batch.last_finished = flight.step
-        self._planner.finished(flight, result.compute_ms)
-        self._totals.step_done(flight, result.compute_ms, result.idle_ms)
+        scheduled = self._in_flight.popleft()
+        if len(result.sampled) != len(scheduled.sampling):
+            raise ProtocolError(
+                f"{len(result.sampled)} tokens for {len(scheduled.sampling)} rows that sample"
+            )
+        self._batch.last_finished = scheduled.step
+        self._planner.finished(scheduled, result.compute_ms)
+        self._stats.step_done(scheduled, result.compute_ms, result.idle_ms)
         for index, logprobs in result.prompt_logprobs.items():
-            self._accept_prompt_logprobs(flight.owners[index], flight.rows[index].start, logprobs)
-        self._tell_progress(flight, now)
-        self._accept_tokens(flight.sampling, result.sampled, now)
-        for request in flight.silent_ends:
+            self._accept_prompt_logprobs(scheduled.owners[index], scheduled.rows[index].start, logprobs)
+        self._tell_progress(scheduled, now)
+        self._accept_tokens(scheduled.sampling, result.sampled, now)
+        for request in scheduled.silent_ends:
             if request.state is not State.FINISHED:
                 self._finish(request, "length", 0, now)
 
@@ -153,12 +155,14 @@ class Scheduler:
         here on its rows count as written."""
         if self._closed is not None or not self._open or not self._may_plan_ahead:
             return None
-        flight = self._planner.plan(self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight))
-        if flight is None:
+        scheduled = self._planner.plan(
+            self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight)
+        )
+        if scheduled is None:
             return None
-        self._batch.last_planned = flight.step
-        self._in_flight.append(flight)
-        return flight.as_plan()
+        self._batch.last_planned = scheduled.step
+        self._in_flight.append(scheduled)
+        return scheduled.as_plan()
 
     @property
     def _may_plan_ahead(self) -> bool:
@@ -167,13 +171,13 @@ class Scheduler:
             return True
         return in_flight < MAX_PLANS_IN_FLIGHT and self._in_flight[-1].expected_ms < PLAN_AHEAD_MS
 
-    def take_messages(self) -> list[Message]:
+    def take_messages(self) -> list[RouterMessage]:
         """What the events since the last call have for the detokenizer, in order."""
         out, self._out = self._out, []
         return out
 
     def load_report(self) -> LoadReport:
-        return self._totals.report(self._batch, self._waiting, self._memory)
+        return self._stats.report(self._batch, self._waiting, self._memory)
 
     @property
     def is_idle(self) -> bool:
@@ -191,10 +195,10 @@ class Scheduler:
         if new:
             self._emit([TokensItem(owner.id, [], prompt_logprobs=new)])
 
-    def _tell_progress(self, flight: Flight, now: float) -> None:
+    def _tell_progress(self, scheduled: ScheduledStep, now: float) -> None:
         """Of the prompts that the step has read on. After a pause it may be less than before; a request that
         is paused while it answers has nothing to tell."""
-        for request, row in flight.chunks():
+        for request, row in scheduled.chunks():
             if request.wants_progress and request.state is not State.FINISHED and not request.num_output:
                 progress = request.progress(row.start + row.count, now)
                 self._emit([TokensItem(request.id, [], progress=progress)])
@@ -223,7 +227,7 @@ class Scheduler:
             items.append(
                 TokensItem(request.id, [token_id], None if entry.logprob is None else [entry.logprob])
             )
-        self._totals.generation_tokens += len(items)
+        self._stats.generation_tokens += len(items)
         self._emit(items)
         for request, entry in ended:
             self._accept_last(request, entry, now)
@@ -236,7 +240,7 @@ class Scheduler:
                 self._fail(request, 500, "the model produced non-finite logits for this request", forget=True)
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
-        self._totals.generation_tokens += 1
+        self._stats.generation_tokens += 1
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
         request.num_output += 1

@@ -13,7 +13,7 @@ from moeserve.router.core.request import Request
 from moeserve.router.core.step_cost import StepShape, chunk_context
 
 
-class Flight:
+class ScheduledStep:
     """Written while it is planned; read again when the result comes. A row takes its slots from the memory and
     gives them to its request here, so that no row is without."""
 
@@ -22,11 +22,11 @@ class Flight:
         "_prompt_context",
         "expected_ms",
         "fresh_tokens",
-        "guarded",
         "new_seqs",
         "num_decode",
         "owners",
         "prompt_tokens",
+        "protected_share",
         "repeated_tokens",
         "rows",
         "sampling",
@@ -46,7 +46,7 @@ class Flight:
         self.fresh_tokens = 0  # of these, a prompt's, for the first time
         self.repeated_tokens = 0  # of these, computed before and lost in a pause
         self.expected_ms = 0.0
-        self.guarded = 0.0  # share of the decode rows whose pace was heeded
+        self.protected_share = 0.0  # share of the decode rows whose pace was heeded
         self._decode_context = 0
         self._prompt_context = 0
 

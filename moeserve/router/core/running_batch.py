@@ -17,28 +17,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from moeserve.router.core.admission import Admission
+from moeserve.router.core.admission import AdmissionPolicy
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.waiting import WaitingRoom, by_age
+from moeserve.router.core.waiting_queue import WaitingQueue, by_age
 
-PAUSABLE = (State.PREFILL, State.DECODE)  # in ENDING a request gives all back in a moment anyway
+PREEMPTIBLE = (State.PREFILL, State.DECODE)  # in ENDING a request gives all back in a moment anyway
 
 
-class Batch:
+class RunningBatch:
     """The one writer of a request's `state`, `req_slot`, `target` and what else its text says."""
 
-    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingRoom) -> None:
+    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingQueue) -> None:
         self._limits = limits
         self._memory = memory
         self._waiting = waiting
-        self.admission = Admission(memory)
+        self.admission = AdmissionPolicy(memory)
         self.running: dict[int, Request] = {}  # PREFILL, DECODE or ENDING, by id
         self.prefilling: list[Request] = []  # the PREFILL ones
         self.decoding: dict[int, Request] = {}  # the DECODE ones
         self.last_planned = self.last_finished = 0  # steps; written by Scheduler
-        self.num_pauses = 0
+        self.num_preemptions = 0
         self.num_cached_tokens = 0  # of prompts, found in the cache
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
         self._refused: Request | None = None  # see may_bind
@@ -106,14 +106,14 @@ class Batch:
         request.state = State.FINISHED
         self._refused = None
 
-    def pause(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         """Back to the queue, with its slots up for eviction."""
         request.num_lost = len(request.slots)
         request.resume_after = self.last_planned
         self._unbind(request, forget=False)
         request.state = State.WAITING
         self.enqueue(request)
-        self.num_pauses += 1
+        self.num_preemptions += 1
         self._refused = None
 
     def _unbind(self, request: Request, *, forget: bool) -> None:
@@ -127,26 +127,26 @@ class Batch:
 
     # ---------------------------------------------------------------- room
 
-    def make_room_to_decode(self) -> None:
+    def preempt_for_decode_slots(self) -> None:
         """Pauses until there is a slot for each decode row, or nobody is left to pause: then the oldest waits
         for those at their end. Before any row of the plan, for what is paused may be overwritten in it."""
         while len(self.decoding) > self._memory.available:
             victim = self._victim()
             if victim is None:
                 return
-            self.pause(victim)
+            self.preempt(victim)
 
-    def break_standstill(self) -> bool:
+    def break_deadlock(self) -> bool:
         """Pauses somebody when none can be given a slot and no result is awaited. False: nobody is left."""
         victim = self._victim()
         if victim is not None:
-            self.pause(victim)
+            self.preempt(victim)
         return victim is not None
 
     def _victim(self) -> Request | None:
         """The youngest of the tenant that holds most, unless it is the oldest of all."""
         oldest = min(self.running.values(), key=by_age, default=None)
-        candidates = [r for r in self.running.values() if r.state in PAUSABLE and r is not oldest]
+        candidates = [r for r in self.running.values() if r.state in PREEMPTIBLE and r is not oldest]
         if not candidates:
             return None
         held = Counter[str]()
@@ -155,19 +155,19 @@ class Batch:
         most = max(held, key=lambda tenant: (held[tenant], tenant))
         return max((r for r in candidates if r.tenant == most), key=by_age)
 
-    def make_way(self, request: Request) -> None:
+    def preempt_for_fairness(self, request: Request) -> None:
         """Lets a waiting request in at the cost of tenants that run more than its own would then. Before any
         row of the plan."""
         while not self.may_bind(request):
             victim = None if self._is_in_flight(request) else self._victim_for(request)
             if victim is None:
                 return
-            victim.made_way_at = victim.num_output
-            self.pause(victim)
+            victim.fairness_preempted_at = victim.num_output
+            self.preempt(victim)
 
     def _victim_for(self, request: Request) -> Request | None:
         """The youngest of the tenant that has most of what is short, if it has more than it would take."""
-        tenants = {r.tenant for r in self.running.values() if _may_make_way(r)} - {request.tenant}
+        tenants = {r.tenant for r in self.running.values() if _may_be_preempted(r)} - {request.tenant}
         if not tenants:
             return None
         if self._free_req_slots:
@@ -180,10 +180,10 @@ class Batch:
             fair = counts[most] > counts[request.tenant] + 1
         if not fair:
             return None
-        return max(filter(_may_make_way, self._of(most)), key=by_age)
+        return max(filter(_may_be_preempted, self._of(most)), key=by_age)
 
     def _of(self, tenant: str) -> Iterator[Request]:
-        return (r for r in self.running.values() if r.tenant == tenant and r.state in PAUSABLE)
+        return (r for r in self.running.values() if r.tenant == tenant and r.state in PREEMPTIBLE)
 
     def _holding(self, tenant: str) -> int:
         return sum(len(r.slots) for r in self._of(tenant))
@@ -213,5 +213,5 @@ class Batch:
         self._memory.check_slots(self.running.values())
 
 
-def _may_make_way(request: Request) -> bool:
-    return request.state in PAUSABLE and request.made_way_at != request.num_output
+def _may_be_preempted(request: Request) -> bool:
+    return request.state in PREEMPTIBLE and request.fairness_preempted_at != request.num_output

@@ -6,27 +6,27 @@ import logging
 import time
 from collections.abc import Sequence
 
-from moeserve.messages.schema import OpenText, Origin, StopHit, TextItem
+from moeserve.messages.schema import DetokenizeStart, RequestContext, StopHit, TextItem
 from moeserve.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
 
-class Journal:
+class DetokenizeTracer:
     """Sees what comes and goes; `Detokenizer` knows nothing of it."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
-        self._open: dict[int, Origin] = {}
+        self._open: dict[int, RequestContext] = {}
         self._began: dict[int, float] = {}  # when the first tokens of each came
 
     @classmethod
-    def wanted(cls, tracer: Tracer | None) -> Journal | None:
+    def wanted(cls, tracer: Tracer | None) -> DetokenizeTracer | None:
         """None: nobody would read it."""
         return cls(tracer) if tracer is not None or log.isEnabledFor(logging.DEBUG) else None
 
-    def opened(self, message: OpenText) -> None:
-        self._open[message.id] = message.origin
+    def opened(self, message: DetokenizeStart) -> None:
+        self._open[message.id] = message.context
 
     def tokens(self, items: Sequence[TextItem], hits: Sequence[StopHit], since: float) -> None:
         """A message's tokens, taken up at `since`, have become `items` and `hits`."""

@@ -59,7 +59,7 @@ class Lanes:
         self.by_age = SortedRequests(by_age)
 
 
-class WaitingRoom:
+class WaitingQueue:
     def __init__(self) -> None:
         self._lanes: dict[str, Lanes] = {}  # of the tenants with waiting requests
         self.num_tokens = 0  # known tokens of all of them
