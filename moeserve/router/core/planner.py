@@ -1,9 +1,9 @@
-"""One step: who is bound, who is paused, which rows. The order within a plan matters:
+"""Plans one step: which requests are preempted or bound, and which rows the step has. The order matters:
 
-1. room is made, by pausing, before there are rows: what a pause gives up may be overwritten in this very step;
-2. every decode row;
-3. chunks of prompts in fair order, binding waiting requests as it comes to them, as far as tokens, slots and
-   the pace of the decode rows allow.
+1. preemption, before there are rows, because the KV slots of a victim may be written in this very step;
+2. a row for every decoding request;
+3. chunks of prompts in fair order, which bind waiting requests as their turn comes, as far as the token limit, the KV
+   slots and the prefill budget (`pace.py`) allow.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Planner:
         self._order = PromptOrder(waiting, shares)
 
     def plan(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
-        """The next step, or None when there is nothing to do now."""
+        """The next step, or None when no row can be planned now. `now` is in seconds."""
         while True:
             scheduled = self._plan_rows(step, now)
             if scheduled.rows:
@@ -49,7 +49,7 @@ class Planner:
                 return None
 
     def finished(self, scheduled: ScheduledStep, ms: float) -> None:
-        """The step took so long on the worker; 0 if nobody measured it."""
+        """The step took `ms` milliseconds on the worker; 0 if it was not measured."""
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         self._cost.observe(scheduled.shape, ms)
@@ -63,7 +63,7 @@ class Planner:
         return scheduled
 
     def _preempt_for_fairness(self) -> None:
-        """For the least served tenant, where there are several."""
+        """Makes room for the least served tenant's next request, where there are several tenants."""
         if self._shares.num_tenants > 1 and len(self._waiting):
             head = self._order.next((), with_waiting=True)
             assert head is not None
@@ -76,12 +76,12 @@ class Planner:
         self._shares.charge_rows(rows)
 
     def _plan_prompts(self, scheduled: ScheduledStep, now: float) -> None:
-        """Chunks, each as large as what is left of the step allows."""
+        """Adds chunks of prompts, each as large as the rest of the step allows."""
         rows = scheduled.num_decode
         alone_ms = self._cost.predict(scheduled.shape)
         scheduled.expected_ms = alone_ms
         batch = self._batch
-        prompts = len(batch.prefilling) + min(len(self._waiting), batch.num_free_places)
+        prompts = len(batch.prefilling) + min(len(self._waiting), batch.num_free_req_slots)
         if not prompts:
             self._pace.planned(rows, alone_ms, 0.0, 0.0, 0)
             return
@@ -97,13 +97,13 @@ class Planner:
             batch.planned(request)
             before, scheduled.expected_ms = scheduled.expected_ms, self._cost.predict(scheduled.shape)
             budget_ms -= scheduled.expected_ms - before
-            if request.state is not State.PREFILL:  # its first token should not wait for others' long prompts
+            if request.state is not State.PREFILL:  # its first token must not wait for other long prompts
                 spent = scheduled.expected_ms - alone_ms
                 budget_ms = min(budget_ms, self._pace.stall_ms(rows, alone_ms, 1.0) - spent)
         self._pace.planned(rows, alone_ms, scheduled.expected_ms - alone_ms, protected_share, prompts)
 
     def _has_room(self, scheduled: ScheduledStep, budget_ms: float) -> bool:
-        """For a prompt token more. (The first chunk of a step is never too dear; see LEAST_CHUNK.)"""
+        """Whether one more prompt token fits. The first chunk of a step fits whatever it costs; see LEAST_CHUNK."""
         planned = scheduled.num_decode + scheduled.prompt_tokens
         if planned == self._limits.max_num_batched_tokens or not self._memory.available:
             return False
@@ -112,19 +112,19 @@ class Planner:
         return self._cost.chunk_ms(planned, 0, 1) <= budget_ms
 
     def _protected_share(self, scheduled: ScheduledStep) -> float:
-        """The share of the decode rows whose pace the next prompt must heed."""
+        """The share of the decode rows that the next prompt must not slow down; see `FairShare.protected_share`."""
         if not scheduled.num_decode:
             return 0.0
         if self._shares.num_tenants == 1:
             return 1.0
-        first = self._order.next(self._batch.prefilling, with_waiting=self._batch.num_free_places > 0)
+        first = self._order.next(self._batch.prefilling, with_waiting=self._batch.num_free_req_slots > 0)
         return 1.0 if first is None else self._shares.protected_share(scheduled.owners, first.tenant)
 
     def _next_prompt(self) -> Request | None:
-        """Whose chunk is next; bound, if it was waiting. Where the next in order cannot be bound yet, nobody
-        who waits passes it: what is freed would go to smaller ones for ever."""
+        """The request whose chunk is next, bound if it was waiting. When the next waiting request cannot be bound yet,
+        no other waiting request overtakes it: otherwise smaller ones would take every freed slot for ever."""
         batch = self._batch
-        request = self._order.next(batch.prefilling, with_waiting=batch.num_free_places > 0)
+        request = self._order.next(batch.prefilling, with_waiting=batch.num_free_req_slots > 0)
         if request is None or request.state is State.PREFILL:
             return request
         if batch.may_bind(request):
@@ -133,7 +133,7 @@ class Planner:
         return self._order.next(batch.prefilling, with_waiting=False)
 
     def _chunk(self, scheduled: ScheduledStep, request: Request, budget_ms: float) -> int:
-        """Tokens of it that the step has room for."""
+        """How many tokens of the request's prompt fit into the step."""
         planned = scheduled.num_decode + scheduled.prompt_tokens
         most = min(request.prompt_left, self._limits.max_num_batched_tokens - planned, self._memory.available)
         fits = most

@@ -1,4 +1,4 @@
-"""What the router counts, and the report it makes of it."""
+"""The router's counters and histograms, and the LoadReport made of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDLE_BUCKETS_MS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50, 
 
 
 class Histogram:
-    """Counts by upper bound, inclusive, with one more bucket for what is above them all."""
+    """Counts by inclusive upper bound; the last bucket counts the values above every bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -32,6 +32,8 @@ class Histogram:
 
 
 class RouterStats:
+    """Running totals since the start. Written by Scheduler."""
+
     def __init__(self) -> None:
         self.steps = 0
         self.prompt_tokens = 0
@@ -42,7 +44,7 @@ class RouterStats:
         self._mixed_ms = Histogram(STEP_BUCKETS_MS)
         self._idle_ms = Histogram(IDLE_BUCKETS_MS)
 
-    def step_done(self, scheduled: ScheduledStep, compute_ms: float, idle_ms: float) -> None:
+    def observe_step(self, scheduled: ScheduledStep, compute_ms: float, idle_ms: float) -> None:
         self.steps += 1
         self.prompt_tokens += scheduled.fresh_tokens
         self.repeated_tokens += scheduled.repeated_tokens

@@ -1,15 +1,15 @@
 """The scheduler: events in, step plans and messages out. It reads no clock and owns no socket.
 
-A caller feeds it the events as they come (`add`, `abort`, `stop_hit`, `step_result`, `close`), asks for the next
-`plan` until that is None, and sends what `take_messages` returns to the detokenizer. Here is what happens to a
-request from outside; what happens to it inside is in `planner.py` (one step) and `running_batch.py` (slots, pauses).
+A caller feeds it the events as they arrive (`add`, `abort`, `stop_hit`, `step_result`, `close`), asks for the next
+`plan` until that is None, and sends what `take_messages` returns to the detokenizer. This file has the events and the
+messages; `planner.py` plans one step, and `running_batch.py` binds, preempts and releases requests.
 
-Two plans may be in flight: N+1 is built while the worker runs N. It needs no token values, for a decode row
-means "the token you sampled last". Whatever ends or pauses a request between the two (a stop token, an abort,
-a full pool) leaves at most one row of it in N+1, a wasted one. That row is harmless, although the request's
-slots are free at once and may be handed out in N+2: **the worker executes plans strictly in order**, so the
-stale row writes before the new owner does, and the new owner reads no position that it has not written itself
-or found in the cache, whose slots a stale row writes with what they hold.
+Two plans may be in flight: N+1 is built while the worker runs N. It needs no token values, because a decode row means
+"the token you sampled last". Whatever ends or preempts a request between the two (a stop token, an abort, a full pool)
+leaves at most one row of it in N+1, whose result is ignored. That stale row is harmless, although the request's KV
+slots are free at once and may be handed out in N+2. **The worker executes plans strictly in order**, so the stale row
+writes before the new owner does. The new owner reads only positions that it has written itself or found in the prefix
+cache, and a stale row writes cached slots with the values that they hold.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ from moeserve.router.core.step_cost import StepCost
 from moeserve.router.core.waiting_queue import WaitingQueue
 
 MAX_PLANS_IN_FLIGHT = 2
-# A step that takes so long is not planned ahead of: the gap after it, below a millisecond, is nothing to it, and
-# whoever arrives while it runs joins the next step instead of the one after.
+# While a step this long runs, the next one is not planned yet: the idle gap after it is negligible (its size is in
+# docs/results/2026-11-22-router-notes.md), and a request that arrives meanwhile joins the next step, not the one after.
 PLAN_AHEAD_MS = 100.0
 
 RouterMessage = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError
 
 
 class ProtocolError(Exception):
-    """The worker answered something other than the oldest plan in flight: its results mean nothing."""
+    """The worker's result is not that of the oldest plan in flight, so that none of its results can be trusted."""
 
 
 class Scheduler:
+    """Owns every open request, every KV slot and the prefix tree. Times are seconds of one clock, the caller's."""
+
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._closed: str | None = None  # why no request is served any more
+        self._closed: str | None = None  # the cause, once no request is served any more
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
         self._waiting = WaitingQueue()
         self._memory = KvMemory(
@@ -77,8 +79,8 @@ class Scheduler:
     # ---------------------------------------------------------------- events
 
     def add(self, message: GenerateRequest) -> None:
-        """Queues a request, or answers it with a RequestError: 400 when it can never fit, 503 when too many
-        wait or the worker is gone. Raises ValueError for an id that is open."""
+        """Queues a request, or answers it with a RequestError: 400 when it can never run, 503 when the queue is full
+        or the scheduler is closed. Raises ValueError for an id that is open."""
         if message.id in self._open:
             raise ValueError(f"request id {message.id} is in use")
         refusal = self._refusal(message)
@@ -100,8 +102,8 @@ class Scheduler:
         return self._pressure.refusal(message, self._shares.num_tenants_with(message.key_name))
 
     def abort(self, request_id: int) -> None:
-        """Frees everything at once. An id that is not open (finished, aborted, unknown) is no error: the
-        client's going and the request's end cross each other on the way."""
+        """Frees everything at once. An id that is not open (finished, aborted, unknown) is no error, because an abort
+        and the request's final message may cross."""
         request = self._open.get(request_id)
         if request is None:
             return
@@ -110,8 +112,8 @@ class Scheduler:
         self._out.append(DetokenizeEnd(id=request_id))
 
     def stop_hit(self, hit: StopHit) -> None:
-        """Ends a request at a stop string. Tokens sampled after it do not count as the client's. As with
-        `abort`, the request may have ended meanwhile; its final message is out then."""
+        """Ends a request at a stop string; tokens sampled after it are not counted. As with `abort`, an id that is not
+        open is no error: the request's final message has been sent then."""
         request = self._open.get(hit.id)
         if request is not None:
             completion_tokens = min(hit.num_tokens, request.num_output)
@@ -119,7 +121,7 @@ class Scheduler:
             self._finish(request, "stop", completion_tokens, now=request.last_token_at)
 
     def step_result(self, result: StepResult, now: float) -> None:
-        """Takes the result of the oldest plan in flight. Raises ProtocolError when it is another's."""
+        """Takes the result of the oldest plan in flight. Raises ProtocolError when it is the result of another."""
         if not self._in_flight or self._in_flight[0].step != result.step:
             raise ProtocolError(f"the worker answered step {result.step}, which is not the oldest in flight")
         scheduled = self._in_flight.popleft()
@@ -129,7 +131,7 @@ class Scheduler:
             )
         self._batch.last_finished = scheduled.step
         self._planner.finished(scheduled, result.compute_ms)
-        self._stats.step_done(scheduled, result.compute_ms, result.idle_ms)
+        self._stats.observe_step(scheduled, result.compute_ms, result.idle_ms)
         for index, logprobs in result.prompt_logprobs.items():
             self._accept_prompt_logprobs(scheduled.owners[index], scheduled.rows[index].start, logprobs)
         self._tell_progress(scheduled, now)
@@ -139,8 +141,8 @@ class Scheduler:
                 self._finish(request, "length", 0, now)
 
     def close(self, cause: str) -> None:
-        """No step will run any more (the worker died, or the server stops): every open request ends with a
-        503, and later ones are refused with it. The first cause stays."""
+        """Ends every open request with a 503, and refuses later ones with it: the worker has died, or the server stops.
+        A second call changes nothing, so that the first cause stays."""
         if self._closed is not None:
             return
         self._closed = cause
@@ -151,8 +153,8 @@ class Scheduler:
     # ---------------------------------------------------------------- outputs
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do, or enough in flight. The caller sends it: from
-        here on its rows count as written."""
+        """The next step, or None when there is nothing to do or enough is in flight. The caller must send it, because
+        its rows count as written from here on."""
         if self._closed is not None or not self._open or not self._may_plan_ahead:
             return None
         scheduled = self._planner.plan(
@@ -172,7 +174,7 @@ class Scheduler:
         return in_flight < MAX_PLANS_IN_FLIGHT and self._in_flight[-1].expected_ms < PLAN_AHEAD_MS
 
     def take_messages(self) -> list[RouterMessage]:
-        """What the events since the last call have for the detokenizer, in order."""
+        """The messages to the detokenizer since the last call, in order."""
         out, self._out = self._out, []
         return out
 
@@ -187,7 +189,8 @@ class Scheduler:
     # ---------------------------------------------------------------- results
 
     def _accept_prompt_logprobs(self, owner: Request, start: int, logprobs: list[TokenLogprob]) -> None:
-        """Of positions from `start` on; those that a pause made the worker compute again are known already."""
+        """Sends the prompt logprobs of positions from `start` on. Those that were recomputed after a preemption have
+        been sent already."""
         if owner.state is State.FINISHED:
             return
         new = logprobs[owner.num_scored - start :]
@@ -196,20 +199,22 @@ class Scheduler:
             self._emit([TokensItem(owner.id, [], prompt_logprobs=new)])
 
     def _tell_progress(self, scheduled: ScheduledStep, now: float) -> None:
-        """Of the prompts that the step has read on. After a pause it may be less than before; a request that
-        is paused while it answers has nothing to tell."""
+        """Sends the progress of the prompts that the step has prefilled. After a preemption it may be less than before;
+        a request that is preempted while it decodes reports none."""
         for request, row in scheduled.chunks():
             if request.wants_progress and request.state is not State.FINISHED and not request.num_output:
                 progress = request.progress(row.start + row.count, now)
                 self._emit([TokensItem(request.id, [], progress=progress)])
 
     def _accept_tokens(self, owners: list[Request], sampled: list[Sampled], now: float) -> None:
-        """The hot loop, about 0.3 us a row. A request may have been paused since its row was planned."""
+        """Appends a token to each request. A request may have been preempted since its row was planned.
+
+        The hot loop; docs/results/2026-11-22-router-notes.md has its cost."""
         items: list[TokensItem] = []
         ended: list[tuple[Request, Sampled]] = []
         for request, entry in zip(owners, sampled, strict=True):
             if request.state is State.FINISHED:
-                continue  # the wasted row of one that ended while this plan was in flight
+                continue  # a stale row: the request ended while this plan was in flight
             token_id = entry.token_id
             count = request.num_output
             if (
@@ -235,7 +240,7 @@ class Scheduler:
     def _accept_last(self, request: Request, entry: Sampled, now: float) -> None:
         if entry.token_id < 0:
             if entry.error is not None:
-                self._fail(request, 400, entry.error, forget=True)  # its own grammar was too much
+                self._fail(request, 400, entry.error, forget=True)  # the request's own grammar failed
             else:
                 self._fail(request, 500, "the model produced non-finite logits for this request", forget=True)
             return
@@ -263,7 +268,7 @@ class Scheduler:
         last: Sampled | None = None,
         stop_token: int | None = None,
     ) -> None:
-        """The final message, with the `last` token where it is part of the answer."""
+        """Sends the final message, with the `last` token where it is part of the answer."""
         self._release(request)
         item = TokensItem(
             id=request.id,
@@ -280,13 +285,13 @@ class Scheduler:
         self._out.append(RequestError(id=request.id, status=status, message=message))
 
     def _release(self, request: Request, *, forget: bool = False) -> None:
-        """Takes back all that an open request holds (see the module's text on rows in flight)."""
+        """Frees all that an open request holds; the module's docstring says why its rows in flight are harmless."""
         del self._open[request.id]
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)
 
     def _emit(self, items: list[TokensItem]) -> None:
-        """Adds to the last TokensOut if nothing came after it, so that a step makes one message."""
+        """Appends to the last TokensOut if it is the last message, so that a step sends one message."""
         if not items:
             return
         last = self._out[-1] if self._out else None
@@ -301,8 +306,8 @@ class Scheduler:
         """Raises AssertionError when a count is off. O(running)."""
         self._batch.check()
         if len(self._open) != len(self._waiting) + len(self._batch.running):
-            raise AssertionError("an open request neither waits nor runs")
+            raise AssertionError("an open request is neither waiting nor running")
 
     def check_slots(self) -> None:
-        """Raises AssertionError unless every KV slot is free, held by one, or cached, once. O(num_slots)."""
+        """Raises AssertionError unless every KV slot is free, owned by one request, or cached. O(num_slots)."""
         self._batch.check_slots()
