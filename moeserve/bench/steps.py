@@ -21,13 +21,13 @@ from moeserve.bench import engine
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.messages.worker import Worker
 from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU
 from moeserve.simulate.fit import StepSample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
 from moeserve.worker.device import choose_device
 from moeserve.worker.loading import load_runner
-from moeserve.worker.service import Runner
 from moeserve.workload.options import whole
 
 # Options of the server that mean the same here.
@@ -42,9 +42,9 @@ GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 
 
 class StepBench:
-    """Drives a Runner as the router would. KV slots are handed out in order."""
+    """Drives a worker as the router would. KV slots are handed out in order."""
 
-    def __init__(self, runner: Runner, num_seqs: int, step_tokens: int, long_prompt: int) -> None:
+    def __init__(self, runner: Worker, num_seqs: int, step_tokens: int, long_prompt: int) -> None:
         self._runner = runner
         self._num_seqs = num_seqs
         self._step_tokens = step_tokens

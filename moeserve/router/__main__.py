@@ -21,6 +21,7 @@ CONNECT_INTERVAL_S = 0.05
 
 
 def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
+    """The scheduler's limits, from the user's options and what the worker has."""
     return Limits(
         num_kv_slots=ready.num_kv_slots,
         max_num_seqs=ready.max_num_seqs,
@@ -38,8 +39,8 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
 
 
 def connect(process: Process, inbox: PullChannel[ToRouter]) -> RpycWorker | None:
-    """The worker, once it has loaded its model; None when the server stops before that. No request can come
-    meanwhile: httpserver takes none before EngineReady."""
+    """Waits until the worker has loaded its model and connects to it; None when the server stops before that. Raises
+    RuntimeError for any other message: httpserver accepts no requests before EngineReady."""
     while True:
         try:
             return RpycWorker(process.paths.worker)
@@ -57,7 +58,7 @@ def main(process: Process) -> None:
     http = PushChannel(process.context, process.paths.http)
     worker = connect(process, inbox)
     if worker is not None:
-        ready = worker.hello()
+        ready = worker.ready()
         log.info("the worker has %d KV slots, %d request slots", ready.num_kv_slots, ready.max_num_seqs)
         http.send(EngineReady(ready=ready))
         process.ready()

@@ -15,13 +15,12 @@ from tqdm import tqdm
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.messages.schema import WorkerReady
 from moeserve.options import add_shared_options, read_options
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
 from moeserve.simulate.simulation import Simulation, SimulationResult
 from moeserve.simulate.step_time import StepTime, read_step_time
-from moeserve.simulate.worker import Timing
+from moeserve.simulate.worker import Timing, virtual_ready
 from moeserve.workload.metrics import summarize
 from moeserve.workload.options import (
     add_judgement_options,
@@ -126,15 +125,10 @@ def _simulation(args: argparse.Namespace) -> Simulation:
             "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
         )
     step_time = _step_time(args)
-    ready = WorkerReady(
+    ready = virtual_ready(
         num_kv_slots=config.max_total_tokens,
         max_num_seqs=config.max_num_seqs,
         max_model_len=min(config.max_model_len or config.max_total_tokens, config.max_total_tokens),
-        vocab_size=1 << 17,
-        weight_bytes=0,
-        kv_bytes=0,
-        rss_bytes=0,
-        device="virtual",
         max_num_batched_tokens=config.max_num_batched_tokens or ON_CPU,
         num_experts=step_time.num_experts,
         experts_per_token=step_time.experts_per_token,

@@ -77,7 +77,7 @@ class Simulation:
         self._clients = Clients(
             self.workload, self._at, self._send, self.max_concurrency, self.max_tokens, self.on_end
         )
-        self._worker = VirtualWorker(self.step_time, self.timing, self._clients.output_lens)
+        self._worker = VirtualWorker(self.limits, self.step_time, self.timing, self._clients.output_lens)
         self._frontend_free_at = 0.0
         self._running, self._waiting, self._kv_slots = (
             TimeWeightedGauge(),
@@ -118,8 +118,9 @@ class Simulation:
 
     def _turn(self, now: float) -> None:
         while (plan := self._scheduler.plan(now)) is not None:
-            done_at, result = self._worker.submit(plan, now)
-            self._at(done_at, self._on_result(result), _RESULT)
+            self._worker.now = now
+            result = self._worker.step(plan)
+            self._at(self._worker.result_at, self._on_result(result), _RESULT)
         self._deliver(now + self.timing.reply)
         report = self._scheduler.load_report()
         self._running.set(report.num_running, now)

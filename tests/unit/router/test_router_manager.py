@@ -37,13 +37,13 @@ from moeserve.messages.schema import (
     TokensItem,
     TokensOut,
 )
+from moeserve.messages.worker import WorkerClient
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.manager import RouterManager
-from moeserve.router.worker_client import InProcessWorker, RpycWorker, Worker
-from tests.unit.router_world import request
-from tests.unit.rpc_child import EXPERT_USE, RAISE, READY, SLEEP, ScriptedRunner
-from tests.unit.test_rpc import REPOSITORY, child_process
+from moeserve.router.worker_client import InProcessWorker, RpycWorker
+from tests.support.router_world import request
+from tests.support.rpc_child import EXPERT_USE, RAISE, READY, REPOSITORY, SLEEP, ScriptedRunner, child_process
 
 LIMITS = Limits(READY.num_kv_slots, READY.max_num_seqs, READY.max_model_len, 64, 100)
 
@@ -107,12 +107,12 @@ def neighbours(paths: RuntimePaths) -> Iterator[Neighbours]:
 
 
 @contextmanager
-def running(paths: RuntimePaths, neighbours: Neighbours, worker: Worker) -> Iterator[threading.Thread]:
+def running(paths: RuntimePaths, neighbours: Neighbours, worker: WorkerClient) -> Iterator[threading.Thread]:
     """A router in a thread; told to stop at the end, and asserted to."""
     inbox = PullChannel(neighbours.context, paths.router, codec.TO_ROUTER)
     detokenizer = PushChannel(neighbours.context, paths.detokenizer)
     http = PushChannel(neighbours.context, paths.http)
-    worker.hello()
+    worker.ready()
     manager = RouterManager(Scheduler(LIMITS), worker, inbox, detokenizer, http)
     thread = threading.Thread(target=manager.run)
     thread.start()

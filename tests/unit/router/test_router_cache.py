@@ -7,7 +7,7 @@ import pytest
 
 from moeserve.messages.schema import DetokenizeEnd, RequestError, TokensItem
 from moeserve.router.core.limits import Limits
-from tests.unit.router_world import STOP_TOKEN, World, request
+from tests.support.router_world import STOP_TOKEN, World, request
 
 PROMPT = list(range(1000, 1040))
 

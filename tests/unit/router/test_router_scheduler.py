@@ -18,7 +18,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import ProtocolError, Scheduler
-from tests.unit.router_world import STOP_TOKEN, World, request
+from tests.support.router_world import STOP_TOKEN, World, request
 
 
 def make(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, StepResult, TokensItem
 from moeserve.router.core.limits import Limits
-from tests.unit.router_world import STOP_TOKEN, World, ints, request
+from tests.support.router_world import STOP_TOKEN, World, ints, request
 
 LIMITS = st.builds(
     Limits,
