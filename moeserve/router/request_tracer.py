@@ -1,4 +1,4 @@
-"""What is told of a request's time in this process: log lines at debug level, and spans where there are traces."""
+"""Log lines and spans about requests in this process: lines at debug level, and spans where traces are exported."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class _Open(NamedTuple):
 
 
 class RequestTracer:
-    """Sees the messages that come and go; the scheduler knows nothing of it. A request's debug lines cost it 15 us of
-    CPU time, its spans 0.5 ms, most of that their sending."""
+    """Observes the messages that the manager receives and sends; the scheduler does not depend on it.
+
+    docs/results/2026-11-22-router-notes.md has its CPU time for a request."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
@@ -37,10 +38,11 @@ class RequestTracer:
 
     @classmethod
     def wanted(cls, tracer: Tracer | None) -> RequestTracer | None:
-        """None: nobody would read it."""
+        """None where neither debug lines nor traces are wanted."""
         return cls(tracer) if tracer is not None or log.isEnabledFor(logging.DEBUG) else None
 
     def received(self, message: GenerateRequest) -> None:
+        """Called when a request arrives."""
         self._open[message.id] = _Open(message.context, message.arrival, time.monotonic())
         _say(message.context, "queued: %d prompt tokens", len(message.token_ids) // 4)
 

@@ -1,4 +1,4 @@
-"""`moeserve simulate`: the real scheduler under a workload, in virtual time, with a step-time model for an engine."""
+"""`moeserve simulate`: runs the scheduler under a workload in virtual time, with a step-time model for a worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from moeserve.workload.options import (
 from moeserve.workload.plot import write_plot
 from moeserve.workload.report import Row, details, failures, save, table
 
-# Options of the server that mean the same here.
+# Options of the server that have the same meaning here.
 SHARED = tuple(
     option.name
     for option in dataclasses.fields(ServerConfig)
@@ -42,7 +42,7 @@ SHARED = tuple(
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0, or 2 with a message for what the user can mend."""
+    """Exit code 0; ends with 2 and a message for an error of the user."""
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
@@ -106,7 +106,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         engine.add_argument(flag, type=ms, default=value * 1e3, metavar="MS", help=text)
 
 
-# Of the packaged model's server on two Zen 5 cores: medians of one request at a time, and of eight streams (gap).
+# Seconds, measured with the packaged step-time model's server: docs/results/2026-11-22-router-notes.md.
 DEFAULT_TIMING = Timing(frontend=0.0015, reply=0.001, hop=0.0003, gap=0.00015)
 _TIMES = {
     "frontend": "httpserver's time for each request, one after the other",
@@ -118,7 +118,7 @@ _TIMES = {
 
 
 def _simulation(args: argparse.Namespace) -> Simulation:
-    """Raises UserError, OSError."""
+    """The simulation that the options describe. Raises UserError, OSError."""
     config = read_options({name: getattr(args, name) for name in SHARED}, os.environ)
     if config.max_total_tokens is None:
         raise ConfigError(
@@ -182,8 +182,8 @@ _LABELS = {
     "max_num_waiting": "Peak requests waiting",
     "mean_kv_usage": "Mean KV usage",
     "max_kv_usage": "Peak KV usage",
-    "num_preemptions": "Pauses",
-    "repeated_tokens": "Tokens computed again after them",
+    "num_preemptions": "Preemptions",
+    "repeated_tokens": "Tokens recomputed after them",
     "prefix_cache_hit_rate": "Prompt tokens from the cache",
     "num_steps": "Steps",
     "mean_step_tokens": "Mean tokens in a step",
@@ -194,7 +194,7 @@ _LABELS = {
 
 
 def _scheduling(simulation: Simulation, result: SimulationResult) -> dict[str, float | int]:
-    """What the server's metrics would show."""
+    """The scheduling figures that the server's metrics would show."""
     report, duration = result.report, result.duration
     slots, steps = simulation.limits.num_kv_slots, max(report.steps, 1)
     return {

@@ -216,8 +216,8 @@ def test_crowded_lives() -> None:
 
 
 @pytest.mark.parametrize("seed", [22376, 24161])
-def test_keys_do_not_pause_each_other_for_ever(seed: int) -> None:
-    """Two prompts of two keys that do not fit beside one another, without a prefix cache to keep what a pause takes."""
+def test_keys_do_not_preempt_each_other_for_ever(seed: int) -> None:
+    """Two prompts of two keys that do not fit together, without a prefix cache to keep what a preemption frees."""
     crowded_life(seed)
 
 

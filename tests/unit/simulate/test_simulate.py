@@ -170,7 +170,7 @@ def test_every_request_ends_with_its_answer(name: str, max_tokens: int | None) -
     assert 0 < result.worker_busy < result.duration
 
 
-def test_pauses_and_cached_prefixes_are_the_schedulers_own() -> None:
+def test_preemptions_and_cached_prefixes_are_the_schedulers_own() -> None:
     """Answers of very different lengths in a pool for a dozen of them; then a long system prompt for everyone."""
     uneven = generate(Shape(input_len=150, output_len=300, range_ratio=0.95), 100, 4.0, 1.0, 1)
     tight = simulate(uneven, GROWING, USUAL, num_kv_slots=4000, max_model_len=4000, max_tokens=600)
