@@ -270,3 +270,33 @@ class World:
         report = self.scheduler.load_report()
         assert (report.num_running, report.num_waiting, report.kv_slots_used) == (0, 0, 0)
         assert self.scheduler.is_idle
+
+
+def make_world(
+    num_kv_slots: int = 1000,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_num_queued_reqs: int = 100,
+    max_model_len: int = 500,
+) -> World:
+    return World(
+        Limits(num_kv_slots, max_num_seqs, max_model_len, max_num_batched_tokens, max_num_queued_reqs)
+    )
+
+
+def final_item(world: World, id: int) -> TokensItem:
+    final = world.seen[id].final
+    assert isinstance(final, TokensItem)
+    return final
+
+
+def final_error(world: World, id: int) -> RequestError:
+    final = world.seen[id].final
+    assert isinstance(final, RequestError)
+    return final
+
+
+def rows_of(plan: StepPlan | None) -> list[tuple[int, int, bool]]:
+    """(start, count, sample) of each row."""
+    assert plan is not None
+    return [(row.start, row.count, row.sample) for row in plan.rows]
