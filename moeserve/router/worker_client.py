@@ -38,7 +38,7 @@ class RpycWorker(Worker, WorkerClient):
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError while nobody listens at `path`."""
+        """Raises OSError while no worker listens at `path`."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(os.fspath(path))
