@@ -6,12 +6,10 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -31,30 +29,19 @@ from moeserve.messages.schema import (
     StepResult,
     WorkerError,
 )
-from moeserve.router.worker_client import InProcessWorker, RpycWorker, Worker, WorkerDied
+from moeserve.messages.worker import WorkerClient, WorkerDied
+from moeserve.router.worker_client import InProcessWorker, RpycWorker
 from moeserve.worker.service import WorkerService
-from tests.unit.rpc_child import ANSWER, EXPERT_USE, FLOOD, RAISE, READY, SLEEP, ScriptedRunner
-
-REPOSITORY = Path(__file__).parents[2]
-
-
-@contextmanager
-def child_process(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A scripted worker that listens at `path`."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.rpc_child", str(path)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "listening\n", child.communicate(timeout=5)
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
+from tests.support.rpc_child import (
+    ANSWER,
+    EXPERT_USE,
+    FLOOD,
+    RAISE,
+    READY,
+    SLEEP,
+    ScriptedRunner,
+    child_process,
+)
 
 
 @pytest.fixture
@@ -66,7 +53,7 @@ def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture
 def worker(child: subprocess.Popen[str], tmp_path: Path) -> Iterator[RpycWorker]:
     worker = RpycWorker(tmp_path / "worker")
-    worker.hello()
+    worker.ready()
     yield worker
     worker.close()
 
@@ -77,7 +64,7 @@ def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
     return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
 
 
-def results(worker: Worker, count: int, timeout: float = 10.0) -> list[StepResult]:
+def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult]:
     """Waits as the router does: on the file descriptor, unless something was read ahead."""
     got: list[StepResult] = []
     deadline = time.monotonic() + timeout
@@ -90,16 +77,16 @@ def results(worker: Worker, count: int, timeout: float = 10.0) -> list[StepResul
     return got
 
 
-def test_hello_brings_what_the_router_may_use(child: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_ready_says_what_the_router_may_use(child: subprocess.Popen[str], tmp_path: Path) -> None:
     worker = RpycWorker(tmp_path / "worker")
-    assert worker.hello() == READY
+    assert worker.ready() == READY
     worker.shutdown()
     assert child.wait(5) == 0
 
 
 @pytest.mark.parametrize("kind", ["rpyc", "in process"])
 def test_plans_are_executed_in_order_with_two_in_flight(kind: str, request: pytest.FixtureRequest) -> None:
-    worker: Worker = (
+    worker: WorkerClient = (
         request.getfixturevalue("worker") if kind == "rpyc" else InProcessWorker(ScriptedRunner())
     )
     assert worker.poll() == []
@@ -116,11 +103,11 @@ def test_plans_are_executed_in_order_with_two_in_flight(kind: str, request: pyte
 
 @pytest.mark.parametrize("kind", ["rpyc", "in process"])
 def test_the_experts_use_comes_between_steps(kind: str, request: pytest.FixtureRequest) -> None:
-    worker: Worker = (
+    worker: WorkerClient = (
         request.getfixturevalue("worker") if kind == "rpyc" else InProcessWorker(ScriptedRunner())
     )
     worker.submit(plan(1))
-    worker.ask_expert_use()
+    worker.request_expert_use()
     worker.submit(plan(2))
     first, use, second = results(worker, 3)
     assert use == EXPERT_USE
@@ -263,8 +250,8 @@ def test_nothing_can_be_set_or_deleted(line: tuple[rpyc.Connection, rpyc.Connect
 
 def test_bytes_that_are_no_plan_end_the_worker(child: subprocess.Popen[str], tmp_path: Path) -> None:
     worker = RpycWorker(tmp_path / "worker")
-    worker.hello()
-    worker._step(b"\x80\x04not a plan").add_callback(worker._answers.append)
+    worker.ready()
+    worker._remote_step(b"\x80\x04not a plan").add_callback(worker._answers.append)
     with pytest.raises(WorkerDied, match="malformed"):
         results(worker, 1)
     assert child.wait(5) != 0

@@ -23,13 +23,13 @@ from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
     Abort,
-    CloseText,
+    DetokenizeEnd,
+    DetokenizeStart,
     EngineDead,
     EngineReady,
     ExpertUse,
     ExpertUseRequest,
     LoadReport,
-    OpenText,
     ProcessReady,
     RequestError,
     Shutdown,
@@ -37,13 +37,13 @@ from moeserve.messages.schema import (
     TokensItem,
     TokensOut,
 )
+from moeserve.messages.worker import WorkerClient
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.manager import RouterManager
-from moeserve.router.worker_client import InProcessWorker, RpycWorker, Worker
-from tests.unit.router_world import request
-from tests.unit.rpc_child import EXPERT_USE, RAISE, READY, SLEEP, ScriptedRunner
-from tests.unit.test_rpc import REPOSITORY, child_process
+from moeserve.router.worker_client import InProcessWorker, RpycWorker
+from tests.support.router_world import request
+from tests.support.rpc_child import EXPERT_USE, RAISE, READY, REPOSITORY, SLEEP, ScriptedRunner, child_process
 
 LIMITS = Limits(READY.num_kv_slots, READY.max_num_seqs, READY.max_model_len, 64, 100)
 
@@ -107,12 +107,12 @@ def neighbours(paths: RuntimePaths) -> Iterator[Neighbours]:
 
 
 @contextmanager
-def running(paths: RuntimePaths, neighbours: Neighbours, worker: Worker) -> Iterator[threading.Thread]:
+def running(paths: RuntimePaths, neighbours: Neighbours, worker: WorkerClient) -> Iterator[threading.Thread]:
     """A router in a thread; told to stop at the end, and asserted to."""
     inbox = PullChannel(neighbours.context, paths.router, codec.TO_ROUTER)
     detokenizer = PushChannel(neighbours.context, paths.detokenizer)
     http = PushChannel(neighbours.context, paths.http)
-    worker.hello()
+    worker.ready()
     manager = RouterManager(Scheduler(LIMITS), worker, inbox, detokenizer, http)
     thread = threading.Thread(target=manager.run)
     thread.start()
@@ -128,7 +128,7 @@ def test_requests_are_served_and_the_load_is_told(paths: RuntimePaths, neighbour
     with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
         for id in range(10):
             neighbours.router.send(behaving(id, 0, max_tokens=5))
-        assert isinstance(neighbours.detokenizer.recv(5), OpenText)
+        assert isinstance(neighbours.detokenizer.recv(5), DetokenizeStart)
         usage = neighbours.item(9, final=True).usage
         assert usage is not None
         assert (usage.prompt_tokens, usage.completion_tokens) == (4, 5)
@@ -156,7 +156,7 @@ def test_an_abort_frees_the_slots_within_a_step(paths: RuntimePaths, neighbours:
         neighbours.router.send(behaving(0, SLEEP, max_tokens=100))
         neighbours.item(0, final=False)
         neighbours.router.send(Abort(0))
-        neighbours.next(CloseText)
+        neighbours.next(DetokenizeEnd)
         neighbours.report(timeout=1.0, kv_slots_used=0, aborts=1)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.router.core.limits import Limits
-from moeserve.simulate.simulation import Gauge, Result, Simulation
+from moeserve.simulate.simulation import Simulation, SimulationResult, TimeWeightedGauge
 from moeserve.simulate.step_time import StepTime
 from moeserve.simulate.worker import Timing
 from moeserve.workload.metrics import Outcome, concurrency, summarize
@@ -48,7 +48,7 @@ def simulate(
     max_concurrency: int | None = None,
     max_tokens: int | None = None,
     **changes: int,
-) -> Result:
+) -> SimulationResult:
     return Simulation(workload, limits(**changes), step_time, timing, max_concurrency, max_tokens).run()
 
 
@@ -170,7 +170,7 @@ def test_every_request_ends_with_its_answer(name: str, max_tokens: int | None) -
     assert 0 < result.worker_busy < result.duration
 
 
-def test_pauses_and_cached_prefixes_are_the_schedulers_own() -> None:
+def test_preemptions_and_cached_prefixes_are_the_schedulers_own() -> None:
     """Answers of very different lengths in a pool for a dozen of them; then a long system prompt for everyone."""
     uneven = generate(Shape(input_len=150, output_len=300, range_ratio=0.95), 100, 4.0, 1.0, 1)
     tight = simulate(uneven, GROWING, USUAL, num_kv_slots=4000, max_model_len=4000, max_tokens=600)
@@ -206,7 +206,7 @@ def test_refusals_are_failures_with_their_reason() -> None:
 
 
 def test_means_of_gauges_are_over_time() -> None:
-    gauge = Gauge()
+    gauge = TimeWeightedGauge()
     gauge.set(2.0, now=1.0)
     gauge.set(6.0, now=3.0)
     assert gauge.mean(4.0) == (0 * 1 + 2 * 2 + 6 * 1) / 4

@@ -6,8 +6,8 @@ import pytest
 
 from moeserve.router.core.pace import LEAST_CHUNK
 from moeserve.router.core.request import SECONDS_PER_PRIORITY
-from tests.unit.router_world import request
-from tests.unit.virtual_engine import Stream, VirtualEngine
+from tests.support.router_world import request
+from tests.support.virtual_engine import Stream, VirtualEngine
 
 LONG = 16_000
 

@@ -1,4 +1,4 @@
-"""The queue of requests that hold nothing: new ones and paused ones."""
+"""The waiting queue: requests that hold no request slot and no KV slots, new or preempted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from moeserve.router.core.request import Request
 class SortedRequests:
     """Requests by a key that does not change while they are in it, smallest first.
 
-    A sorted list: adding and removing move at most max_num_queued_reqs pointers, a microsecond or so, and an
-    aborted request leaves nothing behind (a heap would keep its prompt until it surfaced).
+    A sorted list rather than a heap: removing an aborted request leaves nothing behind, whereas a heap would keep its
+    prompt until it reaches the top. Adding and removing move at most max_num_queued_reqs pointers, which is cheap
+    (docs/results/2026-11-22-router-notes.md).
     """
 
     __slots__ = ("_key", "_requests")
@@ -42,15 +43,15 @@ class SortedRequests:
 
 
 def by_size(request: Request) -> tuple[int, int, tuple[float, int]]:
-    """The order that serves most people soonest: urgent first, then short. See `prompt_order.py`."""
+    """Sort key: priority, then tokens to compute, then age. See `prompt_order.py`."""
     return (request.priority, request.size, request.age)
 
 
 by_age = attrgetter("age")
 
 
-class Lanes:
-    """One tenant's waiting requests in both orders."""
+class TenantQueue:
+    """One tenant's waiting requests in both orders of `prompt_order.py`."""
 
     __slots__ = ("by_age", "by_size")
 
@@ -59,43 +60,45 @@ class Lanes:
         self.by_age = SortedRequests(by_age)
 
 
-class WaitingRoom:
+class WaitingQueue:
+    """The waiting requests of all tenants."""
+
     def __init__(self) -> None:
-        self._lanes: dict[str, Lanes] = {}  # of the tenants with waiting requests
-        self.num_tokens = 0  # known tokens of all of them
+        self._queues: dict[str, TenantQueue] = {}  # of the tenants with waiting requests
+        self.num_tokens = 0  # to compute before the next token of each, in all
         self._len = 0
 
     def __len__(self) -> int:
         return self._len
 
     @property
-    def tenants(self) -> dict[str, Lanes]:
-        """To be read only."""
-        return self._lanes
+    def tenants(self) -> dict[str, TenantQueue]:
+        """The queues of the tenants that have waiting requests, by name. Not to be changed by the caller."""
+        return self._queues
 
     def of_tenant(self, tenant: str) -> int:
-        """Requests that wait."""
-        return len(self._lanes[tenant].by_age) if tenant in self._lanes else 0
+        """The number of requests of `tenant` that wait."""
+        return len(self._queues[tenant].by_age) if tenant in self._queues else 0
 
     def add(self, request: Request, size: int) -> None:
-        """`size`: tokens to compute before its next one."""
+        """Queues a request; `size` is the number of tokens to compute before its next token."""
         request.size = size
-        lanes = self._lanes.get(request.tenant)
-        if lanes is None:
-            lanes = self._lanes[request.tenant] = Lanes()
-        lanes.by_size.add(request)
-        lanes.by_age.add(request)
+        queue = self._queues.get(request.tenant)
+        if queue is None:
+            queue = self._queues[request.tenant] = TenantQueue()
+        queue.by_size.add(request)
+        queue.by_age.add(request)
         self._len += 1
         self.num_tokens += size
 
     def remove(self, request: Request) -> None:
         """Raises ValueError when the request is not waiting."""
-        lanes = self._lanes.get(request.tenant)
-        if lanes is None:
+        queue = self._queues.get(request.tenant)
+        if queue is None:
             raise ValueError(f"request {request.id} is not waiting")
-        lanes.by_size.remove(request)
-        lanes.by_age.remove(request)
-        if not len(lanes.by_age):
-            del self._lanes[request.tenant]
+        queue.by_size.remove(request)
+        queue.by_age.remove(request)
+        if not len(queue.by_age):
+            del self._queues[request.tenant]
         self._len -= 1
         self.num_tokens -= request.size

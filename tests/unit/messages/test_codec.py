@@ -39,8 +39,8 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.TO_ROUTER, schema.StopHit(7, 3)),
     (codec.TO_ROUTER, schema.Shutdown()),
     (codec.TO_ROUTER, schema.ExpertUseRequest()),
-    (codec.TO_DETOKENIZER, schema.OpenText(7, TEXT)),
-    (codec.TO_DETOKENIZER, schema.CloseText(7)),
+    (codec.TO_DETOKENIZER, schema.DetokenizeStart(7, TEXT)),
+    (codec.TO_DETOKENIZER, schema.DetokenizeEnd(7)),
     (
         codec.TO_DETOKENIZER,
         schema.TokensOut([schema.TokensItem(7, [5], [LOGPROB], [LOGPROB], "length", None, USAGE)]),

@@ -1,13 +1,13 @@
-"""Prefix reuse and pausing through the scheduler. The worker of `router_world` asserts of every slot it reads that
+"""Prefix reuse and preemption through the scheduler. The worker of `router_world` asserts of every slot it reads that
 it holds the right tokens' KV, so a test need only say how much is computed."""
 
 from __future__ import annotations
 
 import pytest
 
-from moeserve.messages.schema import CloseText, RequestError, TokensItem
+from moeserve.messages.schema import DetokenizeEnd, RequestError, TokensItem
 from moeserve.router.core.limits import Limits
-from tests.unit.router_world import STOP_TOKEN, World, request
+from tests.support.router_world import STOP_TOKEN, World, request
 
 PROMPT = list(range(1000, 1040))
 
@@ -93,7 +93,7 @@ def test_what_an_abort_computed_is_kept() -> None:
     world.plan()
     world.plan()
     world.abort(0)
-    assert isinstance(world.seen[0].final, CloseText)
+    assert isinstance(world.seen[0].final, DetokenizeEnd)
     world.run()
     assert ask(world, 1, PROMPT) == 32
 
@@ -161,7 +161,7 @@ def test_shared_prefixes_count_once_in_the_gauges() -> None:
     assert report.kv_slots_cached == 42, "the prompt, and the same answer five times"
 
 
-# -------------------------------------------------------------------- pausing
+# -------------------------------------------------------------------- preemption
 
 
 def long_answers(world: World, number: int, prompt: int, output: int) -> None:
@@ -172,7 +172,7 @@ def long_answers(world: World, number: int, prompt: int, output: int) -> None:
         world.add(request(id, prompt, output))
 
 
-def test_a_pause_when_the_pool_runs_dry_costs_nothing_but_time() -> None:
+def test_preemption_when_the_pool_is_exhausted_costs_nothing_but_time() -> None:
     world = make(num_kv_slots=120, max_model_len=100)
     long_answers(world, number=6, prompt=10, output=60)
     world.run()
@@ -184,7 +184,7 @@ def test_a_pause_when_the_pool_runs_dry_costs_nothing_but_time() -> None:
     world.check_all_free()
 
 
-def test_the_oldest_is_never_paused_for_memory() -> None:
+def test_the_oldest_is_never_preempted_for_memory() -> None:
     world = make(num_kv_slots=120, max_model_len=100)
     long_answers(world, number=6, prompt=10, output=60)
     while world.seen[0].final is None:
@@ -195,7 +195,7 @@ def test_the_oldest_is_never_paused_for_memory() -> None:
     assert world.scheduler.load_report().preemptions > 0
 
 
-def test_a_paused_request_finds_its_tokens_while_there_is_room() -> None:
+def test_a_preempted_request_finds_its_tokens_while_there_is_room() -> None:
     world = make(num_kv_slots=100, max_model_len=100)
     long_answers(world, number=2, prompt=10, output=60)
     world.run()
@@ -206,7 +206,7 @@ def test_a_paused_request_finds_its_tokens_while_there_is_room() -> None:
     assert computed(world) == 2 * (10 + 59) + report.repeated_tokens
 
 
-def test_a_stop_token_may_arrive_during_the_pause() -> None:
+def test_a_stop_token_may_arrive_during_the_preemption() -> None:
     world = make(num_kv_slots=40, max_model_len=40)
     for _ in range(200):
         world.scheduler._history.add(2)
@@ -218,7 +218,7 @@ def test_a_stop_token_may_arrive_during_the_pause() -> None:
 
 
 @pytest.mark.parametrize("leave", ["abort", "stop"])
-def test_a_paused_request_may_be_left(leave: str) -> None:
+def test_a_preempted_request_may_be_left(leave: str) -> None:
     world = make(num_kv_slots=60, max_model_len=60)
     long_answers(world, number=2, prompt=10, output=40)
     while not world.scheduler.load_report().preemptions:

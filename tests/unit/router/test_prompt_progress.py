@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moeserve.messages.schema import PromptProgress
 from moeserve.router.core.limits import Limits
-from tests.unit.router_world import World, request
+from tests.support.router_world import World, request
 
 
 def make(num_kv_slots: int = 1000, max_num_batched_tokens: int = 10) -> World:
@@ -53,7 +53,7 @@ def test_a_prompt_that_is_scored_alone_is_told_of_too() -> None:
     assert counts(world, 0) == [(12, 0, 10), (12, 0, 12)]
 
 
-def test_an_answer_that_is_paused_tells_nothing_when_it_is_computed_again() -> None:
+def test_an_answer_that_is_preempted_tells_nothing_when_it_is_computed_again() -> None:
     world = make(num_kv_slots=100, max_num_batched_tokens=16)
     for _ in range(200):
         world.scheduler._history.add(2)  # answers are short, as far as the scheduler knows

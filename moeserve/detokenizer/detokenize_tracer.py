@@ -1,4 +1,4 @@
-"""What is told of a request's time in this process: log lines at debug level, and a span where there are traces."""
+"""Log lines and spans about requests in this process: lines at debug level, and a span where traces are exported."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import logging
 import time
 from collections.abc import Sequence
 
-from moeserve.messages.schema import OpenText, Origin, StopHit, TextItem
+from moeserve.messages.schema import DetokenizeStart, RequestContext, StopHit, TextItem
 from moeserve.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
 
-class Journal:
-    """Sees what comes and goes; `Detokenizer` knows nothing of it."""
+class DetokenizeTracer:
+    """Observes the messages that `serve` receives and sends; `Detokenizer` does not depend on it."""
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
-        self._open: dict[int, Origin] = {}
-        self._began: dict[int, float] = {}  # when the first tokens of each came
+        self._open: dict[int, RequestContext] = {}
+        self._began: dict[int, float] = {}  # seconds; when the first tokens of each arrived
 
     @classmethod
-    def wanted(cls, tracer: Tracer | None) -> Journal | None:
-        """None: nobody would read it."""
+    def wanted(cls, tracer: Tracer | None) -> DetokenizeTracer | None:
+        """None where neither debug lines nor traces are wanted."""
         return cls(tracer) if tracer is not None or log.isEnabledFor(logging.DEBUG) else None
 
-    def opened(self, message: OpenText) -> None:
-        self._open[message.id] = message.origin
+    def opened(self, message: DetokenizeStart) -> None:
+        """Called when a request's text begins."""
+        self._open[message.id] = message.context
 
     def tokens(self, items: Sequence[TextItem], hits: Sequence[StopHit], since: float) -> None:
-        """A message's tokens, taken up at `since`, have become `items` and `hits`."""
+        """Called when the tokens of a message that arrived at `since` (seconds) have become `items` and `hits`."""
         for hit in hits:
             self._began.setdefault(hit.id, since)
             self._say(hit.id, "stop string found after %d tokens", hit.num_tokens)
@@ -39,7 +40,7 @@ class Journal:
                 self._ended(item, began)
 
     def closed(self, request_id: int, why: str) -> None:
-        """Without a last item. A request that was refused at once was never open."""
+        """Called when a request ends without a final item. A refused request was never open, and is ignored."""
         if request_id in self._open:
             self._say(request_id, "text closed: %s", why)
             self._forget(request_id)

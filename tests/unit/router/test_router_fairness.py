@@ -5,8 +5,8 @@ from __future__ import annotations
 from moeserve.messages.schema import RequestError
 from moeserve.router.core.back_pressure import LEAST_WAIT_S
 from moeserve.router.core.fair_share import CREDIT, FairShare
-from tests.unit.router_world import request
-from tests.unit.virtual_engine import Stream, VirtualEngine
+from tests.support.router_world import request
+from tests.support.virtual_engine import Stream, VirtualEngine
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeserve.messages.schema import CloseText, GenerateRequest, RequestError, StepResult, TokensItem
+from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, StepResult, TokensItem
 from moeserve.router.core.limits import Limits
-from tests.unit.router_world import STOP_TOKEN, World, ints, request
+from tests.support.router_world import STOP_TOKEN, World, ints, request
 
 LIMITS = st.builds(
     Limits,
@@ -113,7 +113,7 @@ def check_endings(world: World, added: dict, touched: set[int], died: bool) -> N
             assert seen.final.status == 400 or seen.final.retry_after is not None
             continue
         assert seen.tokens == tokens[: len(seen.tokens)]
-        if isinstance(seen.final, CloseText):
+        if isinstance(seen.final, DetokenizeEnd):
             assert id in touched
         elif isinstance(seen.final, RequestError):
             assert (seen.final.status == 503 and died) or (seen.final.status == 500 and reason == "error")
@@ -216,8 +216,8 @@ def test_crowded_lives() -> None:
 
 
 @pytest.mark.parametrize("seed", [22376, 24161])
-def test_keys_do_not_pause_each_other_for_ever(seed: int) -> None:
-    """Two prompts of two keys that do not fit beside one another, without a prefix cache to keep what a pause takes."""
+def test_keys_do_not_preempt_each_other_for_ever(seed: int) -> None:
+    """Two prompts of two keys that do not fit together, without a prefix cache to keep what a preemption frees."""
     crowded_life(seed)
 
 

@@ -1,15 +1,15 @@
-"""The running requests: those bound to a request slot, and how one is bound, paused and released.
+"""The running batch: the requests that are bound to a request slot, and how one is bound, preempted and released.
 
-**Pausing.** The pool runs dry when answers get longer than predicted. Then somebody gives its slots up and
-goes back to the queue; what it computed stays in the prefix cache while there is room, and when it is bound
-again only the rest is computed anew. Who: of the key that holds most, the youngest request. The youngest has
-waited least and lost least; and the oldest of all is never paused, so it always reaches its end, then the next
-oldest is the oldest: nothing waits for ever, and no two requests can pause each other in turn.
+**Preemption.** The KV pool is exhausted when answers get longer than predicted. Then one request gives up its KV slots
+and returns to the queue. What it has computed stays in the prefix cache while there is room, so that only the rest is
+recomputed when it is bound again. The victim is the youngest request of the tenant that holds the most slots: it has
+waited least and loses least. The oldest request of all is never preempted for memory. It therefore always finishes,
+after which the next oldest is protected: no request starves, and no two requests preempt each other in turn.
 
-**Making way.** With API keys, a request of a key that runs little may find all places taken by a key that runs
-much. Then the youngest of that key is paused for it, as long as that leaves it the larger part. A request that was
-paused so is not again before it has got a token: two keys whose prompts do not fit beside one another would else
-pause each other in turn for ever.
+**Preemption for fairness.** With API keys, a request of a tenant that runs little may find every request slot or the KV
+pool taken by a tenant that runs much. Then the youngest request of that tenant is preempted for it, as long as that
+tenant keeps the larger part. A request that was preempted for fairness is not preempted so again before it has received
+a token; otherwise two tenants whose prompts do not fit together would preempt each other for ever.
 """
 
 from __future__ import annotations
@@ -17,45 +17,46 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from moeserve.router.core.admission import Admission
+from moeserve.router.core.admission import AdmissionPolicy
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.waiting import WaitingRoom, by_age
+from moeserve.router.core.waiting_queue import WaitingQueue, by_age
 
-PAUSABLE = (State.PREFILL, State.DECODE)  # in ENDING a request gives all back in a moment anyway
+PREEMPTIBLE = (State.PREFILL, State.DECODE)  # an ENDING request releases its slots within two steps anyway
 
 
-class Batch:
-    """The one writer of a request's `state`, `req_slot`, `target` and what else its text says."""
+class RunningBatch:
+    """The only writer of a request's `state`, `req_slot`, `target` and the fields that `Request` lists with them."""
 
-    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingRoom) -> None:
+    def __init__(self, limits: Limits, memory: KvMemory, waiting: WaitingQueue) -> None:
         self._limits = limits
         self._memory = memory
         self._waiting = waiting
-        self.admission = Admission(memory)
+        self.admission = AdmissionPolicy(memory)
         self.running: dict[int, Request] = {}  # PREFILL, DECODE or ENDING, by id
         self.prefilling: list[Request] = []  # the PREFILL ones
         self.decoding: dict[int, Request] = {}  # the DECODE ones
         self.last_planned = self.last_finished = 0  # steps; written by Scheduler
-        self.num_pauses = 0
+        self.num_preemptions = 0
         self.num_cached_tokens = 0  # of prompts, found in the cache
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
-        self._refused: Request | None = None  # see may_bind
+        self._refused: Request | None = None  # what `may_bind` refused for memory; None after any release
 
-    # ---------------------------------------------------------------- into the batch
+    # ---------------------------------------------------------------- joining
 
     def enqueue(self, request: Request) -> None:
-        """To the queue, ordered by what the cache leaves to compute of it."""
+        """Queues a request, ordered by the tokens that the prefix cache leaves to compute."""
         matched, _ = self._memory.lookup(request)
         self._waiting.add(request, len(request.tokens) - matched)
 
     @property
-    def num_free_places(self) -> int:
+    def num_free_req_slots(self) -> int:
         return len(self._free_req_slots)
 
     def may_bind(self, request: Request) -> bool:
-        # The estimate changes for the better only when somebody leaves: a refusal holds until then.
+        """Whether a request slot is free and the KV pool is expected to suffice with `request` in the batch."""
+        # The estimate improves only when a request leaves, so a refusal holds until then.
         if not self._free_req_slots or request is self._refused or self._is_in_flight(request):
             return False
         if not self.admission.admits(self.running.values(), request):
@@ -64,12 +65,12 @@ class Batch:
         return True
 
     def _is_in_flight(self, request: Request) -> bool:
-        """Paused so lately that a row of it may not be done: the token that it brings belongs to what the worker
-        is told when the request is bound again."""
+        """Preempted so recently that one of its rows may still be in flight. The token which that row samples must be
+        part of the NewSeq that binds the request again."""
         return request.resume_after > self.last_finished
 
     def bind(self, request: Request) -> None:
-        """A waiting request gets a place, and what the cache has of its tokens."""
+        """Moves a waiting request into the batch: it gets a request slot and the cached prefix of its tokens."""
         self._waiting.remove(request)
         self.admission.joined(request)
         self._memory.attach(request)
@@ -84,7 +85,7 @@ class Batch:
         self.prefilling.append(request)
 
     def planned(self, request: Request) -> None:
-        """Rows of it were planned: it may have reached its next state."""
+        """Advances the state of a request of which rows were planned."""
         if request.prompt_left > 0:
             return
         if request.state is State.PREFILL:
@@ -95,10 +96,10 @@ class Batch:
             del self.decoding[request.id]
             request.state = State.ENDING
 
-    # ---------------------------------------------------------------- out of the batch
+    # ---------------------------------------------------------------- leaving
 
     def release(self, request: Request, *, forget: bool = False) -> None:
-        """Takes back all that a request holds, waiting or running. `forget`: nothing of it is to be reused."""
+        """Ends a waiting or running request and frees what it holds. With `forget`, its KV is not cached."""
         if request.state is State.WAITING:
             self._waiting.remove(request)
         else:
@@ -106,14 +107,14 @@ class Batch:
         request.state = State.FINISHED
         self._refused = None
 
-    def pause(self, request: Request) -> None:
-        """Back to the queue, with its slots up for eviction."""
+    def preempt(self, request: Request) -> None:
+        """Returns a running request to the queue; its KV stays cached until it is evicted."""
         request.num_lost = len(request.slots)
         request.resume_after = self.last_planned
         self._unbind(request, forget=False)
         request.state = State.WAITING
         self.enqueue(request)
-        self.num_pauses += 1
+        self.num_preemptions += 1
         self._refused = None
 
     def _unbind(self, request: Request, *, forget: bool) -> None:
@@ -125,28 +126,28 @@ class Batch:
         self._free_req_slots.append(request.req_slot)
         self.admission.left(request)
 
-    # ---------------------------------------------------------------- room
+    # ---------------------------------------------------------------- preemption
 
-    def make_room_to_decode(self) -> None:
-        """Pauses until there is a slot for each decode row, or nobody is left to pause: then the oldest waits
-        for those at their end. Before any row of the plan, for what is paused may be overwritten in it."""
+    def preempt_for_decode_slots(self) -> None:
+        """Preempts until there is a KV slot for each decode row, or no victim is left: then the oldest request waits
+        for the ENDING ones. Called before any row is planned, because a victim's slots may be written in this step."""
         while len(self.decoding) > self._memory.available:
             victim = self._victim()
             if victim is None:
                 return
-            self.pause(victim)
+            self.preempt(victim)
 
-    def break_standstill(self) -> bool:
-        """Pauses somebody when none can be given a slot and no result is awaited. False: nobody is left."""
+    def break_deadlock(self) -> bool:
+        """Preempts one request when none can be given a KV slot and no result is awaited. False: there is none."""
         victim = self._victim()
         if victim is not None:
-            self.pause(victim)
+            self.preempt(victim)
         return victim is not None
 
     def _victim(self) -> Request | None:
-        """The youngest of the tenant that holds most, unless it is the oldest of all."""
+        """The youngest request of the tenant that holds the most KV slots, but never the oldest request of all."""
         oldest = min(self.running.values(), key=by_age, default=None)
-        candidates = [r for r in self.running.values() if r.state in PAUSABLE and r is not oldest]
+        candidates = [r for r in self.running.values() if r.state in PREEMPTIBLE and r is not oldest]
         if not candidates:
             return None
         held = Counter[str]()
@@ -155,19 +156,20 @@ class Batch:
         most = max(held, key=lambda tenant: (held[tenant], tenant))
         return max((r for r in candidates if r.tenant == most), key=by_age)
 
-    def make_way(self, request: Request) -> None:
-        """Lets a waiting request in at the cost of tenants that run more than its own would then. Before any
-        row of the plan."""
+    def preempt_for_fairness(self, request: Request) -> None:
+        """Preempts requests of tenants that would still run more than `request`'s own, until it may be bound or no
+        victim is left. Called before any row is planned, as `preempt_for_decode_slots`."""
         while not self.may_bind(request):
             victim = None if self._is_in_flight(request) else self._victim_for(request)
             if victim is None:
                 return
-            victim.made_way_at = victim.num_output
-            self.pause(victim)
+            victim.fairness_preempted_at = victim.num_output
+            self.preempt(victim)
 
     def _victim_for(self, request: Request) -> Request | None:
-        """The youngest of the tenant that has most of what is short, if it has more than it would take."""
-        tenants = {r.tenant for r in self.running.values() if _may_make_way(r)} - {request.tenant}
+        """The youngest request of the tenant that holds the most of the scarce resource (request slots, or else KV
+        slots), if that tenant would still hold more than `request`'s."""
+        tenants = {r.tenant for r in self.running.values() if _may_be_preempted(r)} - {request.tenant}
         if not tenants:
             return None
         if self._free_req_slots:
@@ -180,10 +182,10 @@ class Batch:
             fair = counts[most] > counts[request.tenant] + 1
         if not fair:
             return None
-        return max(filter(_may_make_way, self._of(most)), key=by_age)
+        return max(filter(_may_be_preempted, self._of(most)), key=by_age)
 
     def _of(self, tenant: str) -> Iterator[Request]:
-        return (r for r in self.running.values() if r.tenant == tenant and r.state in PAUSABLE)
+        return (r for r in self.running.values() if r.tenant == tenant and r.state in PREEMPTIBLE)
 
     def _holding(self, tenant: str) -> int:
         return sum(len(r.slots) for r in self._of(tenant))
@@ -196,22 +198,22 @@ class Batch:
         self._memory.check_counts(running)
         states = Counter(request.state for request in running)
         req_slots = self._free_req_slots + [request.req_slot for request in running]
-        facts = {
-            "request slots are free or bound": sorted(req_slots) == list(range(self._limits.max_running)),
-            "what is promised is the running's most": self.admission.promised
+        invariants = {
+            "each request slot is free or bound": sorted(req_slots) == list(range(self._limits.max_running)),
+            "max_kv_total is the sum over the batch": self.admission.max_kv_total
             == sum(r.max_kv for r in running),
             "PREFILL matches its list": states[State.PREFILL] == len(self.prefilling),
             "DECODE matches its dict": states[State.DECODE] == len(self.decoding),
-            "nobody holds more than it ever needs": all(r.need >= 0 for r in running),
+            "no request holds more than max_kv": all(r.need >= 0 for r in running),
         }
-        broken = [name for name, holds in facts.items() if not holds]
+        broken = [name for name, holds in invariants.items() if not holds]
         if broken:
             raise AssertionError(f"broken invariants: {broken}")
 
     def check_slots(self) -> None:
-        """Raises AssertionError unless every KV slot is free, held by one, or cached, once. O(num_slots)."""
+        """Raises AssertionError unless every KV slot is free, owned by one request, or cached. O(num_slots)."""
         self._memory.check_slots(self.running.values())
 
 
-def _may_make_way(request: Request) -> bool:
-    return request.state in PAUSABLE and request.made_way_at != request.num_output
+def _may_be_preempted(request: Request) -> bool:
+    return request.state in PREEMPTIBLE and request.fairness_preempted_at != request.num_output

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from moeserve.messages.schema import (
-    CloseText,
+    DetokenizeEnd,
+    DetokenizeStart,
     GenerateRequest,
     NewSeq,
-    OpenText,
     PromptProgress,
     RequestError,
     Row,
@@ -164,7 +164,7 @@ class Seen:
     tokens: list[int] = field(default_factory=list)
     prompt_logprobs: list[int] = field(default_factory=list)
     progress: list[PromptProgress] = field(default_factory=list)
-    final: TokensItem | RequestError | CloseText | None = None
+    final: TokensItem | RequestError | DetokenizeEnd | None = None
 
 
 class World:
@@ -233,13 +233,13 @@ class World:
     def _read(self) -> None:
         for message in self.scheduler.take_messages():
             match message:
-                case OpenText():
+                case DetokenizeStart():
                     assert not self.seen[message.id].opened
                     self.seen[message.id].opened = True
                 case TokensOut():
                     for item in message.items:
                         self._item(item)
-                case CloseText() | RequestError():
+                case DetokenizeEnd() | RequestError():
                     self._final(message.id, message)
 
     def _item(self, item: TokensItem) -> None:
@@ -253,7 +253,7 @@ class World:
         if item.finish_reason is not None:
             self._final(item.id, item)
 
-    def _final(self, id: int, message: TokensItem | RequestError | CloseText) -> None:
+    def _final(self, id: int, message: TokensItem | RequestError | DetokenizeEnd) -> None:
         assert self.seen[id].final is None, "one final message only"
         self.seen[id].final = message
 
@@ -270,3 +270,33 @@ class World:
         report = self.scheduler.load_report()
         assert (report.num_running, report.num_waiting, report.kv_slots_used) == (0, 0, 0)
         assert self.scheduler.is_idle
+
+
+def make_world(
+    num_kv_slots: int = 1000,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_num_queued_reqs: int = 100,
+    max_model_len: int = 500,
+) -> World:
+    return World(
+        Limits(num_kv_slots, max_num_seqs, max_model_len, max_num_batched_tokens, max_num_queued_reqs)
+    )
+
+
+def final_item(world: World, id: int) -> TokensItem:
+    final = world.seen[id].final
+    assert isinstance(final, TokensItem)
+    return final
+
+
+def final_error(world: World, id: int) -> RequestError:
+    final = world.seen[id].final
+    assert isinstance(final, RequestError)
+    return final
+
+
+def rows_of(plan: StepPlan | None) -> list[tuple[int, int, bool]]:
+    """(start, count, sample) of each row."""
+    assert plan is not None
+    return [(row.start, row.count, row.sample) for row in plan.rows]

@@ -1,4 +1,4 @@
-"""What the router counts, and the report it makes of it."""
+"""The router's counters and histograms, and the LoadReport made of them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from moeserve.messages.schema import HistogramCounts, LoadReport
-from moeserve.router.core.batch import Batch
-from moeserve.router.core.flight import Flight
 from moeserve.router.core.kv_memory import KvMemory
-from moeserve.router.core.waiting import WaitingRoom
+from moeserve.router.core.running_batch import RunningBatch
+from moeserve.router.core.scheduled_step import ScheduledStep
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 STEP_BUCKETS_MS = (1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10000)
 IDLE_BUCKETS_MS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000)
 
 
 class Histogram:
-    """Counts by upper bound, inclusive, with one more bucket for what is above them all."""
+    """Counts by inclusive upper bound; the last bucket counts the values above every bound."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -31,7 +31,9 @@ class Histogram:
         return HistogramCounts(bounds=list(self._bounds), counts=self._counts[:], sum=self._sum)
 
 
-class Totals:
+class RouterStats:
+    """Running totals since the start. Written by Scheduler."""
+
     def __init__(self) -> None:
         self.steps = 0
         self.prompt_tokens = 0
@@ -42,15 +44,15 @@ class Totals:
         self._mixed_ms = Histogram(STEP_BUCKETS_MS)
         self._idle_ms = Histogram(IDLE_BUCKETS_MS)
 
-    def step_done(self, flight: Flight, compute_ms: float, idle_ms: float) -> None:
+    def observe_step(self, scheduled: ScheduledStep, compute_ms: float, idle_ms: float) -> None:
         self.steps += 1
-        self.prompt_tokens += flight.fresh_tokens
-        self.repeated_tokens += flight.repeated_tokens
-        (self._mixed_ms if flight.prompt_tokens else self._decode_ms).add(compute_ms)
-        if flight.continues:
+        self.prompt_tokens += scheduled.fresh_tokens
+        self.repeated_tokens += scheduled.repeated_tokens
+        (self._mixed_ms if scheduled.prompt_tokens else self._decode_ms).add(compute_ms)
+        if scheduled.continues:
             self._idle_ms.add(idle_ms)
 
-    def report(self, batch: Batch, waiting: WaitingRoom, memory: KvMemory) -> LoadReport:
+    def report(self, batch: RunningBatch, waiting: WaitingQueue, memory: KvMemory) -> LoadReport:
         return LoadReport(
             num_running=len(batch.running),
             num_waiting=len(waiting),
@@ -59,7 +61,7 @@ class Totals:
             prompt_tokens=self.prompt_tokens + batch.num_cached_tokens,
             generation_tokens=self.generation_tokens,
             cached_tokens=batch.num_cached_tokens,
-            preemptions=batch.num_pauses,
+            preemptions=batch.num_preemptions,
             aborts=self.aborts,
             steps=self.steps,
             kv_slots_cached=memory.num_cached,

@@ -11,7 +11,7 @@ import pytest
 
 from moeserve.messages.schema import Row, StepPlan
 from moeserve.simulate.command import default_step_time
-from moeserve.simulate.fit import Sample, fit, relative_errors
+from moeserve.simulate.fit import StepSample, fit, relative_errors
 from moeserve.simulate.step_time import (
     StepLoad,
     StepTime,
@@ -65,7 +65,7 @@ def random_loads(count: int, seed: int) -> list[StepLoad]:
 
 
 def test_fit_finds_the_model_in_its_own_steps() -> None:
-    samples = [Sample(load, MODEL.of(load)) for load in random_loads(200, 0)]
+    samples = [StepSample(load, MODEL.of(load)) for load in random_loads(200, 0)]
     found = fit(samples, "fit")
     assert found.tokens == MODEL.tokens
     assert found.seconds == pytest.approx(MODEL.seconds, rel=1e-3)
@@ -79,17 +79,17 @@ def test_fit_bears_noise_and_interrupted_steps() -> None:
     random = np.random.default_rng(1)
     loads = random_loads(400, 2)
     noisy = [
-        Sample(load, MODEL.of(load) * (random.normal(1, 0.05) if i % 10 else 3.0))
+        StepSample(load, MODEL.of(load) * (random.normal(1, 0.05) if i % 10 else 3.0))
         for i, load in enumerate(loads)
     ]
     found = fit(noisy, "fit")
-    true = [Sample(load, MODEL.of(load)) for load in random_loads(100, 3)]
+    true = [StepSample(load, MODEL.of(load)) for load in random_loads(100, 3)]
     assert np.abs(relative_errors(found, true)).max() < 0.04
 
 
 def test_fit_is_never_negative_and_never_descends() -> None:
     random = np.random.default_rng(4)
-    samples = [Sample(load, random.uniform(0.001, 0.1)) for load in random_loads(60, 5)]
+    samples = [StepSample(load, random.uniform(0.001, 0.1)) for load in random_loads(60, 5)]
     found = fit(samples, "noise alone")
     assert min(*found.seconds, found.decode_context, found.prefill_pairs, found.sampled_row) >= 0
     assert all(a <= b for a, b in pairwise(found.seconds))
@@ -97,7 +97,7 @@ def test_fit_is_never_negative_and_never_descends() -> None:
 
 def test_one_size_is_not_enough() -> None:
     with pytest.raises(ValueError, match="two different sizes"):
-        fit([Sample(StepLoad(4, 1, 1, 1), 0.1)] * 3, "x")
+        fit([StepSample(StepLoad(4, 1, 1, 1), 0.1)] * 3, "x")
 
 
 def test_written_and_read_it_is_the_same(tmp_path: Path) -> None:

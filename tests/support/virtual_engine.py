@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from moeserve.messages.schema import GenerateRequest, Sampled, StepPlan, StepResult, TokensOut
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
-from tests.unit.router_world import STOP_TOKEN
+from tests.support.router_world import STOP_TOKEN
 
 NUM_EXPERTS, EXPERTS_PER_TOKEN = 128, 8
 

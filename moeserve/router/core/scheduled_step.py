@@ -1,4 +1,4 @@
-"""A step plan while it is built and while it is in flight: its rows, and whose they are."""
+"""A step plan while it is built and while it is in flight: its rows, and the request of each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from moeserve.router.core.request import Request
 from moeserve.router.core.step_cost import StepShape, chunk_context
 
 
-class Flight:
-    """Written while it is planned; read again when the result comes. A row takes its slots from the memory and
-    gives them to its request here, so that no row is without."""
+class ScheduledStep:
+    """Written while the step is planned, read again when its result arrives. Adding a row takes its KV slots from
+    `KvMemory` and appends them to its request, so that every row has slots."""
 
     __slots__ = (
         "_decode_context",
         "_prompt_context",
         "expected_ms",
         "fresh_tokens",
-        "guarded",
         "new_seqs",
         "num_decode",
         "owners",
         "prompt_tokens",
+        "protected_share",
         "repeated_tokens",
         "rows",
         "sampling",
@@ -39,14 +39,14 @@ class Flight:
         self.new_seqs: list[NewSeq] = []
         self.rows: list[Row] = []
         self.owners: list[Request] = []  # of each row
-        self.sampling: list[Request] = []  # of each row that samples: who gets the result's tokens
-        self.silent_ends: list[Request] = []  # max_tokens 0: over when this plan is done
+        self.sampling: list[Request] = []  # of each row that samples, in the order of the result's tokens
+        self.silent_ends: list[Request] = []  # max_tokens is 0: they end with this step
         self.num_decode = 0
-        self.prompt_tokens = 0  # in chunks
-        self.fresh_tokens = 0  # of these, a prompt's, for the first time
-        self.repeated_tokens = 0  # of these, computed before and lost in a pause
-        self.expected_ms = 0.0
-        self.guarded = 0.0  # share of the decode rows whose pace was heeded
+        self.prompt_tokens = 0  # in chunks, recomputed output included
+        self.fresh_tokens = 0  # of these, prompt tokens that are computed for the first time
+        self.repeated_tokens = 0  # of these, tokens that were computed before a preemption
+        self.expected_ms = 0.0  # predicted duration of the whole step
+        self.protected_share = 0.0  # of the decode rows, those that its prompts must not slow down
         self._decode_context = 0
         self._prompt_context = 0
 
@@ -56,18 +56,20 @@ class Flight:
 
     @property
     def continues(self) -> bool:
-        """Some request of the step before goes on in this one: any wait between the two is lost time."""
+        """A request of the step before continues in this one, so that idle time between the two is lost time."""
         return len(self.new_seqs) < len(self.rows)
 
     def chunks(self) -> Iterator[tuple[Request, Row]]:
-        """The rows of prompts, which come after those of decode."""
+        """The prompt rows, which follow the decode rows."""
         return zip(self.owners[self.num_decode :], self.rows[self.num_decode :], strict=True)
 
     def as_plan(self) -> StepPlan:
         return StepPlan(step=self.step, new_seqs=self.new_seqs, rows=self.rows)
 
     def add_decode_rows(self, requests: Sequence[Request], memory: KvMemory) -> list[Request]:
-        """One row for each: the hot loop, about 0.3 us a row. Returns those that can need no further row."""
+        """Adds one decode row for each request; returns those that need no further row.
+
+        The hot loop; docs/results/2026-11-22-router-notes.md has its cost."""
         taken = memory.take(len(requests))
         context = 0
         rows = self.rows
@@ -87,7 +89,7 @@ class Flight:
         return complete
 
     def add_chunk(self, request: Request, count: int, memory: KvMemory, now: float) -> None:
-        """The next `count` known tokens of a request; with the first of them, what the worker must know."""
+        """Adds the next `count` known tokens of a request and, with its first chunk, the NewSeq that binds it."""
         if not request.announced:
             self._announce(request, now)
         start = len(request.slots)
@@ -126,7 +128,7 @@ class Flight:
 
 
 def _sampling(request: Request) -> SamplingParams:
-    """As asked for; but no logprobs of a prompt that the client has all of already."""
+    """The request's parameters, without prompt logprobs once the client has all of them."""
     if request.sampling.prompt_logprobs is None or not request.is_scored:
         return request.sampling
     return msgspec.structs.replace(request.sampling, prompt_logprobs=None)

@@ -22,8 +22,8 @@ from moeserve.launcher import write_config
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
-    CloseText,
-    OpenText,
+    DetokenizeEnd,
+    DetokenizeStart,
     ProcessFailed,
     ProcessReady,
     PromptProgress,
@@ -82,7 +82,7 @@ def item(tokens: bytes | list[int], request: int = 1, **fields: object) -> Token
 
 def opened(**options: object) -> Detokenizer:
     detokenizer = Detokenizer(TOKEN_BYTES, frozenset({SPECIAL}))
-    detokenizer.open(OpenText(1, TextOptions(**options)))  # type: ignore[arg-type]
+    detokenizer.open(DetokenizeStart(1, TextOptions(**options)))  # type: ignore[arg-type]
     return detokenizer
 
 
@@ -192,7 +192,7 @@ def test_progress_passes_through_without_tokens() -> None:
 
 def test_requests_do_not_share_half_characters() -> None:
     detokenizer = opened()
-    detokenizer.open(OpenText(2, TextOptions()))
+    detokenizer.open(DetokenizeStart(2, TextOptions()))
     first, second = "é".encode(), "🙂".encode()
     texts = ""
     for a, b in ((first[:1], second[:2]), (first[1:], second[2:])):
@@ -231,17 +231,17 @@ def test_loop_sends_text_to_http_stop_hits_to_the_router_and_passes_errors_on(
     wires: tuple[PushChannel, PullChannel[object], PullChannel[object]],
 ) -> None:
     push, router, http = wires
-    push.send(OpenText(1, TextOptions(stop=("!",))))
-    push.send(OpenText(2, TextOptions()))
+    push.send(DetokenizeStart(1, TextOptions(stop=("!",))))
+    push.send(DetokenizeStart(2, TextOptions()))
     push.send(TokensOut([item(b"a!", 1), item(b"b", 2)]))
     assert router.recv(timeout=5) == StopHit(1, 2)
     assert http.recv(timeout=5) == TextOut([TextItem(2, "b", list(b"b"))])
     push.send(RequestError(2, 500, "the engine died"))
     assert http.recv(timeout=5) == RequestError(2, 500, "the engine died")
-    push.send(RequestError(3, 503, "the queue is full"))  # refused before OpenText
+    push.send(RequestError(3, 503, "the queue is full"))  # refused before DetokenizeStart
     assert http.recv(timeout=5) == RequestError(3, 503, "the queue is full")
-    push.send(CloseText(1))
-    push.send(OpenText(4, TextOptions()))
+    push.send(DetokenizeEnd(1))
+    push.send(DetokenizeStart(4, TextOptions()))
     push.send(TokensOut([item(b"c", 4)]))
     assert http.recv(timeout=5) == TextOut([TextItem(4, "c", list(b"c"))]), "a closed request sends nothing"
 
@@ -272,7 +272,7 @@ def test_process_reads_the_models_vocabulary_and_ends_on_shutdown(
     with start_process(paths, tiny_model) as process:
         assert launcher.recv(timeout=20) == ProcessReady("detokenizer", process.pid)
         push = PushChannel(context, paths.detokenizer)
-        push.send(OpenText(1, TextOptions()))
+        push.send(DetokenizeStart(1, TextOptions()))
         push.send(TokensOut([item([72, 78], finish_reason="length", usage=USAGE)]))
         answer = http.recv(timeout=5)
         push.send(Shutdown())
