@@ -15,8 +15,6 @@ from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.weights import Progress
 from moeserve.models.source import ModelSource
 
-PARTS = (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)
-
 
 class ExpertsInRam:
     """The pool's side of the experts that are not on the GPU."""
@@ -63,8 +61,8 @@ def load_cpu_experts(
         if not ids:
             layers.append(None)
             continue
-        gate, up, down = (_pack(stream, gguf, n.of_layer(index, part), ids) for part in PARTS)
-        num_experts = gguf.tensors[n.of_layer(index, PARTS[0])].shape[0]
+        gate, up, down = (_pack(stream, gguf, n.of_layer(index, part), ids) for part in n.EXPERT_PARTS)
+        num_experts = gguf.tensors[n.of_layer(index, n.FFN_GATE_EXPS)].shape[0]
         layers.append(CpuExperts(gate, up, down, places_of(ids, num_experts, device)))
         progress("packing experts into RAM", sum(layer is not None for layer in layers), total)
     return ExpertsInRam(stream, layers)
