@@ -14,6 +14,7 @@ import torch
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
+from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.source import ModelSource, open_model
@@ -37,7 +38,8 @@ MOST_STEPS = 100  # of these, while the context is next to nothing
 
 
 def measure(config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig) -> CpuRates:
-    """config: threads, isa and places are the server's."""
+    """config: threads, isa and places are the server's. Raises ModelError for a type without CPU kernels."""
+    check_cpu_types(gguf, [n.of_layer(0, part) for part in (n.ATTN_Q, *n.EXPERT_PARTS)])
     steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
     stream = CpuStream(
         plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding),

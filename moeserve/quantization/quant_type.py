@@ -149,6 +149,11 @@ class BlockLayout:
         return self.high_bits
 
     @property
+    def has_min_word(self) -> bool:
+        """Word 0 of a k block holds the scales, word 1 the mins."""
+        return self.scale == Scale.U8_MIN
+
+    @property
     def groups_per_word(self) -> int:
         return {Scale.F16: 2, Scale.F16_MIN: 1}.get(self.scale, 4)
 
@@ -156,7 +161,7 @@ class BlockLayout:
     def words(self) -> int:
         """32-bit scale words of a k block."""
         groups = K_BLOCK // self.group
-        return groups // self.groups_per_word * (2 if self.scale == Scale.U8_MIN else 1)
+        return groups // self.groups_per_word * (2 if self.has_min_word else 1)
 
     @property
     def bias(self) -> float:
