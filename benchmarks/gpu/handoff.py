@@ -56,7 +56,7 @@ class Bench:
         blocks = {name: random_blocks(rng, *shape) for name, shape in shapes.items()}
 
         def pack(name: str) -> Matrix:
-            return self.stream.pack(blocks[name], shapes[name][0], (EXPERTS, *shapes[name][1:]))
+            return self.stream.pack(blocks[name], int(shapes[name][0]), (EXPERTS, *shapes[name][1:]))
 
         return [(pack("up"), pack("up"), pack("more" if i % 2 == 0 else "down")) for i in range(layers)]
 

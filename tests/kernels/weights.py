@@ -24,7 +24,7 @@ MIN_AT = {t: layout.halves_at + 2 for t, layout in _LAYOUTS.items() if layout.ha
 # A byte: a scale of 2^(byte - 128).
 E8M0_AT = {t: layout.octets_at for t, layout in _LAYOUTS.items() if layout.stored_scales == StoredScales.E8M0}
 # For types that gguf-py cannot quantise: random codes with a min that centres the weights, as real ones are.
-MEAN_CODE = {Type.Q2_K: 1.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}
+MEAN_CODE = {t: ((1 << _LAYOUTS[t].low_bits + _LAYOUTS[t].high_bits) - 1) / 2 for t in MIN_AT}
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,12 @@ def _random_codes(
 
 
 def _equal_scales_and_mins(kind: Type, blocks: npt.NDArray[np.uint8]) -> None:
-    if kind == Type.Q2_K:  # a nibble each
-        nibbles = blocks[..., :16]
-    else:  # Q4_K, Q5_K: six bits each; see csrc/formats.cpp
-        blocks[..., 8:12] = blocks[..., 4:8]
-        nibbles = blocks[..., 12:16]
+    layout = _LAYOUTS[kind]
+    at, end = layout.octets_at, layout.octets_at + layout.octets
+    if layout.stored_scales == StoredScales.SIX_BIT_MIN:  # six bits each; see csrc/formats.cpp
+        blocks[..., at + 4 : at + 8] = blocks[..., at : at + 4]
+        at += 8
+    nibbles = blocks[..., at:end]
     nibbles[...] = (nibbles & 15) * 0x11
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from moeserve.quantization import QUANT_TYPES, BitField, BlockLayout, QuantType, StoredScales, registered
+from moeserve.quantization import (
+    QUANT_TYPES,
+    BitField,
+    BlockLayout,
+    QuantType,
+    StoredScales,
+    registered,
+    supported_names,
+)
 from moeserve.quantization.reference import dequantize
 from moeserve.quantization.table import Q4_0, Q4_K
 
@@ -80,3 +89,8 @@ def test_codes_that_no_kernel_reads_are_refused() -> None:
 def test_plane_bytes_of_a_k_quant() -> None:
     """Q4_K: 148 bytes for 144, as docs/placement.md says."""
     assert (Q4_K.row_bytes(256), Q4_K.plane_row_bytes(256)) == (144, 148)
+
+
+def test_the_readme_lists_them() -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"| Weights | {supported_names()}, " in readme.read_text()
