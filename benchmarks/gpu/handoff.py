@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.host_functions import HostFunctions
-from benchmarks.moe_layer import EXPERTS, HIDDEN, Q4_K, Q6_K, TOP_K, WIDTH, random_blocks
+from benchmarks.moe_layer import EXPERTS, HIDDEN, TOP_K, WIDTH, random_blocks
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingRoom
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
+from moeserve.quantization.table import Q4_K, Q6_K
 from moeserve.worker.places import plan_places
 
 STEPS = 4  # in one measurement: the pool's first waking is no part of a serving step

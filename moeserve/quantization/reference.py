@@ -32,7 +32,7 @@ def _numbers(layout: BlockLayout, b: Bytes, columns: int) -> Floats:
     """What codes stand for, the offset not yet subtracted: [blocks, columns]."""
     codes = _field(layout.low, b, columns)
     if layout.high is not None:
-        codes = codes | _field(layout.high, b, columns) << layout.low_bits
+        codes = codes | _field(layout.high, b, columns) << np.uint8(layout.low_bits)
     if layout.table is not None:
         return np.array(layout.table.levels, np.float32)[codes]
     return (codes.view(np.int8) if layout.low_bits == 8 else codes).astype(np.float32)
@@ -41,8 +41,8 @@ def _numbers(layout: BlockLayout, b: Bytes, columns: int) -> Floats:
 def _field(field: BitField, b: Bytes, columns: int) -> Bytes:
     runs = b[:, field.at : field.at + field.nbytes(columns)].reshape(len(b), -1, 1, field.width)
     shifts = np.arange(0, 8, field.bits, dtype=np.uint8)[:, None]
-    codes: Bytes = (runs >> shifts) & np.uint8((1 << field.bits) - 1)
-    return codes.reshape(len(b), -1)
+    codes = (runs >> shifts) & np.uint8((1 << field.bits) - 1)
+    return codes.reshape(len(b), -1).view(np.uint8)
 
 
 def _scales(layout: BlockLayout, b: Bytes) -> tuple[Floats, Floats | None]:
@@ -79,4 +79,5 @@ def _signed_scales(stored: StoredScales, octets: Bytes) -> npt.NDArray[np.int8]:
         high = np.stack([octets[:, :2] >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1).reshape(
             len(octets), -1
         )
-    return (low | high << 4).astype(np.int8) - np.int8(32)
+    scales: npt.NDArray[np.int8] = (low | high << 4).astype(np.int8) - np.int8(32)
+    return scales

@@ -155,8 +155,8 @@ def _move_scales(header: Tensor, layout: PanelLayout, f: BlockLayout, planes: Pl
     halves = header[..., :split].unflatten(-1, (layout.halves, PANEL_ROWS, 2)).transpose(2, 3).flatten(3)
     octets = header[..., split:].unflatten(-1, (layout.octets, PANEL_ROWS)).transpose(2, 3)
     # As the GGUF block has them: [panels * 32 rows, blocks, bytes].
-    per_row = [x.transpose(1, 2).flatten(0, 1) for x in (halves, octets)]
-    scales = unpack_scales(f, *per_row, codes=per_row[0][..., :0])
+    halves, octets = (x.transpose(1, 2).flatten(0, 1) for x in (halves, octets))
+    scales = unpack_scales(f, halves, octets, codes=halves[..., :0])
     rows = planes.experts * planes.rows
     planes.scales.view(rows, -1, f.words).copy_(pack_scales(f, scales))
     if scales.supers is not None:
