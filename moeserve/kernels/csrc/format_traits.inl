@@ -196,6 +196,8 @@ struct Format {
                                : type.table != CodeTable::None ? kExcess[static_cast<int>(type.table)]
                                                                : type.offset;
   static constexpr bool kWide = kZero == 128;
+  static_assert(!kSplit || type.scales == StoredScales::NibbleMin || type.octets > 1,
+                "one scale for 32 columns");
 
   static void codes(const uint8_t* p, VB (&w)[8]) { unpack_codes<T>(p, w); }
 

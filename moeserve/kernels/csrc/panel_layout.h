@@ -1,4 +1,5 @@
-// Byte offsets inside one block column of a panel (32 rows x kCols columns). "x32" is one entry per row.
+// Byte offsets inside one block column of a panel (32 rows x kCols columns), which follow from a type's row in
+// quant_types.h: the halves, then the bytes of scales, then the codes. "x32" is one entry per row.
 //
 //                 header                                                     vectors (see below)
 //   Q2_K          d f16 x32 | dmin f16 x32 | 16 scale bytes, each x32        2 pairs
