@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter
-from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.dummy import open_dummy
 from moeserve.models.qwen3moe.config import ARCHITECTURE, Qwen3MoeConfig, RopeScaling
+from moeserve.quantization import QUANT_TYPES
 
 QWEN3_30B_A3B = Qwen3MoeConfig(
     hidden_size=2048,
@@ -83,18 +83,17 @@ def write_header(path: Path, c: Qwen3MoeConfig, type_of: Callable[[str, int], Ty
     writer.add_eos_token_id(c.vocab_size - 1)
     for name, shape in c.expected_shapes().items():
         kind = Type.F32 if len(shape) == 1 else type_of(name, c.num_layers)
-        block, size = GGML_QUANT_SIZES[kind]
         elements = 1
         for dimension in shape:
             elements *= dimension
         # gguf-py takes shapes in the file's order of bytes: the last dimension of a quantised type in bytes.
-        stored = (*shape[:-1], shape[-1] // block * size)
+        stored = (*shape[:-1], QUANT_TYPES[kind].row_bytes(shape[-1]))
         dtype = "float32" if kind == Type.F32 else "uint8"
         writer.add_tensor_info(
             name,
             shape if kind == Type.F32 else stored,
             np.dtype(dtype),
-            elements // block * size,
+            QUANT_TYPES[kind].row_bytes(elements),
             raw_dtype=kind,
         )
     writer.write_header_to_file()

@@ -23,12 +23,12 @@ from moeserve.models.gguf import names as n
 from moeserve.placement.dense import DensePlaces
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
-from moeserve.placement.sizes import EXPERT_PARTS, ModelSizes
+from moeserve.placement.sizes import ModelSizes
+from moeserve.units import GIB
 
 KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
 MIN_KV_TOKENS = 64
 COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has them unpacked
-GIB = 1 << 30
 
 
 # Of what an engine on CUDA reserves: recorded graphs, the kernels' code, the allocator's rounding. Measured, see
@@ -158,7 +158,7 @@ class _Planner:
 
     def _apply_expert_rules(self) -> None:
         for layer in range(self._num_layers):
-            tensors = [n.of_layer(layer, part) for part in EXPERT_PARTS]
+            tensors = [n.of_layer(layer, part) for part in n.EXPERT_PARTS]
             pinned: dict[int, Device] = {}
             prefill: dict[Prefill, Decision | None] = {}
             for expert in range(self._sizes.num_experts):

@@ -27,11 +27,11 @@ from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Plan, Speed, as_json, as_text
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
+from moeserve.units import GIB
 from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes
 from moeserve.workload.options import real
 
-GIB = 1 << 30
 PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_rules", "n_gpu_layers")
 # Options of the server that mean the same here.
 SHARED = (

@@ -15,9 +15,10 @@ from moeserve.models.qwen3moe.gpu_room import step_sizes
 from moeserve.models.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
-from moeserve.placement.place import GIB, GPU_OVERHEAD_BYTES
+from moeserve.placement.place import GPU_OVERHEAD_BYTES
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.units import GIB
 from moeserve.worker.gpu_sampler import sampler_bytes
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,12 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
+from moeserve.placement.sizes import KV_BYTES_PER_VALUE
+from moeserve.units import GIB
 
 # The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
 # the page cache, the other processes and whatever else runs on the machine.
 SHARE_OF_FREE_MEMORY = 0.5
-BYTES_PER_VALUE = 2  # float16
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class KvRoom:
 def bytes_per_token(model: Qwen3MoeConfig, num_layers: int | None = None) -> int:
     """In so many layers; None: all."""
     layers = model.num_layers if num_layers is None else num_layers
-    return layers * 2 * model.num_kv_heads * model.head_dim * BYTES_PER_VALUE
+    return layers * 2 * model.num_kv_heads * model.head_dim * KV_BYTES_PER_VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def plan_capacity(config: ServerConfig, model: Qwen3MoeConfig, rooms: Sequence[K
     """
     wanted_len = config.max_model_len or model.context_length
     room = min(rooms, key=lambda room: room.tokens(model, room.share))
-    free = room.free_bytes / 2**30
+    free = room.free_bytes / GIB
     if config.max_total_tokens is not None:
         slots = config.max_total_tokens
         for each in rooms:
@@ -86,8 +87,8 @@ def _check_total(slots: int, room: KvRoom, model: Qwen3MoeConfig) -> None:
     needed = slots * bytes_per_token(model, room.num_layers)
     if needed > room.free_bytes:
         raise ConfigError(
-            f"--max-total-tokens {slots} needs {needed / 2**30:.1f} GiB for the KV pool, but "
-            f"{room.free_bytes / 2**30:.1f} GiB are free after the weights: ask for at most "
+            f"--max-total-tokens {slots} needs {needed / GIB:.1f} GiB for the KV pool, but "
+            f"{room.free_bytes / GIB:.1f} GiB are free after the weights: ask for at most "
             f"{room.tokens(model, room.share)}"
         )
 

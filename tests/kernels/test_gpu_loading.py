@@ -15,8 +15,9 @@ from moeserve.errors import ConfigError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.source import open_dummy_model
 from moeserve.placement import ModelSizes, Placement, Wishes, place
-from moeserve.placement.place import GIB, Gpu
+from moeserve.placement.place import Gpu
 from moeserve.placement.rules import Rules
+from moeserve.units import GIB
 from moeserve.worker.cpu_stream import open_stream
 from moeserve.worker.gpu_loading import _expert_stream, load_cpu_experts
 from tests.gpu.driver import small_config

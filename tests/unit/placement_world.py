@@ -7,8 +7,7 @@ from pathlib import Path
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import Bytes, LayerSizes
-
-MIB = 1 << 20
+from moeserve.units import MIB
 
 
 def model(layers: int = 4, experts: int = 8, expert_mib: int = 2, dense_mib: int = 10) -> ModelSizes:

@@ -21,6 +21,7 @@ FRAME = {
     "moeserve.logs",
     "moeserve.tracing",
     "moeserve.version",
+    "moeserve.units",
 }
 
 # What a model is loaded from; none of it knows torch.
@@ -31,6 +32,7 @@ MODEL_FILES = {
     "moeserve.models.qwen2_split",
     "moeserve.models.regular_file",
     "moeserve.models.source",
+    "moeserve.quantization",
 }
 
 # What each package may import of ours, besides itself. What is not listed here may import anything of ours.
@@ -41,6 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.logs": set(),
     "moeserve.tracing": {"moeserve.config", "moeserve.errors", "moeserve.version"},
     "moeserve.version": set(),
+    "moeserve.units": set(),
+    "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.source"},
@@ -61,16 +65,22 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.chatformat": set(),
     "moeserve.sandbox": set(),
-    "moeserve.models.gguf": {"moeserve.errors", "moeserve.models.errors", "moeserve.models.regular_file"},
+    "moeserve.models.gguf": {
+        "moeserve.errors",
+        "moeserve.models.errors",
+        "moeserve.models.regular_file",
+        "moeserve.quantization",
+    },
     "moeserve.models.huggingface": MODEL_FILES,
-    "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.placement": {
         "moeserve.models.gguf",
         "moeserve.models.qwen3moe.config",
         "moeserve.config",
         "moeserve.errors",
+        "moeserve.units",
     },
-    "moeserve.kernels": {"moeserve.errors"},
+    "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
     "moeserve.hub": {"moeserve.errors", "moeserve.models.huggingface"},
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME
@@ -78,6 +88,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.cpus",
         "moeserve.models",
         "moeserve.kernels",
+        "moeserve.quantization",
         "moeserve.placement",
         "moeserve.tokenizer",
         "moeserve.grammar",

@@ -18,6 +18,7 @@ FFN_GATE_INP = "ffn_gate_inp"  # the router
 FFN_GATE_EXPS = "ffn_gate_exps"
 FFN_UP_EXPS = "ffn_up_exps"
 FFN_DOWN_EXPS = "ffn_down_exps"
+EXPERT_PARTS = (FFN_GATE_EXPS, FFN_UP_EXPS, FFN_DOWN_EXPS)
 
 
 def of_layer(layer: int, part: str) -> str:

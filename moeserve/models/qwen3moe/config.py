@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import Metadata, TensorInfo
 from moeserve.models.gguf import names as n
-from moeserve.models.gguf.quant_types import UNQUANTISED
 from moeserve.models.source import ModelSource
 
 ARCHITECTURE = "qwen3moe"
@@ -134,7 +133,7 @@ def _check_tensor(gguf: ModelSource, tensor: TensorInfo, shape: tuple[int, ...])
             f"tensor {tensor.name!r} has shape {list(tensor.shape)} (outermost dimension first), "
             f"{list(shape)} is expected from the metadata; convert the model again",
         )
-    if len(shape) == 1 and tensor.type not in UNQUANTISED:
+    if len(shape) == 1 and tensor.type.is_quantised:
         raise ModelError(
             gguf.path,
             f"tensor {tensor.name!r} is of type {tensor.type.name}; norms are expected as F32, F16 or BF16",

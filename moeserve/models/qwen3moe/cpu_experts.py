@@ -11,11 +11,10 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
+from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.weights import Progress
 from moeserve.models.source import ModelSource
-
-PARTS = (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)
 
 
 class ExpertsInRam:
@@ -55,7 +54,7 @@ def load_cpu_experts(
     """cpu_ids: the experts in RAM of each layer from `first_layer` on, in the order in which they are to lie there.
     `device`: the GPU's.
 
-    Raises MemoryError without room.
+    Raises ModelError for a type without CPU kernels, MemoryError without room.
     """
     layers: list[CpuExperts | None] = []
     total = sum(1 for ids in cpu_ids if ids)
@@ -63,8 +62,9 @@ def load_cpu_experts(
         if not ids:
             layers.append(None)
             continue
-        gate, up, down = (_pack(stream, gguf, n.of_layer(index, part), ids) for part in PARTS)
-        num_experts = gguf.tensors[n.of_layer(index, PARTS[0])].shape[0]
+        check_cpu_types(gguf, [n.of_layer(index, part) for part in n.EXPERT_PARTS])
+        gate, up, down = (_pack(stream, gguf, n.of_layer(index, part), ids) for part in n.EXPERT_PARTS)
+        num_experts = gguf.tensors[n.of_layer(index, n.FFN_GATE_EXPS)].shape[0]
         layers.append(CpuExperts(gate, up, down, places_of(ids, num_experts, device)))
         progress("packing experts into RAM", sum(layer is not None for layer in layers), total)
     return ExpertsInRam(stream, layers)

@@ -30,7 +30,7 @@ from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.planes import GgmlType, Planes
+from moeserve.kernels.planes import Planes
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import norm_router, route, take_over
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
@@ -39,6 +39,7 @@ from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room
 from moeserve.models.qwen3moe.gpu_weights import GpuExperts, GpuLayer, GpuWeights, Product
 from moeserve.models.qwen3moe.rope import rope_tables
 from moeserve.models.tap import Tap
+from moeserve.quantization.table import F16, F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +378,7 @@ def _as_planes(rows: Tensor, device: torch.device) -> Planes:
     """Of floats, wherever they lie."""
     empty = torch.empty(0, dtype=torch.int32, device=device)
     count, cols = rows.shape
-    return Planes(GgmlType.F32, 1, count, cols, rows[None], empty, empty)
+    return Planes(F32, 1, count, cols, rows[None], empty, empty)
 
 
 def _numbers(count: int, device: torch.device) -> Tensor:
@@ -403,5 +404,5 @@ def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
         return torch.float32
     matrices = [m for layer in weights.layers for m in (layer.router.first, layer.attn_output.first)]
     matrices += [e.gate for e in (layer.experts for layer in weights.layers) if e is not None]
-    has_halves = any(m.type == GgmlType.F16 for m in matrices)
+    has_halves = any(m.type is F16 for m in matrices)
     return torch.float16 if has_halves else torch.bfloat16

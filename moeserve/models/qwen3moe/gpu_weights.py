@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels import _C
-from moeserve.kernels.planes import FORMATS, GgmlType, Planes, empty_planes, repack_into
+from moeserve.kernels.planes import Planes, empty_planes, repack_into
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.cpu_experts import places_of
@@ -140,10 +140,7 @@ class GpuLoader:
         )
 
     def _experts(self, index: int, ids: Sequence[int]) -> GpuExperts:
-        gate, up, down = (
-            self._expert_planes(n.of_layer(index, part), ids)
-            for part in (n.FFN_GATE_EXPS, n.FFN_UP_EXPS, n.FFN_DOWN_EXPS)
-        )
+        gate, up, down = (self._expert_planes(n.of_layer(index, part), ids) for part in n.EXPERT_PARTS)
         return GpuExperts(gate, up, down)
 
     def _products(self, *names: str) -> list[Product]:
@@ -169,7 +166,7 @@ class GpuLoader:
         """Matrices of one type, one below the other."""
         tensors = [self._gguf.tensors[name] for name in names]
         rows, cols = sum(t.shape[0] for t in tensors), tensors[0].shape[1]
-        planes = empty_planes(GgmlType(int(tensors[0].type)), (rows, cols), self._device)
+        planes = empty_planes(tensors[0].type, (rows, cols), self._device)
         row = 0
         for name, tensor in zip(names, tensors, strict=True):
             self._upload.rows(planes, self._gguf.data(name), row)
@@ -180,7 +177,7 @@ class GpuLoader:
     def _expert_planes(self, name: str, ids: Sequence[int]) -> Planes:
         tensor = self._gguf.tensors[name]
         experts, rows, cols = tensor.shape
-        planes = empty_planes(GgmlType(int(tensor.type)), (len(ids), rows, cols), self._device)
+        planes = empty_planes(tensor.type, (len(ids), rows, cols), self._device)
         data = self._gguf.data(name).reshape(experts, -1)
         for place, (first, count) in _runs(ids):
             self._upload.rows(planes, data[first : first + count].reshape(-1), place * rows)
@@ -234,10 +231,7 @@ class Upload:
 
 def bytes_of_row(planes: Planes) -> int:
     """Of the GGUF's row."""
-    if not planes.quantised:
-        return planes.cols * planes.codes.element_size()
-    form = FORMATS[planes.type]
-    return planes.cols // form.block * form.block_bytes
+    return planes.type.row_bytes(planes.cols)
 
 
 def _runs(ids: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:

@@ -15,6 +15,7 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
@@ -100,7 +101,8 @@ class WeightLoader:
         self._matrices: list[Matrix] = []
 
     def load(self) -> Weights:
-        """Raises ModelError for a tensor that is missing or has another shape, MemoryError without room."""
+        """Raises ModelError for a tensor that is missing, has another shape or a type without CPU kernels, MemoryError
+        without room."""
         names = list(self._gguf.tensors)
         return self._load(names, self._config.num_layers, with_head=True)
 
@@ -112,6 +114,7 @@ class WeightLoader:
 
     def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> Weights:
         self._config.check_tensors(self._gguf)
+        check_cpu_types(self._gguf, names)
         self._check_lanes()
         self._total = sum(self._gguf.tensors[name].nbytes for name in names)
         embedding = self._embedding(is_read_again=with_head and self._config.tied_embeddings)
