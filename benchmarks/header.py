@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter
-from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.dummy import open_dummy
 from moeserve.models.interface import ModelShape, RopeScaling, model_tensors
 from moeserve.models.qwen3moe.family import FAMILY, layer_shape
+from moeserve.quantization import QUANT_TYPES
 
 
 def qwen3moe(
@@ -98,18 +98,17 @@ def write_header(path: Path, shape: ModelShape, type_of: Callable[[str, int], Ty
     writer.add_eos_token_id(shape.vocab_size - 1)
     for name, dimensions in model_tensors(shape).items():
         kind = Type.F32 if len(dimensions) == 1 else type_of(name, shape.num_layers)
-        block, size = GGML_QUANT_SIZES[kind]
         elements = 1
         for dimension in dimensions:
             elements *= dimension
         # gguf-py takes shapes in the file's order of bytes: the last dimension of a quantised type in bytes.
-        stored = (*dimensions[:-1], dimensions[-1] // block * size)
+        stored = (*dimensions[:-1], QUANT_TYPES[kind].row_bytes(dimensions[-1]))
         dtype = "float32" if kind == Type.F32 else "uint8"
         writer.add_tensor_info(
             name,
             dimensions if kind == Type.F32 else stored,
             np.dtype(dtype),
-            elements // block * size,
+            QUANT_TYPES[kind].row_bytes(elements),
             raw_dtype=kind,
         )
     writer.write_header_to_file()

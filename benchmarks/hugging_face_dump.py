@@ -31,7 +31,7 @@ from moeserve.dump.format import (
     SAMPLED_ROWS,
     SLOTS,
     TOKENS,
-    ModelShape,
+    DumpShape,
     StepFile,
     context_hashes,
     of_layer,
@@ -67,7 +67,7 @@ def texts_of(dump: Dump) -> list[list[int]]:
 def write_dump(model: Any, texts: Iterable[list[int]], folder: Path, name: str) -> None:
     """model: a Qwen3MoeForCausalLM. Every row has its logits. Raises OSError where `folder` exists."""
     c = model.config
-    shape = ModelShape(
+    shape = DumpShape(
         c.num_hidden_layers, c.hidden_size, c.num_experts, c.num_experts_per_tok, model.lm_head.out_features
     )
     folder.mkdir(mode=0o700)

@@ -27,21 +27,24 @@ import numpy as np
 import torch
 
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingRoom
+from moeserve.quantization import QuantType
+from moeserve.quantization.table import Q4_K, Q6_K
 from moeserve.worker.places import plan_places
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 128, 8, 2048, 768
-Q4_K, Q6_K = 12, 14
 CALLS = 8  # in one measurement
 OPS = 6 * HIDDEN * WIDTH * TOP_K  # a token
-BYTES = {Q4_K: 144 / 256, Q6_K: 210 / 256}  # a weight
-EXPERT_BYTES = int(HIDDEN * WIDTH * (2 * BYTES[Q4_K] + BYTES[Q6_K]))
+EXPERT_BYTES = 2 * WIDTH * Q4_K.row_bytes(HIDDEN) + HIDDEN * Q6_K.row_bytes(WIDTH)
 
 
-def random_blocks(rng: np.random.Generator, ggml_type: int, rows: int, cols: int) -> np.ndarray:
+def random_blocks(rng: np.random.Generator, kind: QuantType, rows: int, cols: int) -> np.ndarray:
     """Random codes with small finite scales: uint8 [EXPERTS * rows, row bytes]."""
-    size, scales = (144, (0, 2)) if ggml_type == Q4_K else (210, (208,))
-    blocks = rng.integers(0, 256, (EXPERTS * rows * cols // 256, size), dtype=np.uint8)
-    for at in scales:
+    layout = kind.layout
+    assert layout is not None
+    shape = (EXPERTS * rows * cols // kind.block_columns, kind.block_bytes)
+    blocks = rng.integers(0, 256, shape, dtype=np.uint8)
+    for half in range(layout.halves):
+        at = layout.halves_at + 2 * half
         values = rng.uniform(1e-4, 2e-4, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = values[:, None].view(np.uint8)
     return blocks.reshape(EXPERTS * rows, -1)
@@ -59,8 +62,8 @@ class Ours:
         self.heat = torch.zeros(2, EXPERTS, dtype=torch.int64)
         self.name = f"moeserve ({self.stream.isa})"
 
-    def _pack(self, data: np.ndarray, ggml_type: int, rows: int, cols: int) -> Matrix:
-        return self.stream.pack(data, ggml_type, (EXPERTS, rows, cols))
+    def _pack(self, data: np.ndarray, kind: QuantType, rows: int, cols: int) -> Matrix:
+        return self.stream.pack(data, int(kind), (EXPERTS, rows, cols))
 
     def call(self, calls: list[torch.Tensor], weights: torch.Tensor, x: torch.Tensor) -> Callable[[], None]:
         """Quantising the input is part of a call, as it is of the rival's."""
@@ -100,7 +103,7 @@ class KtKernel:
         config.m_block, config.group_min_len, config.max_len = 32, 10, max(tokens, 512)
         config.group_max_len = max(tokens, 512)
         config.gate_proj, config.up_proj, config.down_proj = (w.ctypes.data for w in weights)
-        config.gate_type, config.up_type, config.down_type = Q4_K, Q4_K, Q6_K
+        config.gate_type, config.up_type, config.down_type = map(int, (Q4_K, Q4_K, Q6_K))
         self.weights = weights
         self.moe = ext.moe.MOE(config)
         self._do(self.moe.load_weights_task())

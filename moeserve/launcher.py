@@ -45,6 +45,7 @@ from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import ProcessReady, Shutdown, ToLauncher
 from moeserve.process import LAUNCHER_PID_ENV
 from moeserve.runtime_directory import runtime_directory
+from moeserve.units import GIB
 
 PROCESSES = ("httpserver", "router", "detokenizer", "worker")
 DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requests' own time
@@ -193,7 +194,7 @@ class Launcher:
         if engine is not None:
             tokens = f", {engine.num_kv_slots:,} KV tokens available, steps of up to {engine.max_num_batched_tokens:,}"
             tokens += f", {engine.device}"
-        log.info("ready: %s, memory used %.2f GiB%s", url, self._memory_used() / 2**30, tokens)
+        log.info("ready: %s, memory used %.2f GiB%s", url, self._memory_used() / GIB, tokens)
 
     def _watch(self) -> bool:
         """Sleeps while all is well. True when told to stop, False when a process that we need died."""

@@ -1,16 +1,16 @@
-"""OpenTelemetry traces, where an OTLP endpoint is given; else nothing here is imported, made or sent.
+"""OpenTelemetry traces, where an OTLP endpoint is configured. Without one, OpenTelemetry is not imported.
 
     httpserver   POST /v1/chat/completions   the HTTP request, a child of the client's span (`traceparent`)
                    chat <model>              its generations: tokens, parameters, time to first token (gen_ai.*)
     router           queue, prefill, decode  of each generation
     detokenizer      detokenize
 
-The context travels between the processes as `messages.schema.Origin.trace`, W3C's traceparent. Spans of router and
-detokenizer are made when what they tell of is over, from times of `time.monotonic()`: nothing is added to a step. A
-thread sends them in batches; when the collector does not keep up, spans are dropped and a log line says so, and
-requests never wait.
+The trace context travels between the processes as `messages.schema.RequestContext.trace`, W3C's traceparent. The
+router and the detokenizer create a span when the phase that it describes is over, from times of `time.monotonic()`, so
+that a step does no work for it. A thread sends spans in batches. When the collector does not keep up, spans are dropped
+and a log line says so; requests never wait.
 
-What OpenTelemetry reads from the environment holds: OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER,
+OpenTelemetry's environment variables apply: OTEL_EXPORTER_OTLP_HEADERS, OTEL_TRACES_SAMPLER,
 OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED and so on.
 """
 
@@ -34,12 +34,12 @@ Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOL_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL: Final = "http/protobuf"
-LAST_SPANS_S: Final = 2.0  # at the end of a process, for a collector to take them
+LAST_SPANS_S: Final = 2.0  # at the end of a process, for sending the last spans
 
 
 def traces_url(flag: str | None, environment: Mapping[str, str]) -> str | None:
-    """Where spans go: the flag's base URL, else OpenTelemetry's own variables; None: there are no traces. Raises
-    ConfigError where that cannot be."""
+    """The URL that spans are sent to: from the flag's base URL, else from OpenTelemetry's variables; None: traces are
+    off. Raises ConfigError for a URL or protocol that is not supported, or when OpenTelemetry is not installed."""
     base = flag or environment.get(ENDPOINT_VARIABLES[1])
     whole = None if flag else environment.get(ENDPOINT_VARIABLES[0])
     url = whole or (f"{base.rstrip('/')}/v1/traces" if base else None)
@@ -59,7 +59,7 @@ def traces_url(flag: str | None, environment: Mapping[str, str]) -> str | None:
 
 
 class Span:
-    """One that has begun. `traceparent` makes others its children, in any process."""
+    """A span that has begun. Its `traceparent` makes other spans its children, in any process."""
 
     def __init__(self, span: OtelSpan, epoch_ns: int) -> None:
         self._span = span
@@ -80,11 +80,12 @@ class Span:
         self._span.set_status(Status(StatusCode.ERROR, error))
 
     def end(self, at: float) -> None:
+        """Ends the span at time `at`, in seconds of `time.monotonic()`."""
         self._span.end(self._epoch_ns + int(at * 1e9))
 
 
 class Tracer:
-    """A process's line to the collector. Times are of `time.monotonic()`."""
+    """A process's connection to the collector. Times are seconds of `time.monotonic()`."""
 
     def __init__(self, process: str, url: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -114,7 +115,7 @@ class Tracer:
         is_server: bool = False,
         tracestate: str = "",
     ) -> Span:
-        """`parent` is a traceparent; an empty or malformed one begins a trace of its own."""
+        """Begins a span. `parent` is a traceparent; an empty or malformed one starts a new trace."""
         from opentelemetry.trace import SpanKind
 
         span = self._tracer.start_span(
@@ -127,17 +128,18 @@ class Tracer:
         return Span(span, self._epoch_ns)
 
     def span(self, name: str, parent: str, start: float, end: float, attributes: Attributes) -> None:
-        """One that is over."""
+        """Records a span that has ended."""
         self.begin(name, parent, start, attributes).end(end)
 
     def close(self) -> None:
-        """Sends what is left, for a bounded time: an end must not wait for a collector that is not there."""
+        """Sends the remaining spans, for at most LAST_SPANS_S: a process must not wait for an unreachable collector."""
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         thread.join(LAST_SPANS_S)
 
 
 def open_tracer(process: str, config: ServerConfig) -> Tracer | None:
+    """The tracer of a process; None where traces are off."""
     return None if config.otlp_endpoint is None else Tracer(process, config.otlp_endpoint)
 
 

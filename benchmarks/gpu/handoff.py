@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.host_functions import HostFunctions
-from benchmarks.moe_layer import EXPERTS, HIDDEN, Q4_K, Q6_K, TOP_K, WIDTH, random_blocks
+from benchmarks.moe_layer import EXPERTS, HIDDEN, TOP_K, WIDTH, random_blocks
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingRoom
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
+from moeserve.quantization.table import Q4_K, Q6_K
 from moeserve.worker.places import plan_places
 
 STEPS = 4  # in one measurement: the pool's first waking is no part of a serving step
@@ -56,7 +57,7 @@ class Bench:
         blocks = {name: random_blocks(rng, *shape) for name, shape in shapes.items()}
 
         def pack(name: str) -> Matrix:
-            return self.stream.pack(blocks[name], shapes[name][0], (EXPERTS, *shapes[name][1:]))
+            return self.stream.pack(blocks[name], int(shapes[name][0]), (EXPERTS, *shapes[name][1:]))
 
         return [(pack("up"), pack("up"), pack("more" if i % 2 == 0 else "down")) for i in range(layers)]
 

@@ -16,10 +16,11 @@ from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attent
 from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
 from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.planes import GgmlType, Planes
+from moeserve.kernels.planes import Planes
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import route
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sample
+from moeserve.quantization.table import F32
 
 BATCHES = (1, 8, 64, 512, 2048, 8192)
 LAUNCHES = 12
@@ -34,7 +35,7 @@ def cached(rows: int) -> int:
 def dense(n: int) -> None:
     s, room = SHAPE, Room(n, decode=False)
     fill(room)
-    matrices = {"qkv": (Q4, 5120, 2048), "attn_output": (Q4, 2048, 4096), "router": (GgmlType.F32, 128, 2048)}
+    matrices = {"qkv": (Q4, 5120, 2048), "attn_output": (Q4, 2048, 4096), "router": (F32, 128, 2048)}
     if n <= 64:
         matrices["head"] = (Q6, s.vocab, s.hidden)
     for name, (kind, rows, cols) in matrices.items():

@@ -14,11 +14,12 @@ from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down,
 from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.planes import GgmlType, Planes
+from moeserve.kernels.planes import Planes
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import norm_router, route
+from moeserve.quantization.table import F32, Q4_K, Q6_K
 
-Q4, Q6 = GgmlType.Q4_K, GgmlType.Q6_K
+Q4, Q6 = Q4_K, Q6_K
 FLOAT_ROWS = 64  # as models/qwen3moe/gpu_room.py
 Sums = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # add_norm's parts .. extra
 
@@ -51,7 +52,7 @@ def random_layer(index: int, s: Shape = SHAPE, device: str = "cuda") -> LayerWei
         k_norm=torch.ones(s.dim, device=device),
         attn_output=random_planes(Q4, s.hidden, q, device=device, seed=index),
         ffn_norm=ones,
-        router=random_planes(GgmlType.F32, s.experts, s.hidden, device=device, seed=index),
+        router=random_planes(F32, s.experts, s.hidden, device=device, seed=index),
         gate=random_planes(Q4, s.experts, s.ff, s.hidden, device=device, seed=index),
         up=random_planes(Q4, s.experts, s.ff, s.hidden, device=device, seed=index + 1000),
         down=random_planes(Q6 if more else Q4, s.experts, s.hidden, s.ff, device=device, seed=index),

@@ -12,9 +12,10 @@ from torch import Tensor
 from benchmarks.gpu.shape import SHAPE, random_planes, tensors
 from benchmarks.gpu.warm_up import Task
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.planes import FORMATS, GgmlType, dequantize
-from moeserve.kernels.planes.formats import FLOATS
+from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize
+from moeserve.quantization import QUANT_TYPES
+from moeserve.quantization import table as types
 
 Result = list[tuple[str, float, float]]  # what, error, largest that is right
 
@@ -43,7 +44,7 @@ def check_linear(kind: int) -> Result:
     from moeserve.kernels.embed.cuda import embed
     from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
 
-    p = random_planes(GgmlType(kind), 1000, SHAPE.hidden)
+    p = random_planes(QUANT_TYPES[kind], 1000, SHAPE.hidden)
     w, results = dequantize(p, 0), []
     for n in (1, 3, 8, 16, 50, 200):
         few = n + 1 <= GEMV_TOKENS if p.quantised else n <= 4
@@ -67,8 +68,8 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 
     experts, top_k, hidden, ff = 16, 4, 512, 256
-    gate, up = (random_planes(GgmlType(k), experts, ff, hidden, seed=i) for i, k in enumerate(kinds[:2]))
-    down = random_planes(GgmlType(kinds[2]), experts, hidden, ff)
+    gate, up = (random_planes(QUANT_TYPES[k], experts, ff, hidden, seed=i) for i, k in enumerate(kinds[:2]))
+    down = random_planes(QUANT_TYPES[kinds[2]], experts, hidden, ff)
     room = BlockRoom(n, top_k, experts, "cuda")
     gemv = room.method.up is None
     x = q8(torch.randn(n, hidden, device="cuda") * 5)
@@ -103,7 +104,7 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
         y = torch.nn.functional.silu(into_g[token] @ g.T) * (into_u[token] @ u.T)
         y = through(q8(y.float())) if as_int8 else y
         expected.index_add_(0, token, (y @ d.T) * weights[token, j, None])
-    names = "/".join(GgmlType(k).name for k in kinds)
+    names = "/".join(QUANT_TYPES[k].name for k in kinds)
     return [(f"experts {names} n={n}", error(total, expected), 3e-3 if gemv else 1e-2)]
 
 
@@ -331,9 +332,9 @@ def check_sampling() -> Result:
 
 
 def cases() -> Iterator[Task]:
-    for kind in (*FORMATS, *FLOATS):
+    for kind in QUANT_TYPES:
         yield "parity", "check_linear", (int(kind),)
-    g = GgmlType
+    g = types
     mixes = [
         (g.Q4_K, g.Q4_K, g.Q6_K),
         (g.Q5_0, g.Q8_0, g.IQ4_NL),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.planes import FORMATS, GgmlType, Planes, empty_planes
-from moeserve.kernels.planes.formats import Scale
+from moeserve.kernels.planes import Planes, empty_planes
+from moeserve.quantization import QuantType, Scale
 
 BYTES_PER_S = 4.3e12
 FLOPS_PER_S = 790e12
@@ -33,17 +33,17 @@ class Shape:
 SHAPE = Shape()
 
 
-def random_planes(kind: GgmlType, *shape: int, device: str = "cuda", seed: int | None = None) -> Planes:
+def random_planes(kind: QuantType, *shape: int, device: str = "cuda", seed: int | None = None) -> Planes:
     """Random codes with scales that make weights of about 0.02."""
     p = empty_planes(kind, shape, device)
     g = torch.Generator(device).manual_seed(hash((int(kind), *shape)) % 2**31 if seed is None else seed)
-    if not p.quantised:
+    f = kind.layout
+    if f is None:
         p.codes.copy_(
             torch.randn(p.codes.shape, device=device, generator=g, dtype=torch.float32).to(p.codes.dtype)
             * 0.02
         )
         return p
-    f = FORMATS[kind]
     p.codes.random_(generator=g)
     octets = p.scales.view(torch.uint8)
     if f.scale in (Scale.F16, Scale.F16_MIN):

@@ -30,7 +30,7 @@ from moeserve.kernels.linear.cuda import (
     run_gemv,
     weight_of,
 )
-from moeserve.kernels.planes import GgmlType
+from moeserve.quantization import QuantType
 
 Case = tuple[str, int, tuple[int, ...]]  # what, rows, tile
 Launch = Callable[[int], None]
@@ -113,7 +113,7 @@ def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     return launch, (gate.nbytes + up.nbytes) * share
 
 
-def experts_down(kind: GgmlType, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
+def experts_down(kind: QuantType, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     """tile: a GemmTile, or (br, nb, bk, warps) of a GEMV."""
     s = SHAPE
     down = random_planes(kind, s.experts, s.hidden, s.ff)

@@ -21,13 +21,13 @@ from moeserve.bench import engine
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.messages.worker import Worker
 from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU
-from moeserve.simulate.fit import Sample, fit, relative_errors
+from moeserve.simulate.fit import StepSample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
 from moeserve.worker.device import choose_device
 from moeserve.worker.loading import load_runner
-from moeserve.worker.service import Runner
 from moeserve.workload.options import whole
 
 # Options of the server that mean the same here.
@@ -42,9 +42,9 @@ GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 
 
 class StepBench:
-    """Drives a Runner as the router would. KV slots are handed out in order."""
+    """Drives a worker as the router would. KV slots are handed out in order."""
 
-    def __init__(self, runner: Runner, num_seqs: int, step_tokens: int, long_prompt: int) -> None:
+    def __init__(self, runner: Worker, num_seqs: int, step_tokens: int, long_prompt: int) -> None:
         self._runner = runner
         self._num_seqs = num_seqs
         self._step_tokens = step_tokens
@@ -53,7 +53,7 @@ class StepBench:
         self._num_slots = 0
         self._num_steps = 0
         self._random = np.random.default_rng(0)
-        self.samples: list[Sample] = []
+        self.samples: list[StepSample] = []
 
     def measure(self) -> None:
         sizes = powers_of_two(SMALLEST_CHUNK, self._step_tokens)
@@ -103,10 +103,10 @@ class StepBench:
         steps = sorted((self._step(rows()) for _ in range(REPEATS)), key=lambda sample: sample.seconds)
         self.samples.append(steps[REPEATS // 2])
 
-    def _step(self, rows: list[Row]) -> Sample:
+    def _step(self, rows: list[Row]) -> StepSample:
         self._num_steps += 1
         plan = StepPlan(self._num_steps, [self._bind(row.req_slot) for row in rows if row.start == 0], rows)
-        return Sample(load_of(plan), self._runner.step(plan).compute_ms / 1e3)
+        return StepSample(load_of(plan), self._runner.step(plan).compute_ms / 1e3)
 
     def _bind(self, seq: int) -> NewSeq:
         count = self._prompt[seq]
@@ -124,7 +124,7 @@ def powers_of_two(low: int, high: int) -> list[int]:
     return [1 << e for e in range(high.bit_length()) if low <= 1 << e <= high]
 
 
-def report(model: StepTime, samples: list[Sample]) -> str:
+def report(model: StepTime, samples: list[StepSample]) -> str:
     errors = relative_errors(model, samples)
     rows = [f"{'tokens':>8}{'ms':>10}"]
     rows += [f"{n:>8}{t * 1e3:>10.2f}" for n, t in zip(model.tokens, model.seconds, strict=True)]

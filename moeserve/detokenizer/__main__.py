@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moeserve.detokenizer.journal import Journal
+from moeserve.detokenizer.detokenize_tracer import DetokenizeTracer
 from moeserve.detokenizer.manager import Detokenizer, serve
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_DETOKENIZER
@@ -20,7 +20,7 @@ def main(process: Process) -> None:
     vocabulary = Vocabulary.from_gguf(open_metadata(Path(process.config.model)))
     process.ready()
     detokenizer = Detokenizer(vocabulary.token_bytes, vocabulary.special)
-    serve(detokenizer, inbox, to_router, to_http, Journal.wanted(process.tracer))
+    serve(detokenizer, inbox, to_router, to_http, DetokenizeTracer.wanted(process.tracer))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tokens of one request to text, as they come, never splitting a character."""
+"""Incremental detokenization of one request: tokens to text that never splits a character."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 
 
 class TokenDecoder:
-    """Joins the bytes of a request's tokens and decodes them as UTF-8.
+    """Concatenates the bytes of a request's tokens and decodes them as UTF-8.
 
-    A token may end inside a character (byte-level vocabularies split emoji and CJK): the open bytes wait for
-    the next token. Invalid bytes become U+FFFD. The texts of all `push` calls and of `flush`, joined, are
-    what `bytes.decode("utf-8", "replace")` makes of all the bytes at once.
+    A token may end inside a character, since byte-level vocabularies split emoji and CJK. The bytes of an unfinished
+    character wait for the next token. Invalid bytes become U+FFFD. The texts of all `push` calls and of `flush`,
+    concatenated, equal `bytes.decode("utf-8", "replace")` of all the bytes.
 
-    `token_bytes` is the vocabulary by token id; `skipped` are the ids that give no text.
+    `token_bytes` is the vocabulary by token id; the ids in `skipped` have no text.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], skipped: Collection[int]) -> None:
@@ -22,11 +22,11 @@ class TokenDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; may be empty."""
+        """The text that this token completes; may be empty. Raises IndexError for an id beyond the vocabulary."""
         if token_id in self._skipped:
             return ""
         return self._utf8.decode(self._token_bytes[token_id])
 
     def flush(self) -> str:
-        """No token follows: what an unfinished character leaves (U+FFFD), or nothing."""
+        """Ends the text: returns U+FFFD for an unfinished character, else the empty string."""
         return self._utf8.decode(b"", final=True)

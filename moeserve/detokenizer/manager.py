@@ -1,10 +1,9 @@
-"""The detokenizer: each request's tokens in, its text out, and a word to the router when a stop string ends
-it.
+"""The detokenizer: turns each request's tokens into text, and tells the router when a stop string ends a request.
 
-One TokensItem in makes one TextItem out, at once, with all its token ids and logprobs: where the text is held
-back (half a character, the beginning of a stop string) the item's text is empty. Only two things are kept
-from httpserver: tokens after a stop string, which the router sampled before it heard of the hit, and the item
-in which the stop string was found, until the router's last item brings the usage.
+Each TokensItem becomes one TextItem at once, with all its token ids and logprobs. Where the text is held back (an
+unfinished character, the prefix of a stop string), the item's text is empty. Only two things are not sent to httpserver
+at once: tokens after a stop string, which were sampled before the router had the StopHit, are dropped; and the item in
+which the stop string was found waits for the router's last item, which has the usage.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Final
 
 import msgspec
 
+from moeserve.detokenizer.detokenize_tracer import DetokenizeTracer
 from moeserve.detokenizer.incremental import TokenDecoder
-from moeserve.detokenizer.journal import Journal
 from moeserve.detokenizer.stop import StopFinder
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
-    CloseText,
-    OpenText,
+    DetokenizeEnd,
+    DetokenizeStart,
     RequestError,
     Shutdown,
     StopHit,
@@ -40,23 +39,22 @@ _NOTHING_SKIPPED: Final[frozenset[int]] = frozenset()
 
 
 class RequestText:
-    """One request's way from tokens to text. Fields are written here only."""
+    """The text state of one request. Only this class writes its fields."""
 
     def __init__(self, options: TextOptions, token_bytes: Sequence[bytes], special: Collection[int]) -> None:
         skipped = special if options.skip_special_tokens else _NOTHING_SKIPPED
         self._decoder = TokenDecoder(token_bytes, skipped)
         self._finder = StopFinder(options.stop, options.include_stop)
         self._min_tokens = options.min_tokens
-        self.num_tokens = 0  # output tokens taken, up to and including the one that completed a stop string
-        self.held: TextItem | None = None  # the item with the stop string, awaiting the router's last
+        self.num_tokens = 0  # output tokens so far, up to and including the one that completed a stop string
+        self.held: TextItem | None = None  # the item with the stop string, until the router's last item
 
     @property
     def stop_hit(self) -> bool:
         return self._finder.hit is not None
 
     def take(self, item: TokensItem) -> TextItem:
-        """The text of an item, cut behind the token that completes a stop string; ended, if the item ends
-        it."""
+        """The TextItem of an item, cut after the token that completes a stop string; final if the item is."""
         text = ""
         taken = 0
         for token_id in item.token_ids:
@@ -80,7 +78,7 @@ class RequestText:
         return out if item.finish_reason is None else self.finish(out, item)
 
     def finish(self, out: TextItem, last: TokensItem) -> TextItem:
-        """`out` as the final item: the router's reason and usage, or the stop string's, which comes first."""
+        """`out` as the final item. A stop string takes precedence over the router's finish reason."""
         if not self.stop_hit:
             return msgspec.structs.replace(
                 out, finish_reason=last.finish_reason, stop_reason=last.stop_token, usage=last.usage
@@ -92,8 +90,8 @@ class RequestText:
 
 
 class Detokenizer:
-    """Every open request's text. `token_bytes` is the vocabulary by token id, `special` the control
-    tokens."""
+    """The text states of all open requests. `token_bytes` is the vocabulary by token id; `special` has the ids of
+    control tokens."""
 
     def __init__(self, token_bytes: Sequence[bytes], special: Collection[int]) -> None:
         self._token_bytes = token_bytes
@@ -104,14 +102,14 @@ class Detokenizer:
     def num_open(self) -> int:
         return len(self._open)
 
-    def open(self, message: OpenText) -> None:
+    def open(self, message: DetokenizeStart) -> None:
         self._open[message.id] = RequestText(message.text, self._token_bytes, self._special)
 
     def close(self, request_id: int) -> None:
-        self._open.pop(request_id, None)  # a request refused before OpenText has none
+        self._open.pop(request_id, None)  # a request that was refused never had a DetokenizeStart
 
     def tokens(self, message: TokensOut) -> tuple[list[TextItem], list[StopHit]]:
-        """What httpserver and the router are to hear of a step's tokens."""
+        """The messages to httpserver and to the router for a step's tokens."""
         items: list[TextItem] = []
         hits: list[StopHit] = []
         for item in message.items:
@@ -130,7 +128,7 @@ class Detokenizer:
         ends = item.finish_reason is not None
         if ends:
             del self._open[item.id]
-        if text.held is not None:  # ended by a stop string: further tokens are dropped
+        if text.held is not None:  # a stop string has ended it: further tokens are dropped
             return (text.finish(text.held, item) if ends else None), None
         out = text.take(item)
         if text.stop_hit and not ends:
@@ -144,21 +142,21 @@ def serve(
     inbox: PullChannel[ToDetokenizer],
     to_router: PushChannel,
     to_http: PushChannel,
-    journal: Journal | None = None,
+    request_tracer: DetokenizeTracer | None = None,
 ) -> None:
-    """Handles messages until Shutdown; sleeps while there are none. Raises ChannelFull when a peer is
-    stuck."""
+    """Handles messages until Shutdown and sleeps while there are none. Raises ChannelFull when the router or httpserver
+    takes no messages, CodecError for a malformed message."""
     while True:
         message = inbox.recv()
         match message:
-            case OpenText():
+            case DetokenizeStart():
                 detokenizer.open(message)
-                if journal is not None:
-                    journal.opened(message)
-            case CloseText():
+                if request_tracer is not None:
+                    request_tracer.opened(message)
+            case DetokenizeEnd():
                 detokenizer.close(message.id)
-                if journal is not None:
-                    journal.closed(message.id, "its client has gone")
+                if request_tracer is not None:
+                    request_tracer.closed(message.id, "its client has gone")
             case TokensOut():
                 since = time.monotonic()
                 items, hits = detokenizer.tokens(message)
@@ -166,13 +164,13 @@ def serve(
                     to_router.send(hit)
                 if items:
                     to_http.send(TextOut(items=items))
-                if journal is not None:
-                    journal.tokens(items, hits, since)
+                if request_tracer is not None:
+                    request_tracer.tokens(items, hits, since)
             case RequestError():
                 detokenizer.close(message.id)
                 to_http.send(message)
-                if journal is not None:
-                    journal.closed(message.id, message.message)
+                if request_tracer is not None:
+                    request_tracer.closed(message.id, message.message)
             case Shutdown():
                 return
             case None:  # only with a timeout

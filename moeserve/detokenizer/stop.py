@@ -1,9 +1,9 @@
-"""Stop strings found in text that comes in pieces, wherever the pieces are cut.
+"""Finds stop strings in text that arrives in pieces, wherever the pieces are cut.
 
-The stop string that is complete first ends the text; of several that end at the same character, the longest.
-So the outcome does not depend on how tokens cut the text, and is known the moment the stop string's last
-character comes. Text that may still become a stop string is held back: always the longest end of the text
-that is a proper beginning of a stop string, never more.
+The stop string that is complete first ends the text; of several that end at the same character, the longest. So the
+result does not depend on how tokens divide the text, and is known when the last character of the stop string arrives.
+Text that may still become a stop string is held back: the longest suffix of the text that is a proper prefix of a stop
+string, and never more.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Iterable
 
 
 class _Matcher:
-    """Knuth, Morris, Pratt (1977): how many characters of `stop` the text so far ends with, in amortised
-    constant time a character, however repetitive the client's stop string is."""
+    """The Knuth-Morris-Pratt matcher (1977): `matched` is the length of the longest prefix of `stop` that the text ends
+    with. Amortised constant time a character, however repetitive the client's stop string is. Raises ValueError for an
+    empty one."""
 
     def __init__(self, stop: str) -> None:
         if not stop:
@@ -30,7 +31,7 @@ class _Matcher:
             self.matched += 1
         if self.matched < len(self.stop):
             return False
-        self.matched = self._border[-1]  # the next may begin within this one
+        self.matched = self._border[-1]  # the next occurrence may overlap this one
         return True
 
 
@@ -48,22 +49,22 @@ def _borders(stop: str) -> list[int]:
 
 
 class StopFinder:
-    """Passes text through until a stop string is complete, which is then `hit`.
+    """Passes text through until a stop string is complete, which is then in `hit`.
 
-    Nothing may be pushed after a hit. `include_stop` keeps the stop string itself in the text.
+    `push` must not be called after a hit. `include_stop` keeps the stop string itself in the text.
     """
 
     def __init__(self, stops: Iterable[str], include_stop: bool) -> None:
-        # Longest first: of two that end at one character, the longer is found first.
+        # Longest first, so that of two that end at the same character the longer is found.
         self._matchers = sorted(map(_Matcher, stops), key=lambda matcher: -len(matcher.stop))
         self._include_stop = include_stop
         self._held = ""
         self.hit: str | None = None
 
     def push(self, text: str, may_hit: bool = True) -> str:
-        """The text that can be shown now: all but the held end or, after a hit, all before the stop string.
+        """The text that may be sent now: all but the suffix held back or, after a hit, all before the stop string.
 
-        Without `may_hit` a stop string that this text completes is text as any other.
+        Without `may_hit`, a stop string that this text completes is ordinary text.
         """
         if not self._matchers:
             return text
@@ -77,7 +78,7 @@ class StopFinder:
         return shown[:cut]
 
     def flush(self) -> str:
-        """No text follows: the held text was no stop string after all."""
+        """Ends the text: returns the suffix held back, which did not become a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -15,7 +15,7 @@ from moeserve.httpserver.engine import EngineClient
 from moeserve.httpserver.errors import ApiError, invalid
 from moeserve.httpserver.model_text import ModelText
 from moeserve.httpserver.protocol.base import INT64_MAX
-from moeserve.messages.schema import GenerateRequest, Origin, SamplingParams, TextOptions
+from moeserve.messages.schema import GenerateRequest, RequestContext, SamplingParams, TextOptions
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Admission:
                     priority=wish.priority,
                     key_name=key_name.get(),
                     cache_salt=wish.cache_salt,
-                    origin=Origin(logs.request_id.get()),
+                    context=RequestContext(logs.request_id.get()),
                     progress=wish.progress,
                 )
                 requests.append(request)

@@ -33,7 +33,7 @@ from moeserve.messages.schema import (
     GenerateRequest,
     LoadProgress,
     LoadReport,
-    Origin,
+    RequestContext,
     RequestError,
     TextItem,
     TextOut,
@@ -103,8 +103,8 @@ class Batch:
         self._span = generation_span.begin(
             tracer, trace, self.record.operation, self._engine.metrics.model_name, self._requests
         )
-        origin = Origin(self._requests[0].origin.request_id, self._span.traceparent)
-        self._requests = [msgspec.structs.replace(request, origin=origin) for request in self._requests]
+        context = RequestContext(self._requests[0].context.request_id, self._span.traceparent)
+        self._requests = [msgspec.structs.replace(request, context=context) for request in self._requests]
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
         """Raises ApiError when a generation fails: the request fails as a whole."""

@@ -48,8 +48,8 @@ _COUNTERS: Final = (
     ("generation_tokens", "generation_tokens", "Generation tokens processed."),
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     ("cached_tokens", "prefix_cache_hits", "Prompt tokens taken from the prefix cache."),
-    ("preemptions", "num_preemptions", "Requests that were paused to make room."),
-    ("repeated_tokens", "recomputed_tokens", "Tokens computed again after a pause."),
+    ("preemptions", "num_preemptions", "Requests that were preempted to make room."),
+    ("repeated_tokens", "recomputed_tokens", "Tokens computed again after a preemption."),
     ("aborts", "num_aborts", "Requests whose client went away, as the router counts them."),
     ("steps", "engine_steps", "Steps of the worker."),
 )

@@ -7,6 +7,26 @@ import torch
 def quantized_row_bytes(cols: int) -> int: ...
 def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...
 
+class QuantType:
+    """A row of csrc/quant_types.h; the fields of `moeserve.quantization.QuantType` and its layout."""
+
+    name: str
+    number: int
+    block_columns: int
+    block_bytes: int
+    is_quantised: bool
+    low: tuple[int, int, int]  # at, width, bits; bits 0: there is none
+    high: tuple[int, int, int]
+    group: int
+    stored_scales: int
+    halves_at: int
+    octets_at: int
+    octets: int
+    offset: int
+    levels: list[int]
+
+def quant_types() -> list[QuantType]: ...
+
 class Matrix:
     type: int
     rows: int

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
+from moeserve.units import GIB
 
-GIB = 1 << 30
 # The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
 # the page cache, the other processes and whatever else runs on the machine.
 SHARE_OF_FREE_MEMORY = 0.5

@@ -1,19 +1,18 @@
-"""Typed one-way channels: ZMQ PUSH and PULL over Unix sockets, one message of the schema a frame.
+"""Typed one-way channels: ZMQ PUSH and PULL over Unix sockets, with one message of the schema in each frame.
 
-The receiver binds, the senders connect, in any order: a message sent before the receiver is up waits.
+The receiver binds and the senders connect, in any order: a message that is sent before the receiver is up waits.
 Messages of one sender arrive in order, each once, unless the receiver dies.
 
-Bounds, and what happens at them:
+Bounds, and what happens at each:
 
-- A queue holds HIGH_WATER_MARK messages per sender, on each side. A receiver that is alive drains its queue
-  every step, so a full one means a peer that is stuck or dead. `send` then waits SEND_TIMEOUT_S and raises
-  ChannelFull: a router or detokenizer lets it end the process (the launcher then ends the server),
-  httpserver fails that one request with a 503. Nobody may swallow it.
-- `try_send` drops the message and says so. Only for news that the next message makes stale: LoadReport and
-  LoadProgress.
-- A message over MAX_MESSAGE_BYTES is refused by the sender with CodecError; the receiver would cut the
-  connection.
-- A closing sender waits LINGER_MS for its last messages to leave.
+- A queue holds HIGH_WATER_MARK messages for each sender, on each side. A healthy receiver drains its queue at every
+  step, so a full queue means that the peer is stuck or dead. `send` then waits SEND_TIMEOUT_S and raises ChannelFull.
+  In the router and the detokenizer it ends the process, after which the launcher ends the server; httpserver fails
+  that one request with a 503. No caller may ignore it.
+- `try_send` drops the message and returns False. It is only for messages that the next one of their kind supersedes, or
+  that are requested again: LoadReport, LoadProgress and ExpertUse.
+- The sender refuses a message over MAX_MESSAGE_BYTES with CodecError, because the receiver would close the connection.
+- A sender that closes waits LINGER_MS for its last messages to be sent.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ T = TypeVar("T")
 
 
 class ChannelFull(Exception):
-    """The receiver has not drained its queue for SEND_TIMEOUT_S: it is stuck or dead."""
+    """The receiver has not drained its queue for SEND_TIMEOUT_S, so it is stuck or dead."""
 
 
 def _check_address(address: str) -> None:
-    """Only Unix sockets: nothing inside the server listens on TCP."""
+    """Raises ValueError for anything but a Unix socket: the server's processes never listen on TCP for each other."""
     if not address.startswith("ipc:///"):
         raise ValueError(f"inner sockets are Unix sockets, ipc:///path, not {address!r}")
     if len(address.removeprefix("ipc://").encode()) > MAX_IPC_PATH_BYTES:
@@ -79,7 +78,7 @@ def _full(message: msgspec.Struct, address: str) -> ChannelFull:
 
 
 class PushChannel:
-    """The sending end, for one thread."""
+    """The sending end, to be used by one thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self.address = address
@@ -108,9 +107,9 @@ class PushChannel:
 
 
 class PullChannel(Generic[T]):
-    """The receiving end, for one thread; `socket` may be registered with a zmq.Poller.
+    """The receiving end, to be used by one thread; `socket` may be registered with a zmq.Poller.
 
-    A malformed frame raises CodecError: our own processes are the only senders, so that is a bug.
+    A malformed frame raises CodecError. Only the server's own processes send, so it means a bug in one of them.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, decoder: Decoder[T]) -> None:
@@ -120,13 +119,13 @@ class PullChannel(Generic[T]):
         _bind(self.socket, address)
 
     def recv(self, timeout: float | None = None) -> T | None:
-        """The next message; waits for it, for ever or `timeout` seconds and then returns None."""
+        """Waits for the next message. With `timeout` (seconds), returns None when none has arrived by then."""
         if timeout is not None and not self.socket.poll(int(timeout * 1000)):
             return None
         return self._decoder.decode(self.socket.recv())
 
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[T]:
-        """What is there now, at most `limit` messages, without waiting."""
+        """The messages that have arrived, at most `limit`, without waiting."""
         messages: list[T] = []
         while len(messages) < limit:
             try:
@@ -141,7 +140,7 @@ class PullChannel(Generic[T]):
 
 
 class AsyncPushChannel:
-    """The sending end, for one event loop."""
+    """The sending end, to be used by one event loop."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self.address = address
@@ -161,7 +160,7 @@ class AsyncPushChannel:
 
 
 class AsyncPullChannel(Generic[T]):
-    """The receiving end, for one event loop. A malformed frame raises CodecError."""
+    """The receiving end, to be used by one event loop. A malformed frame raises CodecError."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str, decoder: Decoder[T]) -> None:
         self.address = address

@@ -1,6 +1,6 @@
-"""Messages to msgpack bytes and back, checked against the schema: no pickle on any socket.
+"""Encodes messages as msgpack and decodes them, validated against the schema: no pickle on any socket.
 
-One decoder per receiver, of the union it may receive. Encoders carry no state, so one serves everybody.
+There is one decoder for each receiver, of the union that it may receive. The encoder has no state and is shared.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 class CodecError(ValueError):
-    """Bytes that are no message of the expected union, or a message that cannot be written as msgpack."""
+    """Bytes that are not a message of the expected union, or a message that msgpack cannot represent."""
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The msgpack bytes of a message. Raises CodecError for what msgpack cannot hold, such as an integer
-    beyond 64 bits or a string with a lone surrogate (which JSON input may carry)."""
+    """The msgpack bytes of a message. Raises CodecError for values that msgpack cannot represent, such as an integer
+    beyond 64 bits or a string with a lone surrogate (which JSON input may contain)."""
     try:
         return _ENCODER.encode(message)
     except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError, TypeError, RecursionError) as error:
@@ -31,7 +31,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class Decoder(Generic[T]):
-    """Decodes the messages of one union, given as msgspec understands it. Safe to share between threads."""
+    """Decodes the messages of one union, a type that msgspec accepts. May be shared between threads."""
 
     def __init__(self, union: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)

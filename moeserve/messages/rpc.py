@@ -1,8 +1,8 @@
-"""The line between router and worker: rpyc over a Unix stream socket, one bytes argument and one bytes result
-a call. What both ends agree on.
+"""The connection between router and worker: rpyc over a Unix stream socket. Each call has at most one bytes argument
+and one bytes result.
 
-rpyc can do far more than we want: proxies of remote objects, pickling, remote attribute access. All of that
-is off on both sides, whatever rpyc's defaults are or become; only `exposed_` methods can be called.
+rpyc also offers proxies of remote objects, pickling and remote attribute access. CONFIG disables all of it on both
+sides, whatever rpyc's defaults are or become; only `exposed_` methods can be called.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ CONFIG: Final[dict[str, Any]] = {
 class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
     """A socket stream that reads while it waits to write.
 
-    A plan with a long prompt is bigger than the socket's buffer, and so may be a result with prompt logprobs.
-    Were both ends to sit in a blocking send, neither would ever read; so this end takes in what arrives
-    meanwhile. One end of a line is enough: the router's.
+    A plan with a long prompt is larger than the socket's buffer, and so may be a result with prompt logprobs. If both
+    ends were in a blocking send, neither would ever read: a deadlock. So this end reads what arrives while it writes.
+    One end of a connection is enough; it is the router's.
     """
 
     __slots__ = ("_ahead",)
@@ -49,7 +49,7 @@ class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
 
     @property
     def has_read_ahead(self) -> bool:
-        """Bytes wait here of which the file descriptor knows nothing."""
+        """There are unread bytes in the buffer, although the file descriptor may not be readable."""
         return bool(self._ahead)
 
     def poll(self, timeout: Any) -> bool:
@@ -63,8 +63,8 @@ class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
         return data + bytes(super().read(count - len(data))) if len(data) < count else data
 
     def write(self, data: bytes) -> None:
-        """Raises EOFError when the line is broken; it is not closed then, for the other end's last words may
-        still be there to be read."""
+        """Raises EOFError when the connection is broken. It is not closed then, because the other end's last answer may
+        still be unread."""
         view = memoryview(data)
         while view:
             try:
@@ -86,7 +86,7 @@ class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
 
 
 def connection(service: Service, stream: SocketStream) -> Connection:
-    """An rpyc connection with `service` at this end. Uncompressed: the bytes never leave the machine."""
+    """An rpyc connection with `service` at this end. Not compressed, because the bytes never leave the machine."""
     channel = Channel(stream, compress=False)
     made: Connection = service._connect(channel, CONFIG)
     return made

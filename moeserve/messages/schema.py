@@ -1,9 +1,10 @@
-"""Every message that crosses a process border, as msgspec structs.
+"""Every message between processes, as msgspec structs.
 
-Encoded as msgpack by `codec.py`. Nothing here imports anything of ours. Integer vectors that may be
-long (token ids, KV slots) travel as `bytes` of little-endian int32, so that neither side loops over them.
+`codec.py` encodes them as msgpack. This module imports no other module of the project. Integer vectors that may be long
+(token ids, KV slots) are `bytes` of little-endian int32, so that neither side loops over them.
 
-Times are seconds of `time.monotonic()`, which on Linux is one clock for all processes of a machine.
+Times are seconds of `time.monotonic()`, which on Linux is one clock for all processes of a machine. Fields named `_ms`
+are milliseconds.
 """
 
 from __future__ import annotations
@@ -16,52 +17,54 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class Thinking(msgspec.Struct, frozen=True, array_like=True):
-    """The part of an answer that is reasoning, for what holds only within it (a budget) or after it (a
-    grammar). The model opens it with the answer's first token, or the prompt has opened it already."""
+    """The reasoning part of an answer, for constraints that hold only within it (a token budget) or after it (a
+    grammar). The model opens it with the answer's first token, unless the prompt has opened it already."""
 
     open_token: int  # <think>
     close_token: int  # </think>
-    ending: tuple[int, ...]  # how a thought that is cut short ends; holds close_token once
-    is_open: bool  # the prompt ends within the thought
-    budget: int | None = None  # tokens of thought, after which `ending` is forced
+    ending: tuple[int, ...]  # tokens that end a reasoning part at its budget; contain close_token once
+    is_open: bool  # the prompt ends within the reasoning part
+    budget: int | None = None  # reasoning tokens after which `ending` is forced; None: no limit
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to choose tokens. Ranges are enforced by httpserver; the worker trusts them.
+    """How to sample tokens. httpserver validates the ranges; the worker relies on them.
 
-    Processing order: logit_bias, penalties, min_tokens mask, grammar mask, temperature, top_k, min_p, top_p,
-    draw. Logprobs are of the raw logits (before any of that), as in vLLM's default.
+    Processing order: logit_bias, penalties, min_tokens mask, grammar mask, temperature, top_k, min_p, top_p, draw.
+    Logprobs are of the raw logits, before any of these, as in vLLM's default.
     """
 
-    max_tokens: int  # >= 0; httpserver resolves "left out" to max_model_len - prompt length
-    min_tokens: int = 0  # stop_token_ids are masked until so many tokens came
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # 0 is off
+    max_tokens: int  # >= 0; where the client gives none, max_model_len - prompt length
+    min_tokens: int = 0  # stop_token_ids are masked until the answer has this many tokens
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
-    seed: int = 0  # always set: httpserver draws one where the client gave none
-    logprobs: int | None = None  # None: none; N: the sampled token's and the N most likely, N <= 20
+    seed: int = 0  # always set: httpserver draws one where the client gives none
+    logprobs: int | None = None  # None: none; N: of the sampled token and of the N most likely, N <= 20
     prompt_logprobs: int | None = None  # the same for prompt tokens 1.. (the first has none)
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless ignore_eos
-    grammar: str = ""  # what the answer after any thought must match (llguidance's notation); "": anything
-    thinking: Thinking | None = None  # set where there is a budget, or a grammar and the model may think
+    grammar: str = ""  # the answer after its reasoning must match it (llguidance's notation); "": none
+    # Set with a reasoning budget, or with a grammar for a model that may reason.
+    thinking: Thinking | None = None
 
 
 class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the detokenizer needs to turn a request's tokens into text."""
+    """The parameters with which the detokenizer turns a request's tokens into text."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # keep the stop string in the text
     skip_special_tokens: bool = True
-    min_tokens: int = 0  # a stop string that is complete before so many tokens came is text as any other
+    min_tokens: int = 0  # a stop string that is complete before this many tokens is ordinary text
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """One position: the chosen token's natural-log probability, its rank (1 is most likely) and the top ones."""
+    """One position: the chosen token's natural-log probability and rank (1: most likely), and the most likely
+    tokens."""
 
     token_id: int
     logprob: float
@@ -70,52 +73,52 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
-class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """The HTTP request that a generation is of, for log lines and traces."""
+class RequestContext(msgspec.Struct, frozen=True, array_like=True):
+    """The HTTP request that a generation belongs to, for log lines and traces."""
 
     request_id: str = ""  # X-Request-Id, visible ASCII
-    trace: str = ""  # W3C's traceparent of the span that it is a child of; "" where there are no traces
+    trace: str = ""  # W3C's traceparent of its parent span; "" where traces are off
 
 
 # ---------------------------------------------------------------- httpserver -> router
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
-    id: int  # unique for the life of the server
+    id: int  # unique while the server runs
     token_ids: bytes  # int32, at least one; len + max_tokens <= max_model_len
     sampling: SamplingParams
     text: TextOptions
     arrival: float
     priority: int = 0  # lower is sooner
-    key_name: str = ""  # of the API key it came with; "" where there are none
+    key_name: str = ""  # name of the client's API key; "" without API keys
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
-    origin: Origin = Origin()
-    progress: bool = False  # a PromptProgress is wanted for each step that reads on in its prompt
+    context: RequestContext = RequestContext()
+    progress: bool = False  # send a PromptProgress after each step that prefills a part of its prompt
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """The client has gone. No answer is owed; the router frees everything within one step."""
+    """The client has disconnected. No final message follows; the router frees everything within one step."""
 
     id: int
 
 
 class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
-    """Asks for one ExpertUse; several that overlap get one together."""
+    """Requests one ExpertUse; requests that overlap get one together."""
 
 
 # ---------------------------------------------------------------- router -> detokenizer
 
 
-class OpenText(msgspec.Struct, frozen=True, tag=True):
-    """A request was accepted: its text state begins."""
+class DetokenizeStart(msgspec.Struct, frozen=True, tag=True):
+    """A request was accepted: create its text state."""
 
     id: int
     text: TextOptions
-    origin: Origin = Origin()
+    context: RequestContext = RequestContext()
 
 
-class CloseText(msgspec.Struct, frozen=True, tag=True):
-    """An aborted request: drop its text state, send nothing."""
+class DetokenizeEnd(msgspec.Struct, frozen=True, tag=True):
+    """A request was aborted: drop its text state and send nothing."""
 
     id: int
 
@@ -123,14 +126,14 @@ class CloseText(msgspec.Struct, frozen=True, tag=True):
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int  # prompt tokens that were not computed anew
+    cached_tokens: int  # prompt tokens whose KV was in the prefix cache
     queue_ms: float  # arrival to first prefill chunk planned
     prefill_ms: float  # first chunk planned to first token
     decode_ms: float  # first token to last token
 
 
 class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
-    """How far a prompt has been read: `done` of `total` tokens, `cached` of them found rather than computed."""
+    """How far a prompt has been prefilled: `done` of `total` tokens, `cached` of them found in the prefix cache."""
 
     total: int
     cached: int
@@ -139,19 +142,19 @@ class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokensItem(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one request. `finish_reason` and `usage` come together, on the last item only.
+    """New tokens of one request. `finish_reason` and `usage` are set together, on the last item only.
 
-    A stop token that ended the request is not in `token_ids`; it is in `stop_token`.
+    A stop token that ended the request is in `stop_token`, not in `token_ids`.
     """
 
     id: int
     token_ids: list[int]
-    logprobs: list[TokenLogprob] | None = None  # as long as token_ids, where asked for
-    prompt_logprobs: list[TokenLogprob] | None = None  # the next stretch of the prompt's, in order
+    logprobs: list[TokenLogprob] | None = None  # as long as token_ids, where requested
+    prompt_logprobs: list[TokenLogprob] | None = None  # of the next prompt positions, in order
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     usage: Usage | None = None
-    progress: PromptProgress | None = None  # alone in its item
+    progress: PromptProgress | None = None  # in an item without tokens
 
 
 class TokensOut(msgspec.Struct, frozen=True, tag=True):
@@ -159,19 +162,19 @@ class TokensOut(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestError(msgspec.Struct, frozen=True, tag=True):
-    """The final message of a request that failed. Passed on by the detokenizer."""
+    """The final message of a request that failed. The detokenizer forwards it to httpserver."""
 
     id: int
     status: int  # HTTP status
     message: str
-    retry_after: int | None = None  # seconds, with a 503 that a later try may not get
+    retry_after: int | None = None  # seconds, with a 503 after which a retry may succeed
 
 
 # ---------------------------------------------------------------- detokenizer -> router
 
 
 class StopHit(msgspec.Struct, frozen=True, tag=True):
-    """A stop string was found; the router ends the request and sends its final TokensItem."""
+    """A stop string was found: the router ends the request and sends its final TokensItem."""
 
     id: int
     num_tokens: int  # output tokens up to and including the one that completed the stop string
@@ -181,7 +184,7 @@ class StopHit(msgspec.Struct, frozen=True, tag=True):
 
 
 class TextItem(msgspec.Struct, frozen=True, array_like=True):
-    """New text of one request; exactly one item per request has a finish_reason, the last."""
+    """New text of one request. Exactly one item of a request has a finish_reason, the last."""
 
     id: int
     text: str
@@ -202,7 +205,7 @@ class TextOut(msgspec.Struct, frozen=True, tag=True):
 
 
 class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Values so far: counts[i] of those <= bounds[i] and above bounds[i-1], the last count of those above."""
+    """counts[i] is the number of values <= bounds[i] and above bounds[i-1]; the last count is of those above all."""
 
     bounds: list[float] = []
     counts: list[int] = []
@@ -210,23 +213,24 @@ class HistogramCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, tag=True):
-    """The router's gauges and running totals; sent when they change, at most every 50 ms, and when idle again."""
+    """The router's gauges and totals since the start. Sent when they change, at most every 50 ms, and at once when the
+    last request ends."""
 
     num_running: int
     num_waiting: int
-    kv_slots_used: int  # by running requests; cached prefixes that nobody uses do not count
+    kv_slots_used: int  # by running requests; unreferenced cached prefixes do not count
     kv_slots_total: int
-    prompt_tokens: int  # total computed or taken from cache since start
+    prompt_tokens: int  # computed, or found in the prefix cache
     generation_tokens: int
     cached_tokens: int
     preemptions: int
     aborts: int
     steps: int
-    kv_slots_cached: int = 0  # by cached prefixes that nobody uses
-    queued_tokens: int = 0  # to be computed before the waiting requests' next tokens
-    repeated_tokens: int = 0  # total computed again after a pause
+    kv_slots_cached: int = 0  # by cached prefixes that no running request references
+    queued_tokens: int = 0  # to compute before the waiting requests' next tokens
+    repeated_tokens: int = 0  # recomputed after preemptions
     decode_step_ms: HistogramCounts = HistogramCounts()  # compute time of steps without prompt tokens
-    prefill_step_ms: HistogramCounts = HistogramCounts()  # and with
+    prefill_step_ms: HistogramCounts = HistogramCounts()  # compute time of steps with prompt tokens
     idle_ms: HistogramCounts = HistogramCounts()  # the worker's wait between two steps of one request
 
 
@@ -235,7 +239,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineDead(msgspec.Struct, frozen=True, tag=True):
-    """The worker is gone. The router has sent, or sends, a RequestError for each open request."""
+    """The worker has died. The router sends a RequestError for each open request, before or after this message."""
 
     cause: str
 
@@ -253,7 +257,7 @@ class LoadProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag=True):
-    """The worker's answer to `hello`: what the router may use."""
+    """What the router may use of a worker; `Worker.ready` returns it."""
 
     num_kv_slots: int
     max_num_seqs: int  # request slots 0..max_num_seqs-1
@@ -263,17 +267,17 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     kv_bytes: int
     rss_bytes: int
     device: str  # "cpu (avx512_vnni, 2 threads)"
-    max_num_batched_tokens: int = 512  # in a step
-    num_experts: int = 0  # of a layer, 0 for a model without; a token reads experts_per_token of them
+    max_num_batched_tokens: int = 512  # tokens of one step
+    num_experts: int = 0  # of a layer; 0: a dense model. A token is routed to experts_per_token of them
     experts_per_token: int = 0
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):
-    """Binds a request slot: what the worker must know once. Overwrites whatever the slot held.
+    """Binds a sequence to a request slot, and overwrites what the slot held.
 
-    The worker keeps, per request slot, a token table and a KV-slot table by position. `token_ids` fill
-    the first; `prefix_slots` the first positions of the second (KV already computed: a cached prefix).
-    On resume after a pause `token_ids` are prompt and output so far and `num_prompt` tells them apart.
+    For each request slot, the worker keeps a token table and a KV-slot table by position. `token_ids` fill the first.
+    `prefix_slots` fill the first positions of the second: their KV is computed already, a cached prefix. After a
+    preemption, `token_ids` are the prompt and the output so far; the first `num_prompt` of them are the prompt.
     """
 
     req_slot: int
@@ -285,13 +289,13 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """Compute positions start .. start+count-1 of a request slot and write their KV to `kv_slots`.
+    """Computes positions start .. start+count-1 of a request slot and writes their KV to `kv_slots`.
 
-    A row may read what another row of the same plan writes (a prefix that both share): in each layer, the KV
-    of all rows is written before any row attends.
+    A row may read KV that another row of the same plan writes (a shared prefix): in each layer, the KV of all rows is
+    written before any row attends.
 
-    A decode row has count 1: its token is the one the worker sampled last and put into its own token
-    table, so the plan for step N+1 can be built and sent while step N runs.
+    A decode row has count 1. Its token is the one that the worker sampled last and appended to its own token table, so
+    that the plan of step N+1 can be built and sent while step N runs.
     """
 
     req_slot: int
@@ -308,33 +312,35 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    token_id: int  # -1: none could be chosen, and the request ends with `error`
+    token_id: int  # -1: none could be sampled, and the request ends with `error`
     logprob: TokenLogprob | None = None
     error: str | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):
-    """`sampled` has one entry per row of the plan with `sample`, in order; `prompt_logprobs` is keyed by row
-    index and covers, for a chunk start..start+count-1, the tokens at start+1..start+count within the prompt."""
+    """`sampled` has one entry for each row of the plan with `sample`, in order. `prompt_logprobs` is keyed by row index
+    and has, for a chunk start .. start+count-1, the tokens at start+1 .. start+count that are within the prompt."""
 
     step: int
     sampled: list[Sampled]
     prompt_logprobs: dict[int, list[TokenLogprob]]
     compute_ms: float
-    idle_ms: float  # how long the worker waited for this plan after the step before
+    idle_ms: float  # time that the worker waited for this plan after the step before
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):
-    """How often each expert was routed to since the start, and where it lives now. Goes on to httpserver."""
+    """Tokens routed to each expert since the start, and where its weights are. The router forwards it to httpserver."""
 
     layers: int
     experts: int  # of a layer
     experts_per_token: int
     tokens: bytes  # int64 [layers, experts]: tokens routed to each
-    on_gpu: bytes  # uint8 [layers, experts]: 1 where the expert lives in GPU memory
+    on_gpu: bytes  # uint8 [layers, experts]: 1 where the expert's weights are in GPU memory
 
 
 class WorkerError(msgspec.Struct, frozen=True, tag=True):
+    """A call has failed and the worker ends; `message` has the exception's type and text."""
+
     message: str
 
 
@@ -344,23 +350,23 @@ class WorkerError(msgspec.Struct, frozen=True, tag=True):
 class ProcessReady(msgspec.Struct, frozen=True, tag=True):
     process: str
     pid: int
-    url: str | None = None  # from httpserver: where it listens, with the port it got
-    engine: WorkerReady | None = None  # from the worker: what the launcher reports as ready
+    url: str | None = None  # from httpserver: where it listens, with its actual port
+    engine: WorkerReady | None = None  # from the worker; the launcher's ready line shows it
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag=True):
-    """A start-up error to be shown to the user as it stands: it names the cause and the remedy."""
+    """A start-up error, shown to the user as it is: it names the cause and the remedy."""
 
     process: str
     message: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """Finish and exit. Sent to router and detokenizer after the httpserver has drained."""
+    """Finish and exit. The launcher sends it to the router and the detokenizer after httpserver has drained."""
 
 
 ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | Shutdown
-ToDetokenizer = OpenText | CloseText | TokensOut | RequestError | Shutdown
+ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | Shutdown
 ToHttp = TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineDead | LoadProgress
 ToLauncher = ProcessReady | ProcessFailed
 FromWorker = WorkerReady | StepResult | ExpertUse | WorkerError

@@ -9,7 +9,6 @@ from __future__ import annotations
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import TensorInfo
 from moeserve.models.gguf import names as n
-from moeserve.models.gguf.quant_types import UNQUANTISED
 from moeserve.models.interface import LayerShape, ModelShape, RopeScaling, model_tensors
 from moeserve.models.source import ModelSource
 
@@ -141,7 +140,7 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
             f"tensor {tensor.name!r} has shape {list(tensor.shape)} (outermost dimension first), "
             f"{list(dimensions)} is expected from the metadata; convert the model again",
         )
-    if len(dimensions) == 1 and tensor.type not in UNQUANTISED:
+    if len(dimensions) == 1 and tensor.type.is_quantised:
         raise ModelError(
             source.path,
             f"tensor {tensor.name!r} is of type {tensor.type.name}; norms and biases are expected as F32, F16 or BF16",

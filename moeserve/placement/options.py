@@ -7,8 +7,9 @@ from pathlib import Path
 from moeserve.config import ServerConfig
 from moeserve.models.interface import ModelShape
 from moeserve.placement.heat import read_heat
-from moeserve.placement.place import GIB, MIN_KV_TOKENS, PlacementOptions
+from moeserve.placement.place import MIN_KV_TOKENS, PlacementOptions
 from moeserve.placement.rules import Rules
+from moeserve.units import GIB
 
 AMPLE_KV_TOKENS = 4096  # a talk: rather than less, a GPU that is too small for everything has fewer layers
 

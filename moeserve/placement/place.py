@@ -24,11 +24,11 @@ from moeserve.placement.dense import DensePlacement
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
 from moeserve.placement.sizes import ModelSizes
+from moeserve.units import GIB
 
 KV_SHARE = 0.25  # of what the dense parts leave, while experts could use all of it
 MIN_KV_TOKENS = 64
 COPIES = 2  # on their way to the GPU, as they lie in RAM; a third buffer has them unpacked
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,35 +7,14 @@ larger, with rows padded to a multiple of 128 columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-from gguf.constants import GGMLQuantizationType as T
 
 from moeserve.kv.layout import KvLayout
 from moeserve.models.gguf import TensorInfo
 from moeserve.models.gguf import names as n
-from moeserve.models.gguf.quant_types import UNQUANTISED
 from moeserve.models.interface import dense_tensors, expert_tensors
-
-UNIT = 128  # columns, as kernels/planes has them
-SUPER = 256  # columns of a K-quant's super-block, whose pair of halves takes 4 bytes
-PLANE_BYTES: dict[T, int] = {  # of a unit: codes and scales
-    T.Q4_0: 64 + 8,
-    T.Q4_1: 64 + 16,
-    T.Q5_0: 80 + 8,
-    T.Q5_1: 80 + 16,
-    T.Q8_0: 128 + 8,
-    T.Q2_K: 32 + 8,
-    T.Q3_K: 48 + 8,
-    T.Q4_K: 64 + 8,
-    T.Q5_K: 80 + 8,
-    T.Q6_K: 96 + 8,
-    T.IQ4_NL: 64 + 8,
-    T.IQ4_XS: 64 + 4,
-    T.MXFP4: 64 + 4,
-}
-WITH_SUPER = frozenset({T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_XS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +79,12 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], num_layers: int) -> boo
     """Attention or experts that are not quantised: what is between products is then kept in float32 on a GPU."""
     parts = (n.ATTN_OUTPUT, n.FFN_GATE_EXPS, n.FFN_DOWN_EXPS)
     names = [n.of_layer(index, part) for index in range(num_layers) for part in parts]
-    return any(tensors[name].type in UNQUANTISED for name in names)
+    return any(not tensors[name].type.is_quantised for name in names)
 
 
 def plane_bytes(tensor: TensorInfo) -> int:
     """What the tensor takes on a GPU. Vectors become float32; matrices of floats stay as they are."""
     if len(tensor.shape) == 1:
         return 4 * tensor.shape[0]
-    if tensor.type in UNQUANTISED:
-        return tensor.nbytes
-    rows = 1
-    for dimension in tensor.shape[:-1]:
-        rows *= dimension
-    cols = tensor.shape[-1]
-    supers = -(-cols // SUPER) * 4 if tensor.type in WITH_SUPER else 0
-    return rows * (-(-cols // UNIT) * PLANE_BYTES[tensor.type] + supers)
+    rows = math.prod(tensor.shape[:-1])
+    return rows * tensor.type.plane_row_bytes(tensor.shape[-1])

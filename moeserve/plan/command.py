@@ -22,7 +22,6 @@ from moeserve.options import add_shared_options, flag_name, read_options, resolv
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.options import placement_options
-from moeserve.placement.place import GIB
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.gpu_machine import measure_gpu
@@ -32,6 +31,7 @@ from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Plan, Speed, as_json, as_text
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
+from moeserve.units import GIB
 from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes
 from moeserve.workload.options import real

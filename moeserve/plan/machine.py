@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
 
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
 from moeserve.kv.layout import KvLayout
+from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.gguf import names as n
-from moeserve.models.gguf.quant_types import QUANT_TYPES
 from moeserve.models.interface import ModelShape, expert_tensors
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
@@ -27,6 +26,8 @@ from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
 from moeserve.plan.routing import Routing
 from moeserve.plan.speed import CpuSpeed, Step
+from moeserve.quantization import QuantType
+from moeserve.quantization.table import Q8_0
 from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.places import plan_places
 
@@ -40,7 +41,8 @@ MOST_STEPS = 100  # of these, while the context is next to nothing
 
 
 def measure(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRates:
-    """config: threads, isa and places are the server's."""
+    """config: threads, isa and places are the server's. Raises ModelError for a type without CPU kernels."""
+    check_cpu_types(gguf, [n.of_layer(0, n.ATTN_Q), *expert_tensors(0)])
     steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
     stream = CpuStream(
         plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding),
@@ -107,7 +109,7 @@ def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
 def _read_rate(stream: CpuStream) -> float:
     cols = 4096
     nbytes = max(READ_BYTES, READ_CACHES * _last_level_cache())
-    matrix = _zeros(stream, GGMLQuantizationType.Q8_0, (nbytes // 34 * 32 // cols, cols))
+    matrix = _zeros(stream, Q8_0, (nbytes // Q8_0.row_bytes(cols), cols))
 
     def read() -> None:
         stream.read(matrix)
@@ -118,7 +120,7 @@ def _read_rate(stream: CpuStream) -> float:
 
 def _dense_rate(stream: CpuStream, gguf: ModelSource) -> float:
     tensor = gguf.tensors[n.of_layer(0, n.ATTN_Q)]
-    matrix = _zeros(stream, int(tensor.type), tensor.shape)
+    matrix = _zeros(stream, tensor.type, tensor.shape)
     x = Activations(TOKENS, matrix.cols)
     _clear(x)
     out = torch.zeros(TOKENS, matrix.rows)
@@ -134,7 +136,7 @@ def _expert_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> flo
     experts = min(SAMPLE_EXPERTS, model.num_experts)
     top_k = min(model.top_k, experts)
     parts = [gguf.tensors[name] for name in expert_tensors(0)]
-    gate, up, down = (_zeros(stream, int(t.type), (experts, *t.shape[1:])) for t in parts)
+    gate, up, down = (_zeros(stream, t.type, (experts, *t.shape[1:])) for t in parts)
     tokens = max(1, TOKENS * experts // model.num_experts)  # as many for each expert as a step has
     y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, model.expert_width)
     _clear(y)
@@ -162,11 +164,10 @@ def _operation_seconds(stream: CpuStream) -> float:
     return _seconds(queue) / count
 
 
-def _zeros(stream: CpuStream, ggml_type: int, shape: tuple[int, ...]) -> Matrix:
+def _zeros(stream: CpuStream, kind: QuantType, shape: tuple[int, ...]) -> Matrix:
     """A matrix whose source takes no memory."""
-    quant = QUANT_TYPES[GGMLQuantizationType(ggml_type)]
     rows = int(np.prod(shape[:-1]))
-    return stream.pack(np.zeros(rows * quant.row_bytes(shape[-1]), np.uint8), ggml_type, shape)
+    return stream.pack(np.zeros(rows * kind.row_bytes(shape[-1]), np.uint8), int(kind), shape)
 
 
 def _clear(x: Activations) -> None:

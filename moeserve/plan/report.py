@@ -7,15 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from moeserve.models.gguf import names as n
-from moeserve.models.gguf.names import EXPERT_PARTS
 from moeserve.models.interface import ModelShape
 from moeserve.models.source import ModelSource
 from moeserve.placement import Placement
 from moeserve.placement.sizes import plane_bytes
 from moeserve.plan.memory import Memory
 from moeserve.plan.rates import CpuRates, GpuRates
-
-GIB = 1 << 30
+from moeserve.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def _place_of(plan: Plan, name: str) -> tuple[str, float]:
         where = placement.embedding if name == n.TOKEN_EMBD else placement.head
         return where, float(where == "cuda")
     layer = placement.layers[int(parts[1])]
-    if parts[2] not in EXPERT_PARTS:
+    if parts[2] not in n.EXPERT_PARTS:
         return layer.dense, float(layer.dense == "cuda")
     count = len(layer.gpu_experts)
     if count in (0, placement.num_experts):
@@ -133,7 +131,7 @@ def _where(plan: Plan) -> str:
 
 
 def _every_tensor(plan: Plan) -> str:
-    lines = [f"  {name:<32}{nbytes / (1 << 20):>10.1f} MiB  {where}" for name, nbytes, where in tensors(plan)]
+    lines = [f"  {name:<32}{nbytes / MIB:>10.1f} MiB  {where}" for name, nbytes, where in tensors(plan)]
     return "\n".join(["Tensors", *lines])
 
 

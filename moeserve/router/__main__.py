@@ -11,8 +11,8 @@ from moeserve.messages.schema import EngineReady, Shutdown, ToRouter, WorkerRead
 from moeserve.process import Process, run_process
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.router.journal import Journal
 from moeserve.router.manager import RouterManager
+from moeserve.router.request_tracer import RequestTracer
 from moeserve.router.worker_client import RpycWorker
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ CONNECT_INTERVAL_S = 0.05
 
 
 def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
+    """The scheduler's limits, from the user's options and what the worker has."""
     return Limits(
         num_kv_slots=ready.num_kv_slots,
         max_num_seqs=ready.max_num_seqs,
@@ -38,8 +39,8 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
 
 
 def connect(process: Process, inbox: PullChannel[ToRouter]) -> RpycWorker | None:
-    """The worker, once it has loaded its model; None when the server stops before that. No request can come
-    meanwhile: httpserver takes none before EngineReady."""
+    """Waits until the worker has loaded its model and connects to it; None when the server stops before that. Raises
+    RuntimeError for any other message: httpserver accepts no requests before EngineReady."""
     while True:
         try:
             return RpycWorker(process.paths.worker)
@@ -57,13 +58,13 @@ def main(process: Process) -> None:
     http = PushChannel(process.context, process.paths.http)
     worker = connect(process, inbox)
     if worker is not None:
-        ready = worker.hello()
+        ready = worker.ready()
         log.info("the worker has %d KV slots, %d request slots", ready.num_kv_slots, ready.max_num_seqs)
         http.send(EngineReady(ready=ready))
         process.ready()
         scheduler = Scheduler(limits(process.config, ready))
-        journal = Journal.wanted(process.tracer)
-        RouterManager(scheduler, worker, inbox, detokenizer, http, journal).run()
+        request_tracer = RequestTracer.wanted(process.tracer)
+        RouterManager(scheduler, worker, inbox, detokenizer, http, request_tracer).run()
     for channel in (inbox, detokenizer, http):
         channel.close()
 

@@ -1,6 +1,6 @@
-"""The router's loop: sockets in, `core.Scheduler` in the middle, the worker and the detokenizer out.
+"""The router's event loop: it feeds `core.Scheduler` from the inbox, and sends its plans and messages.
 
-One thread. It sleeps in one poll over the inbox and the line to the worker, and does nothing while idle.
+One thread. It sleeps in one poll over the inbox and the connection to the worker, and uses no CPU while idle.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from moeserve.messages.schema import (
     StopHit,
     ToRouter,
 )
+from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.router.core.scheduler import ProtocolError, Scheduler
-from moeserve.router.journal import Journal
-from moeserve.router.worker_client import Worker, WorkerDied
+from moeserve.router.request_tracer import RequestTracer
 
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.05
-MESSAGES_PER_TURN = 256  # so that a burst of requests does not keep the worker waiting for its next plan
+MESSAGES_PER_TURN = 256  # bounded, so that a burst of requests does not delay the worker's next plan
 
 
 class RouterManager:
-    """Owns the scheduler. The detokenizer hears what concerns requests, httpserver the load and the end."""
+    """Owns the scheduler. Sends messages about requests to the detokenizer, and load reports, expert use and EngineDead
+    to httpserver."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        worker: Worker,
+        worker: WorkerClient,
         inbox: PullChannel[ToRouter],
         detokenizer: PushChannel,
         http: PushChannel,
-        journal: Journal | None = None,
+        request_tracer: RequestTracer | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._journal = journal
-        self._worker: Worker | None = worker  # None: it died
+        self._request_tracer = request_tracer
+        self._worker: WorkerClient | None = worker  # None: it has died
         self._inbox = inbox
         self._detokenizer = detokenizer
         self._http = http
@@ -55,7 +56,7 @@ class RouterManager:
         self._poller.register(inbox.socket, zmq.POLLIN)
         self._poller.register(worker.fileno(), zmq.POLLIN)
         self._worker_fd = worker.fileno()
-        self._asks_expert_use = False  # the worker has been asked and has not answered
+        self._awaits_expert_use = False  # requested from the worker and not answered yet
         self._stopping = False
         self._was_idle = True
         self._report: LoadReport | None = None  # the last one sent
@@ -63,7 +64,8 @@ class RouterManager:
         self._report_is_due = False  # something may have changed since
 
     def run(self) -> None:
-        """Serves until Shutdown, then ends the worker. Raises ChannelFull when a neighbour is stuck."""
+        """Serves until Shutdown, then ends the worker. Raises ChannelFull when httpserver or the detokenizer takes no
+        messages."""
         wait_ms: int | None = 0
         while not self._stopping:
             self._poller.poll(wait_ms)
@@ -75,7 +77,7 @@ class RouterManager:
             self._worker.shutdown()
 
     def turn(self) -> None:
-        """Everything that can be done now, without waiting: the worker first, then the news of it."""
+        """Does what can be done now, without waiting: messages in, plans to the worker, then messages out."""
         for message in self._inbox.drain(MESSAGES_PER_TURN):
             self._receive(message)
         if self._worker is not None:
@@ -89,8 +91,8 @@ class RouterManager:
     def _receive(self, message: ToRouter) -> None:
         match message:
             case GenerateRequest():
-                if self._journal is not None:
-                    self._journal.received(message)
+                if self._request_tracer is not None:
+                    self._request_tracer.received(message)
                 self._scheduler.add(message)
             case Abort(id=id):
                 self._scheduler.abort(id)
@@ -101,24 +103,24 @@ class RouterManager:
             case Shutdown():
                 self._stopping = True
 
-    def _serve(self, worker: Worker) -> None:
+    def _serve(self, worker: WorkerClient) -> None:
         for answer in worker.poll():
             if isinstance(answer, ExpertUse):
-                self._asks_expert_use = False
-                self._http.try_send(answer)  # dropped when httpserver is too busy: whoever asks, asks again
+                self._awaits_expert_use = False
+                self._http.try_send(answer)  # dropped when httpserver is too busy: the client asks again
             else:
                 self._scheduler.step_result(answer, time.monotonic())
         while (plan := self._scheduler.plan(time.monotonic())) is not None:
             worker.submit(plan)
 
     def _ask_expert_use(self) -> None:
-        """One answer is enough for all who ask before it comes; a dead worker gives none, and httpserver knows."""
-        if self._worker is not None and not self._asks_expert_use:
-            self._asks_expert_use = True
-            self._worker.ask_expert_use()
+        """Requests that overlap get one answer together. A dead worker gives none; httpserver has EngineDead then."""
+        if self._worker is not None and not self._awaits_expert_use:
+            self._awaits_expert_use = True
+            self._worker.request_expert_use()
 
-    def _lose_worker(self, worker: Worker, cause: str) -> None:
-        """Every open request fails; later ones are refused by the scheduler, until we are told to stop."""
+    def _lose_worker(self, worker: WorkerClient, cause: str) -> None:
+        """Fails every open request; the scheduler refuses later ones until Shutdown."""
         log.error("%s", cause)
         self._worker = None
         self._poller.unregister(self._worker_fd)
@@ -129,12 +131,13 @@ class RouterManager:
     def _flush(self) -> None:
         for message in self._scheduler.take_messages():
             self._detokenizer.send(message)
-            if self._journal is not None:
-                self._journal.sent(message)
+            if self._request_tracer is not None:
+                self._request_tracer.sent(message)
 
     def _report_load(self, now: float) -> None:
-        """A LoadReport when something changed: every 50 ms at most, but at once when the last request ends,
-        so that whoever asks then sees its slots free. A report that finds no room is tried again."""
+        """Sends a LoadReport when something has changed: at most every REPORT_INTERVAL_S, but at once when the last
+        request ends, so that metrics read then show its slots as free. A report that the full channel refuses is sent
+        again later."""
         idle = self._scheduler.is_idle
         self._report_is_due = True
         if idle or now - self._report_at >= REPORT_INTERVAL_S:
@@ -148,7 +151,7 @@ class RouterManager:
         self._was_idle = idle
 
     def _wait_ms(self) -> int | None:
-        """How long the poll may sleep: until something comes, or a report that is held back falls due."""
+        """Milliseconds that the poll may sleep: until a report is due; None: until a message arrives."""
         if self._worker is not None and self._worker.has_read_ahead:
             return 0
         if not self._report_is_due:

@@ -1,7 +1,6 @@
-"""The router's end of the line to the worker: the same few calls over rpyc or within the process.
+"""The router's ways to reach a worker: `RpycWorker`, a process of its own, and `InProcessWorker`, an object.
 
-Submitting never waits for the step; `poll` returns what has been answered. `fileno` becomes readable when
-there may be something, so that one poller waits for the worker and for the sockets.
+`messages/worker.py` states what the calls mean.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import rpyc
 from rpyc.core.service import VoidService
 
 from moeserve.messages import codec, rpc
 from moeserve.messages.schema import ExpertUse, StepPlan, StepResult, WorkerError, WorkerReady
+from moeserve.messages.worker import Worker, WorkerClient, WorkerDied
 
 log = logging.getLogger(__name__)
 
@@ -27,51 +27,18 @@ HELLO_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 5.0
 
 
-class WorkerDied(Exception):
-    """The worker is gone or of no use; the message names the cause."""
+Answer = TypeVar("Answer", StepResult, ExpertUse)
 
 
-class Worker(Protocol):
-    def hello(self) -> WorkerReady:
-        """What the router may use. Called once, first. Raises WorkerDied."""
-        ...
+class RpycWorker(Worker, WorkerClient):
+    """A worker process, reached through its Unix socket.
 
-    def submit(self, plan: StepPlan) -> None:
-        """Sends a plan; plans are executed in the order of the calls. That the worker is gone shows in `poll`,
-        which may still find its last words."""
-        ...
-
-    def ask_expert_use(self) -> None:
-        """Has an ExpertUse come through `poll`, after the steps submitted so far."""
-        ...
-
-    def poll(self) -> list[StepResult | ExpertUse]:
-        """The answers that are there, in the order of what was asked, without waiting. Raises WorkerDied."""
-        ...
-
-    def fileno(self) -> int:
-        """Readable when `poll` may have something."""
-        ...
-
-    @property
-    def has_read_ahead(self) -> bool:
-        """`poll` may have something though `fileno` is not readable."""
-        ...
-
-    def shutdown(self) -> None:
-        """Ends the worker and closes the line. A worker that is dead already is no error."""
-        ...
-
-    def close(self) -> None:
-        """Hangs up; a worker that still lives ends after its step."""
-        ...
-
-
-class RpycWorker:
-    """A worker process, reached through its Unix socket."""
+    The router calls `submit` and `poll`. `step` and `expert_use` wait for their answer and are for callers that execute
+    one plan at a time; while submitted calls are unanswered, they must not be called.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError while nobody listens at `path`."""
+        """Raises OSError while no worker listens at `path`."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(os.fspath(path))
@@ -81,17 +48,23 @@ class RpycWorker:
         self._stream = rpc.DuplexStream(sock)
         self._connection = rpc.connection(VoidService(), self._stream)
         self._answers: deque[Any] = deque()  # AsyncResults ready, in order
-        self._step: Any = None  # the worker's methods, asynchronous; see hello
-        self._expert_use: Any = None
-        self._shutdown: Any = None
+        self._ready: WorkerReady | None = None
+        self._remote_step: Any = None  # the worker's methods, asynchronous; set by `ready`
+        self._remote_expert_use: Any = None
+        self._remote_shutdown: Any = None
 
-    def hello(self) -> WorkerReady:
+    def ready(self) -> WorkerReady:
+        if self._ready is None:
+            self._ready = self._hello()
+        return self._ready
+
+    def _hello(self) -> WorkerReady:
         try:
             root = self._connection.root
             # Kept, because rpyc asks the other side again each time a method is looked up.
-            self._step = rpyc.async_(root.step)
-            self._expert_use = rpyc.async_(root.expert_use)
-            self._shutdown = rpyc.async_(root.shutdown)
+            self._remote_step = rpyc.async_(root.step)
+            self._remote_expert_use = rpyc.async_(root.expert_use)
+            self._remote_shutdown = rpyc.async_(root.shutdown)
             hello = rpyc.async_(root.hello)
             answer = hello()
             answer.set_expiry(HELLO_TIMEOUT_S)
@@ -104,28 +77,43 @@ class RpycWorker:
 
     def submit(self, plan: StepPlan) -> None:
         try:
-            self._step(codec.encode(plan)).add_callback(self._answers.append)
+            self._remote_step(codec.encode(plan)).add_callback(self._answers.append)
         except EOFError as error:
-            log.debug("plan %d was not sent: %s", plan.step, error)  # poll finds out why
+            log.debug("plan %d was not sent: %s", plan.step, error)  # `poll` reports the cause
 
-    def ask_expert_use(self) -> None:
+    def request_expert_use(self) -> None:
         try:
-            self._expert_use().add_callback(self._answers.append)
+            self._remote_expert_use().add_callback(self._answers.append)
         except EOFError as error:
-            log.debug("the experts' use was not asked for: %s", error)  # as above
+            log.debug("the experts' use was not requested: %s", error)  # as above
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self.submit(plan)
+        return self._wait_for(StepResult)
+
+    def expert_use(self) -> ExpertUse:
+        self.request_expert_use()
+        return self._wait_for(ExpertUse)
+
+    def _wait_for(self, kind: type[Answer]) -> Answer:
+        while not (answers := self.poll()):
+            self._stream.poll(None)
+        if len(answers) != 1 or not isinstance(answers[0], kind):
+            raise WorkerDied(f"the worker answered with {answers}, not one {kind.__name__}")
+        return answers[0]
 
     def poll(self) -> list[StepResult | ExpertUse]:
         try:
             while self._connection.poll(0):
                 pass
         except EOFError as error:
-            # Results that came just before the end go with it, since every open request fails anyway; but
-            # the worker's own account of what went wrong is a better cause than ours.
-            self._take()
+            # Results that arrived just before are dropped, since every open request fails anyway. But a WorkerError
+            # among them names the cause better than the lost connection does.
+            self._take_answers()
             raise WorkerDied(f"the worker process has gone ({error})") from error
-        return self._take()
+        return self._take_answers()
 
-    def _take(self) -> list[StepResult | ExpertUse]:
+    def _take_answers(self) -> list[StepResult | ExpertUse]:
         results: list[StepResult | ExpertUse] = []
         while self._answers:
             message = codec.FROM_WORKER.decode(self._answers.popleft().value)
@@ -145,11 +133,11 @@ class RpycWorker:
 
     def shutdown(self) -> None:
         try:
-            answer = self._shutdown()
+            answer = self._remote_shutdown()
             answer.set_expiry(SHUTDOWN_TIMEOUT_S)
             answer.wait()
         except (EOFError, TimeoutError) as error:
-            # Dead already, or deep in a step: the end of the line ends it after that.
+            # It has died already, or is in a long step, after which the closed connection ends it.
             log.debug("the worker did not answer shutdown: %s", error)
         self.close()
 
@@ -157,42 +145,32 @@ class RpycWorker:
         self._stream.close()
 
 
-class Runner(Protocol):
-    """What executes plans; the model's runner, or a test's."""
-
-    def ready(self) -> WorkerReady: ...
-
-    def step(self, plan: StepPlan) -> StepResult: ...
-
-    def expert_use(self) -> ExpertUse: ...
-
-
-class InProcessWorker:
-    """A runner in this process: `poll` computes. For tests and benchmarks, which want no second process."""
+class InProcessWorker(WorkerClient):
+    """A worker in this process, executed by `poll`: for tests and benchmarks, which need no second process."""
 
     has_read_ahead = False
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._calls: deque[Callable[[], StepResult | ExpertUse]] = deque()
-        # Counts the calls not executed yet, so that `fileno` is readable while there are some.
+        # Counts the calls that are not executed yet, so that `fileno` is readable while there are any.
         self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
 
-    def hello(self) -> WorkerReady:
-        return self._runner.ready()
+    def ready(self) -> WorkerReady:
+        return self._worker.ready()
 
     def submit(self, plan: StepPlan) -> None:
-        self._call(partial(self._runner.step, plan))
+        self._call(partial(self._worker.step, plan))
 
-    def ask_expert_use(self) -> None:
-        self._call(self._runner.expert_use)
+    def request_expert_use(self) -> None:
+        self._call(self._worker.expert_use)
 
     def _call(self, call: Callable[[], StepResult | ExpertUse]) -> None:
         self._calls.append(call)
         os.eventfd_write(self._signal, 1)
 
     def poll(self) -> list[StepResult | ExpertUse]:
-        """Executes the oldest call: one, so that other events get their turn between two steps."""
+        """Executes the oldest call, and only one, so that other events are handled between two steps."""
         if not self._calls:
             return []
         os.eventfd_read(self._signal)

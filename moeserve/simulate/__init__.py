@@ -1,1 +1,1 @@
-"""The real scheduler under a workload, in virtual time: what users would see, on hardware that need not be there."""
+"""Runs the router's scheduler under a workload in virtual time, with a model of step times in place of a worker."""

@@ -1,4 +1,4 @@
-"""The users in virtual time: when they ask, and what they see."""
+"""The clients in virtual time: when they send requests, and the latencies that they observe."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from moeserve.workload.metrics import Outcome
 from moeserve.workload.prompts import TokenHistory
 from moeserve.workload.trace import Workload
 
-At = Callable[[float, Callable[[float], None]], None]  # (time, what to do then)
+At = Callable[[float, Callable[[float], None]], None]  # (virtual seconds, action at that time)
 
 
 @dataclass(slots=True)
-class Open:
+class OpenRequest:
     """A request that has not ended."""
 
     outcome: Outcome
     session: int
     turn: int
-    last: float | None = None  # when the last piece came
+    last: float | None = None  # virtual seconds; when the last tokens arrived
 
 
 class Clients:
-    """Plays the sessions of a workload, as `bench.load.Load` does in real time. Every turn ends, well or badly."""
+    """Plays the sessions of a workload, as `bench.load.Load` does in real time. Every turn ends, with an answer or an
+    error."""
 
     def __init__(
         self,
@@ -40,17 +41,18 @@ class Clients:
         max_tokens: int | None,
         on_end: Callable[[], object],
     ) -> None:
-        """`send` takes a request at the moment it leaves the client. `max_tokens` is what every client asks for;
-        None: the length that its answer will have. `on_end` is called as each request ends."""
+        """`send` takes each request when it leaves the client. `max_concurrency` bounds the open requests; None: no
+        bound. `max_tokens` is what every request asks for; None: the length that its answer will have. `on_end` is
+        called when a request ends."""
         self._workload = workload
         self._at = at
         self._send = send
-        self._places = max_concurrency if max_concurrency is not None else workload.num_requests
+        self._num_free = max_concurrency if max_concurrency is not None else workload.num_requests
         self._max_tokens = max_tokens
         self._on_end = on_end
         self._histories: dict[int, TokenHistory] = {}  # of sessions that have begun and not ended
-        self._waiting: deque[tuple[int, int]] = deque()  # (session, turn): no place was free
-        self._open: dict[int, Open] = {}
+        self._waiting: deque[tuple[int, int]] = deque()  # (session, turn) beyond max_concurrency
+        self._open: dict[int, OpenRequest] = {}
         self.output_lens: dict[int, int] = {}  # of open requests, for the worker
         self.outcomes: list[Outcome] = []
         for number, session in enumerate(workload.sessions):
@@ -61,17 +63,17 @@ class Clients:
         return len(self._open) + len(self._waiting)
 
     def _ask(self, session: int, turn: int, now: float) -> None:
-        if self._places == 0:
+        if self._num_free == 0:
             self._waiting.append((session, turn))
             return
-        self._places -= 1
+        self._num_free -= 1
         self._begin(session, turn, now)
 
-    def _free_place(self, now: float) -> None:
+    def _start_next(self, now: float) -> None:
         if self._waiting:
             self._begin(*self._waiting.popleft(), now)
         else:
-            self._places += 1
+            self._num_free += 1
 
     def _begin(self, session: int, turn: int, now: float) -> None:
         if turn == 0:
@@ -81,7 +83,7 @@ class Clients:
         request_id = len(self.outcomes) + 1
         outcome = Outcome(sent=now, prompt_len=len(prompt))
         self.outcomes.append(outcome)
-        self._open[request_id] = Open(outcome, session, turn)
+        self._open[request_id] = OpenRequest(outcome, session, turn)
         self.output_lens[request_id] = wanted.output_len
         sampling = SamplingParams(
             max_tokens=self._max_tokens or wanted.output_len, seed=request_id, stop_token_ids=(STOP_ID,)
@@ -89,7 +91,7 @@ class Clients:
         self._send(GenerateRequest(request_id, prompt.tobytes(), sampling, TextOptions(), now), now)
 
     def item(self, item: TokensItem, now: float) -> None:
-        """A piece of an answer, or its end."""
+        """Takes new tokens of an answer, or its end, at virtual time `now`."""
         entry = self._open[item.id]
         outcome = entry.outcome
         if item.token_ids or item.stop_token is not None:
@@ -109,15 +111,16 @@ class Clients:
             self._close(item.id, now)
 
     def error(self, message: RequestError, now: float) -> None:
+        """Takes the error that ends a request, at virtual time `now`."""
         self._open[message.id].outcome.error = message.message
         self._close(message.id, now)
 
     def _close(self, request_id: int, now: float) -> None:
-        """Its place is free, and the session goes on or, after an error, ends here."""
+        """Lets the next request in; the session continues or, after an error, ends."""
         entry = self._open.pop(request_id)
         del self.output_lens[request_id]
         self._on_end()
-        self._at(now, self._free_place)
+        self._at(now, self._start_next)
         turns = self._workload.sessions[entry.session].turns
         following = entry.turn + 1
         if entry.outcome.error:

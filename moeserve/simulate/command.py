@@ -1,4 +1,4 @@
-"""`moeserve simulate`: the real scheduler under a workload, in virtual time, with a step-time model for an engine."""
+"""`moeserve simulate`: runs the scheduler under a workload in virtual time, with a step-time model for a worker."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from tqdm import tqdm
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.messages.schema import WorkerReady
 from moeserve.options import add_shared_options, read_options
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
-from moeserve.simulate.simulation import Result, Simulation
+from moeserve.simulate.simulation import Simulation, SimulationResult
 from moeserve.simulate.step_time import StepTime, read_step_time
-from moeserve.simulate.worker import Timing
+from moeserve.simulate.worker import Timing, virtual_ready
 from moeserve.workload.metrics import summarize
 from moeserve.workload.options import (
     add_judgement_options,
@@ -34,7 +33,7 @@ from moeserve.workload.options import (
 from moeserve.workload.plot import write_plot
 from moeserve.workload.report import Row, details, failures, save, table
 
-# Options of the server that mean the same here.
+# Options of the server that have the same meaning here.
 SHARED = tuple(
     option.name
     for option in dataclasses.fields(ServerConfig)
@@ -43,7 +42,7 @@ SHARED = tuple(
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0, or 2 with a message for what the user can mend."""
+    """Exit code 0; ends with 2 and a message for an error of the user."""
     parser = _parser()
     args = parser.parse_args(arguments)
     try:
@@ -107,7 +106,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         engine.add_argument(flag, type=ms, default=value * 1e3, metavar="MS", help=text)
 
 
-# Of the packaged model's server on two Zen 5 cores: medians of one request at a time, and of eight streams (gap).
+# Seconds, measured with the packaged step-time model's server: docs/results/2026-11-22-router-notes.md.
 DEFAULT_TIMING = Timing(frontend=0.0015, reply=0.001, hop=0.0003, gap=0.00015)
 _TIMES = {
     "frontend": "httpserver's time for each request, one after the other",
@@ -119,22 +118,17 @@ _TIMES = {
 
 
 def _simulation(args: argparse.Namespace) -> Simulation:
-    """Raises UserError, OSError."""
+    """The simulation that the options describe. Raises UserError, OSError."""
     config = read_options({name: getattr(args, name) for name in SHARED}, os.environ)
     if config.max_total_tokens is None:
         raise ConfigError(
             "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
         )
     step_time = _step_time(args)
-    ready = WorkerReady(
+    ready = virtual_ready(
         num_kv_slots=config.max_total_tokens,
         max_num_seqs=config.max_num_seqs,
         max_model_len=min(config.max_model_len or config.max_total_tokens, config.max_total_tokens),
-        vocab_size=1 << 17,
-        weight_bytes=0,
-        kv_bytes=0,
-        rss_bytes=0,
-        device="virtual",
         max_num_batched_tokens=config.max_num_batched_tokens or ON_CPU,
         num_experts=step_time.num_experts,
         experts_per_token=step_time.experts_per_token,
@@ -164,7 +158,11 @@ def default_step_time() -> Path:
 
 
 def _report(
-    args: argparse.Namespace, simulation: Simulation, result: Result, summary: dict[str, Any], wall: float
+    args: argparse.Namespace,
+    simulation: Simulation,
+    result: SimulationResult,
+    summary: dict[str, Any],
+    wall: float,
 ) -> None:
     more = _scheduling(simulation, result) | {"wall_seconds": wall}
     rows: list[Row] = [(f"{_LABELS[name]}:", value) for name, value in more.items()]
@@ -184,8 +182,8 @@ _LABELS = {
     "max_num_waiting": "Peak requests waiting",
     "mean_kv_usage": "Mean KV usage",
     "max_kv_usage": "Peak KV usage",
-    "num_preemptions": "Pauses",
-    "repeated_tokens": "Tokens computed again after them",
+    "num_preemptions": "Preemptions",
+    "repeated_tokens": "Tokens recomputed after them",
     "prefix_cache_hit_rate": "Prompt tokens from the cache",
     "num_steps": "Steps",
     "mean_step_tokens": "Mean tokens in a step",
@@ -195,8 +193,8 @@ _LABELS = {
 }
 
 
-def _scheduling(simulation: Simulation, result: Result) -> dict[str, float | int]:
-    """What the server's metrics would show."""
+def _scheduling(simulation: Simulation, result: SimulationResult) -> dict[str, float | int]:
+    """The scheduling figures that the server's metrics would show."""
     report, duration = result.report, result.duration
     slots, steps = simulation.limits.num_kv_slots, max(report.steps, 1)
     return {

@@ -1,8 +1,8 @@
 """The server in virtual time: clients, httpserver, the router's loop around the real scheduler, the worker.
 
-The router does what `router.manager` does, at the moments at which it would: on each arrival and on each result it
-takes the news in, then plans until there is nothing to plan or two plans are in flight. So plan N+1 is made while the
-worker runs N, and a request that comes while both are under way waits for them.
+The router does what `router.manager` does, at the times at which it would: on each arrival and each result it feeds the
+scheduler, then plans until there is nothing to plan or two plans are in flight. So plan N+1 is made while the worker
+runs N, and a request that arrives while both are in flight waits for them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from moeserve.workload.trace import Workload
 
 Action = Callable[[float], None]
 
-SHORTEST_S = 1e-6  # the length of a run in which every request was refused at once
-_NEWS, _RESULT = 0, 1  # of one moment, the inbox is read before the worker is asked
+SHORTEST_S = 1e-6  # the duration of a run in which every request was refused at once
+# The order of events at the same time: the router reads its inbox before the worker's results.
+_ARRIVAL, _RESULT = 0, 1
 
 
 @dataclass(slots=True)
-class Gauge:
-    """A number over time. The mean is over time, not over changes."""
+class TimeWeightedGauge:
+    """A value over virtual time, with its time-weighted mean and its maximum."""
 
     value: float = 0.0
     most: float = 0.0
@@ -47,28 +48,28 @@ class Gauge:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SimulationResult:
     outcomes: list[Outcome]
-    duration: float  # virtual seconds to the last answer's end
+    duration: float  # virtual seconds until the last answer ended
     report: LoadReport  # the scheduler's totals at the end
-    running: Gauge
-    waiting: Gauge
-    kv_slots: Gauge
+    running: TimeWeightedGauge
+    waiting: TimeWeightedGauge
+    kv_slots: TimeWeightedGauge
     worker_busy: float  # seconds of steps
     step_tokens: int  # tokens of them
 
 
 @dataclass
 class Simulation:
-    """`run` once. Deterministic: the same arguments give the same result."""
+    """One simulated run; `run` may be called once. Deterministic: the same arguments give the same result."""
 
     workload: Workload
     limits: Limits
     step_time: StepTime
     timing: Timing
     max_concurrency: int | None = None
-    max_tokens: int | None = None  # that every client asks for; None: as many as its answer will have
-    on_end: Callable[[], object] = lambda: None  # called as each request ends
+    max_tokens: int | None = None  # of every request; None: as many as its answer will have
+    on_end: Callable[[], object] = lambda: None  # called when a request ends
 
     def __post_init__(self) -> None:
         self._events: list[tuple[float, int, int, Action]] = []
@@ -77,11 +78,13 @@ class Simulation:
         self._clients = Clients(
             self.workload, self._at, self._send, self.max_concurrency, self.max_tokens, self.on_end
         )
-        self._worker = VirtualWorker(self.step_time, self.timing, self._clients.output_lens)
+        self._worker = VirtualWorker(self.limits, self.step_time, self.timing, self._clients.output_lens)
         self._frontend_free_at = 0.0
-        self._running, self._waiting, self._kv_slots = Gauge(), Gauge(), Gauge()
+        self._running = TimeWeightedGauge()
+        self._waiting = TimeWeightedGauge()
+        self._kv_slots = TimeWeightedGauge()
 
-    def run(self) -> Result:
+    def run(self) -> SimulationResult:
         """Raises RuntimeError when the scheduler leaves requests without an end, AssertionError when it has lost
         count of its slots."""
         while self._events:
@@ -93,7 +96,7 @@ class Simulation:
             raise RuntimeError(f"the scheduler stands still with {self._clients.num_open} requests open")
         self._scheduler.check()
         outcomes = self._clients.outcomes
-        return Result(
+        return SimulationResult(
             outcomes=outcomes,
             duration=max([outcome.end for outcome in outcomes], default=0.0) or SHORTEST_S,
             report=self._scheduler.load_report(),
@@ -104,18 +107,19 @@ class Simulation:
             step_tokens=self._worker.tokens,
         )
 
-    def _at(self, when: float, action: Action, kind: int = _NEWS) -> None:
+    def _at(self, when: float, action: Action, kind: int = _ARRIVAL) -> None:
         heapq.heappush(self._events, (when, kind, next(self._order), action))
 
     def _send(self, request: GenerateRequest, now: float) -> None:
-        """httpserver is one process: requests pass it one after the other."""
+        """httpserver is one process, so that its work for requests is sequential."""
         self._frontend_free_at = max(self._frontend_free_at, now) + self.timing.frontend
         self._at(self._frontend_free_at, lambda now: self._scheduler.add(request))
 
     def _turn(self, now: float) -> None:
         while (plan := self._scheduler.plan(now)) is not None:
-            done_at, result = self._worker.submit(plan, now)
-            self._at(done_at, self._on_result(result), _RESULT)
+            self._worker.now = now
+            result = self._worker.step(plan)
+            self._at(self._worker.result_at, self._on_result(result), _RESULT)
         self._deliver(now + self.timing.reply)
         report = self._scheduler.load_report()
         self._running.set(report.num_running, now)

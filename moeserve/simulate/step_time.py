@@ -1,12 +1,13 @@
-"""How long a step takes, from what is in it.
+"""The step-time model: the duration of a step from its content.
 
     seconds = base(tokens in the step)
             + decode_context x (KV positions that decode rows read)
             + prefill_pairs  x (pairs of a prompt token and a position that it reads)
             + sampled_row    x (rows that sample)
 
-`base` is a line through measured points: from one token to a full step it bends where the experts' weights are all read
-anyway and computing takes over. What remains is linear: attention and the vocabulary's projection.
+`base` is piecewise linear through measured points: between one token and a full step it bends where all experts'
+weights are read anyway and the step becomes compute-bound. The other terms are linear: attention and the vocabulary
+projection.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 
 
 class StepTimeError(UserError):
-    """The file holds no step-time model; the message says where and why."""
+    """The file is not a step-time model; the message says where and why."""
 
 
 class StepLoad(NamedTuple):
-    """What a step's time depends on."""
+    """The features of a step that its duration depends on; numbers of tokens, positions, pairs and rows."""
 
     tokens: int
     decode_context: int
@@ -38,6 +39,7 @@ class StepLoad(NamedTuple):
 
 
 def load_of(plan: StepPlan) -> StepLoad:
+    """The features of a plan."""
     tokens = context = pairs = sampled = 0
     for row in plan.rows:
         count, start = row.count, row.start
@@ -51,15 +53,16 @@ def load_of(plan: StepPlan) -> StepLoad:
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The model as a JSON file has it. Seconds."""
+    """The model as stored in a JSON file. Times are in seconds. Raises ValueError when points are missing or out of
+    order."""
 
-    source: str  # of what model on what machine, and how it was found
+    source: str  # the model and machine, and how it was measured
     tokens: Annotated[list[int], Meta(min_length=2)]  # ascending, of the points of `base`
     seconds: Annotated[list[NotNegative], Meta(min_length=2)]  # of base, at these points
     decode_context: NotNegative = 0.0
     prefill_pairs: NotNegative = 0.0
     sampled_row: NotNegative = 0.0
-    num_experts: int = 0  # of a layer; the scheduler is told, as the worker would tell it
+    num_experts: int = 0  # of a layer; part of the virtual worker's WorkerReady
     experts_per_token: int = 0
 
     def __post_init__(self) -> None:
@@ -71,13 +74,14 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("`seconds` must not descend")
 
     def base(self, tokens: int) -> float:
-        """Outside the measured points the first or the last line goes on."""
+        """Seconds. Beyond the measured points, the first or last segment is extrapolated."""
         right = min(max(bisect_left(self.tokens, tokens), 1), len(self.tokens) - 1)
         x0, x1 = self.tokens[right - 1], self.tokens[right]
         y0, y1 = self.seconds[right - 1], self.seconds[right]
         return max(y0 + (tokens - x0) * (y1 - y0) / (x1 - x0), 0.0)
 
     def of(self, load: StepLoad) -> float:
+        """The duration of a step in seconds."""
         return (
             self.base(load.tokens)
             + self.decode_context * load.decode_context
@@ -87,7 +91,7 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_step_time(path: Path) -> StepTime:
-    """Raises StepTimeError, OSError."""
+    """Reads a model. Raises StepTimeError for a malformed file, OSError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=StepTime)
     except msgspec.DecodeError as error:
@@ -95,5 +99,5 @@ def read_step_time(path: Path) -> StepTime:
 
 
 def write_step_time(path: Path, model: StepTime) -> None:
-    """Raises OSError."""
+    """Writes a model as JSON. Raises OSError."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(model), indent=2) + b"\n")

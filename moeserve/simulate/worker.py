@@ -1,50 +1,100 @@
-"""The worker in virtual time: plans in the order in which they came, each as long as the model says."""
+"""The worker in virtual time: it executes plans in order, and each takes as long as the step-time model says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moeserve.messages.schema import Sampled, StepPlan, StepResult
+from moeserve.messages.schema import ExpertUse, Sampled, StepPlan, StepResult, WorkerReady
+from moeserve.messages.worker import Worker
+from moeserve.router.core.limits import Limits
 from moeserve.simulate.step_time import StepTime, load_of
 
-ANSWER_ID, STOP_ID = 1, 2  # below every id of a prompt (workload.prompts)
+ANSWER_ID, STOP_ID = 1, 2  # token ids below every id of a prompt (workload.prompts)
+VOCAB_SIZE = 1 << 17
 _ANSWER, _STOP = Sampled(ANSWER_ID), Sampled(STOP_ID)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a request meets beside the engine's own work, in seconds."""
+    """Times beside those of the step-time model, in seconds."""
 
-    frontend: float  # of httpserver for each request, one after the other: parsing, tokenising, validation
+    frontend: (
+        float  # httpserver's work for each request, one after the other: parsing, tokenising, validation
+    )
     reply: float  # a token from the router to the client
     hop: float  # a plan from the router to an idle worker, and a result back
-    gap: float  # between two steps, the second of which is there already
-    token_cpu: float = (
-        0.0  # what the other processes' work for a token takes from a step, where they share its cores
+    gap: float  # between two steps when the second plan has arrived before the first step ends
+    # What the other processes' work for a token adds to a step, where they share the worker's cores.
+    token_cpu: float = 0.0
+
+
+def virtual_ready(
+    *,
+    num_kv_slots: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    num_experts: int,
+    experts_per_token: int,
+) -> WorkerReady:
+    """The WorkerReady of a worker that has no weights."""
+    return WorkerReady(
+        num_kv_slots=num_kv_slots,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
+        weight_bytes=0,
+        kv_bytes=0,
+        rss_bytes=0,
+        device="virtual",
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_experts=num_experts,
+        experts_per_token=experts_per_token,
     )
 
 
-class VirtualWorker:
-    def __init__(self, step_time: StepTime, timing: Timing, output_lens: Mapping[int, int]) -> None:
-        """`output_lens`: how long the model would make each answer, by request id; an entry is read when its
-        request is first planned. Requests are told apart by the seed of their sampling, which is their id."""
+class VirtualWorker(Worker):
+    """Samples made-up tokens. The simulation sets `now` before each `step`, and takes the result at `result_at`."""
+
+    def __init__(
+        self, limits: Limits, step_time: StepTime, timing: Timing, output_lens: Mapping[int, int]
+    ) -> None:
+        """`output_lens`: the number of tokens after which each answer ends, by request id; an entry is read when its
+        request is first planned. A request's id is the seed of its sampling parameters."""
+        self._limits = limits
         self._step_time = step_time
         self._timing = timing
         self._output_lens = output_lens
-        self._last_position: dict[int, int] = {}  # by request slot: where the stop token stands
+        self._last_position: dict[int, int] = {}  # by request slot: the position of the stop token
         self._free_at = 0.0
+        self.now = 0.0  # seconds; when the router sends the next plan. Written by the simulation
+        self.result_at = 0.0  # seconds; when the router has the last plan's result
         self.busy = 0.0  # seconds of steps so far
-        self.tokens = 0  # rows of them
+        self.tokens = 0  # tokens of these steps
 
-    def submit(self, plan: StepPlan, now: float) -> tuple[float, StepResult]:
-        """When the router has the result, and the result."""
+    def ready(self) -> WorkerReady:
+        limits = self._limits
+        return virtual_ready(
+            num_kv_slots=limits.num_kv_slots,
+            max_num_seqs=limits.max_num_seqs,
+            max_model_len=limits.max_model_len,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            num_experts=limits.num_experts,
+            experts_per_token=limits.experts_per_token,
+        )
+
+    def expert_use(self) -> ExpertUse:
+        """Nothing is routed in virtual time: there are counts of no layer."""
+        return ExpertUse(0, self._limits.num_experts, self._limits.experts_per_token, b"", b"")
+
+    def step(self, plan: StepPlan) -> StepResult:
         for new in plan.new_seqs:
             end = new.num_prompt + self._output_lens[new.sampling.seed] - 1
             self._last_position[new.req_slot] = end
         load = load_of(plan)
         seconds = self._step_time.of(load) + self._timing.token_cpu * load.sampled_rows
-        start = max(now + self._timing.hop, self._free_at + self._timing.gap)
+        start = max(self.now + self._timing.hop, self._free_at + self._timing.gap)
         idle = start - self._free_at
         self._free_at = start + seconds
         self.busy += seconds
@@ -55,5 +105,5 @@ class VirtualWorker:
             for row in plan.rows
             if row.sample
         ]
-        result = StepResult(plan.step, sampled, {}, compute_ms=seconds * 1e3, idle_ms=idle * 1e3)
-        return self._free_at + self._timing.hop, result
+        self.result_at = self._free_at + self._timing.hop
+        return StepResult(plan.step, sampled, {}, compute_ms=seconds * 1e3, idle_ms=idle * 1e3)

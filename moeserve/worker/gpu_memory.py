@@ -14,9 +14,9 @@ from moeserve.models.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, gpu_reserved_bytes
 from moeserve.placement.options import placement_options
-from moeserve.placement.place import GIB
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.units import GIB
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from moeserve.messages.channels import PushChannel
 from moeserve.messages.schema import LoadProgress
+from moeserve.units import GIB
 
 NEWS_EVERY_S = 0.1  # to httpserver
 LOG_EVERY_S = 5.0  # where there is no terminal
@@ -42,7 +43,7 @@ class LoadingBar:
             self._draw(stage, done, total)
         elif now - self._logged >= LOG_EVERY_S:
             self._logged = now
-            log.info("%s: %.1f of %.1f GiB", stage, done / 2**30, total / 2**30)
+            log.info("%s: %.1f of %.1f GiB", stage, done / GIB, total / GIB)
 
     def close(self) -> None:
         if self._bar is not None:

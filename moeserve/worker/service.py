@@ -15,33 +15,21 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from rpyc.core.service import Service
 from rpyc.core.stream import SocketStream
 
 from moeserve.messages import codec, rpc
-from moeserve.messages.schema import ExpertUse, StepPlan, StepResult, WorkerError, WorkerReady
+from moeserve.messages.schema import ExpertUse, StepResult, WorkerError
+from moeserve.messages.worker import Worker
 
 log = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """What executes plans: the model, its KV pool and its sampler."""
-
-    def ready(self) -> WorkerReady: ...
-
-    def step(self, plan: StepPlan) -> StepResult:
-        """Any exception is fatal to the worker: its KV pool may be half written."""
-        ...
-
-    def expert_use(self) -> ExpertUse: ...
 
 
 class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
     """The calls a router can make; each takes bytes or nothing and returns bytes."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Worker) -> None:
         self._runner = runner
         self.is_done = False
         self.error: Exception | None = None  # of the call that failed
@@ -76,7 +64,7 @@ def _error_bytes(error: Exception) -> bytes:
     return codec.encode(WorkerError(message=f"{type(error).__name__}: {error}"))
 
 
-def serve(runner: Runner, path: Path, on_listening: Callable[[], None]) -> None:
+def serve(runner: Worker, path: Path, on_listening: Callable[[], None]) -> None:
     """Serves one router on the Unix socket `path`, which lies in the private runtime directory; calls
     `on_listening` once a router can connect. Returns when the router says shutdown or goes away; raises
     what a step raised, after the router was told."""

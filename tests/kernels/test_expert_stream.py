@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.planes import GgmlType, dequantize, empty_planes, repack
+from moeserve.kernels.planes import dequantize, empty_planes, repack
 from moeserve.kernels.planes.from_panels import panels_to_planes
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf import open_gguf
@@ -71,7 +71,7 @@ def test_the_hottest_lie_first(tmp_path: Path) -> None:
         assert [layer.local_ids.tolist()[e] for e in ids] == list(range(len(ids)))
         tensor = file.tensors[name := n.of_layer(index, n.FFN_GATE_EXPS)]
         rows = torch.from_numpy(file.data(name).copy()).view(8, -1)[ids]
-        expected = repack(rows, GgmlType(int(tensor.type)), (len(ids), *tensor.shape[1:]))
+        expected = repack(rows, tensor.type, (len(ids), *tensor.shape[1:]))
         found = empty_planes(expected.type, (len(ids), *tensor.shape[1:]), "cpu")
         panels_to_planes(_bytes_of(layer.gate), found)
         assert torch.equal(found.codes, expected.codes)

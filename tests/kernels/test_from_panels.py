@@ -10,10 +10,11 @@ import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
-from moeserve.kernels.planes import GgmlType, Planes, dequantize, empty_planes, repack
+from moeserve.kernels.planes import Planes, dequantize, empty_planes, repack
 from moeserve.kernels.planes.from_panels import panels_to_planes
 from moeserve.kernels.planes.panels_triton import unpack_panels
-from moeserve.models.gguf.quant_types import QUANT_TYPES
+from moeserve.quantization import QUANT_TYPES
+from moeserve.quantization.table import Q4_K
 from tests.kernels.weights import TYPES, Type, random_blocks, random_weights
 
 
@@ -30,19 +31,21 @@ def test_all_types(kind: Type, shape: tuple[int, ...]) -> None:
     check(stream, kind, np.ascontiguousarray(w.rows), shape)
 
 
-@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_size == 32], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "kind", [t for t in TYPES if QUANT_TYPES[t].block_columns == 32], ids=lambda t: t.name
+)
 def test_columns_that_fill_no_unit(kind: Type) -> None:
     shape = (2, 32, 160)
     w = random_weights(kind, *shape)
     stream = CpuStream(1)
     matrix = w.pack(stream)
-    found = empty_planes(GgmlType(int(kind)), shape, "cpu")
+    found = empty_planes(QUANT_TYPES[kind], shape, "cpu")
     panels_to_planes(bytes_of(matrix), found)
     assert torch.equal(dequantize(found), w.values())
     check_kernels(matrix, found)
 
 
-@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_size > 1], ids=lambda t: t.name)
+@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_columns > 1], ids=lambda t: t.name)
 def test_every_bit(kind: Type) -> None:
     blocks = random_blocks(np.random.default_rng(0), kind, (2, 32), 512)
     check(CpuStream(1), kind, np.ascontiguousarray(blocks).reshape(2, 32, -1), (2, 32, 512))
@@ -50,8 +53,8 @@ def test_every_bit(kind: Type) -> None:
 
 def check(stream: CpuStream, kind: Type, rows: np.ndarray, shape: tuple[int, ...]) -> None:
     matrix = stream.pack(rows, int(kind), shape)
-    expected = repack(torch.from_numpy(rows), GgmlType(int(kind)), shape)
-    found = empty_planes(GgmlType(int(kind)), shape, "cpu")
+    expected = repack(torch.from_numpy(rows), QUANT_TYPES[kind], shape)
+    found = empty_planes(QUANT_TYPES[kind], shape, "cpu")
     for tensor in (found.codes, found.scales, found.supers):
         tensor.view(torch.uint8).fill_(0xAB)
     panels_to_planes(bytes_of(matrix), found)
@@ -76,8 +79,8 @@ def check_kernels(matrix: Matrix, expected: Planes) -> None:
 
 
 def test_wrong_sizes_are_refused() -> None:
-    planes = empty_planes(GgmlType.Q4_K, (2, 32, 256), "cpu")
+    planes = empty_planes(Q4_K, (2, 32, 256), "cpu")
     with pytest.raises(ValueError, match="bytes of panels"):
         panels_to_planes(torch.zeros(1000, dtype=torch.uint8), planes)
     with pytest.raises(ValueError, match="whole panels"):
-        panels_to_planes(torch.zeros(10, dtype=torch.uint8), empty_planes(GgmlType.Q4_K, (2, 40, 256), "cpu"))
+        panels_to_planes(torch.zeros(10, dtype=torch.uint8), empty_planes(Q4_K, (2, 40, 256), "cpu"))

@@ -15,8 +15,9 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
-from moeserve.placement.place import GIB, Gpu
+from moeserve.placement.place import Gpu
 from moeserve.placement.rules import Rules
+from moeserve.units import GIB
 from moeserve.worker.cpu_stream import open_stream
 from moeserve.worker.gpu_loading import _expert_stream, load_ram_experts
 from tests.gpu.driver import small_config

@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from moeserve.kernels.cpu_stream import Activations, LinearGroup
 from moeserve.kernels.linear.reference import linear
 from moeserve.kernels.quantize.reference import Quantized, round_trip
-from moeserve.models.gguf.quant_types import QUANT_TYPES
+from moeserve.quantization import QUANT_TYPES
 from tests.kernels.operations import ISAS, head, load, run_linear, stream_of
 from tests.kernels.weights import (
     ACTIVATIONS,
@@ -85,7 +85,7 @@ def extreme_weights(kind: Type) -> Weights:
 
 
 def _block_cols(kind: Type) -> int:
-    return QUANT_TYPES[kind].block_size
+    return QUANT_TYPES[kind].block_columns
 
 
 @each_isa

@@ -178,7 +178,7 @@ def hugging_face_model(file: GGUFFile, c: ModelShape) -> Qwen3MoeForCausalLM:
     def values(name: str) -> torch.Tensor:
         tensor = file.tensors[name]
         rows = file.data(name).reshape(*tensor.shape[:-1], -1)
-        return torch.from_numpy(dequantize(Type(tensor.type), rows).reshape(tensor.shape))
+        return torch.from_numpy(dequantize(Type(int(tensor.type)), rows).reshape(tensor.shape))
 
     state = {
         "model.embed_tokens.weight": values(n.TOKEN_EMBD),

@@ -18,12 +18,13 @@ from moeserve.kernels.attention.reference import attention as attention_referenc
 from moeserve.kernels.experts.reference import experts as experts_reference
 from moeserve.kernels.norm.reference import norm as norm_reference
 from moeserve.kernels.operators import cpu, cuda, meta
-from moeserve.kernels.planes import GgmlType, repack
+from moeserve.kernels.planes import repack
 from moeserve.kernels.quantize.reference import round_trip
 from moeserve.kernels.rope.reference import rope_store as rope_reference
 from moeserve.kernels.routing.reference import route as route_reference
 from moeserve.kernels.sampling.reference import Params
 from moeserve.kernels.sampling.reference import sample as sample_reference
+from moeserve.quantization import QUANT_TYPES
 from tests.kernels.test_planes import bytes_of
 from tests.kernels.weights import Type, Weights, activations, nmse, random_weights
 
@@ -47,7 +48,7 @@ each_device = pytest.mark.parametrize("run", RUNS, ids=["C++", "Triton"])
 def weight(run: Run, w: Weights) -> list[torch.Tensor]:
     if run[1] is through_torch:
         return operators.weight(bytes_of(w), int(w.type), w.shape, "cpu")
-    p = repack(bytes_of(w).to(DEVICE), GgmlType(int(w.type)), w.shape)
+    p = repack(bytes_of(w).to(DEVICE), QUANT_TYPES[w.type], w.shape)
     return [p.codes, p.scales, p.supers]
 
 

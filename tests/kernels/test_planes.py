@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from moeserve.kernels.planes import FORMATS, GgmlType, Planes, dequantize, empty_planes, repack, repack_into
-from moeserve.kernels.planes.formats import FLOATS
-from moeserve.models.gguf.quant_types import QUANT_TYPES
+from moeserve.kernels.planes import Planes, dequantize, empty_planes, repack, repack_into
+from moeserve.quantization import QUANT_TYPES
+from moeserve.quantization.table import Q4_K, Q6_K
 from tests.kernels import weights
 from tests.kernels.weights import INTEGERS, MIN_AT, SCALE_AT, TYPES, random_weights
 
@@ -17,18 +17,11 @@ def bytes_of(w: weights.Weights) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(w.rows))
 
 
-def test_every_type_that_is_served_has_planes() -> None:
-    assert {int(t) for t in FORMATS} | {int(t) for t in FLOATS} == {int(t) for t in QUANT_TYPES}
-    for kind, form in FORMATS.items():
-        served = next(q for t, q in QUANT_TYPES.items() if t == kind)
-        assert (form.block, form.block_bytes) == (served.block_size, served.type_size)
-
-
 @pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
 @pytest.mark.parametrize("shape", [(5, 512), (2, 3, 768)])
 def test_repack_loses_nothing(kind: weights.Type, shape: tuple[int, ...]) -> None:
     w = random_weights(kind, *shape)
-    planes = repack(bytes_of(w), GgmlType(int(kind)), shape)
+    planes = repack(bytes_of(w), QUANT_TYPES[kind], shape)
     assert torch.equal(dequantize(planes).reshape(shape), w.values())
 
 
@@ -43,18 +36,20 @@ def test_every_bit_counts(kind: weights.Type) -> None:
     if kind == weights.Type.MXFP4:
         blocks[..., 0] %= 250  # above, gguf-py's float32 overflows
     w = weights.Weights(kind, blocks.reshape(7, -1), 1024)
-    assert torch.equal(dequantize(repack(bytes_of(w), GgmlType(int(kind)), w.shape), 0), w.values())
+    assert torch.equal(dequantize(repack(bytes_of(w), QUANT_TYPES[kind], w.shape), 0), w.values())
 
 
-@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].block_size <= 32], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "kind", [t for t in TYPES if QUANT_TYPES[t].block_columns <= 32], ids=lambda t: t.name
+)
 def test_columns_that_fill_no_unit(kind: weights.Type) -> None:
     w = random_weights(kind, 6, 160)
-    assert torch.equal(dequantize(repack(bytes_of(w), GgmlType(int(kind)), w.shape), 0), w.values())
+    assert torch.equal(dequantize(repack(bytes_of(w), QUANT_TYPES[kind], w.shape), 0), w.values())
 
 
 def test_slices_of_rows_fill_a_stack() -> None:
     w = random_weights(weights.Type.Q6_K, 3, 8, 512)
-    planes = empty_planes(GgmlType.Q6_K, w.shape, "cpu")
+    planes = empty_planes(Q6_K, w.shape, "cpu")
     rows = bytes_of(w).reshape(24, -1)
     for start, end in ((16, 24), (0, 5), (5, 16)):
         repack_into(planes, rows[start:end], start)
@@ -69,7 +64,8 @@ def test_size_is_the_files_or_a_little_more() -> None:
     def bits(planes: Planes) -> float:
         return planes.nbytes * 8 / (planes.experts * planes.rows * planes.cols)
 
-    sizes = {kind: bits(empty_planes(kind, (4, 2048), "cpu")) for kind in FORMATS}
-    for kind, form in FORMATS.items():
-        assert 0 <= sizes[kind] - 8 * form.block_bytes / form.block <= 0.19, kind
-    assert sizes[GgmlType.Q4_K] == 4.625
+    quantised = [row for row in QUANT_TYPES.values() if row.is_quantised]
+    sizes = {row: bits(empty_planes(row, (4, 2048), "cpu")) for row in quantised}
+    for row in quantised:
+        assert 0 <= sizes[row] - 8 * row.block_bytes / row.block_columns <= 0.19, row.name
+    assert sizes[Q4_K] == 4.625

@@ -51,7 +51,7 @@ CALLS = {
     "rows, looked up": "rows(3, IQ4)",
     "attention": "attention(3)",
     "sampling": "sampling(2)",
-    "panels": "panels(Q4, Q6, IQ4, GgmlType.Q3_K, GgmlType.Q5_K, GgmlType.Q8_0)",
+    "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
@@ -61,14 +61,15 @@ from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down,
 from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear import cuda
 from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.planes import GgmlType, empty_planes
-from moeserve.kernels.planes.from_panels import LAYOUTS
+from moeserve.kernels.planes import empty_planes
+from moeserve.kernels.planes.from_panels import PanelLayout
 from moeserve.kernels.planes.panels_triton import unpack_panels
+from moeserve.quantization.table import BF16, F32, IQ4_XS, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0
 from moeserve.kernels.rope.cuda import rope_store
 from moeserve.kernels.routing.cuda import norm_router, route
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
 
-Q4, Q6, IQ4, F32 = GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.IQ4_XS, GgmlType.F32
+Q4, Q6, IQ4 = Q4_K, Q6_K, IQ4_XS
 f32, i32 = torch.float32, torch.int32
 
 def empty(*shape, dtype=f32):
@@ -90,7 +91,7 @@ def linear(n, kind, cols, rows, beside, beside_rows):
 
 # A router of bfloat16.
 def exact(n):
-    cuda.linear(empty(n, 512), None, None, empty(1, dtype=i32), weight(GgmlType.BF16, 128, 512), GgmlType.BF16, None, 0,
+    cuda.linear(empty(n, 512), None, None, empty(1, dtype=i32), weight(BF16, 128, 512), int(BF16), None, 0,
                 512, empty(n, 128))
 
 def experts(n, kind, down):
@@ -146,7 +147,7 @@ def sampling(n):
 
 def panels(*kinds):
     for kind in kinds:
-        layout = LAYOUTS[kind]
+        layout = PanelLayout.of(kind, kind.layout)
         nbytes = 2 * 64 // 32 * (768 // layout.cols) * layout.block_bytes
         unpack_panels(empty(nbytes, dtype=torch.uint8), empty_planes(kind, (2, 64, 768), "meta"), 2)
 

@@ -9,8 +9,9 @@ from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (f
 from moeserve.kernels.embed.cuda import KvPlaces, embed
 from moeserve.kernels.linear.cuda import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
 from moeserve.kernels.linear.reference import linear as reference
-from moeserve.kernels.planes import GgmlType, Planes, dequantize, repack
+from moeserve.kernels.planes import Planes, dequantize, repack
 from moeserve.kernels.quantize.reference import quantize, round_trip
+from moeserve.quantization import QUANT_TYPES
 from tests.kernels import weights
 from tests.kernels.test_planes import bytes_of
 from tests.kernels.weights import TYPES, activations, nmse, random_weights
@@ -19,7 +20,7 @@ GUARD = 12345.0
 
 
 def planes_of(kind: weights.Type, *shape: int) -> Planes:
-    return repack(bytes_of(random_weights(kind, *shape)).to(DEVICE), GgmlType(int(kind)), shape)
+    return repack(bytes_of(random_weights(kind, *shape)).to(DEVICE), QUANT_TYPES[kind], shape)
 
 
 def tensors(p: Planes) -> list[torch.Tensor]:
@@ -116,7 +117,7 @@ def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda t: t.name)
 def test_embedding(kind: weights.Type) -> None:
-    cols = 768 if weights.QUANT_TYPES[kind].block_size == 256 else 96
+    cols = 768 if QUANT_TYPES[kind].block_columns == 256 else 96
     p = planes_of(kind, 9, cols)
     x = torch.full((3, cols), GUARD, device=DEVICE)
     embed(ints([8, 0, 5]), counter(2), tensors(p), int(p.type), x)

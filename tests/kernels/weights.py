@@ -11,31 +11,20 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
-from moeserve.models.gguf.quant_types import QUANT_TYPES, UNQUANTISED
+from moeserve.quantization import QUANT_TYPES, StoredScales
 
-TYPES = sorted(QUANT_TYPES)
-FLOATS = [t for t in TYPES if t in UNQUANTISED]
-INTEGERS = [t for t in TYPES if t not in UNQUANTISED]
+TYPES = [Type(number) for number in sorted(QUANT_TYPES)]
+FLOATS = [t for t in TYPES if not QUANT_TYPES[t].is_quantised]
+INTEGERS = [t for t in TYPES if QUANT_TYPES[t].is_quantised]
 
 # Where a block has its float16 scale, and its float16 min where it has one.
-SCALE_AT = {
-    Type.Q4_0: 0,
-    Type.Q4_1: 0,
-    Type.Q5_0: 0,
-    Type.Q5_1: 0,
-    Type.Q8_0: 0,
-    Type.Q2_K: 80,
-    Type.Q3_K: 108,
-    Type.Q4_K: 0,
-    Type.Q5_K: 0,
-    Type.Q6_K: 208,
-    Type.IQ4_NL: 0,
-    Type.IQ4_XS: 0,
-}
-MIN_AT = {Type.Q4_1: 2, Type.Q5_1: 2, Type.Q2_K: 82, Type.Q4_K: 2, Type.Q5_K: 2}
-E8M0_AT = {Type.MXFP4: 0}  # a scale of 2^(byte - 128)
+_LAYOUTS = {t: layout for t in INTEGERS if (layout := QUANT_TYPES[t].layout) is not None}
+SCALE_AT = {t: layout.halves_at for t, layout in _LAYOUTS.items() if layout.halves}
+MIN_AT = {t: layout.halves_at + 2 for t, layout in _LAYOUTS.items() if layout.has_own_min}
+# A byte: a scale of 2^(byte - 128).
+E8M0_AT = {t: layout.octets_at for t, layout in _LAYOUTS.items() if layout.stored_scales == StoredScales.E8M0}
 # For types that gguf-py cannot quantise: random codes with a min that centres the weights, as real ones are.
-MEAN_CODE = {Type.Q2_K: 1.5, Type.Q4_K: 7.5, Type.Q5_K: 15.5}
+MEAN_CODE = {t: ((1 << _LAYOUTS[t].low_bits + _LAYOUTS[t].high_bits) - 1) / 2 for t in MIN_AT}
 
 
 @dataclass(frozen=True)
@@ -106,11 +95,12 @@ def _random_codes(
 
 
 def _equal_scales_and_mins(kind: Type, blocks: npt.NDArray[np.uint8]) -> None:
-    if kind == Type.Q2_K:  # a nibble each
-        nibbles = blocks[..., :16]
-    else:  # Q4_K, Q5_K: six bits each; see csrc/formats.cpp
-        blocks[..., 8:12] = blocks[..., 4:8]
-        nibbles = blocks[..., 12:16]
+    layout = _LAYOUTS[kind]
+    at, end = layout.octets_at, layout.octets_at + layout.octets
+    if layout.stored_scales == StoredScales.SIX_BIT_MIN:  # six bits each; see csrc/formats.cpp
+        blocks[..., at + 4 : at + 8] = blocks[..., at : at + 4]
+        at += 8
+    nibbles = blocks[..., at:end]
     nibbles[...] = (nibbles & 15) * 0x11
 
 
@@ -119,7 +109,7 @@ def random_blocks(
 ) -> npt.NDArray[np.uint8]:
     """uint8 [*rows, blocks, block bytes]."""
     block = QUANT_TYPES[kind]
-    return rng.integers(0, 256, (*rows, cols // block.block_size, block.type_size), np.uint8)
+    return rng.integers(0, 256, (*rows, cols // block.block_columns, block.block_bytes), np.uint8)
 
 
 def set_half(blocks: npt.NDArray[np.uint8], at: int, values: npt.NDArray[np.floating]) -> None:

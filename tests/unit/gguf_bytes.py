@@ -9,6 +9,7 @@ from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from moeserve.quantization import QUANT_TYPES
 from moeserve.tokenizer.vocabulary import byte_alphabet
 
 T = GGUFValueType
@@ -26,7 +27,11 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(self.type)]
+        if self.type in QUANT_TYPES:
+            row = QUANT_TYPES[self.type]
+            block, size = row.block_columns, row.block_bytes
+        else:
+            block, size = GGML_QUANT_SIZES[GGMLQuantizationType(self.type)]
         total = size
         for dimension in self.dims:
             total *= dimension
@@ -77,7 +82,7 @@ def gguf_bytes(
         out += string(tensor.name) + struct.pack("<I", len(tensor.dims))
         out += b"".join(struct.pack("<Q", dimension) for dimension in tensor.dims)
         out += struct.pack("<IQ", tensor.type, offset)
-        known = tensor.type in GGML_QUANT_SIZES and tensor.offset is None
+        known = (tensor.type in GGML_QUANT_SIZES or tensor.type in QUANT_TYPES) and tensor.offset is None
         end = -(-(end + (tensor.nbytes if known else 0)) // alignment) * alignment
     out += bytes(-len(out) % alignment)
     body = bytearray(min(end, 1 << 20))

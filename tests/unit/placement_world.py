@@ -9,8 +9,8 @@ from moeserve.models.interface import dense_tensors
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import Bytes, LayerSizes
+from moeserve.units import MIB
 
-MIB = 1 << 20
 SHAPE = qwen3moe(num_layers=64)  # for the names of tensors
 
 

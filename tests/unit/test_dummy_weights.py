@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import quants
+from gguf.constants import GGMLQuantizationType
 
 from moeserve.errors import ConfigError
 from moeserve.models.gguf import GGUFError, open_gguf
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.dummy import open_dummy, std_of
-from moeserve.models.gguf.quant_types import QUANT_TYPES
 from moeserve.models.registry import read_checked_shape
 from moeserve.worker.loading import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
@@ -41,10 +41,10 @@ def test_a_file_that_ends_before_its_tensors(header_only: Path, tiny_model: Path
 def test_matrices_are_random_and_vectors_ones(header_only: Path) -> None:
     dummy = open_dummy(header_only)
     for name, tensor in dummy.tensors.items():
-        block = QUANT_TYPES[tensor.type].type_size
+        block = tensor.type.block_bytes
         data = dummy.data(name).copy()
         stored = data.view(np.float32) if block == 4 else data.reshape(-1, block)
-        values = quants.dequantize(stored, tensor.type)
+        values = quants.dequantize(stored, GGMLQuantizationType(int(tensor.type)))
         if len(tensor.shape) == 1:
             assert (values == 1).all()
         else:

@@ -21,6 +21,7 @@ FRAME = {
     "moeserve.logs",
     "moeserve.tracing",
     "moeserve.version",
+    "moeserve.units",
 }
 
 # One package an architecture; `models.registry` alone may name them.
@@ -39,6 +40,7 @@ MODEL_FILES = {
     "moeserve.models.registry",
     "moeserve.models.shape_reader",
     "moeserve.models.step_buffers",
+    "moeserve.quantization",
     *FAMILIES,
 }
 
@@ -47,6 +49,7 @@ READERS = {
     "moeserve.models.gguf",
     "moeserve.models.huggingface.mapping",
     "moeserve.models.source",
+    "moeserve.quantization",
 }
 
 # What each package may import of ours, besides itself. What is not listed here may import anything of ours.
@@ -57,6 +60,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.logs": set(),
     "moeserve.tracing": {"moeserve.config", "moeserve.errors", "moeserve.version"},
     "moeserve.version": set(),
+    "moeserve.units": set(),
+    "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME,
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
@@ -78,13 +83,19 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.chatformat": set(),
     "moeserve.sandbox": set(),
-    "moeserve.models.gguf": {"moeserve.errors", "moeserve.models.errors", "moeserve.models.regular_file"},
+    "moeserve.models.gguf": {
+        "moeserve.errors",
+        "moeserve.models.errors",
+        "moeserve.models.regular_file",
+        "moeserve.quantization",
+    },
     "moeserve.models.huggingface": {
         "moeserve.errors",
         "moeserve.models.errors",
         "moeserve.models.gguf",
         "moeserve.models.qwen2_split",
         "moeserve.models.regular_file",
+        "moeserve.quantization",
     },
     "moeserve.models.interface": READERS | {"moeserve.kernels.routing.options"},
     "moeserve.models.shape_reader": READERS | {"moeserve.models.interface"},
@@ -99,8 +110,9 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.errors",
         "moeserve.models.interface",
         "moeserve.kernels.cpu_stream",
+        "moeserve.units",
     },
-    "moeserve.models": {"moeserve.kernels", "moeserve.errors"},
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.placement": {
         "moeserve.models.gguf",
         "moeserve.models.interface",
@@ -108,8 +120,9 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kv.layout",
         "moeserve.config",
         "moeserve.errors",
+        "moeserve.units",
     },
-    "moeserve.kernels": {"moeserve.errors"},
+    "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
     "moeserve.hub": {"moeserve.errors", "moeserve.models.huggingface", "moeserve.models.registry"},
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME
@@ -118,6 +131,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kv",
         "moeserve.models",
         "moeserve.kernels",
+        "moeserve.quantization",
         "moeserve.placement",
         "moeserve.tokenizer",
         "moeserve.grammar",

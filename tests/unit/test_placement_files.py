@@ -8,21 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf.constants import GGMLQuantizationType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.kernels.planes import GgmlType, empty_planes
+from moeserve.kernels.planes import empty_planes
 from moeserve.kv.layout import KvLayout
 from moeserve.models.gguf import TensorInfo, open_gguf
-from moeserve.models.gguf.quant_types import QUANT_TYPES, UNQUANTISED
 from moeserve.models.registry import read_shape
 from moeserve.options import read_options, resolve
 from moeserve.placement.heat import ExpertHeat, read_heat, write_heat
 from moeserve.placement.options import placement_options
 from moeserve.placement.sizes import ModelSizes, plane_bytes
+from moeserve.quantization import QUANT_TYPES, QuantType
 from moeserve.worker.loading import load_runner
 
 GOOD: dict[str, Any] = {
@@ -89,18 +88,15 @@ def test_a_file_that_is_no_json(tmp_path: Path, text: str | bytes) -> None:
 
 
 ROWS_OF_TYPES = [
-    (kind, cols)
-    for kind in QUANT_TYPES
-    for cols in (256, 512, 800)
-    if not cols % QUANT_TYPES[kind].block_size
+    (kind, cols) for kind in QUANT_TYPES.values() for cols in (256, 512, 800) if not cols % kind.block_columns
 ]
 
 
 @pytest.mark.parametrize(("kind", "cols"), ROWS_OF_TYPES, ids=lambda value: getattr(value, "name", value))
-def test_planes_take_what_the_gpu_kernels_make_of_them(kind: GGMLQuantizationType, cols: int) -> None:
-    tensor = TensorInfo("t", (2, 3, cols), kind, QUANT_TYPES[kind].row_bytes(cols) * 6)
-    assert plane_bytes(tensor) == empty_planes(GgmlType(int(kind)), tensor.shape, "meta").nbytes
-    if kind not in UNQUANTISED and cols % 256 == 0:
+def test_planes_take_what_the_gpu_kernels_make_of_them(kind: QuantType, cols: int) -> None:
+    tensor = TensorInfo("t", (2, 3, cols), kind, kind.row_bytes(cols) * 6)
+    assert plane_bytes(tensor) == empty_planes(kind, tensor.shape, "meta").nbytes
+    if kind.is_quantised and cols % 256 == 0:
         assert tensor.nbytes <= plane_bytes(tensor) <= 1.06 * tensor.nbytes
 
 

@@ -1,12 +1,9 @@
-// What differs between the integer formats: for each a Format<T> with
+// What differs between the integer formats, derived from their rows in quant_types.h: Format<T> has
 //   layout    where things stand in a block column (panel_layout.h)
 //   codes     unpacks a group of 32 columns of one half to 8 vectors of unsigned codes, one per quad
 //   scales    the group's scales and mins
 //   kSplit    scales are per 16 columns     kMin   there is a min     kZero   integer zero point of the codes
 //   kWide     codes pass 128, so that 16-bit sums of pairs could saturate (AVX2)
-
-template <Type T>
-struct Format;
 
 inline void unpack_nibbles(const uint8_t* p, VB (&w)[8]) {
   for (int i = 0; i < 4; ++i) {
@@ -81,18 +78,34 @@ inline void unpack_three_bits(const uint8_t* p, VB (&w)[8]) {
   w[7] = or_b(w[7], third_bit<7>(high));
 }
 
-inline void unpack_levels(const uint8_t* p, VB (&w)[8]) {  // IQ4: the level in excess-128
-  alignas(16) static constexpr uint8_t kLevels[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                                      129, 141, 153, 166, 181, 197, 217, 241};
-  unpack_nibbles(p, w);
-  for (VB& v : w) v = lookup(kLevels, v);
-}
+template <CodeTable Table>
+struct ExcessLevels {
+  alignas(16) uint8_t at[16];
+  constexpr ExcessLevels() : at() {
+    for (int i = 0; i < 16; ++i) {
+      at[i] = static_cast<uint8_t>(kLevels[static_cast<int>(Table)][i] + kExcess[static_cast<int>(Table)]);
+    }
+  }
+};
 
-inline void unpack_e2m1(const uint8_t* p, VB (&w)[8]) {  // MXFP4: twice the level, in excess-12
-  alignas(16) static constexpr uint8_t kLevels[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                                      12, 11, 10, 9,  8,  6,  4,  0};
-  unpack_nibbles(p, w);
-  for (VB& v : w) v = lookup(kLevels, v);
+template <Type T>
+inline void unpack_codes(const uint8_t* p, VB (&w)[8]) {
+  constexpr QuantType q = kQuantType<T>;
+  if constexpr (q.low.bits == 8) {
+    for (int i = 0; i < 8; ++i) w[i] = load_b(p + 64 * i);
+  } else if constexpr (q.low.bits == 4) {
+    if constexpr (q.high.bits == 0) unpack_nibbles(p, w);
+    if constexpr (q.high.bits == 1) unpack_five_bits(p, w);
+    if constexpr (q.high.bits == 2) unpack_six_bits(p, w);
+  } else {
+    static_assert(q.low.bits == 2 && q.high.bits <= 1);
+    if constexpr (q.high.bits == 0) unpack_pairs(p, w);
+    if constexpr (q.high.bits == 1) unpack_three_bits(p, w);
+  }
+  if constexpr (q.table != CodeTable::None) {
+    static constexpr ExcessLevels<q.table> levels;
+    for (VB& v : w) v = lookup(levels.at, v);
+  }
 }
 
 inline VF half_field(const uint8_t* block, int field, int half) {
@@ -107,152 +120,105 @@ struct Scales {
   VF z_hi;  // of its columns 16..31 (kSplit)
 };
 
-// Q4_K and Q5_K: 6-bit scale and min of group g, from the 12 scale bytes of each row.
+// The header's byte vectors: byte j of 16 rows.
 template <Type T>
-struct KFormat {
-  static constexpr PanelLayout layout = kLayout<T>;
-  static constexpr bool kMin = true, kSplit = false, kWide = false;
-  static constexpr int kZero = 0;
-  static Scales scales(const uint8_t* block, int g, int half) {
-    auto bytes = [&](int j) { return load_u8(block + 128 + 32 * j + 16 * half); };
-    VI s, m;
-    if (g < 4) {
-      s = and_i(bytes(g), 63);
-      m = and_i(bytes(g + 4), 63);
-    } else {
-      const VI low = bytes(g + 4);
-      s = or_i(and_i(low, 15), shl_i<4>(shr_i<6>(bytes(g - 4))));
-      m = or_i(shr_i<4>(low), shl_i<4>(shr_i<6>(bytes(g))));
-    }
-    return {mul(half_field(block, 0, half), to_float(s)), zero_f(),
-            mul(half_field(block, 1, half), to_float(m)), zero_f()};
-  }
-};
-template <>
-struct Format<Type::Q4_K> : KFormat<Type::Q4_K> {
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_nibbles(p, w); }
-};
-template <>
-struct Format<Type::Q5_K> : KFormat<Type::Q5_K> {
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_five_bits(p, w); }
-};
-template <>
-struct Format<Type::Q2_K> {
-  static constexpr PanelLayout layout = kLayout<Type::Q2_K>;
-  static constexpr bool kMin = true, kSplit = true, kWide = false;
-  static constexpr int kZero = 0;
-  static Scales scales(const uint8_t* block, int g, int half) {
-    const VF d = half_field(block, 0, half), dmin = half_field(block, 1, half);
-    const VI lo = load_u8(block + 128 + 64 * g + 16 * half), hi = load_u8(block + 160 + 64 * g + 16 * half);
-    auto low = [](VF x, VI b) { return mul(x, to_float(and_i(b, 15))); };
-    auto high = [](VF x, VI b) { return mul(x, to_float(shr_i<4>(b))); };
-    return {low(d, lo), low(d, hi), high(dmin, lo), high(dmin, hi)};
-  }
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_pairs(p, w); }
-};
-template <>
-struct Format<Type::Q3_K> {
-  static constexpr PanelLayout layout = kLayout<Type::Q3_K>;
-  static constexpr bool kMin = false, kSplit = true, kWide = false;
-  static constexpr int kZero = 4;
-  static Scales scales(const uint8_t* block, int g, int half) {
-    const VF d = half_field(block, 0, half);
-    auto bytes = [&](int j) { return load_u8(block + 64 + 32 * j + 16 * half); };
-    auto scale = [&](int j) {  // 6 bits: a nibble of byte j % 8, a pair of byte 8 + j % 4
-      const VI low = j < 8 ? and_i(bytes(j), 15) : shr_i<4>(bytes(j - 8));
-      const VI pairs = bytes(8 + j % 4);
-      const VI high = j < 4 ? shl_i<4>(pairs) : j < 8 ? shl_i<2>(pairs) : j < 12 ? pairs : shr_i<2>(pairs);
-      return mul(d, to_float(sub_i(or_i(low, and_i(high, 0x30)), set_i(32))));
-    };
-    return {scale(2 * g), scale(2 * g + 1), zero_f(), zero_f()};
-  }
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_three_bits(p, w); }
-};
-template <>
-struct Format<Type::MXFP4> {
-  static constexpr PanelLayout layout = kLayout<Type::MXFP4>;
-  static constexpr bool kMin = false, kSplit = false, kWide = false;
-  static constexpr int kZero = 12;
-  static Scales scales(const uint8_t* block, int, int half) {
-    alignas(64) float s[16];
-    for (int r = 0; r < 16; ++r) s[r] = half_e8m0(block[16 * half + r]);
-    return {load_f(s), zero_f(), zero_f(), zero_f()};
-  }
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_e2m1(p, w); }
-};
-template <>
-struct Format<Type::Q6_K> {
-  static constexpr PanelLayout layout = kLayout<Type::Q6_K>;
-  static constexpr bool kMin = false, kSplit = true, kWide = false;
-  static constexpr int kZero = 32;
-  static Scales scales(const uint8_t* block, int g, int half) {
-    const VF d = half_field(block, 0, half);
-    auto scale = [&](int j) { return mul(d, to_float(load_i8(block + 64 + 32 * j + 16 * half))); };
-    return {scale(2 * g), scale(2 * g + 1), zero_f(), zero_f()};
-  }
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_six_bits(p, w); }
-};
-template <>
-struct Format<Type::IQ4_XS> {
-  static constexpr PanelLayout layout = kLayout<Type::IQ4_XS>;
-  static constexpr bool kMin = false, kSplit = false, kWide = true;
-  static constexpr int kZero = 128;
-  static Scales scales(const uint8_t* block, int g, int half) {
-    auto bytes = [&](int j) { return load_u8(block + 64 + 32 * j + 16 * half); };
-    const VI pair = bytes(2 + g / 2), high = bytes(g / 4);
-    const VI low = g % 2 ? shr_i<4>(pair) : and_i(pair, 15);
-    const VI top = g % 4 == 0   ? shl_i<4>(high)
-                   : g % 4 == 1 ? shl_i<2>(high)
-                   : g % 4 == 2 ? high
-                                : shr_i<2>(high);
-    const VI s = sub_i(or_i(low, and_i(top, 0x30)), set_i(32));
-    return {mul(half_field(block, 0, half), to_float(s)), zero_f(), zero_f(), zero_f()};
-  }
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_levels(p, w); }
-};
+inline VI scale_bytes(const uint8_t* block, int j, int half) {
+  return load_u8(block + 64 * kQuantType<T>.halves() + 32 * j + 16 * half);
+}
 
-// The 32-column formats: one float16 scale, perhaps a min.
-template <Type T, int Zero>
-struct SymmetricFormat {
-  static constexpr PanelLayout layout = kLayout<T>;
-  static constexpr bool kMin = false, kSplit = false, kWide = Zero == 128;
-  static constexpr int kZero = Zero;
-  static Scales scales(const uint8_t* block, int, int half) {
-    return {half_field(block, 0, half), zero_f(), zero_f(), zero_f()};
-  }
-};
+// The top two of six bits: pair `place` of `bytes`, to bits 4 and 5.
+inline VI top_pair(VI bytes, int place) {
+  const VI moved = place == 0   ? shl_i<4>(bytes)
+                   : place == 1 ? shl_i<2>(bytes)
+                   : place == 2 ? bytes
+                                : shr_i<2>(bytes);
+  return and_i(moved, 0x30);
+}
+
+// Scale j of a half's rows as integers, for the types whose scales are multiples of d.
 template <Type T>
-struct MinFormat {  // w = d * code + m
+inline VI integer_scale(const uint8_t* block, int j, int half) {
+  constexpr StoredScales stored = kQuantType<T>.scales;
+  auto bytes = [&](int i) { return scale_bytes<T>(block, i, half); };
+  if constexpr (stored == StoredScales::I8) {
+    return load_i8(block + 64 * kQuantType<T>.halves() + 32 * j + 16 * half);
+  } else if constexpr (stored ==
+                       StoredScales::SixBitQ3K) {  // a nibble of byte j % 8, a pair of byte 8 + j % 4
+    const VI low = j < 8 ? and_i(bytes(j), 15) : shr_i<4>(bytes(j - 8));
+    return sub_i(or_i(low, top_pair(bytes(8 + j % 4), j / 4)), set_i(32));
+  } else {
+    static_assert(stored == StoredScales::SixBitIQ4XS);  // a nibble of byte 2 + j / 2, a pair of byte j / 4
+    const VI pair = bytes(2 + j / 2);
+    const VI low = j % 2 ? shr_i<4>(pair) : and_i(pair, 15);
+    return sub_i(or_i(low, top_pair(bytes(j / 4), j % 4)), set_i(32));
+  }
+}
+
+// Q4_K's packing: 6-bit scale and min of group g, from 12 bytes of each row.
+template <Type T>
+inline Scales six_bit_scales_and_mins(const uint8_t* block, int g, int half) {
+  auto bytes = [&](int j) { return scale_bytes<T>(block, j, half); };
+  VI s, m;
+  if (g < 4) {
+    s = and_i(bytes(g), 63);
+    m = and_i(bytes(g + 4), 63);
+  } else {
+    const VI low = bytes(g + 4);
+    s = or_i(and_i(low, 15), shl_i<4>(shr_i<6>(bytes(g - 4))));
+    m = or_i(shr_i<4>(low), shl_i<4>(shr_i<6>(bytes(g))));
+  }
+  return {mul(half_field(block, 0, half), to_float(s)), zero_f(),
+          mul(half_field(block, 1, half), to_float(m)), zero_f()};
+}
+
+// Q2_K's: a scale and a min in the nibbles of a byte for 16 columns.
+template <Type T>
+inline Scales nibble_scales_and_mins(const uint8_t* block, int g, int half) {
+  const VF d = half_field(block, 0, half), dmin = half_field(block, 1, half);
+  const VI lo = scale_bytes<T>(block, 2 * g, half), hi = scale_bytes<T>(block, 2 * g + 1, half);
+  auto low = [](VF x, VI b) { return mul(x, to_float(and_i(b, 15))); };
+  auto high = [](VF x, VI b) { return mul(x, to_float(shr_i<4>(b))); };
+  return {low(d, lo), low(d, hi), high(dmin, lo), high(dmin, hi)};
+}
+
+inline Scales exponent_scales(const uint8_t* block, int half) {
+  alignas(64) float s[16];
+  for (int r = 0; r < 16; ++r) s[r] = half_e8m0(block[16 * half + r]);
+  return {load_f(s), zero_f(), zero_f(), zero_f()};
+}
+
+template <Type T>
+struct Format {
+  static constexpr QuantType type = kQuantType<T>;
   static constexpr PanelLayout layout = kLayout<T>;
-  static constexpr bool kMin = true, kSplit = false, kWide = false;
-  static constexpr int kZero = 0;
-  static Scales scales(const uint8_t* block, int, int half) {
-    return {half_field(block, 0, half), zero_f(), sub(zero_f(), half_field(block, 1, half)), zero_f()};
+  static constexpr bool kMin = type.has_min(), kSplit = type.group == 16;
+  static constexpr int kZero = type.low.bits == 8              ? 128
+                               : type.table != CodeTable::None ? kExcess[static_cast<int>(type.table)]
+                                                               : type.offset;
+  static constexpr bool kWide = kZero == 128;
+  static_assert(!kSplit || type.scales == StoredScales::NibbleMin || type.octets > 1,
+                "one scale for 32 columns");
+
+  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_codes<T>(p, w); }
+
+  static Scales scales(const uint8_t* block, int g, int half) {
+    if constexpr (type.scales == StoredScales::F16) {
+      return {half_field(block, 0, half), zero_f(), zero_f(), zero_f()};
+    } else if constexpr (type.scales == StoredScales::F16Min) {  // w = d * code + m
+      return {half_field(block, 0, half), zero_f(), sub(zero_f(), half_field(block, 1, half)), zero_f()};
+    } else if constexpr (type.scales == StoredScales::E8M0) {
+      return exponent_scales(block, half);
+    } else if constexpr (type.scales == StoredScales::SixBitMin) {
+      static_assert(!kSplit);
+      return six_bit_scales_and_mins<T>(block, g, half);
+    } else if constexpr (type.scales == StoredScales::NibbleMin) {
+      static_assert(kSplit);
+      return nibble_scales_and_mins<T>(block, g, half);
+    } else {
+      const VF d = half_field(block, 0, half);
+      auto scale = [&](int j) { return mul(d, to_float(integer_scale<T>(block, j, half))); };
+      if constexpr (kSplit) return {scale(2 * g), scale(2 * g + 1), zero_f(), zero_f()};
+      return {scale(g), zero_f(), zero_f(), zero_f()};
+    }
   }
-};
-template <>
-struct Format<Type::Q8_0> : SymmetricFormat<Type::Q8_0, 128> {
-  static void codes(const uint8_t* p, VB (&w)[8]) {
-    for (int i = 0; i < 8; ++i) w[i] = load_b(p + 64 * i);
-  }
-};
-template <>
-struct Format<Type::Q4_0> : SymmetricFormat<Type::Q4_0, 8> {
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_nibbles(p, w); }
-};
-template <>
-struct Format<Type::IQ4_NL> : SymmetricFormat<Type::IQ4_NL, 128> {
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_levels(p, w); }
-};
-template <>
-struct Format<Type::Q5_0> : SymmetricFormat<Type::Q5_0, 16> {
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_five_bits(p, w); }
-};
-template <>
-struct Format<Type::Q4_1> : MinFormat<Type::Q4_1> {
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_nibbles(p, w); }
-};
-template <>
-struct Format<Type::Q5_1> : MinFormat<Type::Q5_1> {
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_five_bits(p, w); }
 };

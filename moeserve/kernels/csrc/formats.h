@@ -3,7 +3,7 @@
 // A panel holds 32 consecutive rows of a matrix, block column after block column, and has exactly the bytes of
 // the 32 GGUF rows it came from. Within a block column (32 rows x kCols columns) the per-block scales of the 32
 // rows come first, then, for each group of 32 columns and each half of 16 rows, the codes as 64-byte vectors
-// [16 rows][4 columns]: what vpdpbusd, vpmaddubsw and AMX all eat without a shuffle. See panel_layout.h.
+// [16 rows][4 columns]: what vpdpbusd, vpmaddubsw and AMX all eat without a shuffle. See panel_layout.h, and quant_types.h for the list.
 //
 // Source of the GGUF blocks: the ggml quantisation formats as documented by gguf-py (gguf.quants).
 #pragma once
@@ -11,28 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace moeserve {
+#include "quant_types.h"
 
-// GGML type ids (gguf.GGMLQuantizationType).
-enum class Type : int {
-  F32 = 0,
-  F16 = 1,
-  Q4_0 = 2,
-  Q4_1 = 3,
-  Q5_0 = 6,
-  Q5_1 = 7,
-  Q8_0 = 8,
-  Q2_K = 10,
-  Q3_K = 11,
-  Q4_K = 12,
-  Q5_K = 13,
-  Q6_K = 14,
-  IQ4_NL = 20,
-  IQ4_XS = 23,
-  BF16 = 30,
-  MXFP4 = 39,
-};
-constexpr int kMaxType = 40;
+namespace moeserve {
 
 constexpr int kPanelRows = 32;
 
@@ -58,10 +39,6 @@ void dequantize_row(int type, const uint8_t* row, int64_t cols, float* out);
 // IEEE half and bfloat16 to float32, exact.
 float half_to_float(uint16_t h);
 float bfloat_to_float(uint16_t h);
-
-// The 16 levels of IQ4_NL and IQ4_XS, and twice those of MXFP4 (E2M1).
-extern const int8_t kIq4Levels[16];
-extern const int8_t kMxfp4Levels[16];
 
 // 2^(e - 128): half of an E8M0 scale, to go with the doubled levels.
 float half_e8m0(uint8_t e);

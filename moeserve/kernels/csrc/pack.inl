@@ -7,106 +7,17 @@ struct Codes {
   alignas(64) uint8_t at[kPanelRows][256];
 };
 
-inline void read_k(const uint8_t* low, const uint8_t* high, uint8_t* out) {
-  for (int pair = 0; pair < 4; ++pair) {
-    for (int l = 0; l < 32; ++l) {
-      const uint8_t byte = low[pair * 32 + l];
-      uint8_t a = byte & 15, b = byte >> 4;
-      if (high != nullptr) {
-        a |= ((high[l] >> (2 * pair)) & 1) << 4;
-        b |= ((high[l] >> (2 * pair + 1)) & 1) << 4;
-      }
-      out[pair * 64 + l] = a;
-      out[pair * 64 + 32 + l] = b;
-    }
-  }
-}
-
-// Columns 32 at a time in bit pairs of the same 32 bytes, as Q2_K and Q3_K have them; `bits`: Q3_K's third bits.
-inline void read_pairs(const uint8_t* pairs, const uint8_t* bits, uint8_t* out) {
-  for (int group = 0; group < 8; ++group) {
-    for (int l = 0; l < 32; ++l) {
-      const int low = (pairs[group / 4 * 32 + l] >> (2 * (group % 4))) & 3;
-      out[group * 32 + l] = bits == nullptr ? low : low | ((bits[l] >> group) & 1) << 2;
-    }
-  }
-}
-
-inline void read_q6_k(const uint8_t* b, uint8_t* out) {
-  for (int part = 0; part < 2; ++part) {
-    const uint8_t* low = b + part * 64;
-    const uint8_t* high = b + 128 + part * 32;
-    uint8_t* o = out + part * 128;
-    for (int l = 0; l < 32; ++l) {
-      o[l] = (low[l] & 15) | (high[l] & 3) << 4;
-      o[l + 32] = (low[l + 32] & 15) | ((high[l] >> 2) & 3) << 4;
-      o[l + 64] = (low[l] >> 4) | ((high[l] >> 4) & 3) << 4;
-      o[l + 96] = (low[l + 32] >> 4) | (high[l] >> 6) << 4;
-    }
-  }
-}
-
-// Sixteen bytes of nibbles: the low ones are columns 0..15, the high ones 16..31.
-inline void read_nibbles_32(const uint8_t* p, uint32_t high, uint8_t* out) {
-  for (int l = 0; l < 16; ++l) {
-    out[l] = (p[l] & 15) | ((high >> l) & 1) << 4;
-    out[l + 16] = (p[l] >> 4) | ((high >> (l + 16)) & 1) << 4;
-  }
-}
-
 // Reads the codes of one block into `codes`, its scales into the panel's header at the row's place.
-inline void read_block(Type type, const uint8_t* b, int row, uint8_t* header, uint8_t* codes) {
-  auto put_half = [&](int field, const uint8_t* p) { std::memcpy(header + field * 64 + row * 2, p, 2); };
-  auto put_bytes = [&](int offset, const uint8_t* p, int n) {
-    for (int i = 0; i < n; ++i) header[offset + i * kPanelRows + row] = p[i];
-  };
-  switch (type) {
-    case Type::Q2_K:
-      put_half(0, b + 80);
-      put_half(1, b + 82);
-      put_bytes(128, b, 16);
-      return read_pairs(b + 16, nullptr, codes);
-    case Type::Q3_K:
-      put_half(0, b + 108);
-      put_bytes(64, b + 96, 12);
-      return read_pairs(b + 32, b, codes);
-    case Type::MXFP4:
-      put_bytes(0, b, 1);
-      return read_nibbles_32(b + 1, 0, codes);
-    case Type::Q4_K:
-    case Type::Q5_K:
-      put_half(0, b);
-      put_half(1, b + 2);
-      put_bytes(128, b + 4, 12);
-      return type == Type::Q4_K ? read_k(b + 16, nullptr, codes) : read_k(b + 48, b + 16, codes);
-    case Type::Q6_K:
-      put_half(0, b + 208);
-      put_bytes(64, b + 192, 16);
-      return read_q6_k(b, codes);
-    case Type::IQ4_XS:
-      put_half(0, b);
-      put_bytes(64, b + 2, 6);
-      for (int g = 0; g < 8; ++g) read_nibbles_32(b + 8 + 16 * g, 0, codes + 32 * g);
-      return;
-    case Type::Q8_0:
-      put_half(0, b);
-      for (int i = 0; i < 32; ++i) codes[i] = b[2 + i] ^ 0x80;  // two's complement to excess-128
-      return;
-    default: {
-      const bool has_min = type == Type::Q4_1 || type == Type::Q5_1;
-      const uint8_t* p = b + 2;
-      put_half(0, b);
-      if (has_min) {
-        put_half(1, p);
-        p += 2;
-      }
-      uint32_t high = 0;
-      if (type == Type::Q5_0 || type == Type::Q5_1) {
-        std::memcpy(&high, p, 4);
-        p += 4;
-      }
-      return read_nibbles_32(p, high, codes);
-    }
+template <Type T>
+inline void read_block(const uint8_t* b, int row, uint8_t* header, uint8_t* codes) {
+  constexpr QuantType q = kQuantType<T>;
+  for (int i = 0; i < q.halves(); ++i)
+    std::memcpy(header + 64 * i + 2 * row, b + q.halves_at + 2 * i, sizeof(uint16_t));
+  uint8_t* octets = header + 64 * q.halves();
+  for (int i = 0; i < q.octets; ++i) octets[i * kPanelRows + row] = b[q.octets_at + i];
+  read_codes<T>(b, codes);
+  if constexpr (q.low.bits == 8) {
+    for (int i = 0; i < q.block_cols; ++i) codes[i] ^= 0x80;  // two's complement to excess-128
   }
 }
 
@@ -150,7 +61,7 @@ void pack_block(const uint8_t* rows, size_t stride, int valid_rows, uint8_t* blo
     std::memset(&codes, 0, sizeof codes);
     std::memset(block, 0, layout.header_bytes);
   }
-  for (int r = 0; r < valid_rows; ++r) read_block(T, rows + r * stride, r, block, codes.at[r]);
+  for (int r = 0; r < valid_rows; ++r) read_block<T>(rows + r * stride, r, block, codes.at[r]);
   for (int half = 0; half < 2; ++half) {
     for (int c = 0; c < layout.cols; c += chunk) {
       VB w[16];  // 32-column formats use the first 8 of them

@@ -1,4 +1,5 @@
-// Byte offsets inside one block column of a panel (32 rows x kCols columns). "x32" is one entry per row.
+// Byte offsets inside one block column of a panel (32 rows x kCols columns), which follow from a type's row in
+// quant_types.h: the halves, then the bytes of scales, then the codes. "x32" is one entry per row.
 //
 //                 header                                                     vectors (see below)
 //   Q2_K          d f16 x32 | dmin f16 x32 | 16 scale bytes, each x32        2 pairs
@@ -38,41 +39,24 @@ struct PanelLayout {
   constexpr int bit_shift() const { return code_vectors > 0 ? 4 : 2; }
 };
 
+// Of a quantised type.
+constexpr PanelLayout panel_layout(const QuantType& q) {
+  return {q.block_cols,
+          kPanelRows * q.block_bytes,
+          kPanelRows * (2 * q.halves() + q.octets),
+          q.high.bits == 1 ? 1 : 0,
+          q.low.bits == 2 || q.high.bits == 2 ? 2 : 0,
+          q.low.bits == 2 ? 0 : q.low.bits};
+}
 template <Type T>
-constexpr PanelLayout kLayout = {};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q2_K> = {256, 32 * 84, 640, 0, 2, 0};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q3_K> = {256, 32 * 110, 448, 1, 2, 0};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q4_K> = {256, 32 * 144, 512, 0, 0, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q5_K> = {256, 32 * 176, 512, 1, 0, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q6_K> = {256, 32 * 210, 576, 0, 2, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::IQ4_XS> = {256, 32 * 136, 256, 0, 0, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q8_0> = {32, 32 * 34, 64, 0, 0, 8};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q4_0> = {32, 32 * 18, 64, 0, 0, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::IQ4_NL> = {32, 32 * 18, 64, 0, 0, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::MXFP4> = {32, 32 * 17, 32, 0, 0, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q4_1> = {32, 32 * 20, 128, 0, 0, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q5_0> = {32, 32 * 22, 64, 1, 0, 4};
-template <>
-inline constexpr PanelLayout kLayout<Type::Q5_1> = {32, 32 * 24, 128, 1, 0, 4};
+constexpr PanelLayout kLayout = panel_layout(kQuantType<T>);
 
 template <Type T>
 constexpr bool kLayoutAddsUp =
     kLayout<T>.header_bytes + kLayout<T>.cols / 32 * kLayout<T>.group_bytes() == kLayout<T>.block_bytes;
-static_assert(kLayoutAddsUp<Type::Q4_K> && kLayoutAddsUp<Type::Q5_K> && kLayoutAddsUp<Type::Q6_K>);
-static_assert(kLayoutAddsUp<Type::IQ4_XS> && kLayoutAddsUp<Type::Q8_0> && kLayoutAddsUp<Type::Q4_0>);
-static_assert(kLayoutAddsUp<Type::Q2_K> && kLayoutAddsUp<Type::Q3_K> && kLayoutAddsUp<Type::MXFP4>);
-static_assert(kLayoutAddsUp<Type::Q4_1> && kLayoutAddsUp<Type::Q5_0> && kLayoutAddsUp<Type::Q5_1>);
+#define MOESERVE_CHECK(name, number, ...) \
+  static_assert(kQuantType<Type::name>.is_float() || kLayoutAddsUp<Type::name>, #name);
+MOESERVE_QUANT_TYPES(MOESERVE_CHECK)
+#undef MOESERVE_CHECK
 
 }  // namespace moeserve

@@ -10,7 +10,7 @@ from torch import Tensor
 from moeserve.kernels.embed.triton import embed_kernel
 from moeserve.kernels.launch import PDL
 from moeserve.kernels.linear.cuda import weight_of
-from moeserve.kernels.planes.formats import units_of
+from moeserve.kernels.planes.layout import k_blocks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def embed(
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
     embed_kernel(
-        (n, units_of(hidden)),
+        (n, k_blocks_of(hidden)),
         ids,
         count,
         table.codes if table.format is None else table.codes.view(torch.uint8),

@@ -14,7 +14,7 @@ from moeserve.kernels.linear.cuda import (
     power_of_two,
     weight_of,
 )
-from moeserve.kernels.planes.formats import QUANT_GROUP, UNIT, units_of
+from moeserve.kernels.planes.layout import K_BLOCK, QUANT_GROUP, k_blocks_of
 
 SOME = 4  # tokens: more have tiles of their own
 
@@ -27,9 +27,9 @@ def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
         weight = gate if gate.format is None else up
         return GemvTile(32, 1, float_columns(weight, 32), 4)
     most, warps = (32, 8) if tokens <= SOME else (8, 4)
-    units = min(power_of_two(units_of(gate.cols)), most)
+    units = min(power_of_two(k_blocks_of(gate.cols)), most)
     br = 32 * warps // units
-    return GemvTile(br, max(2, QUANT_GROUP // br), units * UNIT, warps)
+    return GemvTile(br, max(2, QUANT_GROUP // br), units * K_BLOCK, warps)
 
 
 def down_tile(weight: Weight, top_k: int, tokens: int) -> GemvTile:
@@ -41,8 +41,8 @@ def down_tile(weight: Weight, top_k: int, tokens: int) -> GemvTile:
     if weight.format is None:
         return GemvTile(8, 1, float_columns(weight, 8), 4)
     most, warps, nb = (64, 8, 4) if tokens == 1 else (64, 4, 8) if tokens <= SOME else (32, 4, 4)
-    units = min(power_of_two(top_k * units_of(weight.cols)), most)
-    return GemvTile(32 * warps // units, nb, units * UNIT, warps)
+    units = min(power_of_two(top_k * k_blocks_of(weight.cols)), most)
+    return GemvTile(32 * warps // units, nb, units * K_BLOCK, warps)
 
 
 def few_experts_up(

@@ -11,7 +11,8 @@ from moeserve.kernels.launch import PDL
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
 from moeserve.kernels.linear.unit_gemm import gated_unit_gemm_kernel, unit_gemm_kernel
-from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, units_of
+from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
+from moeserve.quantization import QUANT_TYPES, BlockLayout
 
 GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
 MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has programs enough for that from fewer tokens on
@@ -31,7 +32,7 @@ class Weight:
     codes: Tensor  # int32 view, or floats
     scales: Tensor
     supers: Tensor
-    format: Format | None
+    format: BlockLayout | None
     rows: int
     cols: int
 
@@ -40,7 +41,7 @@ def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
     """planes: codes, scales, supers of `Planes`. ValueError for an expert (or matrix) of 2 GiB or more."""
     codes, scales, supers = planes
     rows = codes.shape[1]
-    form = FORMATS.get(GgmlType(kind))
+    form = QUANT_TYPES[kind].layout
     if rows * codes[0, 0].nbytes >= 1 << 31:
         raise ValueError(f"a matrix of {rows} rows of {codes[0, 0].nbytes} bytes is too large: 2 GiB at most")
     return Weight(codes if form is None else codes.view(torch.int32), scales, supers, form, rows, cols)
@@ -71,17 +72,17 @@ def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 
     if weight.format is None:
         br = max(1, min(8, power_of_two(weight.rows) * blocks // 256))
         return GemvTile(br, 1, float_columns(weight, br), 4, tokens)
-    units = min(power_of_two(units_of(weight.cols)), 32)
+    units = min(power_of_two(k_blocks_of(weight.cols)), 32)
     br = 32 * warps // units
     while nb > 1 and br * nb > weight.rows:
         nb //= 2
-    return GemvTile(br, nb, units * UNIT, warps, tokens)
+    return GemvTile(br, nb, units * K_BLOCK, warps, tokens)
 
 
 def float_columns(weight: Weight, rows: int) -> int:
     """Columns at once of a program with so many rows of a float matrix: 8 KB at most."""
-    fitting = max(UNIT, 8192 // (rows * weight.codes.element_size()))
-    return min(max(UNIT, power_of_two(weight.cols)), fitting)
+    fitting = max(K_BLOCK, 8192 // (rows * weight.codes.element_size()))
+    return min(max(K_BLOCK, power_of_two(weight.cols)), fitting)
 
 
 def power_of_two(n: int) -> int:

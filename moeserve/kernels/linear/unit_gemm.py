@@ -22,8 +22,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.launch import COMPILED, kernel
 from moeserve.kernels.linear.gemm import field_codes, field_numbers, next_parts, route_pointers, store_tile
 from moeserve.kernels.linear.units import expert_planes
-from moeserve.kernels.planes.formats import Scale
 from moeserve.kernels.planes.triton import scale_and_min
+from moeserve.quantization import Scale
 
 U8_MIN = tl.constexpr(int(Scale.U8_MIN))
 SCALED_AFTER = tl.constexpr(16)  # tokens

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeserve.kernels.planes import GgmlType, repack
+from moeserve.kernels.planes import repack
+from moeserve.quantization import QUANT_TYPES
 
 # Schema, and the shape and type of what it gives.
 _SCHEMAS = {
@@ -69,7 +70,7 @@ def weight(rows: Tensor, kind: int, shape: tuple[int, ...], device: torch.device
         if rows.numel() % (experts * count):
             raise ValueError(f"{rows.numel()} bytes are no {experts} * {count} rows")
         return [rows.reshape(experts, count, -1).contiguous()]
-    planes = repack(rows.to(device), GgmlType(kind), shape)
+    planes = repack(rows.to(device), QUANT_TYPES[kind], shape)
     return [planes.codes, planes.scales, planes.supers]
 
 

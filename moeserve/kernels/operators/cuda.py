@@ -14,12 +14,13 @@ from moeserve.kernels.experts.few import few_experts_down, few_experts_up
 from moeserve.kernels.linear.cuda import gemv_tokens
 from moeserve.kernels.linear.cuda import linear as launch_linear
 from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.planes import FORMATS, GgmlType
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.rope.cuda import rope_store as launch_rope_store
 from moeserve.kernels.routing.cuda import route as launch_route
 from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom
 from moeserve.kernels.sampling.cuda import sample as launch_sample
+from moeserve.quantization import QUANT_TYPES
+from moeserve.quantization.table import F16
 
 
 def _count(x: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def _activations(x: Tensor, *, few: bool, kinds: tuple[int, ...]) -> GpuActivati
         q = quantize(x)
         return GpuActivations(x, q.codes, q.scales)
     # bfloat16 cannot overflow; but it would take three bits of float16 weights, and Triton's interpreter lacks it.
-    half = GgmlType.F16 in kinds or not x.is_cuda
+    half = F16.number in kinds or not x.is_cuda
     return GpuActivations(x.to(torch.float16 if half else torch.bfloat16), None, None)
 
 
@@ -96,7 +97,7 @@ def experts(
     few = room.method.up is None
     a = _activations(x, few=few, kinds=(gate_kind, up_kind, down_kind))
     assert a.x is not None
-    as_int8 = few and GgmlType(down_kind) in FORMATS
+    as_int8 = few and QUANT_TYPES[down_kind].is_quantised
     h = GpuActivations.empty(n * top_k, ff, device, dtype=None if as_int8 else a.x.dtype, quantised=as_int8)
     if few:
         out = torch.empty(n, hidden, device=device)

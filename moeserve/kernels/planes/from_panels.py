@@ -14,23 +14,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.planes.formats import FORMATS, UNIT, Format, GgmlType, Planes, supers_of
-from moeserve.kernels.planes.repack import Unpacked, pack_scales, scales_of_header
+from moeserve.kernels.planes.layout import K_BLOCK, Planes, supers_of
+from moeserve.kernels.planes.repack import pack_scales, unpack_scales
+from moeserve.quantization import BlockLayout, QuantType
 
 PANEL_ROWS = 32
 GROUP = 32  # columns
 VECTOR = 64  # bytes
-GROUPS = UNIT // GROUP  # of a unit
+GROUPS = K_BLOCK // GROUP  # of a k block
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PanelLayout:
+    """As `csrc/panel_layout.h` derives it from the same row."""
+
     cols: int  # of a block column
     halves: int  # float16 pieces of the header, a row's each
     octets: int  # bytes of the header after them, a row's each
     bits: int  # vectors of each kind, of a group and half
     pairs: int
     codes: int  # 4: nibbles, 8: bytes
+
+    @classmethod
+    def of(cls, kind: QuantType, f: BlockLayout) -> PanelLayout:
+        return cls(
+            cols=kind.block_columns,
+            halves=f.halves,
+            octets=f.octets,
+            bits=1 if f.high_bits == 1 else 0,
+            pairs=2 if 2 in (f.low_bits, f.high_bits) else 0,
+            codes=0 if f.low_bits == 2 else f.low_bits,
+        )
 
     @property
     def header(self) -> int:
@@ -45,34 +59,18 @@ class Layout:
         return self.header + self.cols // GROUP * 2 * self.vectors * VECTOR
 
 
-LAYOUTS: dict[GgmlType, Layout] = {
-    GgmlType.Q2_K: Layout(256, 2, 16, 0, 2, 0),
-    GgmlType.Q3_K: Layout(256, 1, 12, 1, 2, 0),
-    GgmlType.Q4_K: Layout(256, 2, 12, 0, 0, 4),
-    GgmlType.Q5_K: Layout(256, 2, 12, 1, 0, 4),
-    GgmlType.Q6_K: Layout(256, 1, 16, 0, 2, 4),
-    GgmlType.IQ4_XS: Layout(256, 1, 6, 0, 0, 4),
-    GgmlType.Q8_0: Layout(32, 1, 0, 0, 0, 8),
-    GgmlType.Q4_0: Layout(32, 1, 0, 0, 0, 4),
-    GgmlType.IQ4_NL: Layout(32, 1, 0, 0, 0, 4),
-    GgmlType.MXFP4: Layout(32, 0, 1, 0, 0, 4),
-    GgmlType.Q4_1: Layout(32, 2, 0, 0, 0, 4),
-    GgmlType.Q5_0: Layout(32, 1, 0, 1, 0, 4),
-    GgmlType.Q5_1: Layout(32, 2, 0, 1, 0, 4),
-}
-
-
 def panels_to_planes(panels: Tensor, planes: Planes) -> None:
     """panels: uint8, the bytes of a `_C.Matrix` packed on one memory node, of the planes' type and shape. Fills the
     planes, which are on the same device. ValueError where the sizes differ."""
     count = planes.experts * -(-planes.rows // PANEL_ROWS)
     if planes.rows % PANEL_ROWS:
         raise ValueError(f"{planes.rows} rows fill no whole panels")
-    if not planes.quantised:
+    f = planes.type.layout
+    if f is None:
         floats = panels.view(planes.codes.dtype).view(count, planes.cols, PANEL_ROWS)
         planes.codes.view(count, PANEL_ROWS, planes.cols).copy_(floats.transpose(1, 2))
         return
-    f, layout = FORMATS[planes.type], LAYOUTS[planes.type]
+    layout = PanelLayout.of(planes.type, f)
     blocks = planes.cols // layout.cols
     if panels.numel() != count * blocks * layout.block_bytes:
         raise ValueError(
@@ -81,25 +79,24 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
     whole = panels.view(count, blocks, layout.block_bytes)
     _move_scales(whole[..., : layout.header], layout, f, planes)
     vectors = whole[..., layout.header :].view(count, blocks, -1, 2, layout.vectors, VECTOR)
-    _move_codes(_by_unit(vectors), layout, f, planes)
+    _move_codes(_by_k_block(vectors), layout, f, planes)
 
 
-def _by_unit(vectors: Tensor) -> Tensor:
-    """[panels, blocks, groups of a block, ..] to [panels, units, groups of a unit, ..], padded with zeros."""
+def _by_k_block(vectors: Tensor) -> Tensor:
+    """[panels, blocks, groups of a block, ..] to [panels, k blocks, groups of a k block, ..], padded with zeros."""
     grouped = vectors.flatten(1, 2)
     missing = -grouped.shape[1] % GROUPS
     if missing:
         grouped = torch.cat([grouped, grouped.new_zeros(len(grouped), missing, *grouped.shape[2:])], dim=1)
-    by_unit: Tensor = grouped.unflatten(1, (-1, GROUPS))
-    return by_unit
+    by_k_block: Tensor = grouped.unflatten(1, (-1, GROUPS))
+    return by_k_block
 
 
-def _move_codes(vectors: Tensor, layout: Layout, f: Format, planes: Planes) -> None:
-    """vectors: uint8 [panels, units, 4 groups, 2 halves, vectors, 64]."""
-    panels, units = vectors.shape[:2]
-    to = planes.codes.view(
-        panels, 2, 16, f.low_parts + f.high_parts, units, 4, 4
-    )  # [.., half, row, part, unit, i, c]
+def _move_codes(vectors: Tensor, layout: PanelLayout, f: BlockLayout, planes: Planes) -> None:
+    """vectors: uint8 [panels, k blocks, 4 groups, 2 halves, vectors, 64]."""
+    panels, k_blocks = vectors.shape[:2]
+    # [.., half, row, part, k block, i, c]
+    to = planes.codes.view(panels, 2, 16, f.low_parts + f.high_parts, k_blocks, 4, 4)
     at = 0
     if layout.bits:
         to[:, :, :, f.low_parts].copy_(_bit_part(vectors[..., 0, :]))
@@ -114,7 +111,7 @@ def _move_codes(vectors: Tensor, layout: Layout, f: Format, planes: Planes) -> N
 
 def _move_whole_bytes(vectors: Tensor, to: Tensor, count: int) -> None:
     """Nibble vector i of group g: bytes 4i .. of part g. Byte vector i: of part 2g + i / 4, in excess of 128."""
-    words = vectors.view(torch.int32)  # [panels, units, group, half, vector, row]
+    words = vectors.view(torch.int32)  # [panels, k blocks, group, half, vector, row]
     by_part = words.unflatten(4, (-1, 4)).permute(0, 3, 6, 2, 4, 1, 5).flatten(3, 4)
     target = to.view(torch.int32)[..., 0]
     if count == 8:
@@ -123,9 +120,9 @@ def _move_whole_bytes(vectors: Tensor, to: Tensor, count: int) -> None:
 
 
 def _bit_part(vectors: Tensor) -> Tensor:
-    """uint8 [panels, units, group, half, 64], bit q of a byte (row, c): column 4q + c of the group, to [panels, half,
-    row, unit, i, c], bit f: column 4i + c of the unit's field f."""
-    b: Tensor = vectors.unflatten(-1, (16, 4))  # [panels, units, group, half, row, c]
+    """uint8 [panels, k blocks, group, half, 64], bit q of a byte (row, c): column 4q + c of the group, to [panels,
+    half, row, k block, i, c], bit f: column 4i + c of the k block's field f."""
+    b: Tensor = vectors.unflatten(-1, (16, 4))  # [panels, k blocks, group, half, row, c]
     shifts = torch.arange(4, dtype=torch.uint8, device=b.device)
     out = None
     for field in range(8):
@@ -136,9 +133,9 @@ def _bit_part(vectors: Tensor) -> Tensor:
 
 
 def _pair_parts(vectors: Tensor) -> Tensor:
-    """uint8 [panels, units, group, half, 2, 64], bits 2i of a byte (row, c) of vector j: column 16j + 4i + c of the
-    group, to [panels, half, row, part, unit, i, c], bits 2k: column 4i + c of the unit's field 4 part + k."""
-    b = vectors.unflatten(-1, (16, 4))  # [panels, units, group, half, j, row, c]
+    """uint8 [panels, k blocks, group, half, 2, 64], bits 2i of a byte (row, c) of vector j: column 16j + 4i + c of the
+    group, to [panels, half, row, part, k block, i, c], bits 2k: column 4i + c of the k block's field 4 part + k."""
+    b = vectors.unflatten(-1, (16, 4))  # [panels, k blocks, group, half, j, row, c]
     shifts = 2 * torch.arange(4, dtype=torch.uint8, device=b.device)
     parts = []
     for part in range(2):
@@ -152,16 +149,16 @@ def _pair_parts(vectors: Tensor) -> Tensor:
     return torch.stack(parts, dim=-1).permute(0, 2, 3, 6, 1, 4, 5)
 
 
-def _move_scales(header: Tensor, layout: Layout, f: Format, planes: Planes) -> None:
+def _move_scales(header: Tensor, layout: PanelLayout, f: BlockLayout, planes: Planes) -> None:
     """header: uint8 [panels, blocks, bytes]."""
-    panels, blocks = header.shape[:2]
     split = 2 * layout.halves * PANEL_ROWS
     halves = header[..., :split].unflatten(-1, (layout.halves, PANEL_ROWS, 2)).transpose(2, 3).flatten(3)
     octets = header[..., split:].unflatten(-1, (layout.octets, PANEL_ROWS)).transpose(2, 3)
-    # As the GGUF block has them: [panels, row, block, bytes].
-    rows = torch.cat([halves, octets], dim=-1).transpose(1, 2).reshape(panels * PANEL_ROWS, blocks, -1)
-    scales: Unpacked = scales_of_header(planes.type, rows)
-    planes.scales.view(len(rows), -1, f.words).copy_(pack_scales(f, scales))
+    # As the GGUF block has them: [panels * 32 rows, blocks, bytes].
+    halves, octets = (x.transpose(1, 2).flatten(0, 1) for x in (halves, octets))
+    scales = unpack_scales(f, halves, octets, codes=halves[..., :0])
+    rows = planes.experts * planes.rows
+    planes.scales.view(rows, -1, f.words).copy_(pack_scales(f, scales))
     if scales.supers is not None:
         words = scales.supers.flatten().contiguous().view(torch.int32)
-        planes.supers.view(len(rows), supers_of(planes.cols)).copy_(words.view(len(rows), -1))
+        planes.supers.view(rows, supers_of(planes.cols)).copy_(words.view(rows, -1))

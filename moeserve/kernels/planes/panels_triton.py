@@ -13,24 +13,27 @@ import triton.language as tl
 from torch import Tensor
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.planes.formats import FORMATS, Planes, Scale, units_of
-from moeserve.kernels.planes.from_panels import GROUP, LAYOUTS, PANEL_ROWS, panels_to_planes
+from moeserve.kernels.planes.from_panels import GROUP, PANEL_ROWS, PanelLayout, panels_to_planes
+from moeserve.kernels.planes.layout import Planes, k_blocks_of
+from moeserve.quantization import StoredScales
 
-_U8_MIN = tl.constexpr(int(Scale.U8_MIN))
+_SIX_BIT_MIN = tl.constexpr(int(StoredScales.SIX_BIT_MIN))
+_SIX_BIT_Q3_K = tl.constexpr(int(StoredScales.SIX_BIT_Q3_K))
+_SIX_BIT_IQ4_XS = tl.constexpr(int(StoredScales.SIX_BIT_IQ4_XS))
 _ROWS = tl.constexpr(PANEL_ROWS)
 
 
 @triton.jit
 def move_codes(
     panels, codes, part,
-    UNITS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    K_BLOCKS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, PANEL: tl.constexpr, HEADER: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr,
     NIBBLES_OR_BYTES: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
     """A part of a panel's 32 rows. panels, codes: int32 words of four codes.
 
-    UNITS, GROUPS (of 32 columns) of a row, BLOCK_GROUPS of a block; BLOCK, PANEL, HEADER in words; then the layout's
-    vectors of each kind. X: a power of two from 4 UNITS on, a row's words of a part.
+    K_BLOCKS, GROUPS (of 32 columns) of a row, BLOCK_GROUPS of a block; BLOCK, PANEL, HEADER in words; then the layout's
+    vectors of each kind. X: a power of two from 4 K_BLOCKS on, a row's words of a part.
     """
     row, x = tl.arange(0, _ROWS)[None, :], tl.arange(0, X)[:, None]
     first_group, i = x // 4 * 4, x % 4
@@ -41,14 +44,14 @@ def move_codes(
     if (NIBBLES_OR_BYTES > 0) & (part < LOW):
         group, vector = first_group + part * 4 // LOW, BITS + PAIRS + part * 4 % LOW + i
         at = group // BLOCK_GROUPS * BLOCK + group % BLOCK_GROUPS * (2 * VECTORS * 16) + vector * 16
-        out = tl.load(base + at, (group < GROUPS) & (x < 4 * UNITS), 0)
+        out = tl.load(base + at, (group < GROUPS) & (x < 4 * K_BLOCKS), 0)
         if NIBBLES_OR_BYTES == 8:
             out = out ^ -0x7F7F7F80  # bytes in excess of 128
     elif (BITS > 0) & (part == PARTS - 1):
         for field in tl.static_range(8):
             group = first_group + field // 2
             at = group // BLOCK_GROUPS * BLOCK + group % BLOCK_GROUPS * (2 * VECTORS * 16)
-            word = tl.load(base + at, (group < GROUPS) & (x < 4 * UNITS), 0)
+            word = tl.load(base + at, (group < GROUPS) & (x < 4 * K_BLOCKS), 0)
             out |= ((word >> (i + 4 * (field % 2))) & 0x01010101) << field
     else:
         pair_part = part - (PARTS - (BITS > 0) - PAIRS)
@@ -59,22 +62,22 @@ def move_codes(
                 + group % BLOCK_GROUPS * (2 * VECTORS * 16)
                 + (BITS + k % 2) * 16
             )
-            word = tl.load(base + at, (group < GROUPS) & (x < 4 * UNITS), 0)
+            word = tl.load(base + at, (group < GROUPS) & (x < 4 * K_BLOCKS), 0)
             out |= ((word >> (2 * i)) & 0x03030303) << (2 * k)
     to = (tl.program_id(0).to(tl.int64) * _ROWS + row) * PARTS + part
-    tl.store(codes + to * (4 * UNITS) + x, out, x < 4 * UNITS)
+    tl.store(codes + to * (4 * K_BLOCKS) + x, out, x < 4 * K_BLOCKS)
 
 
 @triton.jit
 def move_scales(
     panels, scales, supers,
-    SCALE: tl.constexpr, BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    STORED: tl.constexpr, BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, HALVES: tl.constexpr, OCTETS: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """Of a panel's 32 rows. panels, scales: bytes; supers: int32, where the type has any.
 
-    SCALE: formats.Scale; BYTES: a row's of scales; BLOCKS of a row, with BLOCK_GROUPS scales each, BLOCK in bytes; the
-    header's halves and octets. Y, S: powers of two from BYTES and BLOCKS on.
+    STORED: quantization.StoredScales; BYTES: a row's of scales; BLOCKS of a row, with BLOCK_GROUPS scales each, BLOCK
+    in bytes; the header's halves and octets. Y, S: powers of two from BYTES and BLOCKS on.
     """
     row, y = tl.arange(0, _ROWS)[None, :], tl.arange(0, Y)[:, None]
     base = panels + tl.program_id(0).to(tl.int64) * (BLOCKS * BLOCK)
@@ -83,9 +86,10 @@ def move_scales(
         block, byte = y // (2 * HALVES), y % (2 * HALVES)
         live = (y < BYTES) & (block < BLOCKS)
         out = tl.load(base + block * BLOCK + byte // 2 * (2 * _ROWS) + 2 * row + byte % 2, live, 0)
-    elif SCALE == _U8_MIN:
-        # Bytes 0 .. 3 of a unit's 8 are scales, 4 .. 7 mins: of the block's first four groups in the lower six bits of
-        # octets 0 .. 3 and 4 .. 7, of its others in octets 8 .. 11, a nibble each, with two bits of those before.
+    elif STORED == _SIX_BIT_MIN:
+        # Bytes 0 .. 3 of a k block's 8 are scales, 4 .. 7 mins: of the block's first four groups in the lower
+        # six bits of octets 0 .. 3 and 4 .. 7, of its others in octets 8 .. 11, a nibble each, with two bits of
+        # those before.
         block, is_min, j = y // 16, y // 4 % 2, y % 4
         live = (y < BYTES) & (block < BLOCKS)
         own = tl.load(octets + block * BLOCK + (4 * is_min + j) * _ROWS, live, 0)
@@ -97,11 +101,11 @@ def move_scales(
         block, j = y // BLOCK_GROUPS, y % BLOCK_GROUPS
         live = (y < BYTES) & (block < BLOCKS)
         at = octets + block * BLOCK
-        if OCTETS == 12:  # Q3_K: nibbles of 8 bytes, two bits above them in 4
+        if STORED == _SIX_BIT_Q3_K:  # nibbles of 8 bytes, two bits above them in 4
             low = tl.load(at + j % 8 * _ROWS, live, 0) >> (j // 8 * 4).to(tl.uint8)
             high = tl.load(at + (8 + j % 4) * _ROWS, live, 0) >> (j // 4 * 2).to(tl.uint8)
             out = ((low & 15) | (high & 3) << 4) - 32
-        elif OCTETS == 6:  # IQ4_XS: two bits in 2 bytes, then nibbles of 4
+        elif STORED == _SIX_BIT_IQ4_XS:  # two bits in 2 bytes, then nibbles of 4
             low = tl.load(at + (2 + j // 2) * _ROWS, live, 0) >> (j % 2 * 4).to(tl.uint8)
             high = tl.load(at + j // 4 * _ROWS, live, 0) >> (j % 4 * 2).to(tl.uint8)
             out = ((low & 15) | (high & 3) << 4) - 32
@@ -122,8 +126,8 @@ def move_scales(
 @kernel
 def unpack_kernel(
     panels, panel_bytes, codes, scales, supers,
-    UNITS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
-    BITS: tl.constexpr, PAIRS: tl.constexpr, NIBBLES_OR_BYTES: tl.constexpr, SCALE: tl.constexpr,
+    K_BLOCKS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BITS: tl.constexpr, PAIRS: tl.constexpr, NIBBLES_OR_BYTES: tl.constexpr, STORED: tl.constexpr,
     SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
     HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
@@ -131,7 +135,7 @@ def unpack_kernel(
     if tl.program_id(1) < PARTS:
         HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
         move_codes(
-            panels, codes, tl.program_id(1), UNITS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
+            panels, codes, tl.program_id(1), K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
             BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
         )  # fmt: skip
     else:
@@ -139,7 +143,7 @@ def unpack_kernel(
             panel_bytes,
             scales,
             supers,
-            SCALE,
+            STORED,
             SCALE_BYTES,
             BLOCKS,
             BLOCK_SCALES,
@@ -156,14 +160,15 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
 
     panels: uint8, the bytes of the stack's `_C.Matrix`, on the planes' device, aligned to 16.
     """
-    f, whole = FORMATS.get(planes.type), experts * planes.rows // PANEL_ROWS
+    f, whole = planes.type.layout, experts * planes.rows // PANEL_ROWS
     if f is None:
         none = planes.scales
         some = Planes(planes.type, experts, planes.rows, planes.cols, planes.codes[:experts], none, none)
         panels_to_planes(panels[: some.nbytes], some)
         return
-    layout, units = LAYOUTS[planes.type], units_of(planes.cols)
-    blocks, parts, scale_bytes = planes.cols // layout.cols, f.low_parts + f.high_parts, 4 * f.words * units
+    layout, k_blocks = PanelLayout.of(planes.type, f), k_blocks_of(planes.cols)
+    blocks, parts = planes.cols // layout.cols, f.low_parts + f.high_parts
+    scale_bytes = 4 * f.words * k_blocks
     unpack_kernel(
         (whole, parts + 1),
         panels.view(torch.int32),
@@ -171,21 +176,21 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
         planes.codes.view(torch.int32),
         planes.scales.view(torch.uint8),
         planes.supers if f.has_super else None,
-        units,
+        k_blocks,
         parts,
         planes.cols // GROUP,
         layout.cols // GROUP,
         layout.bits,
         layout.pairs,
         layout.codes,
-        int(f.scale),
+        int(f.stored_scales),
         scale_bytes,
         blocks,
         layout.cols // f.group,
         layout.block_bytes,
         layout.halves,
         layout.octets,
-        _power_of_two(4 * units),
+        _power_of_two(4 * k_blocks),
         _power_of_two(scale_bytes),
         _power_of_two(blocks),
         num_warps=4,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import COMPILED
-from moeserve.kernels.planes.formats import LEVELS, Scale, Table
+from moeserve.quantization import Scale
 
 WORD_ONES = tl.constexpr(0x01010101)
 BYTE_ONES = tl.constexpr(1)
@@ -21,27 +21,26 @@ _NIBBLE_MIN = tl.constexpr(int(Scale.NIBBLE_MIN))
 _I8 = tl.constexpr(int(Scale.I8))
 _F16 = tl.constexpr(int(Scale.F16))
 _F16_MIN = tl.constexpr(int(Scale.F16_MIN))
-_NO_TABLE = tl.constexpr(int(Table.NONE))
 
 
 @triton.constexpr_function
-def level(table, code):
-    return LEVELS[Table(table)][code]
+def level(F, code):
+    return F.table.levels[code]
 
 
 @triton.constexpr_function
-def table_word(table, first):
+def table_word(F, first):
     """Four levels from `first` on, as the bytes of a word."""
     word = 0
     for i in range(4):
-        word |= (LEVELS[Table(table)][first + i] & 255) << (8 * i)
+        word |= (F.table.levels[first + i] & 255) << (8 * i)
     return f"0x{word:08X}"
 
 
 @triton.constexpr_function
-def lookup_lines(table, source, to):
+def lookup_lines(F, source, to):
     """Looks up four nibbles, one in each byte of `source`: 8 levels by byte permutation, twice, then by bit 3."""
-    words = [table_word(table, first) for first in (0, 4, 8, 12)]
+    words = [table_word(F, first) for first in (0, 4, 8, 12)]
     return f"""
         and.b32 n, {source}, 0x07070707;
         shr.u32 p, n, 4;
@@ -60,8 +59,8 @@ def lookup_lines(table, source, to):
 
 
 @triton.constexpr_function
-def lookup_assembly(table):
-    return "{ .reg .b32 n, p, a, b;" + lookup_lines(table, "$1", "$0") + "}"
+def lookup_assembly(F):
+    return "{ .reg .b32 n, p, a, b;" + lookup_lines(F, "$1", "$0") + "}"
 
 
 @triton.constexpr_function
@@ -79,8 +78,8 @@ def field_assembly(F, f):
     if F.high_bits:
         lines += [f"shr.b32 h, $5, {f * F.high_bits % 8};", f"and.b32 h, h, {high_mask:#x};"]
         lines += [f"shl.b32 h, h, {F.low_bits};", "or.b32 q, q, h;"]
-    if F.table:
-        lines.append(lookup_lines(int(F.table), "q", "q"))
+    if F.table is not None:
+        lines.append(lookup_lines(F, "q", "q"))
     lines.append("xor.b32 q, q, 0x80808080;")
     exponent, selector = ("0x47000000", "0x74{}4") if F.is_signed else ("0x3F000000", "0x7{}44")
     lines += [f"prmt.b32 ${i}, q, {exponent}, {selector.format(i)};" for i in range(4)]
@@ -108,16 +107,16 @@ def code_assembly(F, f):
 
 
 @triton.jit
-def look_up(codes, TABLE: tl.constexpr, ONES: tl.constexpr):
+def look_up(codes, F: tl.constexpr, ONES: tl.constexpr):
     """Nibbles, one a byte of int32 words, to the table's signed bytes; with ONES = 1 the lowest byte counts."""
     if COMPILED:
-        levels = tl.inline_asm_elementwise(lookup_assembly(TABLE), "=r,r", [codes], tl.int32, True, 1)
+        levels = tl.inline_asm_elementwise(lookup_assembly(F), "=r,r", [codes], tl.int32, True, 1)
     else:
         levels = codes * 0
         for byte in tl.static_range(1 if ONES == 1 else 4):
             code = (codes >> (8 * byte)) & 15
             for k in tl.static_range(16):
-                chosen = tl.where(code == k, level(TABLE, k) & 255, 0).to(codes.dtype)
+                chosen = tl.where(code == k, level(F, k) & 255, 0).to(codes.dtype)
                 levels |= chosen << (8 * byte)
     return levels
 
@@ -131,8 +130,8 @@ def merge_codes(low, high, low_shift, high_shift, F: tl.constexpr, ONES: tl.cons
         codes = (low >> low_shift) & (((1 << F.low_bits) - 1) * ONES)
         if F.high_bits > 0:
             codes |= ((high >> high_shift) & (((1 << F.high_bits) - 1) * ONES)) << F.low_bits
-        if F.table != _NO_TABLE:
-            codes = look_up(codes, F.table, ONES)
+        if F.table is not None:
+            codes = look_up(codes, F, ONES)
     return codes
 
 
@@ -155,7 +154,7 @@ def power_of_two(byte):
 
 @triton.jit
 def load_words(words, g, mask, F: tl.constexpr):
-    """The words with the scale (and the min) of group g. words: pointers to a unit's first word."""
+    """The words with the scale (and the min) of group g. words: pointers to a k block's first word."""
     if F.scale == _U8_MIN:
         return tl.load(words, mask, 0), tl.load(words + 1, mask, 0)
     word = tl.load(words + g // F.groups_per_word, mask, 0)

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType, GGUFValueType
+from gguf.constants import GGUFValueType
+
+from moeserve.quantization import QUANT_TYPES, QuantType, supported_names, type_name
 
 from .errors import GGUFError
 from .metadata import MappedStrings, Metadata, MetadataValue
-from .quant_types import QUANT_TYPES, type_name
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -57,7 +58,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]
-    type: GGMLQuantizationType
+    type: QuantType
     nbytes: int
 
 
@@ -116,7 +117,7 @@ def _alignment(metadata: Metadata) -> int:
 
 
 def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[MappedTensor]:
-    relative: list[tuple[str, tuple[int, ...], GGMLQuantizationType, int, int]] = []
+    relative: list[tuple[str, tuple[int, ...], QuantType, int, int]] = []
     seen: set[str] = set()
     for index in range(count):
         name = walk.name(f"the name of tensor {index}", MAX_TENSOR_NAME_BYTES)
@@ -148,19 +149,20 @@ def _read_shape(walk: _Walk) -> tuple[int, ...]:
     return shape
 
 
-def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[GGMLQuantizationType, int]:
-    quant = QUANT_TYPES.get(number)  # type: ignore[call-overload]  # an IntEnum key equals its number
-    if quant is None:
-        served = ", ".join(kind.name for kind in QUANT_TYPES)
-        raise walk.error(f"is of type {type_name(number)}, which is not supported; supported are {served}")
-    if shape[-1] % quant.block_size:
+def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[QuantType, int]:
+    kind = QUANT_TYPES.get(number)
+    if kind is None:
         raise walk.error(
-            f"has rows of {shape[-1]} values; {quant.type.name} needs a multiple of {quant.block_size}"
+            f"is of type {type_name(number)}, which is not supported; supported are {supported_names()}"
         )
-    nbytes = quant.row_bytes(shape[-1])
+    if shape[-1] % kind.block_columns:
+        raise walk.error(
+            f"has rows of {shape[-1]} values; {kind.name} needs a multiple of {kind.block_columns}"
+        )
+    nbytes = kind.row_bytes(shape[-1])
     for dimension in shape[:-1]:  # Python integers: the product cannot overflow
         nbytes *= dimension
-    return quant.type, nbytes
+    return kind, nbytes
 
 
 def _check_extents(walk: _Walk, tensors: list[MappedTensor], file_bytes: int) -> None:

@@ -9,18 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from gguf.constants import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf.quant_types import QUANT_TYPES
 from moeserve.models.regular_file import map_file
+from moeserve.quantization import QUANT_TYPES, QuantType
 
 TYPES = {
-    "F32": GGMLQuantizationType.F32,
-    "F16": GGMLQuantizationType.F16,
-    "BF16": GGMLQuantizationType.BF16,
-}
+    row.name: row for row in QUANT_TYPES.values() if not row.is_quantised
+}  # safetensors' names are ggml's
 _LENGTH = struct.Struct("<Q")  # of the header, at the file's beginning
 
 
@@ -35,7 +32,7 @@ class StoredTensor:
     """A tensor where it lies: bytes start .. end of its file, rows contiguous."""
 
     shape: tuple[int, ...]
-    type: GGMLQuantizationType
+    type: QuantType
     start: int
     end: int
     buffer: mmap.mmap
@@ -74,7 +71,7 @@ def _stored(path: Path, name: str, entry: _Entry, buffer: mmap.mmap, base: int) 
             "GGUF file",
         )
     start, end = (base + offset for offset in entry.data_offsets)
-    nbytes = math.prod(entry.shape) * QUANT_TYPES[kind].type_size
+    nbytes = math.prod(entry.shape) * kind.block_bytes
     if not (base <= start <= end <= len(buffer) and end - start == nbytes):
         raise ModelError(path, f"tensor {name!r} does not lie where its shape says; the file has changed")
     return StoredTensor(tuple(entry.shape), kind, start, end, buffer)

@@ -10,6 +10,7 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import names as n
 from moeserve.models.interface import ModelShape
@@ -51,7 +52,8 @@ class CpuLoader:
         self._matrices: list[Matrix] = []
 
     def load(self) -> CpuWeights:
-        """Raises ModelError for a tensor that is missing or has another shape, MemoryError without room."""
+        """Raises ModelError for a tensor that is missing, has another shape or a type without CPU kernels, MemoryError
+        without room."""
         names = list(self._source.tensors)
         return self._load(names, self._shape.num_layers, with_head=True)
 
@@ -63,6 +65,7 @@ class CpuLoader:
 
     def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> CpuWeights:
         check_tensors(self._shape, self._source)
+        check_cpu_types(self._source, names)
         self._check_lanes()
         self._total = sum(self._source.tensors[name].nbytes for name in names)
         embedding = self._embedding(is_read_again=with_head and self._shape.tied_embeddings)

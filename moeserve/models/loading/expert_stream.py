@@ -24,9 +24,10 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import Matrix
 from moeserve.kernels.handoff import CpuExperts
-from moeserve.kernels.planes import GgmlType, Planes, empty_planes
+from moeserve.kernels.planes import Planes, empty_planes
 from moeserve.kernels.planes.panels_triton import unpack_panels
 from moeserve.models.loading.gpu_weights import GpuExperts
+from moeserve.quantization import QUANT_TYPES
 
 ALIGNMENT = 256
 
@@ -179,13 +180,13 @@ def _shape_of(matrix: Matrix) -> tuple[int, int, int]:
 
 
 def _planes_bytes(matrix: Matrix) -> int:
-    p = empty_planes(GgmlType(matrix.type), _shape_of(matrix), "meta")
+    p = empty_planes(QUANT_TYPES[matrix.type], _shape_of(matrix), "meta")
     return sum(_aligned(tensor.nbytes) for tensor in (p.codes, p.scales, p.supers))
 
 
 def _planes_in(buffer: Tensor, matrix: Matrix) -> Planes:
     """Planes whose tensors lie one after another in the buffer."""
-    kind = GgmlType(matrix.type)
+    kind = QUANT_TYPES[matrix.type]
     p = empty_planes(kind, _shape_of(matrix), "meta")
     at = 0
     placed = []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels import _C
-from moeserve.kernels.planes import GgmlType, Planes, empty_planes
+from moeserve.kernels.planes import Planes, empty_planes
 from moeserve.models.gguf import names as n
 from moeserve.models.interface import ModelShape, expert_tensors
 from moeserve.models.loading.gpu_weights import (
@@ -118,7 +118,7 @@ class GpuLoader:
         """Matrices of one type, one below the other."""
         tensors = [self._source.tensors[name] for name in names]
         rows, cols = sum(t.shape[0] for t in tensors), tensors[0].shape[1]
-        planes = empty_planes(GgmlType(int(tensors[0].type)), (rows, cols), self._device)
+        planes = empty_planes(tensors[0].type, (rows, cols), self._device)
         row = 0
         for name, tensor in zip(names, tensors, strict=True):
             self._upload.rows(planes, self._source.data(name), row)
@@ -129,7 +129,7 @@ class GpuLoader:
     def _expert_planes(self, name: str, ids: Sequence[int]) -> Planes:
         tensor = self._source.tensors[name]
         experts, rows, cols = tensor.shape
-        planes = empty_planes(GgmlType(int(tensor.type)), (len(ids), rows, cols), self._device)
+        planes = empty_planes(tensor.type, (len(ids), rows, cols), self._device)
         data = self._source.data(name).reshape(experts, -1)
         for place, (first, count) in _runs(ids):
             self._upload.rows(planes, data[first : first + count].reshape(-1), place * rows)

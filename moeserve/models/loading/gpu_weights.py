@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.planes import GgmlType, Planes
+from moeserve.kernels.planes import Planes
+from moeserve.quantization.table import F16
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,5 +102,5 @@ def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
         return torch.float32
     matrices = [m for layer in weights.layers for m in (layer.moe.router.first, layer.attention.output.first)]
     matrices += [layer.moe.experts.gate for layer in weights.layers if layer.moe.experts is not None]
-    has_halves = any(m.type == GgmlType.F16 for m in matrices)
+    has_halves = any(m.type is F16 for m in matrices)
     return torch.float16 if has_halves else torch.bfloat16

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
+from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.interface import expert_tensors
 from moeserve.models.loading.progress import Progress
 from moeserve.models.source import ModelSource
@@ -53,7 +54,7 @@ def load_ram_experts(
     """cpu_ids: the experts in RAM of each layer from `first_layer` on, in the order in which they are to lie there.
     `device`: the GPU's.
 
-    Raises MemoryError without room.
+    Raises ModelError for a type without CPU kernels, MemoryError without room.
     """
     layers: list[CpuExperts | None] = []
     total = sum(1 for ids in cpu_ids if ids)
@@ -62,6 +63,7 @@ def load_ram_experts(
             layers.append(None)
             continue
         names = expert_tensors(index)
+        check_cpu_types(source, names)
         gate, up, down = (_pack(stream, source, name, ids) for name in names)
         num_experts = source.tensors[names[0]].shape[0]
         layers.append(CpuExperts(gate, up, down, expert_map_of(ids, num_experts, device)))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.planes import FORMATS, Planes, repack_into
+from moeserve.kernels.planes import Planes, repack_into
 
 PIECE_BYTES = 32 << 20
 
@@ -46,7 +46,4 @@ class Upload:
 
 def bytes_of_row(planes: Planes) -> int:
     """Of the GGUF's row."""
-    if not planes.quantised:
-        return planes.cols * planes.codes.element_size()
-    form = FORMATS[planes.type]
-    return planes.cols // form.block * form.block_bytes
+    return planes.type.row_bytes(planes.cols)

@@ -1,8 +1,8 @@
-"""Who may join the running requests: those beside whom the pool is expected to suffice.
+"""Admission: a request may join the running batch if the KV pool is expected to suffice for all of them.
 
-Nothing is reserved. A request takes slots as it grows, and its length is predicted, so the answer may be
-wrong; then the pool runs dry and somebody is paused (`batch.py`), at the cost of a delay. A wrong estimate
-never makes an error or a deadlock.
+Nothing is reserved. A request takes KV slots as it grows, and its length is predicted, so the prediction may be wrong.
+Then the pool is exhausted and a request is preempted (`running_batch.py`), which costs time. A wrong prediction never
+causes an error or a deadlock.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from moeserve.router.core.request import Request
 
 
 def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
-    """The most slots that requests, each (held, remaining), hold at once if all take one slot a step and
-    give theirs back at their end.
+    """The most KV slots that requests, each (held, remaining), hold at once if each takes one slot a step and frees
+    its slots at its end.
 
-    The peak is reached just before somebody's end: with the requests sorted by `remaining`, longest first,
-    those still there at the end of the k-th hold sum(held of the first k) + k * remaining of the k-th. (The
-    estimate of LightLLM's request queue.) O(n log n).
+    The peak is reached just before a request ends. With the requests sorted by `remaining`, longest first, those that
+    still run at the end of the k-th hold sum(held of the first k) + k * remaining of the k-th. This is the estimate of
+    LightLLM's request queue. O(n log n).
     """
     peak = total_held = 0
     ordered = sorted(requests, key=itemgetter(1), reverse=True)
@@ -33,16 +33,16 @@ def peak_tokens(requests: Iterable[tuple[int, int]]) -> int:
     return peak
 
 
-class Admission:
+class AdmissionPolicy:
     def __init__(self, memory: KvMemory) -> None:
         self._memory = memory
         self.history = OutputHistory()
-        self.promised = 0  # sum of max_kv over the running
+        self.max_kv_total = 0  # KV slots: sum of max_kv over the running batch
 
     def admits(self, running: Iterable[Request], candidate: Request) -> bool:
-        """Whether `candidate` may run beside `running`. Its prompt and theirs are taken as computed, for they
-        are before anyone's end. Nobody beside it: always."""
-        if self.promised + candidate.max_kv <= self._memory.num_slots:
+        """Whether `candidate` may run beside `running`. All prompts count as computed, since they are before any
+        request ends. A request that would run alone is always admitted."""
+        if self.max_kv_total + candidate.max_kv <= self._memory.num_slots:
             return True
         lengths = []
         brought = 0
@@ -50,18 +50,18 @@ class Admission:
             slots = len(request.slots)
             brought += slots - request.borrowed
             known = max(slots, request.target)
-            lengths.append((known - request.borrowed, self._more(request, known)))
+            lengths.append((known - request.borrowed, self._remaining(request, known)))
         if not lengths:
             return True
         matched, idle = self._memory.lookup(candidate)
         known = len(candidate.tokens)
-        lengths.append((known - (matched - idle), self._more(candidate, known)))
-        # What is held of the cache beyond what the running brought or woke outlasts any one of them.
+        lengths.append((known - (matched - idle), self._remaining(candidate, known)))
+        # Shared slots whose first holder has left are nobody's own; they are freed only when the last sharer ends.
         lasting = self._memory.num_held - brought
         return lasting + peak_tokens(lengths) <= self._memory.num_slots
 
-    def _more(self, request: Request, known: int) -> int:
-        """Slots that it will take beyond `known`, as far as one can tell."""
+    def _remaining(self, request: Request, known: int) -> int:
+        """KV slots that it is predicted to take beyond `known`."""
         if request.num_output >= request.predicted_output:
             self._predict(request)
         end = request.num_prompt + request.predicted_output - 1
@@ -75,7 +75,7 @@ class Admission:
             request.predicted_output = self.history.predict(so_far, most, request.quantile)
 
     def joined(self, request: Request) -> None:
-        self.promised += request.max_kv
+        self.max_kv_total += request.max_kv
 
     def left(self, request: Request) -> None:
-        self.promised -= request.max_kv
+        self.max_kv_total -= request.max_kv

@@ -1,8 +1,8 @@
-"""Who may queue: bounds on the queue, in requests and in tokens, and when a refused client should come back.
+"""Back-pressure: bounds on the queue, in requests and in tokens, and when a refused client should try again.
 
-With several API keys in sight, one key may fill only its share of the queue: with n keys that have open
-requests, 1 / (n + 1) of it, so that there is always room for one more key's. The wait that a 503 names
-(`Retry-After`) is the time that the work in the queue will take, by the measured cost of a step.
+With API keys, each key may fill only its share of the queue: 1 / (n + 1) of it while n keys have open requests, so that
+there is always room for the requests of one more key. The `Retry-After` of a 503 is the time that the queued work will
+take by the learnt cost of a step.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from moeserve.router.core.limits import Limits
 from moeserve.router.core.output_history import OutputHistory
 from moeserve.router.core.request import INT32_BYTES
 from moeserve.router.core.step_cost import StepCost, StepShape
-from moeserve.router.core.waiting import WaitingRoom
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 LEAST_WAIT_S, MOST_WAIT_S = 1, 600
 
 
 class BackPressure:
-    def __init__(self, limits: Limits, waiting: WaitingRoom, cost: StepCost, history: OutputHistory) -> None:
+    def __init__(self, limits: Limits, waiting: WaitingQueue, cost: StepCost, history: OutputHistory) -> None:
         self._limits = limits
         self._waiting = waiting
         self._cost = cost
         self._history = history
 
     def refusal(self, message: GenerateRequest, num_tenants: int) -> RequestError | None:
-        """The 503 for a request that finds the queue full; `num_tenants` have open requests, its own among
-        them. An empty queue takes any request."""
+        """The 503 for a request that finds the queue full; None if it is accepted. `num_tenants` counts the API keys
+        with open requests, the request's own included. An empty queue accepts any request."""
         limits, waiting = self._limits, self._waiting
         tokens = waiting.num_tokens + len(message.token_ids) // INT32_BYTES
         share = limits.max_num_queued_reqs
@@ -47,7 +47,7 @@ class BackPressure:
         return RequestError(id=message.id, status=503, message=text, retry_after=wait)
 
     def predicted_wait_s(self) -> int:
-        """Until what waits now will have been served, in whole seconds."""
+        """Predicted whole seconds until the requests that wait now will have been served."""
         ms = self._cost.prefill_ms(1) * self._waiting.num_tokens
         rows = self._limits.max_running
         row_ms = self._cost.predict(StepShape(rows=rows)) / rows

@@ -1,14 +1,14 @@
-"""Every KV slot and who has it: free + held by one request + in the prefix tree = all, after every call.
+"""The owner of every KV slot: free + private to one request + in the prefix tree = all slots, after every call.
 
-A request's slots come in this order:
+The slots of a request, by position:
 
-    position   0 ............ num_shared ............... len(slots)
-               | the tree's, which  | its own; the tree gets  |  the worker has
-               | it holds by `node` | them when it leaves     |  heard of no more
+    position   0 ................. num_shared ................. len(slots)
+               | owned by the tree,     | private to the request; |  not planned yet
+               | referenced by `node`   | the tree takes them     |
+               |                        | when it leaves          |
 
-What is known to be in the tree may be read by others at once, though its KV may be computed only in a step
-still to come: the worker executes plans in order, and writes the KV of all rows of a step, layer by layer,
-before any of them attends.
+Slots in the tree may be shared at once, although their KV may be computed only in a later step: the worker executes
+plans in order and, in each layer, writes the KV of all rows of a step before any row attends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from moeserve.router.core.token_pool import TokenPool
 
 
 class KvMemory:
-    """The one writer of a request's `slots`, `node`, `num_shared` and `borrowed`."""
+    """The only writer of a request's `slots`, `node`, `num_shared` and `borrowed`."""
 
     def __init__(self, num_slots: int, *, reuse: bool = True, isolate_tenants: bool = False) -> None:
         self._pool = TokenPool(num_slots)
@@ -36,27 +36,28 @@ class KvMemory:
 
     @property
     def available(self) -> int:
-        """Slots that `take` could give: free ones, and those of idle cache entries."""
+        """Slots that `take` could return: the free ones and the unreferenced cached ones, which it may evict."""
         return self._pool.num_free + self._tree.num_idle
 
     @property
     def num_held(self) -> int:
-        """Slots that running requests hold, each counted once."""
+        """Slots that running requests hold, each counted once however many share it."""
         return self._pool.num_slots - self.available
 
     @property
     def num_cached(self) -> int:
-        """Slots of idle cache entries."""
+        """Slots of cached prefixes that no running request references."""
         return self._tree.num_idle
 
     def lookup(self, request: Request) -> tuple[int, int]:
-        """How many of its tokens `attach` would find, and how many of those nobody holds. Changes nothing."""
+        """How many leading tokens `attach` would find in the cache, and how many of those no running request
+        references. Changes nothing."""
         if not self._reuse:
             return 0, 0
         return self._tree.match(self._namespace(request), self._reusable(request))
 
     def attach(self, request: Request) -> None:
-        """Gives a request that holds nothing what the cache has of its tokens."""
+        """Gives the longest cached prefix of its tokens to a request that holds no slots."""
         if not self._reuse:
             return
         namespace, tokens = self._namespace(request), self._reusable(request)
@@ -66,15 +67,16 @@ class KvMemory:
         request.borrowed = request.num_shared - (idle_before - self._tree.num_idle)
 
     def take(self, count: int) -> array[int]:
-        """`count` slots, at most `available`, for whoever then has them in its `slots`."""
+        """Takes `count` slots, evicting cached prefixes as needed; the caller appends them to a request's `slots`.
+        Raises PoolExhausted for more than `available`."""
         lacking = count - self._pool.num_free
         if lacking > 0:
             self._pool.free(self._tree.evict(lacking))
         return self._pool.alloc(count)
 
     def publish(self, request: Request) -> None:
-        """Lets others read what is planned of its known tokens. A request that finds the same tokens in the
-        tree, brought by another meanwhile, keeps its own slots to itself until it leaves."""
+        """Moves the planned slots of its known tokens into the tree, so that other requests share them. If another
+        request has put the same tokens there meanwhile, these slots stay private until the request leaves."""
         end = min(len(request.slots), len(request.tokens))
         begin = request.num_shared
         if request.node is None or begin == end:
@@ -84,8 +86,8 @@ class KvMemory:
             request.node, request.num_shared = node, end
 
     def detach(self, request: Request, *, forget: bool = False) -> None:
-        """Takes back all it holds. The cache keeps what is known of it, for as long as there is room; unless
-        it is to `forget`: then what nobody else uses is free at once."""
+        """Takes back all slots of a request. The slots of its known tokens stay cached until they are evicted; with
+        `forget`, those that no other request references are freed at once."""
         begin, end = request.num_shared, min(len(request.slots), len(request.tokens))
         if request.node is None:
             begin = end = 0
@@ -120,7 +122,7 @@ class KvMemory:
             raise AssertionError(f"{self._tree.num_idle} of {self._tree.num_tokens} cached KV slots are idle")
 
     def check_slots(self, running: Collection[Request]) -> None:
-        """Raises AssertionError unless every slot is free, one request's or the tree's, once. O(slots)."""
+        """Raises AssertionError unless every slot is free, private to one request, or in the tree. O(slots)."""
         self._tree.check()
         private = [request.slots[request.num_shared :] for request in running]
         self._pool.check([*private, *self._tree.held_slots()])

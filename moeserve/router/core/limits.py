@@ -1,4 +1,4 @@
-"""What one server can take: the limits, and the refusal of requests that no waiting would help."""
+"""The limits of one server, and the refusal of requests that can never run within them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeserve.router.core.request import INT32_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the configuration and the worker allow; counts of tokens, slots or requests."""
+    """What the configuration and the worker allow: numbers of tokens, slots or requests."""
 
     num_kv_slots: int
     max_num_seqs: int
@@ -18,21 +18,21 @@ class Limits:
     max_num_batched_tokens: int
     max_num_queued_reqs: int
     max_num_queued_tokens: int = 1 << 20
-    max_itl_ms: float | None = None  # None: see `pace.py`
-    prefill_share: float = 0.4  # of the time, for prompts while answers are under way
+    max_itl_ms: float | None = None  # limit on inter-token latency; None: none (`pace.py`)
+    prefill_share: float = 0.4  # of the time, for prompts while other requests decode
     reuse_prefixes: bool = True
-    isolate_tenants: bool = False  # no prefix is shared between API keys
-    num_experts: int = 0  # of a layer; 0: not a mixture of experts
+    isolate_tenants: bool = False  # API keys do not share cached prefixes
+    num_experts: int = 0  # of a layer; 0: a dense model
     experts_per_token: int = 0
 
     @property
     def max_running(self) -> int:
-        """Requests bound at once. With no more of them than tokens in a step, every decode row fits into
-        every step and leaves a token for the prompts under way."""
+        """The most requests bound at once. There are no more of them than tokens in a step, so that a step has a token
+        for each: a decode row for every decoding request, and one for every prompt."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     def refusal(self, message: GenerateRequest) -> RequestError | None:
-        """The 400 for a request that can never run."""
+        """The 400 for a request that can never run; None if it can."""
         prompt, remainder = divmod(len(message.token_ids), INT32_BYTES)
         wanted = message.sampling.max_tokens
         if prompt == 0 or remainder or wanted < 0:

@@ -1,9 +1,10 @@
-"""How long answers have been lately, to tell how long those under way will get.
+"""Predicts how long answers will be from the lengths of recent answers.
 
-The Past-Future scheduler's idea (Gong et al., ASPLOS 2025): lengths of recent answers are a sample of the
-lengths to come. Each request draws its length from those that are longer than what it has put out already, so
-the predictions of a batch are spread as the lengths will be, and the peak of their sum is about right though
-each may be wrong. The draw is a quantile fixed per request, so that an estimate does not change by itself.
+This is the idea of the Past-Future scheduler (Gong et al., ASPLOS 2025): recent lengths are a sample of the
+distribution of lengths to come. Each request draws its length from the recent lengths that exceed its output so far.
+So the predictions of a batch are distributed as its lengths will be, and the peak of their sum is about right although
+each of them may be wrong. The draw is a quantile that is fixed for each request, so that a prediction does not change
+by itself.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
-WINDOW = 1000  # answers remembered, the figure of the paper
-# Before anything is known, and then a thousandth of what is: mostly short, some long.
+WINDOW = 1000  # answers remembered, as in the paper
+# Lengths assumed at the start, mostly short with a long tail; each counts as one answer until WINDOW others have ended.
 PRIOR = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048)
-MIN_MORE = 16  # tokens; an answer longer than any before it is expected to go on by an eighth, or so many
+MIN_MORE = (
+    16  # tokens; an answer longer than any recent one is predicted to grow by an eighth, or by this many
+)
 
-_GOLDEN = 0.6180339887498949  # multiples of it modulo 1 fill the interval evenly, wherever one stops
+_GOLDEN = 0.6180339887498949  # its multiples modulo 1 are a low-discrepancy sequence in [0, 1)
 
 
 class OutputHistory:
+    """Lengths of answers in tokens."""
+
     def __init__(self) -> None:
         self._recent = deque(PRIOR)
         self._sorted = sorted(PRIOR)
@@ -27,10 +32,11 @@ class OutputHistory:
 
     @property
     def mean(self) -> float:
+        """The mean length of recent answers, in tokens."""
         return sum(self._recent) / len(self._recent)
 
     def add(self, length: int) -> None:
-        """An answer ended after `length` tokens, by itself or at its limit."""
+        """Records an answer that ended after `length` tokens, by itself or at its limit."""
         insort(self._sorted, length)
         self._recent.append(length)
         if len(self._recent) > WINDOW:
@@ -43,8 +49,8 @@ class OutputHistory:
         return self._draws * _GOLDEN % 1.0
 
     def predict(self, so_far: int, most: int, quantile: float) -> int:
-        """Tokens of an answer in all, of which `so_far` are there, `so_far` < `most`: more than `so_far`, at
-        most `most`."""
+        """The predicted total length, in tokens, of an answer that has `so_far` < `most` tokens: more than `so_far` and
+        at most `most`."""
         longer = bisect_right(self._sorted, so_far)
         left = len(self._sorted) - longer
         if left == 0:

@@ -1,73 +1,81 @@
-"""How much of a step prompts may take, so that answers under way keep their pace.
+"""The prefill budget: how many milliseconds prompts may add to a step, so that decoding requests keep their pace.
 
-Every step serves every decode row; what prompt tokens add to it is a stall for all of them. Two bounds:
+Every step serves every decode row, and what prompt tokens add to the step stalls all of them. Two bounds hold:
 
-- The length of one stall. Without a limit on inter-token latency it is long enough to be efficient: a small chunk
-  reads almost as many experts as a large one, so one that lasts `WORTH` times as long as reading them wastes no
-  more than a fifth of it. With a limit, a stall takes what the limit leaves it, up to where that gains nothing:
-  whoever allows longer stalls gets more out of them.
-- The share of the time. Stalls make a debt that steps pay off, each in proportion to its own length; while
+- The length of one stall. Without a limit on inter-token latency, a stall is long enough to be efficient. A small chunk
+  reads almost as many experts as a large one, so a chunk that lasts STALL_PER_FIXED_COST times as long as reading them
+  spends at most a fifth of its time on them. With a limit, a stall may take what the limit leaves, up to the length
+  from which on more gains nothing.
+- The share of the time. Stalls add to a debt, and each step pays off a part in proportion to its own length. While
   there is debt, no prompt is served. So prompts get `prefill_share` of the time, in turns, and answers keep
-  1 - prefill_share of the speed they have without prompts. Where more prompts are there than answers, each
-  prompt gets what it would get beside one answer: a backlog is worked off, not kept.
+  1 - prefill_share of the speed that they have without prompts. When there are more prompts than answers, each prompt
+  gets the time that it would get beside one answer, so that a backlog of prompts shrinks.
 
-One engine is shared by both, so their shares add up to 1: a prompt beside an answer takes 1 / prefill_share times
-as long as alone (2.5 times at the default), and making that less takes it from the answer.
+Prompts and answers share one engine, so their shares add up to 1. Beside an answer, a prompt takes 1 / prefill_share
+times as long as alone, 2.5 times at the default. A larger share takes the difference from the answer.
 """
 
 from __future__ import annotations
 
 from moeserve.router.core.step_cost import StepCost
 
-WORTH = 4.0  # a stall among answers, in multiples of what the chunk pays once: 1 / (1 + 4) of it is overhead
-WORTH_ALONE = 12.0  # a chunk without answers: a thirteenth. It has an end because newcomers wait for it
-ALONE_MS = 50.0  # but that much is always fine
-LEAST_CHUNK = 16  # tokens; a limit that not one can keep is broken by so many, in their share of the time
-LEAST_MS = 1e-3  # more than nothing: no debt
+# A chunk's length in multiples of its fixed cost, which every chunk pays once: 1 / (1 + 4) of a stall is overhead.
+STALL_PER_FIXED_COST = 4.0
+# The same without decode rows: a thirteenth. It is bounded because requests that arrive meanwhile wait for it.
+CHUNK_PER_FIXED_COST_ALONE = 12.0
+LEAST_CHUNK_MS_ALONE = 50.0  # a chunk without decode rows may always take this long
+# Tokens of the smallest chunk. A latency limit that even one token would break is exceeded by as many, within
+# `prefill_share` of the time.
+LEAST_CHUNK = 16
+LEAST_BUDGET_MS = 1e-3  # positive: there is no debt
 UNLIMITED_MS = 1e9
 
 
 class Pace:
     def __init__(self, cost: StepCost, max_itl_ms: float | None, prefill_share: float) -> None:
-        """0 < prefill_share < 1."""
+        """`max_itl_ms` limits the latency between two tokens of an answer; None: no limit. 0 < prefill_share < 1."""
         self._cost = cost
         self._max_itl_ms = max_itl_ms
         self._share = prefill_share
         self._debt_ms = 0.0
 
-    def allowance_ms(self, rows: int, alone_ms: float, guarded: float) -> float:
-        """What prompts may add now to a step of `rows` decode rows that alone takes `alone_ms`. `guarded` is the
-        share of the rows whose pace counts (see `FairShare`): the fewer, the more it is as if there were none.
-        But the limit on latency holds for all."""
+    def prefill_budget_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
+        """Milliseconds that prompts may add now to a step of `rows` decode rows, which takes `alone_ms` without them.
+
+        `protected_share` is the share of the rows whose pace counts (see `FairShare.protected_share`). The smaller it
+        is, the closer the budget is to that of a step without decode rows. The limit on inter-token latency holds for
+        every row."""
         if not self._cost.is_fitted:
             return UNLIMITED_MS
-        if rows and guarded and self._debt_ms > 0.0:
+        if rows and protected_share and self._debt_ms > 0.0:
             return 0.0
-        stall = self.stall_ms(rows, alone_ms, guarded)
+        stall = self.stall_ms(rows, alone_ms, protected_share)
         if rows and self._max_itl_ms is not None:
             most = max(stall, self.stall_ms(rows, alone_ms, 0.0))
             stall = min(most, self._max_itl_ms / self._cost.spread - alone_ms)
-        return max(stall, LEAST_MS)
+        return max(stall, LEAST_BUDGET_MS)
 
-    def stall_ms(self, rows: int, alone_ms: float, guarded: float) -> float:
-        """How long answers may be stalled at once, or a first token that is ready."""
-        short = max(alone_ms, WORTH * self._cost.fixed_ms(rows))
-        if guarded == 1.0:
+    def stall_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
+        """The longest stall of the decode rows, or of a first token that is ready, in one step."""
+        short = max(alone_ms, STALL_PER_FIXED_COST * self._cost.fixed_ms(rows))
+        if protected_share == 1.0:
             return short
-        long = max(alone_ms, ALONE_MS, WORTH_ALONE * self._cost.fixed_ms(0))
-        return guarded * short + (1.0 - guarded) * long
+        long = max(alone_ms, LEAST_CHUNK_MS_ALONE, CHUNK_PER_FIXED_COST_ALONE * self._cost.fixed_ms(0))
+        return protected_share * short + (1.0 - protected_share) * long
 
-    def planned(self, rows: int, alone_ms: float, stall_ms: float, guarded: float, prompts: int) -> None:
-        """A step was planned with such a stall, while `prompts` were there that could be served."""
+    def planned(
+        self, rows: int, alone_ms: float, stall_ms: float, protected_share: float, prompts: int
+    ) -> None:
+        """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` could be served."""
         if not rows:
             self._debt_ms = 0.0
             return
         weight = self._share / (1.0 - self._share)  # of a prompt, where a decode row has 1
         earned = alone_ms * weight * max(1.0, prompts / rows)
-        self._debt_ms = max(self._debt_ms + stall_ms * guarded - earned, 0.0)
+        self._debt_ms = max(self._debt_ms + stall_ms * protected_share - earned, 0.0)
 
-    def corrected(self, expected_ms: float, actual_ms: float, guarded: float) -> None:
-        """A step with a stall took more or less than expected. What is more than twice as long is somebody
-        else's doing, and not charged to prompts."""
+    def corrected(self, expected_ms: float, actual_ms: float, protected_share: float) -> None:
+        """Accounts for the difference to the planned duration of a step with a stall. At most twice the expected
+        duration is charged to prompts, because the rest has other causes on the machine."""
         late_ms = min(actual_ms - expected_ms, expected_ms)
-        self._debt_ms = max(self._debt_ms + late_ms * guarded, 0.0)
+        self._debt_ms = max(self._debt_ms + late_ms * protected_share, 0.0)

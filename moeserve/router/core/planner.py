@@ -1,23 +1,23 @@
-"""One step: who is bound, who is paused, which rows. The order within a plan matters:
+"""Plans one step: which requests are preempted or bound, and which rows the step has. The order matters:
 
-1. room is made, by pausing, before there are rows: what a pause gives up may be overwritten in this very step;
-2. every decode row;
-3. chunks of prompts in fair order, binding waiting requests as it comes to them, as far as tokens, slots and
-   the pace of the decode rows allow.
+1. preemption, before there are rows, because the KV slots of a victim may be written in this very step;
+2. a row for every decoding request;
+3. chunks of prompts in fair order, which bind waiting requests as their turn comes, as far as the token limit, the KV
+   slots and the prefill budget (`pace.py`) allow.
 """
 
 from __future__ import annotations
 
-from moeserve.router.core.batch import Batch
 from moeserve.router.core.fair_share import FairShare
-from moeserve.router.core.flight import Flight
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.pace import LEAST_CHUNK, Pace
 from moeserve.router.core.prompt_order import PromptOrder
 from moeserve.router.core.request import Request, State
+from moeserve.router.core.running_batch import RunningBatch
+from moeserve.router.core.scheduled_step import ScheduledStep
 from moeserve.router.core.step_cost import StepCost
-from moeserve.router.core.waiting import WaitingRoom
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 
 class Planner:
@@ -25,8 +25,8 @@ class Planner:
         self,
         limits: Limits,
         memory: KvMemory,
-        waiting: WaitingRoom,
-        batch: Batch,
+        waiting: WaitingQueue,
+        batch: RunningBatch,
         shares: FairShare,
         cost: StepCost,
     ) -> None:
@@ -39,92 +39,92 @@ class Planner:
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share)
         self._order = PromptOrder(waiting, shares)
 
-    def plan(self, step: int, now: float, *, results_awaited: bool) -> Flight | None:
-        """The next step, or None when there is nothing to do now."""
+    def plan(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
+        """The next step, or None when no row can be planned now. `now` is in seconds."""
         while True:
-            flight = self._plan_rows(step, now)
-            if flight.rows:
-                return flight
-            if results_awaited or not self._batch.prefilling or not self._batch.break_standstill():
+            scheduled = self._plan_rows(step, now)
+            if scheduled.rows:
+                return scheduled
+            if results_awaited or not self._batch.prefilling or not self._batch.break_deadlock():
                 return None
 
-    def finished(self, flight: Flight, ms: float) -> None:
-        """The step took so long on the worker; 0 if nobody measured it."""
-        if flight.prompt_tokens and flight.num_decode and ms > 0.0:
-            self._pace.corrected(flight.expected_ms, ms, flight.guarded)
-        self._cost.observe(flight.shape, ms)
+    def finished(self, scheduled: ScheduledStep, ms: float) -> None:
+        """The step took `ms` milliseconds on the worker; 0 if it was not measured."""
+        if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
+            self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
+        self._cost.observe(scheduled.shape, ms)
 
-    def _plan_rows(self, step: int, now: float) -> Flight:
-        flight = Flight(step)
-        self._make_way()
-        self._batch.make_room_to_decode()
-        self._plan_decode_rows(flight)
-        self._plan_prompts(flight, now)
-        return flight
+    def _plan_rows(self, step: int, now: float) -> ScheduledStep:
+        scheduled = ScheduledStep(step)
+        self._preempt_for_fairness()
+        self._batch.preempt_for_decode_slots()
+        self._plan_decode_rows(scheduled)
+        self._plan_prompts(scheduled, now)
+        return scheduled
 
-    def _make_way(self) -> None:
-        """For the least served tenant, where there are several."""
+    def _preempt_for_fairness(self) -> None:
+        """Makes room for the least served tenant's next request, where there are several tenants."""
         if self._shares.num_tenants > 1 and len(self._waiting):
             head = self._order.next((), with_waiting=True)
             assert head is not None
-            self._batch.make_way(head)
+            self._batch.preempt_for_fairness(head)
 
-    def _plan_decode_rows(self, flight: Flight) -> None:
+    def _plan_decode_rows(self, scheduled: ScheduledStep) -> None:
         rows = list(self._batch.decoding.values())[: self._memory.available]
-        for request in flight.add_decode_rows(rows, self._memory):
+        for request in scheduled.add_decode_rows(rows, self._memory):
             self._batch.planned(request)
         self._shares.charge_rows(rows)
 
-    def _plan_prompts(self, flight: Flight, now: float) -> None:
-        """Chunks, each as large as what is left of the step allows."""
-        rows = flight.num_decode
-        alone_ms = self._cost.predict(flight.shape)
-        flight.expected_ms = alone_ms
+    def _plan_prompts(self, scheduled: ScheduledStep, now: float) -> None:
+        """Adds chunks of prompts, each as large as the rest of the step allows."""
+        rows = scheduled.num_decode
+        alone_ms = self._cost.predict(scheduled.shape)
+        scheduled.expected_ms = alone_ms
         batch = self._batch
-        prompts = len(batch.prefilling) + min(len(self._waiting), batch.num_free_places)
+        prompts = len(batch.prefilling) + min(len(self._waiting), batch.num_free_req_slots)
         if not prompts:
             self._pace.planned(rows, alone_ms, 0.0, 0.0, 0)
             return
-        guarded = flight.guarded = self._guarded(flight)
-        allowance = self._pace.allowance_ms(rows, alone_ms, guarded)
-        while self._has_room(flight, allowance) and (request := self._next_prompt()) is not None:
-            count = self._chunk(flight, request, allowance)
+        protected_share = scheduled.protected_share = self._protected_share(scheduled)
+        budget_ms = self._pace.prefill_budget_ms(rows, alone_ms, protected_share)
+        while self._has_room(scheduled, budget_ms) and (request := self._next_prompt()) is not None:
+            count = self._chunk(scheduled, request, budget_ms)
             if count == 0:
                 break
             self._order.served(request, count, batch.prefilling)
-            flight.add_chunk(request, count, self._memory, now)
+            scheduled.add_chunk(request, count, self._memory, now)
             self._memory.publish(request)
             batch.planned(request)
-            before, flight.expected_ms = flight.expected_ms, self._cost.predict(flight.shape)
-            allowance -= flight.expected_ms - before
-            if request.state is not State.PREFILL:  # its first token should not wait for others' long prompts
-                spent = flight.expected_ms - alone_ms
-                allowance = min(allowance, self._pace.stall_ms(rows, alone_ms, 1.0) - spent)
-        self._pace.planned(rows, alone_ms, flight.expected_ms - alone_ms, guarded, prompts)
+            before, scheduled.expected_ms = scheduled.expected_ms, self._cost.predict(scheduled.shape)
+            budget_ms -= scheduled.expected_ms - before
+            if request.state is not State.PREFILL:  # its first token must not wait for other long prompts
+                spent = scheduled.expected_ms - alone_ms
+                budget_ms = min(budget_ms, self._pace.stall_ms(rows, alone_ms, 1.0) - spent)
+        self._pace.planned(rows, alone_ms, scheduled.expected_ms - alone_ms, protected_share, prompts)
 
-    def _has_room(self, flight: Flight, allowance_ms: float) -> bool:
-        """For a prompt token more. (The first chunk of a step is never too dear; see LEAST_CHUNK.)"""
-        planned = flight.num_decode + flight.prompt_tokens
+    def _has_room(self, scheduled: ScheduledStep, budget_ms: float) -> bool:
+        """Whether one more prompt token fits. The first chunk of a step fits whatever it costs; see LEAST_CHUNK."""
+        planned = scheduled.num_decode + scheduled.prompt_tokens
         if planned == self._limits.max_num_batched_tokens or not self._memory.available:
             return False
-        if not flight.prompt_tokens:
-            return allowance_ms > 0.0
-        return self._cost.chunk_ms(planned, 0, 1) <= allowance_ms
+        if not scheduled.prompt_tokens:
+            return budget_ms > 0.0
+        return self._cost.chunk_ms(planned, 0, 1) <= budget_ms
 
-    def _guarded(self, flight: Flight) -> float:
-        """The share of the decode rows whose pace the next prompt must heed."""
-        if not flight.num_decode:
+    def _protected_share(self, scheduled: ScheduledStep) -> float:
+        """The share of the decode rows that the next prompt must not slow down; see `FairShare.protected_share`."""
+        if not scheduled.num_decode:
             return 0.0
         if self._shares.num_tenants == 1:
             return 1.0
-        first = self._order.next(self._batch.prefilling, with_waiting=self._batch.num_free_places > 0)
-        return 1.0 if first is None else self._shares.guarded(flight.owners, first.tenant)
+        first = self._order.next(self._batch.prefilling, with_waiting=self._batch.num_free_req_slots > 0)
+        return 1.0 if first is None else self._shares.protected_share(scheduled.owners, first.tenant)
 
     def _next_prompt(self) -> Request | None:
-        """Whose chunk is next; bound, if it was waiting. Where the next in order cannot be bound yet, nobody
-        who waits passes it: what is freed would go to smaller ones for ever."""
+        """The request whose chunk is next, bound if it was waiting. When the next waiting request cannot be bound yet,
+        no other waiting request overtakes it: otherwise smaller ones would take every freed slot for ever."""
         batch = self._batch
-        request = self._order.next(batch.prefilling, with_waiting=batch.num_free_places > 0)
+        request = self._order.next(batch.prefilling, with_waiting=batch.num_free_req_slots > 0)
         if request is None or request.state is State.PREFILL:
             return request
         if batch.may_bind(request):
@@ -132,12 +132,12 @@ class Planner:
             return request
         return self._order.next(batch.prefilling, with_waiting=False)
 
-    def _chunk(self, flight: Flight, request: Request, allowance_ms: float) -> int:
-        """Tokens of it that the step has room for."""
-        planned = flight.num_decode + flight.prompt_tokens
+    def _chunk(self, scheduled: ScheduledStep, request: Request, budget_ms: float) -> int:
+        """How many tokens of the request's prompt fit into the step."""
+        planned = scheduled.num_decode + scheduled.prompt_tokens
         most = min(request.prompt_left, self._limits.max_num_batched_tokens - planned, self._memory.available)
         fits = most
-        if flight.num_decode:
-            fits = max(min(fits, self._cost.largest_trial - flight.prompt_tokens), 0)
-        fits = self._cost.largest_chunk(planned, len(request.slots), fits, allowance_ms)
-        return fits if fits or flight.prompt_tokens else min(most, LEAST_CHUNK)
+        if scheduled.num_decode:
+            fits = max(min(fits, self._cost.largest_trial - scheduled.prompt_tokens), 0)
+        fits = self._cost.largest_chunk(planned, len(request.slots), fits, budget_ms)
+        return fits if fits or scheduled.prompt_tokens else min(most, LEAST_CHUNK)

@@ -1,14 +1,14 @@
 """The prefix cache: a radix tree from tokens to the KV slots that hold their keys and values.
 
-KV of a token depends on the tokens before it and on nothing else, so whoever begins with the same tokens may
-read the same slots. Each node holds a stretch of tokens and as many slots; a path from a root spells a prefix.
-(RadixAttention of SGLang, arXiv:2312.07104, at the granularity of single tokens.)
+The KV of a token depends only on it and the tokens before it, so requests that begin with the same tokens may share the
+same slots. Each node holds a run of tokens and one slot for each; a path from a root spells a prefix. This is SGLang's
+RadixAttention (arXiv:2312.07104) at the granularity of single tokens.
 
-- `refs` of a node counts the running requests whose shared prefix passes through it. A node with none is idle:
-  its slots may be evicted, least recently used leaf first, token by token from its end. A parent's refs are
-  never fewer than a child's, so an idle node has only idle descendants.
-- There is one root for each namespace, and no hit across namespaces.
-- Costs follow the number of nodes on a path; tokens are compared and moved as blocks of memory.
+- `refs` of a node counts the running requests whose shared prefix includes it. A node without references is idle.
+  Unreferenced slots stay cached and are evicted least recently used first, from the end of a leaf. A parent has at
+  least as many references as each child, so an idle node has only idle descendants.
+- Each namespace has a root of its own, and requests find no prefixes of another namespace.
+- An operation takes time in proportion to the nodes on its path; tokens are compared and moved as blocks of memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from heapq import heapify, heappop, heappush
 TOKEN_BYTES = 4
 Namespace = tuple[str, str]
 
-_STALE_SPARE = 1024  # entries of the eviction heap beyond twice the nodes, before it is built anew
+_STALE_SPARE = 1024  # entries beyond twice the number of nodes at which the eviction heap is rebuilt
 
 
 class Node:
-    """Owned by one `RadixCache`; others hold it as a token of where they stand."""
+    """Owned and changed by one `RadixCache`; to others it is an opaque handle of a position in the tree."""
 
     __slots__ = ("children", "last_used", "namespace", "number", "parent", "refs", "slots", "tokens")
 
@@ -42,14 +42,14 @@ class Node:
 
 
 class RadixCache:
-    """Slots come in with `extend` and `release` and go out with `evict`, `discard` and what `release` returns;
-    everything in between belongs to the tree."""
+    """Takes ownership of slots with `extend` and `release`; gives it up with `evict`, `discard` and what `release`
+    returns. Tokens are int32 as bytes, slots are int32 arrays."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_idle = 0  # of num_tokens, those in nodes without refs
         self._roots: dict[Namespace, Node] = {}
-        self._uses = 0  # a clock that ticks once a use
+        self._uses = 0  # a logical clock: incremented at each use
         self._num_nodes = 0
         # Idle leaves by (last_used, number); entries that no longer describe one are skipped when they surface.
         self._leaves: list[tuple[int, int, Node]] = []
@@ -57,7 +57,8 @@ class RadixCache:
     # ---------------------------------------------------------------- reading
 
     def match(self, namespace: Namespace, tokens: bytes) -> tuple[int, int]:
-        """The longest cached prefix of `tokens`, and how much of it is idle; in tokens. Changes nothing."""
+        """The length of the longest cached prefix of `tokens`, and how much of it is idle, in tokens. Changes
+        nothing."""
         matched = idle = 0
         root = self._roots.get(namespace)
         for node, common in self._walk(root, tokens) if root is not None else ():
@@ -67,7 +68,7 @@ class RadixCache:
         return matched, idle
 
     def _walk(self, node: Node, tokens: bytes) -> Iterator[tuple[Node, int]]:
-        """The nodes below `node` that `tokens` passes through, each with how many of its tokens it shares."""
+        """The nodes below `node` that spell a prefix of `tokens`, each with how many of its tokens match."""
         at, end = 0, len(tokens)
         while at < end:
             child = node.children.get(tokens[at : at + TOKEN_BYTES])
@@ -80,11 +81,11 @@ class RadixCache:
             node = child
             at += common * TOKEN_BYTES
 
-    # ---------------------------------------------------------------- a request's way through the tree
+    # ---------------------------------------------------------------- references
 
     def acquire(self, namespace: Namespace, tokens: bytes) -> tuple[Node, array[int]]:
-        """Takes hold of the longest cached prefix of `tokens`: the node it ends with and its slots. Give it
-        back with `release` or `discard`."""
+        """References the longest cached prefix of `tokens`; returns its last node and its slots. The caller ends the
+        reference with `release` or `discard`."""
         node = self._roots.get(namespace)
         if node is None:
             node = self._roots[namespace] = self._new_node(None, namespace, bytearray(), array("i"))
@@ -96,13 +97,14 @@ class RadixCache:
         return node, slots
 
     def extend(self, node: Node, tokens: bytes, slots: array[int]) -> Node | None:
-        """Gives the tree the slots of `tokens`, which follow `node`, held by the caller; the hold moves to the
-        node returned. None, and the slots stay the caller's, when someone else brought the same tokens."""
+        """Gives the tree the slots of `tokens`, which follow the `node` that the caller references. The reference moves
+        to the node returned. None: the tree has a continuation with the same first token, and the slots stay the
+        caller's."""
         if node.children.get(tokens[:TOKEN_BYTES]) is not None:
             return None
         self.num_tokens += len(slots)
         if node.refs == 1 and not node.children and node.parent is not None:
-            node.tokens += tokens  # nobody else stands here
+            node.tokens += tokens  # no other request references it
             node.slots.extend(slots)
             return node
         child = self._add_child(node, tokens, slots)
@@ -110,8 +112,8 @@ class RadixCache:
         return child
 
     def release(self, node: Node, tokens: bytes, slots: array[int]) -> array[int]:
-        """Ends a hold. `tokens` followed `node` in `slots`: what the tree lacks of them it takes, and the
-        slots of what it has are returned, for the caller to free."""
+        """Ends a reference. `tokens` follow `node`, their KV is in `slots`: the tree takes the slots of those that it
+        lacks, and returns the slots of those that it has, for the caller to free."""
         surplus, end = self._insert(node, tokens, slots)
         self._uses += 1
         current: Node | None = node
@@ -129,7 +131,8 @@ class RadixCache:
         return surplus
 
     def discard(self, node: Node) -> array[int]:
-        """Ends a hold and forgets what nobody else holds or builds on; returns the slots of that."""
+        """Ends a reference and removes the nodes from `node` upwards that nobody references and that have no children;
+        returns their slots, for the caller to free."""
         self.release(node, b"", array("i"))
         freed = array("i")
         while node.parent is not None and node.refs == 0 and not node.children:
@@ -141,7 +144,8 @@ class RadixCache:
         return freed
 
     def _insert(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[array[int], Node]:
-        """Adds `tokens` below `node` as an idle path; returns the slots not used and the last node."""
+        """Adds `tokens` below `node` as an idle path; returns the slots of tokens that were there, and the last
+        node."""
         surplus = array("i")
         at, start = 0, node
         for child, common in list(self._walk(node, tokens)):
@@ -154,7 +158,7 @@ class RadixCache:
         self.num_tokens += len(rest)
         nobody_else = node.refs == 0 or (node is start and node.refs == 1)
         if nobody_else and not node.children and node.parent is not None:
-            # (The caller's own node becomes idle when its hold ends, all of it.)
+            # The caller's own node becomes idle as a whole when `release` ends its reference.
             node.tokens += rest_tokens
             node.slots.extend(rest)
             if node.refs == 0:
@@ -166,7 +170,7 @@ class RadixCache:
     # ---------------------------------------------------------------- eviction
 
     def evict(self, count: int) -> array[int]:
-        """The slots of up to `count` idle tokens, least recently used first."""
+        """Evicts up to `count` idle tokens, least recently used first; returns their slots, for the caller to free."""
         freed = array("i")
         while len(freed) < count and self._leaves:
             entry = heappop(self._leaves)
@@ -184,7 +188,7 @@ class RadixCache:
             else:
                 parent = node.parent
                 self._remove_leaf(node)
-                assert parent is not None  # roots are no leaves
+                assert parent is not None  # a root is never a leaf
                 self._note_leaf(parent)
         return freed
 
@@ -200,7 +204,7 @@ class RadixCache:
 
     @staticmethod
     def _is_idle_leaf(node: Node) -> bool:
-        """Not a root, nor one that was evicted: those have no slots."""
+        """Roots and evicted nodes have no slots, and are no idle leaves."""
         return node.refs == 0 and not node.children and len(node.slots) > 0
 
     # ---------------------------------------------------------------- nodes
@@ -218,8 +222,8 @@ class RadixCache:
         return child
 
     def _split(self, node: Node, count: int) -> Node:
-        """Cuts `node` after `count` tokens; returns the new node with the first of them. Who stands at the
-        end of `node` goes on to do so."""
+        """Splits `node` after `count` tokens; returns the new parent, which has the first of them. References to `node`
+        stay valid: its end does not move."""
         parent = node.parent
         assert parent is not None
         at = count * TOKEN_BYTES
@@ -249,11 +253,11 @@ class RadixCache:
         self.num_tokens -= len(node.slots)
         self.num_idle -= len(node.slots)
         self._num_nodes -= 1
-        node.slots, node.tokens = array("i"), bytearray()  # not those of the caller's view
+        node.slots, node.tokens = array("i"), bytearray()  # new ones: a caller may iterate over the old
         self._drop_empty_root(parent)
 
     def _drop_empty_root(self, node: Node) -> None:
-        """Forgets the namespace of `node`, a root that nobody holds and that has no children."""
+        """Removes the namespace of `node` if it is a root without references and children."""
         if node.parent is None and node.refs == 0 and not node.children:
             del self._roots[node.namespace]
             self._num_nodes -= 1
@@ -266,18 +270,22 @@ class RadixCache:
             yield node.slots
 
     def check(self) -> None:
-        """Raises AssertionError when a count or a link is off, or an idle leaf is not queued. O(tokens)."""
+        """Raises AssertionError when a count or a link is wrong, or an idle leaf is not in the heap. O(tokens)."""
         nodes = list(self._nodes())
         queued = {(tick, number) for tick, number, _ in self._leaves}
-        facts = {
+        invariants = {
             "tokens": self.num_tokens == sum(len(node.slots) for node in nodes),
             "idle tokens": self.num_idle == sum(len(node.slots) for node in nodes if node.refs == 0),
             "nodes": self._num_nodes == len(nodes),
-            "a slot for each token": all(len(n.tokens) == TOKEN_BYTES * len(n.slots) for n in nodes),
+            "one slot for each token": all(len(n.tokens) == TOKEN_BYTES * len(n.slots) for n in nodes),
             "only roots are empty": all((len(n.slots) == 0) == (n.parent is None) for n in nodes),
-            "no root without use": all(n.children or n.refs for n in nodes if n.parent is None),
-            "refs grow towards the root": all(n.parent is None or n.parent.refs >= n.refs for n in nodes),
-            "idle leaves are queued": all(
+            "no root without references or children": all(
+                n.children or n.refs for n in nodes if n.parent is None
+            ),
+            "refs do not decrease towards the root": all(
+                n.parent is None or n.parent.refs >= n.refs for n in nodes
+            ),
+            "idle leaves are in the heap": all(
                 (n.last_used, n.number) in queued for n in nodes if self._is_idle_leaf(n)
             ),
             "children by first token": all(
@@ -286,7 +294,7 @@ class RadixCache:
                 for key, child in n.children.items()
             ),
         }
-        broken = [name for name, holds in facts.items() if not holds]
+        broken = [name for name, holds in invariants.items() if not holds]
         if broken:
             raise AssertionError(f"the prefix tree is broken: {broken}")
 
@@ -299,12 +307,12 @@ class RadixCache:
 
 
 def _common_tokens(tokens: bytes, at: int, stretch: bytearray) -> int:
-    """How many whole tokens `tokens[at:]` and `stretch` begin with alike. Blocks are compared, then halved:
-    a mismatch costs two passes over the memory at most."""
+    """The number of leading tokens that `tokens[at:]` and `stretch` have in common. Binary search over blocks, so that
+    a mismatch takes at most two passes over the memory."""
     end = min(len(tokens) - at, len(stretch))
     if tokens[at : at + end] == stretch[:end]:
         return end // TOKEN_BYTES
-    low, high = 0, end // TOKEN_BYTES  # alike up to low, not up to high
+    low, high = 0, end // TOKEN_BYTES  # equal up to low, not up to high
     while high - low > 1:
         middle = (low + high) // 2
         begin, stop = low * TOKEN_BYTES, middle * TOKEN_BYTES

@@ -1,15 +1,15 @@
 """The scheduler: events in, step plans and messages out. It reads no clock and owns no socket.
 
-A caller feeds it the events as they come (`add`, `abort`, `stop_hit`, `step_result`, `close`), asks for the next
-`plan` until that is None, and sends what `take_messages` returns to the detokenizer. Here is what happens to a
-request from outside; what happens to it inside is in `planner.py` (one step) and `batch.py` (slots, pauses).
+A caller feeds it the events as they arrive (`add`, `abort`, `stop_hit`, `step_result`, `close`), asks for the next
+`plan` until that is None, and sends what `take_messages` returns to the detokenizer. This file has the events and the
+messages; `planner.py` plans one step, and `running_batch.py` binds, preempts and releases requests.
 
-Two plans may be in flight: N+1 is built while the worker runs N. It needs no token values, for a decode row
-means "the token you sampled last". Whatever ends or pauses a request between the two (a stop token, an abort,
-a full pool) leaves at most one row of it in N+1, a wasted one. That row is harmless, although the request's
-slots are free at once and may be handed out in N+2: **the worker executes plans strictly in order**, so the
-stale row writes before the new owner does, and the new owner reads no position that it has not written itself
-or found in the cache, whose slots a stale row writes with what they hold.
+Two plans may be in flight: N+1 is built while the worker runs N. It needs no token values, because a decode row means
+"the token you sampled last". Whatever ends or preempts a request between the two (a stop token, an abort, a full pool)
+leaves at most one row of it in N+1, whose result is ignored. That stale row is harmless, although the request's KV
+slots are free at once and may be handed out in N+2. **The worker executes plans strictly in order**, so the stale row
+writes before the new owner does. The new owner reads only positions that it has written itself or found in the prefix
+cache, and a stale row writes cached slots with the values that they hold.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections import deque
 
 from moeserve.messages.schema import (
-    CloseText,
+    DetokenizeEnd,
+    DetokenizeStart,
     FinishReason,
     GenerateRequest,
     LoadReport,
-    OpenText,
     RequestError,
     Sampled,
     StepPlan,
@@ -32,53 +32,55 @@ from moeserve.messages.schema import (
     TokensOut,
 )
 from moeserve.router.core.back_pressure import BackPressure
-from moeserve.router.core.batch import Batch
 from moeserve.router.core.fair_share import FairShare
-from moeserve.router.core.flight import Flight
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.planner import Planner
 from moeserve.router.core.request import Request, State
+from moeserve.router.core.router_stats import RouterStats
+from moeserve.router.core.running_batch import RunningBatch
+from moeserve.router.core.scheduled_step import ScheduledStep
 from moeserve.router.core.step_cost import StepCost
-from moeserve.router.core.totals import Totals
-from moeserve.router.core.waiting import WaitingRoom
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 MAX_PLANS_IN_FLIGHT = 2
-# A step that takes so long is not planned ahead of: the gap after it, below a millisecond, is nothing to it, and
-# whoever arrives while it runs joins the next step instead of the one after.
+# While a step this long runs, the next one is not planned yet: the idle gap after it is negligible (its size is in
+# docs/results/2026-11-22-router-notes.md), and a request that arrives meanwhile joins the next step, not the one after.
 PLAN_AHEAD_MS = 100.0
 
-Message = OpenText | CloseText | TokensOut | RequestError
+RouterMessage = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError
 
 
 class ProtocolError(Exception):
-    """The worker answered something other than the oldest plan in flight: its results mean nothing."""
+    """The worker's result is not that of the oldest plan in flight, so that none of its results can be trusted."""
 
 
 class Scheduler:
+    """Owns every open request, every KV slot and the prefix tree. Times are seconds of one clock, the caller's."""
+
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._closed: str | None = None  # why no request is served any more
+        self._closed: str | None = None  # the cause, once no request is served any more
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
-        self._waiting = WaitingRoom()
+        self._waiting = WaitingQueue()
         self._memory = KvMemory(
             limits.num_kv_slots, reuse=limits.reuse_prefixes, isolate_tenants=limits.isolate_tenants
         )
-        self._batch = Batch(limits, self._memory, self._waiting)
+        self._batch = RunningBatch(limits, self._memory, self._waiting)
         self._history = self._batch.admission.history
         self._shares = FairShare()
         self._cost = StepCost(limits.num_experts, limits.experts_per_token)
         self._planner = Planner(limits, self._memory, self._waiting, self._batch, self._shares, self._cost)
         self._pressure = BackPressure(limits, self._waiting, self._cost, self._history)
-        self._in_flight: deque[Flight] = deque()
-        self._out: list[Message] = []
-        self._totals = Totals()
+        self._in_flight: deque[ScheduledStep] = deque()
+        self._out: list[RouterMessage] = []
+        self._stats = RouterStats()
 
     # ---------------------------------------------------------------- events
 
     def add(self, message: GenerateRequest) -> None:
-        """Queues a request, or answers it with a RequestError: 400 when it can never fit, 503 when too many
-        wait or the worker is gone. Raises ValueError for an id that is open."""
+        """Queues a request, or answers it with a RequestError: 400 when it can never run, 503 when the queue is full
+        or the scheduler is closed. Raises ValueError for an id that is open."""
         if message.id in self._open:
             raise ValueError(f"request id {message.id} is in use")
         refusal = self._refusal(message)
@@ -89,7 +91,7 @@ class Scheduler:
         self._open[request.id] = request
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
-        self._out.append(OpenText(id=request.id, text=message.text, origin=message.origin))
+        self._out.append(DetokenizeStart(id=request.id, text=message.text, context=message.context))
 
     def _refusal(self, message: GenerateRequest) -> RequestError | None:
         if self._closed is not None:
@@ -100,18 +102,18 @@ class Scheduler:
         return self._pressure.refusal(message, self._shares.num_tenants_with(message.key_name))
 
     def abort(self, request_id: int) -> None:
-        """Frees everything at once. An id that is not open (finished, aborted, unknown) is no error: the
-        client's going and the request's end cross each other on the way."""
+        """Frees everything at once. An id that is not open (finished, aborted, unknown) is no error, because an abort
+        and the request's final message may cross."""
         request = self._open.get(request_id)
         if request is None:
             return
         self._release(request)
-        self._totals.aborts += 1
-        self._out.append(CloseText(id=request_id))
+        self._stats.aborts += 1
+        self._out.append(DetokenizeEnd(id=request_id))
 
     def stop_hit(self, hit: StopHit) -> None:
-        """Ends a request at a stop string. Tokens sampled after it do not count as the client's. As with
-        `abort`, the request may have ended meanwhile; its final message is out then."""
+        """Ends a request at a stop string; tokens sampled after it are not counted. As with `abort`, an id that is not
+        open is no error: the request's final message has been sent then."""
         request = self._open.get(hit.id)
         if request is not None:
             completion_tokens = min(hit.num_tokens, request.num_output)
@@ -119,26 +121,28 @@ class Scheduler:
             self._finish(request, "stop", completion_tokens, now=request.last_token_at)
 
     def step_result(self, result: StepResult, now: float) -> None:
-        """Takes the result of the oldest plan in flight. Raises ProtocolError when it is another's."""
+        """Takes the result of the oldest plan in flight. Raises ProtocolError when it is the result of another."""
         if not self._in_flight or self._in_flight[0].step != result.step:
             raise ProtocolError(f"the worker answered step {result.step}, which is not the oldest in flight")
-        flight = self._in_flight.popleft()
-        if len(result.sampled) != len(flight.sampling):
-            raise ProtocolError(f"{len(result.sampled)} tokens for {len(flight.sampling)} rows that sample")
-        self._batch.last_finished = flight.step
-        self._planner.finished(flight, result.compute_ms)
-        self._totals.step_done(flight, result.compute_ms, result.idle_ms)
+        scheduled = self._in_flight.popleft()
+        if len(result.sampled) != len(scheduled.sampling):
+            raise ProtocolError(
+                f"{len(result.sampled)} tokens for {len(scheduled.sampling)} rows that sample"
+            )
+        self._batch.last_finished = scheduled.step
+        self._planner.finished(scheduled, result.compute_ms)
+        self._stats.observe_step(scheduled, result.compute_ms, result.idle_ms)
         for index, logprobs in result.prompt_logprobs.items():
-            self._accept_prompt_logprobs(flight.owners[index], flight.rows[index].start, logprobs)
-        self._tell_progress(flight, now)
-        self._accept_tokens(flight.sampling, result.sampled, now)
-        for request in flight.silent_ends:
+            self._accept_prompt_logprobs(scheduled.owners[index], scheduled.rows[index].start, logprobs)
+        self._tell_progress(scheduled, now)
+        self._accept_tokens(scheduled.sampling, result.sampled, now)
+        for request in scheduled.silent_ends:
             if request.state is not State.FINISHED:
                 self._finish(request, "length", 0, now)
 
     def close(self, cause: str) -> None:
-        """No step will run any more (the worker died, or the server stops): every open request ends with a
-        503, and later ones are refused with it. The first cause stays."""
+        """Ends every open request with a 503, and refuses later ones with it: the worker has died, or the server stops.
+        A second call changes nothing, so that the first cause stays."""
         if self._closed is not None:
             return
         self._closed = cause
@@ -149,16 +153,18 @@ class Scheduler:
     # ---------------------------------------------------------------- outputs
 
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do, or enough in flight. The caller sends it: from
-        here on its rows count as written."""
+        """The next step, or None when there is nothing to do or enough is in flight. The caller must send it, because
+        its rows count as written from here on."""
         if self._closed is not None or not self._open or not self._may_plan_ahead:
             return None
-        flight = self._planner.plan(self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight))
-        if flight is None:
+        scheduled = self._planner.plan(
+            self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight)
+        )
+        if scheduled is None:
             return None
-        self._batch.last_planned = flight.step
-        self._in_flight.append(flight)
-        return flight.as_plan()
+        self._batch.last_planned = scheduled.step
+        self._in_flight.append(scheduled)
+        return scheduled.as_plan()
 
     @property
     def _may_plan_ahead(self) -> bool:
@@ -167,13 +173,13 @@ class Scheduler:
             return True
         return in_flight < MAX_PLANS_IN_FLIGHT and self._in_flight[-1].expected_ms < PLAN_AHEAD_MS
 
-    def take_messages(self) -> list[Message]:
-        """What the events since the last call have for the detokenizer, in order."""
+    def take_messages(self) -> list[RouterMessage]:
+        """The messages to the detokenizer since the last call, in order."""
         out, self._out = self._out, []
         return out
 
     def load_report(self) -> LoadReport:
-        return self._totals.report(self._batch, self._waiting, self._memory)
+        return self._stats.report(self._batch, self._waiting, self._memory)
 
     @property
     def is_idle(self) -> bool:
@@ -183,7 +189,8 @@ class Scheduler:
     # ---------------------------------------------------------------- results
 
     def _accept_prompt_logprobs(self, owner: Request, start: int, logprobs: list[TokenLogprob]) -> None:
-        """Of positions from `start` on; those that a pause made the worker compute again are known already."""
+        """Sends the prompt logprobs of positions from `start` on. Those that were recomputed after a preemption have
+        been sent already."""
         if owner.state is State.FINISHED:
             return
         new = logprobs[owner.num_scored - start :]
@@ -191,21 +198,23 @@ class Scheduler:
         if new:
             self._emit([TokensItem(owner.id, [], prompt_logprobs=new)])
 
-    def _tell_progress(self, flight: Flight, now: float) -> None:
-        """Of the prompts that the step has read on. After a pause it may be less than before; a request that
-        is paused while it answers has nothing to tell."""
-        for request, row in flight.chunks():
+    def _tell_progress(self, scheduled: ScheduledStep, now: float) -> None:
+        """Sends the progress of the prompts that the step has prefilled. After a preemption it may be less than before;
+        a request that is preempted while it decodes reports none."""
+        for request, row in scheduled.chunks():
             if request.wants_progress and request.state is not State.FINISHED and not request.num_output:
                 progress = request.progress(row.start + row.count, now)
                 self._emit([TokensItem(request.id, [], progress=progress)])
 
     def _accept_tokens(self, owners: list[Request], sampled: list[Sampled], now: float) -> None:
-        """The hot loop, about 0.3 us a row. A request may have been paused since its row was planned."""
+        """Appends a token to each request. A request may have been preempted since its row was planned.
+
+        The hot loop; docs/results/2026-11-22-router-notes.md has its cost."""
         items: list[TokensItem] = []
         ended: list[tuple[Request, Sampled]] = []
         for request, entry in zip(owners, sampled, strict=True):
             if request.state is State.FINISHED:
-                continue  # the wasted row of one that ended while this plan was in flight
+                continue  # a stale row: the request ended while this plan was in flight
             token_id = entry.token_id
             count = request.num_output
             if (
@@ -223,7 +232,7 @@ class Scheduler:
             items.append(
                 TokensItem(request.id, [token_id], None if entry.logprob is None else [entry.logprob])
             )
-        self._totals.generation_tokens += len(items)
+        self._stats.generation_tokens += len(items)
         self._emit(items)
         for request, entry in ended:
             self._accept_last(request, entry, now)
@@ -231,12 +240,12 @@ class Scheduler:
     def _accept_last(self, request: Request, entry: Sampled, now: float) -> None:
         if entry.token_id < 0:
             if entry.error is not None:
-                self._fail(request, 400, entry.error, forget=True)  # its own grammar was too much
+                self._fail(request, 400, entry.error, forget=True)  # the request's own grammar failed
             else:
                 self._fail(request, 500, "the model produced non-finite logits for this request", forget=True)
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
-        self._totals.generation_tokens += 1
+        self._stats.generation_tokens += 1
         request.first_token_at = request.first_token_at or now
         request.last_token_at = now
         request.num_output += 1
@@ -259,7 +268,7 @@ class Scheduler:
         last: Sampled | None = None,
         stop_token: int | None = None,
     ) -> None:
-        """The final message, with the `last` token where it is part of the answer."""
+        """Sends the final message, with the `last` token where it is part of the answer."""
         self._release(request)
         item = TokensItem(
             id=request.id,
@@ -276,13 +285,13 @@ class Scheduler:
         self._out.append(RequestError(id=request.id, status=status, message=message))
 
     def _release(self, request: Request, *, forget: bool = False) -> None:
-        """Takes back all that an open request holds (see the module's text on rows in flight)."""
+        """Frees all that an open request holds; the module's docstring says why its rows in flight are harmless."""
         del self._open[request.id]
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)
 
     def _emit(self, items: list[TokensItem]) -> None:
-        """Adds to the last TokensOut if nothing came after it, so that a step makes one message."""
+        """Appends to the last TokensOut if it is the last message, so that a step sends one message."""
         if not items:
             return
         last = self._out[-1] if self._out else None
@@ -297,8 +306,8 @@ class Scheduler:
         """Raises AssertionError when a count is off. O(running)."""
         self._batch.check()
         if len(self._open) != len(self._waiting) + len(self._batch.running):
-            raise AssertionError("an open request neither waits nor runs")
+            raise AssertionError("an open request is neither waiting nor running")
 
     def check_slots(self) -> None:
-        """Raises AssertionError unless every KV slot is free, held by one, or cached, once. O(num_slots)."""
+        """Raises AssertionError unless every KV slot is free, owned by one request, or cached. O(num_slots)."""
         self._batch.check_slots()

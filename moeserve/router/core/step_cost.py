@@ -1,16 +1,16 @@
-"""How long a step takes, learnt from the steps done: an online least-squares model.
+"""The cost of a step in milliseconds, learnt online from the finished steps by least squares.
 
     ms = c0 + c1 rows + c2 experts + c3 decode context + c4 prompt tokens + c5 prompt context
 
-- `experts` is how many distinct experts a layer reads, in multiples of what one token reads. With k of E
-  experts a token, n tokens reach E (1 - (1 - k/E)^n) of them if the routing is even: it grows like n at first
-  and stops at E/k. Reading weights is what small steps consist of, so this is what makes a few prompt tokens
-  beside a decode row dear and many cheap apiece.
-- contexts are the sums, over rows or prompt tokens, of the positions that each attends to.
+- `experts` is the number of distinct experts that a layer reads, in multiples of what one token reads. With k of E
+  experts a token and even routing, n tokens reach E (1 - (1 - k/E)^n) of them: in these multiples, it grows like n at
+  first and stops at E/k. Small steps consist of reading weights, so this term makes a few prompt tokens beside a decode
+  row expensive and many of them cheap apiece.
+- A context is the sum, over rows or prompt tokens, of the positions that each attends to.
 
-The squares are of relative errors, so that a decode step of 10 ms counts like a prefill step of a second.
-Steps without prompt tokens and steps with them fade separately: an hour of decoding does not wash out what was
-learnt of prefill. Coefficients are costs and never negative, which keeps every prediction monotone.
+The least squares are of relative errors, so that a decode step of 10 ms counts as much as a prefill step of a second.
+Steps without and with prompt tokens fade separately, so that an hour of decoding does not erase what was learnt of
+prefill. Coefficients are never negative, which keeps every prediction monotone.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ NUM_FEATURES = 6
 ROWS, EXPERTS, DECODE_CONTEXT, PROMPT, PROMPT_CONTEXT = range(1, NUM_FEATURES)
 Vector = list[float]
 
-MEMORY = 32.0  # steps of a kind that count: the weight of a step fades by 1 - 1/MEMORY with each later one
-# Of each diagonal (Marquardt's scaling): what the data cannot tell apart shares the cost, in inverse proportion. In
-# doubt it is the prompt's tokens: then smaller chunks are tried, and it shows; of large ones alone it never would.
+MEMORY = 32.0  # steps of a kind: the weight of a step fades by 1 - 1/MEMORY with each later one of its kind
+# Relative damping of each diagonal element (Marquardt's scaling). Features that the data cannot tell apart share the
+# cost in inverse proportion to it. Prompt features are damped least, so that a doubtful cost is theirs: then smaller
+# chunks are planned, and those settle the doubt; large chunks alone never would.
 DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4)
-OUTLIER = 1.0  # a relative error beyond which a step weighs less: someone else used the machine
-SOLVE_EVERY = 8  # steps between two solutions (30 us each), once so many steps with prompts were seen:
-LEARNING = 32
-FIRST_CHUNK = 64  # prompt tokens tried beside decode rows before anything is known
-GROWTH = 2  # the largest chunk tried is so many times the largest measured
-QUANTILE = 0.95  # of actual / predicted, for steps that must keep a limit
+OUTLIER = 1.0  # the relative error beyond which a step weighs less: another process used the machine
+LEARNING = 32  # steps with prompt tokens, after each of which the model is solved; from then on:
+SOLVE_EVERY = 8  # steps between two solutions; docs/results/2026-11-22-router-notes.md has the cost of one
+FIRST_CHUNK = 64  # prompt tokens beside decode rows before any step with both was measured
+GROWTH = 2  # the largest chunk planned, in multiples of the largest measured
+QUANTILE = 0.95  # of actual / predicted, for steps that must keep the latency limit
 QUANTILE_STEP = 0.05
 FIRST_SPREAD = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """A step by what it costs. Counts; contexts as in the module's text."""
+    """The features of a step: numbers of rows, prompt tokens and attended positions (see the module's docstring)."""
 
     rows: int = 0
     decode_context: int = 0
@@ -47,10 +48,10 @@ class StepShape:
 
 class StepCost:
     def __init__(self, num_experts: int = 0, experts_per_token: int = 0) -> None:
-        """Without experts (0) the third feature is constant and costs nothing by itself."""
+        """`num_experts` is that of a layer. For a dense model (0), the experts' feature is constant."""
         self._share = experts_per_token / num_experts if num_experts else 1.0
         self._costs: Vector = [0.0] * NUM_FEATURES
-        self._kinds = (_Kind(), _Kind())  # steps without and with prompt tokens
+        self._kinds = (_NormalEquations(), _NormalEquations())  # of steps without and with prompt tokens
         self._unsolved = 0
         self._num_prompt_steps = 0
         self._largest_prompt = 0
@@ -63,7 +64,7 @@ class StepCost:
     # ---------------------------------------------------------------- learning
 
     def observe(self, shape: StepShape, ms: float) -> None:
-        """A step of this shape took `ms`; 0 means that nobody measured it."""
+        """Learns that a step of this shape took `ms` milliseconds; 0 means that it was not measured."""
         if ms <= 0.0:
             return
         predicted = self.predict(shape)
@@ -83,7 +84,7 @@ class StepCost:
             self._solve()
 
     def _solve(self) -> None:
-        """The best costs, with those that came out negative set to 0 one after another."""
+        """Solves for the costs; the most negative one is set to 0 and the rest solved again until none is negative."""
         self._unsolved = 0
         decode, mixed = self._kinds
         matrix = [
@@ -95,7 +96,7 @@ class StepCost:
         while active:
             chosen = [[matrix[i][j] * (1.0 + DAMPING[i] * (i == j)) for j in active] for i in active]
             solution = _solve(chosen, [right[i] for i in active])
-            # As parts of a typical step, so that costs in unlike units compare.
+            # Each as its part of a typical step, so that costs in different units compare.
             parts = [cost * matrix[i][i] ** 0.5 for i, cost in zip(active, solution, strict=True)]
             if min(parts) >= 0.0:
                 break
@@ -107,7 +108,7 @@ class StepCost:
     # ---------------------------------------------------------------- predicting
 
     def predict(self, shape: StepShape) -> float:
-        """Milliseconds; 0 before the first observation."""
+        """The duration of a step in milliseconds; 0 before the first observation."""
         c0, c1, c2, c3, c4, c5 = self._costs
         return (
             c0
@@ -119,17 +120,17 @@ class StepCost:
         )
 
     def prefill_ms(self, tokens: int) -> float:
-        """Of a prompt of its own, at the rate of long chunks."""
+        """Milliseconds that a prompt of `tokens` takes, at the rate of long chunks."""
         return self._costs[PROMPT] * tokens + self._costs[PROMPT_CONTEXT] * tokens * tokens / 2
 
     def fixed_ms(self, rows: int) -> float:
-        """What a step with `rows` decode rows pays once for having any number of prompt tokens as well: the
-        experts that the rows do not read anyway; without rows, the step itself too."""
+        """Milliseconds that a step with `rows` decode rows pays once for having prompt tokens, however many: reading
+        the experts that the decode rows do not read; without decode rows, the step's own constant as well."""
         beyond = self._costs[EXPERTS] * (1.0 / self._share - self._experts(rows))
         return beyond if rows else beyond + self._costs[0]
 
     def chunk_ms(self, before: int, start: int, count: int) -> float:
-        """What `count` prompt tokens from position `start` add to a step of `before` tokens."""
+        """Milliseconds that `count` prompt tokens from position `start` on add to a step of `before` tokens."""
         more_experts = self._experts(before + count) - self._experts(before)
         return (
             self._costs[EXPERTS] * more_experts
@@ -138,7 +139,7 @@ class StepCost:
         )
 
     def largest_chunk(self, before: int, start: int, most: int, budget_ms: float) -> int:
-        """The most prompt tokens, at most `most`, that `chunk_ms` has within the budget."""
+        """The largest number of prompt tokens, at most `most`, whose `chunk_ms` is within the budget."""
         if self.chunk_ms(before, start, most) <= budget_ms:
             return most
         low, high = 0, most  # low fits, high does not
@@ -152,12 +153,12 @@ class StepCost:
 
     @property
     def spread(self) -> float:
-        """How much longer than predicted a step may well take: 19 of 20 stay below the product."""
+        """The 95th percentile of actual / predicted duration: 19 of 20 steps stay below `predict` times this."""
         return self._spread
 
     @property
     def largest_trial(self) -> int:
-        """Prompt tokens in a step beyond which a prediction is a guess."""
+        """The most prompt tokens to plan beside decode rows; beyond it, a prediction would be extrapolated too far."""
         return max(FIRST_CHUNK, GROWTH * self._largest_prompt)
 
     def _features(self, shape: StepShape) -> Vector:
@@ -170,12 +171,12 @@ class StepCost:
 
 
 def chunk_context(start: int, count: int) -> int:
-    """Positions attended by `count` prompt tokens from `start` on."""
+    """The sum of the positions that `count` prompt tokens from position `start` on attend to."""
     return count * start + count * (count + 1) // 2
 
 
-class _Kind:
-    """Normal equations of one kind of steps, whose target is always 1."""
+class _NormalEquations:
+    """The normal equations of one kind of steps. The target is always 1, for features are divided by the duration."""
 
     def __init__(self) -> None:
         self.matrix: list[Vector] = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]

@@ -1,4 +1,4 @@
-"""The free list of KV slots: which of the worker's KV rows nobody holds."""
+"""The free list of the worker's KV slots."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable
 
 
 class PoolExhausted(Exception):
-    """More slots were asked for than are free: a bug of the scheduler, which ought to wait."""
+    """More slots were requested than are free: a bug in the scheduler, which must wait instead."""
 
 
 class TokenPool:
-    """KV slots 0 .. num_slots-1, each free or held by exactly one owner. A slot holds one token's K and V in
-    every layer. `alloc` and `free` cost O(count), as block copies of int32 arrays."""
+    """KV slots 0 .. num_slots-1, each free or owned by exactly one caller. A slot stores the K and V of one token in
+    every layer. `alloc` and `free` take O(count), as block copies of int32 arrays."""
 
     __slots__ = ("_free", "num_slots")
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        # A stack with its top at the end, highest slot at the bottom: fresh slots come out ascending, so
-        # that a prompt's keys lie side by side in memory.
+        # A stack whose top is at the end, with the highest slot at the bottom: unused slots are allocated in ascending
+        # order, so that a prompt's keys are contiguous in memory.
         self._free = array("i", range(num_slots - 1, -1, -1))
 
     @property
@@ -31,21 +31,21 @@ class TokenPool:
         return self.num_slots - len(self._free)
 
     def alloc(self, count: int) -> array[int]:
-        """`count` slots, now the caller's. Raises PoolExhausted, having taken nothing."""
+        """Takes `count` slots, int32 [count]. Raises PoolExhausted without taking any."""
         left = len(self._free) - count
         if left < 0:
-            raise PoolExhausted(f"{count} KV slots asked for, {len(self._free)} are free")
+            raise PoolExhausted(f"{count} KV slots requested, {len(self._free)} are free")
         taken = self._free[left:]
         del self._free[left:]
         taken.reverse()
         return taken
 
     def free(self, slots: array[int]) -> None:
-        """Takes back what `alloc` gave; the caller forgets it."""
+        """Takes back slots that `alloc` returned; the caller must not use them any more."""
         self._free.extend(slots)
 
     def check(self, held: Iterable[array[int]]) -> None:
-        """Raises AssertionError unless every slot is free or held, exactly once. O(num_slots)."""
+        """Raises AssertionError unless every slot is free or in `held`, exactly once. O(num_slots)."""
         owners = bytearray(self.num_slots)
         for slots in (self._free, *held):
             for slot in slots:

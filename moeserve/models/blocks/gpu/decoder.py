@@ -24,7 +24,7 @@ from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.embed.cuda import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.planes import GgmlType, Planes
+from moeserve.kernels.planes import Planes
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.moe import GpuMoeBlock
@@ -36,6 +36,7 @@ from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import GpuWeights, float_type, has_float_weights, plane_tensors
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
+from moeserve.quantization.table import F32
 
 
 class GpuDecoder:
@@ -186,7 +187,7 @@ def _as_planes(rows: Tensor, device: torch.device) -> Planes:
     """Of floats, wherever they lie."""
     empty = torch.empty(0, dtype=torch.int32, device=device)
     count, cols = rows.shape
-    return Planes(GgmlType.F32, 1, count, cols, rows[None], empty, empty)
+    return Planes(F32, 1, count, cols, rows[None], empty, empty)
 
 
 def _numbers(count: int, device: torch.device) -> Tensor:

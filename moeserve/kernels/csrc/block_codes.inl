@@ -1,0 +1,31 @@
+// A GGUF block's codes, a byte each: offset not subtracted, tables not looked up. Plain C++, included within an anonymous
+// namespace: by formats.cpp and, compiled per ISA, by kernels.inl.
+
+// Writes the field's bits of every column (Shift 0), or adds them above.
+template <BitField F, int Cols, int Shift>
+inline void read_field(const uint8_t* __restrict b, uint8_t* __restrict codes) {
+  constexpr int fields = 8 / F.bits, mask = (1 << F.bits) - 1;
+  if constexpr (F.width == 1 && F.bits == 1 && Cols == 32) {  // a word, which vectorises
+    uint32_t word;
+    std::memcpy(&word, b + F.at, 4);
+    for (int l = 0; l < 32; ++l) codes[l] |= ((word >> l) & 1) << Shift;
+  } else {
+    for (int run = 0; run < Cols / (F.width * fields); ++run) {
+      for (int f = 0; f < fields; ++f) {
+        const uint8_t* in = b + F.at + run * F.width;
+        uint8_t* out = codes + (run * fields + f) * F.width;
+        for (int l = 0; l < F.width; ++l) {
+          const int bits = ((in[l] >> (F.bits * f)) & mask) << Shift;
+          out[l] = static_cast<uint8_t>(Shift == 0 ? bits : out[l] | bits);
+        }
+      }
+    }
+  }
+}
+
+template <Type T>
+inline void read_codes(const uint8_t* b, uint8_t* codes) {
+  constexpr QuantType q = kQuantType<T>;
+  read_field<q.low, q.block_cols, 0>(b, codes);
+  if constexpr (q.high.bits > 0) read_field<q.high, q.block_cols, q.low.bits>(b, codes);
+}

@@ -1,0 +1,99 @@
+"""The worker's contract: what executes step plans, and how a router reaches it.
+
+`Worker` states what the calls mean. The model's runners, the simulator's virtual worker and a worker process that is
+driven one call at a time implement it. `WorkerClient` is the same contract for an event loop: requests are sent without
+waiting, and answers are collected when they are there, so that the plan of step N+1 lies ready while step N runs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol, runtime_checkable
+
+from moeserve.messages.schema import ExpertUse, StepPlan, StepResult, WorkerReady
+
+
+@runtime_checkable
+class Worker(Protocol):
+    """Executes step plans: a model, its KV pool and its sampling state.
+
+    Order: calls are executed one at a time, in the order in which they are made. The router relies on it when it hands
+    out KV slots that a row of an earlier plan may still write to.
+
+    Mutation: `step` overwrites the request slots of the plan's new sequences, writes the KV slots of its rows and
+    appends each sampled token to its sequence. In each layer, the KV of all rows is written before any row attends. It
+    changes nothing else, and never the plan.
+
+    Errors: plans come from the router and are not validated. Any exception that `step` or `expert_use` raises is fatal
+    to the worker, because its KV pool may be half written: no call may follow. What concerns one request alone, such as
+    non-finite logits, is not an exception but a `Sampled` with token id -1.
+    """
+
+    @abstractmethod
+    def ready(self) -> WorkerReady:
+        """What the router may use: slots, sequences and tokens of a step. The same at every call."""
+        ...
+
+    @abstractmethod
+    def step(self, plan: StepPlan) -> StepResult:
+        """Executes a plan and waits for its result; its times are in milliseconds."""
+        ...
+
+    @abstractmethod
+    def expert_use(self) -> ExpertUse:
+        """Tokens routed to each expert in the steps so far, and where each expert's weights are."""
+        ...
+
+
+class WorkerDied(Exception):
+    """The worker process has ended or answers something meaningless; the message names the cause."""
+
+
+class WorkerClient(Protocol):
+    """A worker as an event loop sees it: `submit` and `request_expert_use` send, `poll` collects the answers.
+
+    Order: each call gets one answer, and answers arrive in the order of the calls. Execution order, mutation and errors
+    are those of the `Worker`; an exception of it arrives as WorkerDied, after which only `close` may be called.
+    """
+
+    @abstractmethod
+    def ready(self) -> WorkerReady:
+        """`Worker.ready`; waits for it. Called first. Raises WorkerDied."""
+        ...
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> None:
+        """Has the worker execute a plan, without waiting. If the worker has died, the next `poll` raises, after it has
+        read the worker's own account of the cause."""
+        ...
+
+    @abstractmethod
+    def request_expert_use(self) -> None:
+        """Has the worker answer with an ExpertUse after the plans submitted so far, without waiting."""
+        ...
+
+    @abstractmethod
+    def poll(self) -> list[StepResult | ExpertUse]:
+        """The answers that have arrived since the last call, without waiting. Raises WorkerDied."""
+        ...
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A file descriptor that is readable when `poll` may return something. The same at every call."""
+        ...
+
+    @property
+    @abstractmethod
+    def has_read_ahead(self) -> bool:
+        """`poll` may return something although `fileno` is not readable."""
+        ...
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Ends the worker, waiting for it a bounded time, and closes. A worker that has died already is no error."""
+        ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connection. A worker process that is alive ends after its current step."""
+        ...

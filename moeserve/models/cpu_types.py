@@ -1,0 +1,22 @@
+"""Whether the C++ engine has kernels for a model's types, asked before anything is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moeserve.models.errors import ModelError
+from moeserve.models.source import ModelSource
+from moeserve.quantization import QUANT_TYPES
+
+
+def check_cpu_types(source: ModelSource, names: Iterable[str]) -> None:
+    """names: the tensors that the CPU is to compute with. Raises ModelError for the first of another type."""
+    for name in names:
+        kind = source.tensors[name].type
+        if not kind.cpu:
+            supported = ", ".join(row.name for row in QUANT_TYPES.values() if row.cpu)
+            raise ModelError(
+                source.path,
+                f"tensor {name!r} is of type {kind.name}, for which the CPU engine has no kernels; supported there are "
+                f"{supported}",
+            )

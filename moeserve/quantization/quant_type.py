@@ -1,0 +1,234 @@
+"""What a row of the table holds: a type's GGUF block, described so far that reading, sizes and repacking follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+K_BLOCK = 128  # columns of a row that the GPU's planes keep together: a k block
+FIELD = 16  # columns: a k block has eight fields
+SUPER_BLOCK = 256  # columns: what a d and a dmin are for
+
+
+class Scale(IntEnum):
+    """How the planes' scale words of a k block are read; d and dmin are the super-block's."""
+
+    U8_MIN = 0  # word 0: 4 scales, word 1: 4 mins, a byte each. s = d * scale, m = dmin * min
+    NIBBLE_MIN = 1  # byte g of the words: scale in the low nibble, min in the high
+    I8 = 2  # byte g of the words, signed. s = d * scale
+    F16 = 3  # half g of the words. s = half
+    F16_MIN = 4  # word g: s in the lower half, -m in the upper
+    E8M0 = 5  # byte g of the word: s = 2^(byte - 128)
+
+
+class StoredScales(IntEnum):
+    """How a GGUF block stores its groups' scales."""
+
+    F16 = 0  # a float16 s
+    F16_MIN = 1  # float16 s, then float16 -m
+    E8M0 = 2  # a byte: s = 2^(byte - 128), to go with a doubled code table
+    I8 = 3  # float16 d, a signed byte a group
+    NIBBLE_MIN = 4  # float16 d and dmin, a byte a group: scale in the low nibble, min in the high
+    SIX_BIT_MIN = 5  # float16 d and dmin, 12 bytes: Q4_K's packing of 8 scales and 8 mins
+    SIX_BIT_Q3_K = 6  # float16 d, 12 bytes: Q3_K's packing of 16 scales, less 32
+    SIX_BIT_IQ4_XS = 7  # float16 d, 6 bytes: IQ4_XS's packing of 8 scales, less 32
+
+
+_PLANE_SCALE = {
+    StoredScales.F16: Scale.F16,
+    StoredScales.F16_MIN: Scale.F16_MIN,
+    StoredScales.E8M0: Scale.E8M0,
+    StoredScales.I8: Scale.I8,
+    StoredScales.NIBBLE_MIN: Scale.NIBBLE_MIN,
+    StoredScales.SIX_BIT_MIN: Scale.U8_MIN,
+    StoredScales.SIX_BIT_Q3_K: Scale.I8,
+    StoredScales.SIX_BIT_IQ4_XS: Scale.I8,
+}
+# float16 numbers that a block stores for its scales.
+_HALVES = {
+    StoredScales.F16: 1,
+    StoredScales.F16_MIN: 2,
+    StoredScales.E8M0: 0,
+    StoredScales.I8: 1,
+    StoredScales.NIBBLE_MIN: 2,
+    StoredScales.SIX_BIT_MIN: 2,
+    StoredScales.SIX_BIT_Q3_K: 1,
+    StoredScales.SIX_BIT_IQ4_XS: 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTable:
+    """What each of the 16 codes of 4 bits stands for, where a code is not a number itself: signed bytes."""
+
+    levels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.levels) != 16 or not all(-128 <= level <= 127 for level in self.levels):
+            raise ValueError(f"a code table has 16 signed bytes, not {self.levels}")
+
+
+@dataclass(frozen=True, slots=True)
+class BitField:
+    """Bytes of a block that hold `bits` bits of every code.
+
+    They come in runs of `width` bytes: a run holds the lowest `bits` bits of each byte for `width` columns, then the
+    next `bits` bits of each byte for the next `width` columns, and so on.
+    """
+
+    at: int  # first byte in the block
+    width: int
+    bits: int  # 1, 2, 4 or 8
+
+    def nbytes(self, columns: int) -> int:
+        return columns * self.bits // 8
+
+
+@dataclass(
+    frozen=True, slots=True, eq=False
+)  # one object a type, known by its identity: kernel launches hash it
+class BlockLayout:
+    """Where a quantised type's block has its codes and scales. A weight is s * (code - offset) - m, with the scale s
+    and the min m of its group; `codes` of 8 bits, and those of a table, are signed."""
+
+    low: BitField  # the codes' low bits: 2, 4 or 8
+    group: int  # columns that share a scale: 16 or 32
+    stored_scales: StoredScales
+    halves_at: int  # byte of the float16 s or d, which the min's follows at once
+    octets_at: int = 0  # first of the bytes of scales, where there are any
+    octets: int = 0  # how many
+    high: BitField | None = None  # the codes' bits above: 1 or 2
+    offset: int = 0
+    table: CodeTable | None = None
+
+    @property
+    def low_bits(self) -> int:
+        return self.low.bits
+
+    @property
+    def high_bits(self) -> int:
+        return 0 if self.high is None else self.high.bits
+
+    @property
+    def halves(self) -> int:
+        """float16 numbers of a block."""
+        return _HALVES[self.stored_scales]
+
+    @property
+    def is_signed(self) -> bool:
+        """Codes are signed bytes."""
+        return self.low_bits == 8 or self.table is not None
+
+    @property
+    def has_super(self) -> bool:
+        """Groups' scales are multiples of the super-block's d."""
+        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.I8)
+
+    @property
+    def has_own_min(self) -> bool:
+        """m is not a multiple of s."""
+        return self.scale in (Scale.U8_MIN, Scale.NIBBLE_MIN, Scale.F16_MIN)
+
+    @property
+    def has_min(self) -> bool:
+        """m is not 0: a min of its own, or the offset's."""
+        return self.offset != 0 or self.has_own_min
+
+    # ---------------------------------------------------------------- in the GPU's planes
+
+    @property
+    def scale(self) -> Scale:
+        return _PLANE_SCALE[self.stored_scales]
+
+    @property
+    def low_parts(self) -> int:
+        return self.low_bits
+
+    @property
+    def high_parts(self) -> int:
+        return self.high_bits
+
+    @property
+    def has_min_word(self) -> bool:
+        """Word 0 of a k block holds the scales, word 1 the mins."""
+        return self.scale == Scale.U8_MIN
+
+    @property
+    def groups_per_word(self) -> int:
+        return {Scale.F16: 2, Scale.F16_MIN: 1}.get(self.scale, 4)
+
+    @property
+    def words(self) -> int:
+        """32-bit scale words of a k block."""
+        groups = K_BLOCK // self.group
+        return groups // self.groups_per_word * (2 if self.has_min_word else 1)
+
+    @property
+    def bias(self) -> float:
+        """A kernel's floats of codes are (code + bias) * unit: bit patterns that need no conversion."""
+        return 32896.0 if self.is_signed else 128.0
+
+    @property
+    def unit(self) -> float:
+        return 1.0 if self.is_signed else 1.0 / 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantType:
+    """A type of tensors. int() gives ggml's number, which operators and the C++ engine take."""
+
+    name: str  # ggml's
+    number: int  # ggml's
+    block_columns: int  # values in a block; a row's columns are a multiple of it
+    block_bytes: int
+    layout: BlockLayout | None = None  # of a quantised type
+    float_name: str = ""  # of a float type: numpy's and torch's name of it
+    cpu: bool = True  # whether the C++ engine has kernels for it
+
+    def __post_init__(self) -> None:
+        if (self.layout is None) == (not self.float_name):
+            raise ValueError(f"{self.name}: a type is quantised, with a layout, or a float, with a name")
+        if self.layout is not None:
+            _check(self, self.layout)
+
+    def __int__(self) -> int:
+        return self.number
+
+    @property
+    def is_quantised(self) -> bool:
+        return self.layout is not None
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a GGUF row of `columns` values, a multiple of block_columns."""
+        return columns // self.block_columns * self.block_bytes
+
+    def plane_row_bytes(self, columns: int) -> int:
+        """Bytes of a matrix row in the GPU's planes: whole k blocks, and d and dmin of the super-blocks."""
+        if self.layout is None:
+            return self.row_bytes(columns)
+        layout = self.layout
+        k_block = (layout.low_bits + layout.high_bits) * K_BLOCK // 8 + 4 * layout.words
+        supers = 4 * -(-columns // SUPER_BLOCK) if layout.has_super else 0
+        return -(-columns // K_BLOCK) * k_block + supers
+
+
+def _check(row: QuantType, layout: BlockLayout) -> None:
+    """Raises ValueError for a block whose parts do not fill it, or of a form that no kernel reads."""
+    parts = [(layout.halves_at, 2 * layout.halves), (layout.octets_at, layout.octets)]
+    parts += [(f.at, f.nbytes(row.block_columns)) for f in (layout.low, layout.high) if f is not None]
+    end = 0
+    for at, nbytes in sorted(part for part in parts if part[1]):
+        if at != end:
+            raise ValueError(
+                f"{row.name}: a part of the block begins at byte {at}, the one before ends at {end}"
+            )
+        end = at + nbytes
+    if end != row.block_bytes:
+        raise ValueError(f"{row.name}: the parts of a block take {end} bytes of {row.block_bytes}")
+    columns = SUPER_BLOCK if layout.has_super else layout.group
+    if row.block_columns != columns:
+        raise ValueError(f"{row.name}: a block of {row.block_columns} columns, {columns} go with its scales")
+    if layout.group not in (16, 32) or layout.low_bits not in (2, 4, 8) or layout.high_bits not in (0, 1, 2):
+        raise ValueError(f"{row.name}: no kernel reads such groups or codes")
+    if layout.low_bits + layout.high_bits > 8 or (layout.table is not None and layout.low_bits != 4):
+        raise ValueError(f"{row.name}: codes of more than 8 bits, or a table for other than 4")

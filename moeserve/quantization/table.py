@@ -1,0 +1,79 @@
+"""The table: a row for each type that is supported, the only list of them in Python.
+
+Blocks are ggml's (https://github.com/ggml-org/ggml, `ggml-common.h`); gguf-py dequantises them, and tests hold our
+reading to it. A new type is a row here, and for the C++ engine one of `kernels/csrc/quant_types.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+from gguf.constants import GGMLQuantizationType
+
+from moeserve.quantization.quant_type import BitField, BlockLayout, CodeTable, QuantType, StoredScales
+
+_rows: dict[int, QuantType] = {}
+QUANT_TYPES: Mapping[int, QuantType] = MappingProxyType(_rows)  # by ggml's number
+
+
+def _add(row: QuantType) -> QuantType:
+    if row.number in _rows or row.name in (other.name for other in _rows.values()):
+        raise ValueError(f"quantization type {row.name} ({row.number}) is in the table already")
+    _rows[row.number] = row
+    return row
+
+
+@contextmanager
+def registered(row: QuantType) -> Iterator[QuantType]:
+    """Within, the table has this row too: for tests and experiments. ValueError for a name or number that it has."""
+    _add(row)
+    try:
+        yield row
+    finally:
+        del _rows[row.number]
+
+
+def supported_names() -> str:
+    """For messages and pages."""
+    return ", ".join(row.name for row in QUANT_TYPES.values())
+
+
+def type_name(number: int) -> str:
+    """ggml's name of a type number; the number itself where gguf-py does not know it."""
+    if number in QUANT_TYPES:
+        return QUANT_TYPES[number].name
+    try:
+        return str(GGMLQuantizationType(number).name)
+    except ValueError:
+        return f"number {number}"
+
+
+IQ4_LEVELS = CodeTable((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+E2M1_LEVELS = CodeTable(
+    (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+)  # doubled; E8M0 is halved in turn
+
+_S, _F, _L = StoredScales, BitField, BlockLayout
+# fmt: off
+F32 = _add(QuantType("F32", 0, 1, 4, float_name="float32"))
+F16 = _add(QuantType("F16", 1, 1, 2, float_name="float16"))
+BF16 = _add(QuantType("BF16", 30, 1, 2, float_name="bfloat16"))
+# BitField: first byte, width of a run, bits. Then a group's columns, how scales are stored, the halves' first byte.
+Q4_0 = _add(QuantType("Q4_0", 2, 32, 18, _L(_F(2, 16, 4), 32, _S.F16, 0, offset=8)))
+Q4_1 = _add(QuantType("Q4_1", 3, 32, 20, _L(_F(4, 16, 4), 32, _S.F16_MIN, 0)))
+Q5_0 = _add(QuantType("Q5_0", 6, 32, 22, _L(_F(6, 16, 4), 32, _S.F16, 0, high=_F(2, 1, 1), offset=16)))
+Q5_1 = _add(QuantType("Q5_1", 7, 32, 24, _L(_F(8, 16, 4), 32, _S.F16_MIN, 0, high=_F(4, 1, 1))))
+Q8_0 = _add(QuantType("Q8_0", 8, 32, 34, _L(_F(2, 32, 8), 32, _S.F16, 0)))
+# A super-block's also: the first of the scales' bytes, and how many.
+Q2_K = _add(QuantType("Q2_K", 10, 256, 84, _L(_F(16, 32, 2), 16, _S.NIBBLE_MIN, 80, 0, 16)))
+Q3_K = _add(QuantType("Q3_K", 11, 256, 110, _L(
+    _F(32, 32, 2), 16, _S.SIX_BIT_Q3_K, 108, 96, 12, high=_F(0, 32, 1), offset=4)))
+Q4_K = _add(QuantType("Q4_K", 12, 256, 144, _L(_F(16, 32, 4), 32, _S.SIX_BIT_MIN, 0, 4, 12)))
+Q5_K = _add(QuantType("Q5_K", 13, 256, 176, _L(_F(48, 32, 4), 32, _S.SIX_BIT_MIN, 0, 4, 12, high=_F(16, 32, 1))))
+Q6_K = _add(QuantType("Q6_K", 14, 256, 210, _L(_F(0, 64, 4), 16, _S.I8, 208, 192, 16, high=_F(128, 32, 2), offset=32)))
+IQ4_NL = _add(QuantType("IQ4_NL", 20, 32, 18, _L(_F(2, 16, 4), 32, _S.F16, 0, table=IQ4_LEVELS)))
+IQ4_XS = _add(QuantType("IQ4_XS", 23, 256, 136, _L(_F(8, 16, 4), 32, _S.SIX_BIT_IQ4_XS, 0, 2, 6, table=IQ4_LEVELS)))
+MXFP4 = _add(QuantType("MXFP4", 39, 32, 17, _L(_F(1, 16, 4), 32, _S.E8M0, 0, 0, 1, table=E2M1_LEVELS)))
+# fmt: on

@@ -1,0 +1,134 @@
+"""A step plan while it is built and while it is in flight: its rows, and the request of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import iter_unpack
+
+import msgspec
+
+from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
+from moeserve.router.core.kv_memory import KvMemory
+from moeserve.router.core.request import Request
+from moeserve.router.core.step_cost import StepShape, chunk_context
+
+
+class ScheduledStep:
+    """Written while the step is planned, read again when its result arrives. Adding a row takes its KV slots from
+    `KvMemory` and appends them to its request, so that every row has slots."""
+
+    __slots__ = (
+        "_decode_context",
+        "_prompt_context",
+        "expected_ms",
+        "fresh_tokens",
+        "new_seqs",
+        "num_decode",
+        "owners",
+        "prompt_tokens",
+        "protected_share",
+        "repeated_tokens",
+        "rows",
+        "sampling",
+        "silent_ends",
+        "step",
+    )
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.new_seqs: list[NewSeq] = []
+        self.rows: list[Row] = []
+        self.owners: list[Request] = []  # of each row
+        self.sampling: list[Request] = []  # of each row that samples, in the order of the result's tokens
+        self.silent_ends: list[Request] = []  # max_tokens is 0: they end with this step
+        self.num_decode = 0
+        self.prompt_tokens = 0  # in chunks, recomputed output included
+        self.fresh_tokens = 0  # of these, prompt tokens that are computed for the first time
+        self.repeated_tokens = 0  # of these, tokens that were computed before a preemption
+        self.expected_ms = 0.0  # predicted duration of the whole step
+        self.protected_share = 0.0  # of the decode rows, those that its prompts must not slow down
+        self._decode_context = 0
+        self._prompt_context = 0
+
+    @property
+    def shape(self) -> StepShape:
+        return StepShape(self.num_decode, self._decode_context, self.prompt_tokens, self._prompt_context)
+
+    @property
+    def continues(self) -> bool:
+        """A request of the step before continues in this one, so that idle time between the two is lost time."""
+        return len(self.new_seqs) < len(self.rows)
+
+    def chunks(self) -> Iterator[tuple[Request, Row]]:
+        """The prompt rows, which follow the decode rows."""
+        return zip(self.owners[self.num_decode :], self.rows[self.num_decode :], strict=True)
+
+    def as_plan(self) -> StepPlan:
+        return StepPlan(step=self.step, new_seqs=self.new_seqs, rows=self.rows)
+
+    def add_decode_rows(self, requests: Sequence[Request], memory: KvMemory) -> list[Request]:
+        """Adds one decode row for each request; returns those that need no further row.
+
+        The hot loop; docs/results/2026-11-22-router-notes.md has its cost."""
+        taken = memory.take(len(requests))
+        context = 0
+        rows = self.rows
+        complete: list[Request] = []
+        for request, slot, (packed,) in zip(requests, taken, iter_unpack("4s", taken.tobytes()), strict=True):
+            slots = request.slots
+            start = len(slots)
+            context += start
+            rows.append(Row(request.req_slot, start, 1, packed, True))
+            slots.append(slot)
+            if start + 1 == request.max_kv:
+                complete.append(request)
+        self.owners.extend(requests)
+        self.sampling.extend(requests)
+        self.num_decode += len(requests)
+        self._decode_context += context
+        return complete
+
+    def add_chunk(self, request: Request, count: int, memory: KvMemory, now: float) -> None:
+        """Adds the next `count` known tokens of a request and, with its first chunk, the NewSeq that binds it."""
+        if not request.announced:
+            self._announce(request, now)
+        start = len(request.slots)
+        taken = memory.take(count)
+        request.slots.extend(taken)
+        is_last = request.prompt_left == 0
+        sample = is_last and request.sampling.max_tokens > 0
+        self.rows.append(Row(request.req_slot, start, count, taken.tobytes(), sample))
+        self.owners.append(request)
+        self.prompt_tokens += count
+        self._prompt_context += chunk_context(start, count)
+        self._count(request, start, start + count)
+        if sample:
+            self.sampling.append(request)
+        elif is_last:
+            self.silent_ends.append(request)
+
+    def _count(self, request: Request, start: int, end: int) -> None:
+        self.repeated_tokens += max(min(request.num_lost, end) - start, 0)
+        self.fresh_tokens += max(min(end, request.num_prompt) - max(start, request.num_lost), 0)
+
+    def _announce(self, request: Request, now: float) -> None:
+        request.announced = True
+        if request.first_planned_at is None:
+            request.first_planned_at = now
+        self.new_seqs.append(
+            NewSeq(
+                req_slot=request.req_slot,
+                token_ids=request.tokens.tobytes(),
+                num_prompt=request.num_prompt,
+                prefix_slots=request.slots.tobytes(),
+                sampling=_sampling(request),
+                request_id=request.request_id,
+            )
+        )
+
+
+def _sampling(request: Request) -> SamplingParams:
+    """The request's parameters, without prompt logprobs once the client has all of them."""
+    if request.sampling.prompt_logprobs is None or not request.is_scored:
+        return request.sampling
+    return msgspec.structs.replace(request.sampling, prompt_logprobs=None)

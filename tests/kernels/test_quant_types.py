@@ -1,0 +1,45 @@
+"""The C++ engine's list of quantization types and Python's table say the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from moeserve.kernels import _C
+from moeserve.quantization import QUANT_TYPES, BitField, QuantType
+
+THERE = {row.number: row for row in _C.quant_types()}
+HERE = {row.number: row for row in QUANT_TYPES.values() if row.cpu}
+
+
+def test_both_have_the_same_types() -> None:
+    assert {n: row.name for n, row in THERE.items()} == {n: row.name for n, row in HERE.items()}
+    assert len(THERE) == len(_C.quant_types())
+
+
+@pytest.mark.parametrize("row", HERE.values(), ids=lambda row: row.name)
+def test_rows_agree(row: QuantType) -> None:
+    there, layout = THERE[row.number], row.layout
+    assert (there.name, there.block_columns, there.block_bytes, there.is_quantised) == (
+        row.name,
+        row.block_columns,
+        row.block_bytes,
+        row.is_quantised,
+    )
+    if layout is None:
+        return
+    assert there.low == _tuple(layout.low)
+    assert there.high[2] == layout.high_bits
+    if layout.high is not None:
+        assert there.high == _tuple(layout.high)
+    assert (there.group, there.stored_scales) == (layout.group, layout.stored_scales)
+    assert there.octets == layout.octets
+    if layout.halves:
+        assert there.halves_at == layout.halves_at
+    if layout.octets:
+        assert there.octets_at == layout.octets_at
+    assert there.offset == layout.offset
+    assert tuple(there.levels) == (() if layout.table is None else layout.table.levels)
+
+
+def _tuple(field: BitField) -> tuple[int, int, int]:
+    return field.at, field.width, field.bits

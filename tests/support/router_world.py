@@ -1,0 +1,302 @@
+"""A world for the router core: a worker that checks what it is told, a client that checks what it gets."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from moeserve.messages.schema import (
+    DetokenizeEnd,
+    DetokenizeStart,
+    GenerateRequest,
+    NewSeq,
+    PromptProgress,
+    RequestError,
+    Row,
+    Sampled,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    StopHit,
+    TextOptions,
+    TokenLogprob,
+    TokensItem,
+    TokensOut,
+)
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.scheduler import MAX_PLANS_IN_FLIGHT, Scheduler
+
+STOP_TOKEN = 999
+
+
+def ints(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()
+
+
+def request(
+    id: int,
+    prompt: int | list[int],
+    max_tokens: int,
+    *,
+    priority: int = 0,
+    arrival: float | None = None,
+    key_name: str = "",
+    cache_salt: str = "",
+    progress: bool = False,
+    **sampling: object,
+) -> GenerateRequest:
+    """Its seed is its id, so that the worker below can tell whose rows it computes. A prompt of so many tokens
+    is like no other's."""
+    tokens = [100_000 + id, *range(1, prompt)] if isinstance(prompt, int) else prompt
+    return GenerateRequest(
+        id=id,
+        token_ids=array("i", tokens).tobytes(),
+        sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP_TOKEN,), seed=id, **sampling),  # type: ignore[arg-type]
+        text=TextOptions(),
+        arrival=float(id) if arrival is None else arrival,
+        priority=priority,
+        key_name=key_name,
+        cache_salt=cache_salt,
+        progress=progress,
+    )
+
+
+@dataclass
+class Bound:
+    """A request slot as the worker keeps it."""
+
+    new_seq: NewSeq
+    tokens: list[int]  # by position; those it sampled included
+    prefixes: list[int]  # by position: stands for the tokens up to there
+    table: list[int]  # KV slots by position
+
+    @property
+    def id(self) -> int:
+        return self.new_seq.sampling.seed
+
+    def push(self, token: int) -> None:
+        self.tokens.append(token)
+        self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else 0, token)))
+
+
+class CheckingWorker:
+    """Executes plans in order. Each slot remembers the tokens whose KV it holds, all of them from the first;
+    every row asserts that what it reads is there, whoever wrote it. The n-th token of request r is
+    `script[r][n]`, or 100 + n where there is no script."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.script: dict[int, list[int]] = {}
+        self.bound: dict[int, Bound] = {}
+        self.kv: dict[int, int] = {}  # slot -> the prefix that it ends
+        self.last_step = 0
+        self.computed = 0  # positions
+
+    def token(self, id: int, index: int) -> int:
+        script = self.script.get(id, [])
+        return script[index] if index < len(script) else 100 + index
+
+    def step(self, plan: StepPlan) -> StepResult:
+        assert plan.step == self.last_step + 1
+        self.last_step = plan.step
+        self._check_limits(plan)
+        for new in plan.new_seqs:
+            self._bind(new)
+        for row in plan.rows:  # all are written before any is read
+            self._write(row)
+        sampled: list[Sampled] = []
+        prompt_logprobs: dict[int, list[TokenLogprob]] = {}
+        for index, row in enumerate(plan.rows):
+            bound = self.bound[row.req_slot]
+            for slot, prefix in zip(bound.table, bound.prefixes, strict=False):
+                assert self.kv[slot] == prefix, "a slot does not hold what is read from it"
+            end = row.start + row.count
+            prompt = bound.new_seq.num_prompt
+            if row.sample:
+                token = self.token(bound.id, end - prompt)
+                sampled.append(Sampled(token))
+                bound.push(token)
+            if bound.new_seq.sampling.prompt_logprobs is not None and row.start < prompt:
+                tokens = bound.tokens[row.start + 1 : min(end + 1, prompt)]
+                prompt_logprobs[index] = [TokenLogprob(t, -1.0, 1, [], []) for t in tokens]
+        return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=0.0, idle_ms=0.0)
+
+    def _bind(self, new: NewSeq) -> None:
+        bound = Bound(new, [], [], ints(new.prefix_slots))
+        for token in ints(new.token_ids):
+            bound.push(token)
+        assert len(bound.table) < len(bound.tokens), "the last known token is always computed"
+        self.bound[new.req_slot] = bound
+
+    def _write(self, row: Row) -> None:
+        bound = self.bound[row.req_slot]
+        slots = ints(row.kv_slots)
+        known = len(bound.tokens)
+        assert row.count == len(slots) > 0
+        assert row.start == len(bound.table), "positions are written in order, each once"
+        assert row.start + row.count <= known, "a token is computed that nobody has sampled"
+        assert row.sample == (row.start + row.count == known and bound.new_seq.sampling.max_tokens > 0)
+        for position, slot in enumerate(slots, start=row.start):
+            self.kv[slot] = bound.prefixes[position]
+            bound.table.append(slot)
+        self.computed += row.count
+
+    def _check_limits(self, plan: StepPlan) -> None:
+        assert plan.rows
+        assert sum(row.count for row in plan.rows) <= self.limits.max_num_batched_tokens
+        req_slots = [row.req_slot for row in plan.rows]
+        assert len(set(req_slots)) == len(req_slots) <= self.limits.max_num_seqs
+        assert all(0 <= slot < self.limits.max_num_seqs for slot in req_slots)
+        kv_slots = [slot for row in plan.rows for slot in ints(row.kv_slots)]
+        assert len(set(kv_slots)) == len(kv_slots)
+        assert all(0 <= slot < self.limits.num_kv_slots for slot in kv_slots)
+
+
+@dataclass
+class Seen:
+    """What the detokenizer was told of one request."""
+
+    opened: bool = False
+    tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[int] = field(default_factory=list)
+    progress: list[PromptProgress] = field(default_factory=list)
+    final: TokensItem | RequestError | DetokenizeEnd | None = None
+
+
+class World:
+    """A scheduler, its worker, and everything it said. Time is the number of steps done."""
+
+    def __init__(self, limits: Limits, step_ms: Callable[[StepResult], float] = lambda _: 0.0) -> None:
+        """`step_ms`: how long steps take; 0 says that nobody measures it."""
+        self.limits = limits
+        self.step_ms = step_ms
+        self.scheduler = Scheduler(limits)
+        self.worker = CheckingWorker(limits)
+        self.in_flight: deque[StepPlan] = deque()
+        self.seen: dict[int, Seen] = {}
+        self.dead = False
+        self.now = 0.0
+
+    def add(self, message: GenerateRequest, script: list[int] | None = None) -> None:
+        if script is not None:
+            self.worker.script[message.id] = script
+        self.seen[message.id] = Seen()
+        self.scheduler.add(message)
+        self._read()
+
+    def abort(self, id: int) -> None:
+        self.scheduler.abort(id)
+        self._read()
+
+    def stop_hit(self, id: int, num_tokens: int) -> None:
+        self.scheduler.stop_hit(StopHit(id=id, num_tokens=num_tokens))
+        self._read()
+
+    def die(self) -> None:
+        self.dead = True
+        self.in_flight.clear()
+        self.scheduler.close("the worker is gone")
+        self._read()
+
+    def plan(self) -> StepPlan | None:
+        plan = self.scheduler.plan(self.now)
+        if plan is not None:
+            assert not self.dead
+            self.in_flight.append(plan)
+            assert len(self.in_flight) <= MAX_PLANS_IN_FLIGHT
+        self._read()
+        return plan
+
+    def result(self) -> None:
+        """The worker finishes its oldest plan."""
+        if self.in_flight:
+            self.now += 1.0
+            result = self.worker.step(self.in_flight.popleft())
+            ms = self.step_ms(result)
+            self.scheduler.step_result(msgspec.structs.replace(result, compute_ms=ms), self.now)
+            self._read()
+
+    def run(self, max_steps: int = 10_000) -> int:
+        """Plans and steps, as the manager does, until nothing is left; the number of steps."""
+        for steps in range(max_steps):
+            while self.plan() is not None:
+                pass
+            if not self.in_flight:
+                return steps
+            self.result()
+        raise AssertionError("no end in sight")
+
+    def _read(self) -> None:
+        for message in self.scheduler.take_messages():
+            match message:
+                case DetokenizeStart():
+                    assert not self.seen[message.id].opened
+                    self.seen[message.id].opened = True
+                case TokensOut():
+                    for item in message.items:
+                        self._item(item)
+                case DetokenizeEnd() | RequestError():
+                    self._final(message.id, message)
+
+    def _item(self, item: TokensItem) -> None:
+        seen = self.seen[item.id]
+        assert seen.opened
+        assert seen.final is None, "nothing comes after the final message"
+        seen.tokens += item.token_ids
+        seen.progress += [] if item.progress is None else [item.progress]
+        seen.prompt_logprobs += [entry.token_id for entry in item.prompt_logprobs or []]
+        assert (item.finish_reason is None) == (item.usage is None)
+        if item.finish_reason is not None:
+            self._final(item.id, item)
+
+    def _final(self, id: int, message: TokensItem | RequestError | DetokenizeEnd) -> None:
+        assert self.seen[id].final is None, "one final message only"
+        self.seen[id].final = message
+
+    def check(self, *, slots: bool = True) -> None:
+        """The counts; and each single slot."""
+        self.scheduler.check()
+        if slots:
+            self.scheduler.check_slots()
+        running = self.scheduler.load_report().num_running
+        assert running <= min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
+
+    def check_all_free(self) -> None:
+        self.check()
+        report = self.scheduler.load_report()
+        assert (report.num_running, report.num_waiting, report.kv_slots_used) == (0, 0, 0)
+        assert self.scheduler.is_idle
+
+
+def make_world(
+    num_kv_slots: int = 1000,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_num_queued_reqs: int = 100,
+    max_model_len: int = 500,
+) -> World:
+    return World(
+        Limits(num_kv_slots, max_num_seqs, max_model_len, max_num_batched_tokens, max_num_queued_reqs)
+    )
+
+
+def final_item(world: World, id: int) -> TokensItem:
+    final = world.seen[id].final
+    assert isinstance(final, TokensItem)
+    return final
+
+
+def final_error(world: World, id: int) -> RequestError:
+    final = world.seen[id].final
+    assert isinstance(final, RequestError)
+    return final
+
+
+def rows_of(plan: StepPlan | None) -> list[tuple[int, int, bool]]:
+    """(start, count, sample) of each row."""
+    assert plan is not None
+    return [(row.start, row.count, row.sample) for row in plan.rows]

@@ -1,0 +1,85 @@
+"""A worker process without a model: `python -m tests.support.rpc_child SOCKET`, served by the real service.
+
+The prompt's second token says what its steps do: 0 answer at once, 1 raise, 2 take 0.2 s, 3 answer with
+prompt logprobs of several megabytes.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from moeserve.messages.schema import ExpertUse, Sampled, StepPlan, StepResult, TokenLogprob, WorkerReady
+from moeserve.messages.worker import Worker
+from moeserve.worker.service import serve
+
+REPOSITORY = Path(__file__).parents[2]
+
+READY = WorkerReady(
+    num_kv_slots=256,
+    max_num_seqs=4,
+    max_model_len=128,
+    vocab_size=1000,
+    weight_bytes=1,
+    kv_bytes=2,
+    rss_bytes=3,
+    device="none",
+)
+EXPERT_USE = ExpertUse(1, 2, 1, array("q", [3, 4]).tobytes(), bytes([0, 1]))
+ANSWER, RAISE, SLEEP, FLOOD = range(4)
+
+
+class ScriptedRunner(Worker):
+    def __init__(self) -> None:
+        self.behaviour: dict[int, int] = {}  # by request slot
+
+    def ready(self) -> WorkerReady:
+        return READY
+
+    def expert_use(self) -> ExpertUse:
+        return EXPERT_USE
+
+    def step(self, plan: StepPlan) -> StepResult:
+        for new in plan.new_seqs:
+            tokens = array("i", new.token_ids)
+            self.behaviour[new.req_slot] = tokens[1] if len(tokens) > 1 else ANSWER
+        kinds = {self.behaviour[row.req_slot] for row in plan.rows}
+        if RAISE in kinds:
+            raise FloatingPointError("the model is on fire")
+        if SLEEP in kinds:
+            time.sleep(0.2)
+        sampled = [Sampled(100 + row.start) for row in plan.rows if row.sample]
+        prompt_logprobs: dict[int, list[TokenLogprob]] = {}
+        if FLOOD in kinds:
+            prompt_logprobs[0] = [
+                TokenLogprob(i, -1.0, 1, list(range(20)), [-1.0] * 20) for i in range(20_000)
+            ]
+        return StepResult(plan.step, sampled, prompt_logprobs, 1.0, 0.0)
+
+
+@contextmanager
+def child_process(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A scripted worker that listens at `path`."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.rpc_child", str(path)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "listening\n", child.communicate(timeout=5)
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+if __name__ == "__main__":
+    serve(ScriptedRunner(), Path(sys.argv[1]), lambda: print("listening", flush=True))

@@ -1,0 +1,296 @@
+"""Tokens to text: characters never split, ids and logprobs never lost, one final item, the stop protocol."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moeserve.config import RuntimePaths, ServerConfig
+from moeserve.detokenizer.incremental import TokenDecoder
+from moeserve.detokenizer.manager import Detokenizer, serve
+from moeserve.launcher import write_config
+from moeserve.messages import codec
+from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.schema import (
+    DetokenizeEnd,
+    DetokenizeStart,
+    ProcessFailed,
+    ProcessReady,
+    PromptProgress,
+    RequestError,
+    Shutdown,
+    StopHit,
+    TextItem,
+    TextOptions,
+    TextOut,
+    TokenLogprob,
+    TokensItem,
+    TokensOut,
+    Usage,
+)
+
+SPECIAL = 256
+TOKEN_BYTES = [bytes([i]) for i in range(256)] + [b"<|end|>"]  # every byte is a token
+USAGE = Usage(4, 99, 2, 1.0, 2.0, 3.0)
+
+# Pieces that make broken UTF-8 likely: beginnings, continuations, over-long forms, surrogates.
+HARD_BYTES = st.sampled_from(
+    [b"a", "é".encode(), "語".encode(), "🙂".encode(), b"\xe0", b"\x80", b"\xf4", b"\xed"]
+)
+ROUGH_TEXT = st.lists(st.one_of(HARD_BYTES, st.binary(max_size=3)), max_size=20).map(b"".join)
+
+
+@given(ROUGH_TEXT, st.lists(st.integers(0, 60), max_size=20))
+def test_any_cut_of_any_bytes_decodes_as_the_whole(data: bytes, borders: list[int]) -> None:
+    edges = [0, *sorted(border % (len(data) + 1) for border in borders), len(data)]
+    tokens = [data[a:b] for a, b in pairwise(edges)]
+    decoder = TokenDecoder(tokens, skipped=())
+    pieces = [decoder.push(i) for i in range(len(tokens))]
+    assert "".join(pieces) + decoder.flush() == data.decode("utf-8", "replace")
+
+
+def test_a_character_waits_for_its_last_byte() -> None:
+    decoder = TokenDecoder(TOKEN_BYTES, skipped=())
+    assert [decoder.push(byte) for byte in "🙂".encode()] == ["", "", "", "🙂"]
+
+
+def test_special_tokens_are_skipped_and_characters_join_across_them() -> None:
+    first, *rest = "é".encode()
+    skipping, showing = TokenDecoder(TOKEN_BYTES, {SPECIAL}), TokenDecoder(TOKEN_BYTES, ())
+    tokens = [first, SPECIAL, *rest]
+    assert "".join(map(skipping.push, tokens)) == "é"
+    assert "".join(map(showing.push, [*b"a", SPECIAL])) == "a<|end|>"
+
+
+def logprob(token_id: int, position: int) -> TokenLogprob:
+    return TokenLogprob(token_id, -float(position), 1, [token_id], [-float(position)])
+
+
+def item(tokens: bytes | list[int], request: int = 1, **fields: object) -> TokensItem:
+    return TokensItem(request, list(tokens), **fields)  # type: ignore[arg-type]
+
+
+def opened(**options: object) -> Detokenizer:
+    detokenizer = Detokenizer(TOKEN_BYTES, frozenset({SPECIAL}))
+    detokenizer.open(DetokenizeStart(1, TextOptions(**options)))  # type: ignore[arg-type]
+    return detokenizer
+
+
+def test_a_stop_string_counts_only_after_min_tokens() -> None:
+    detokenizer = opened(stop=("b",), min_tokens=4)
+    (out,), hits = detokenizer.tokens(TokensOut([item(b"ab")]))
+    assert (out.text, hits) == ("ab", [])
+    (out,), hits = detokenizer.tokens(TokensOut([item(b"b")]))  # the third token
+    assert (out.text, hits) == ("b", [])
+    items, hits = detokenizer.tokens(TokensOut([item(b"bx")]))  # the fourth, and what came after it
+    assert (items, hits) == ([], [StopHit(id=1, num_tokens=4)])
+    (out,), _ = detokenizer.tokens(TokensOut([item(b"", finish_reason="length", usage=USAGE)]))
+    assert (out.text, out.finish_reason, out.stop_reason) == ("", "stop", "b")
+    assert out.usage is not None
+    assert out.usage.completion_tokens == 4
+
+
+@given(
+    st.text(alphabet="ab🙂é", max_size=30).map(str.encode),
+    st.lists(st.text(alphabet="ab🙂é", min_size=1, max_size=4), max_size=3).map(tuple),
+    st.lists(st.integers(0, 200), max_size=10),
+    st.booleans(),
+)
+def test_ids_and_logprobs_are_delivered_once_up_to_the_stop(
+    data: bytes, stops: tuple[str, ...], borders: list[int], include_stop: bool
+) -> None:
+    """One token a byte, in any steps: what arrives is what a look at the whole text says."""
+    tokens = list(data)
+    edges = [0, *sorted(border % (len(tokens) + 1) for border in borders), len(tokens)]
+    detokenizer = opened(stop=stops, include_stop=include_stop)
+    items: list[TextItem] = []
+    hits: list[StopHit] = []
+    for a, b in pairwise(edges):
+        probs = [logprob(tokens[i], i) for i in range(a, b)]
+        out, hit = detokenizer.tokens(TokensOut([item(tokens[a:b], logprobs=probs)]))
+        items, hits = items + out, hits + hit
+    out, hit = detokenizer.tokens(TokensOut([item([], finish_reason="length", usage=USAGE)]))
+    items, hits = items + out, hits + hit
+
+    text = data.decode()
+    ends = [(end, stop) for end in range(len(text) + 1) for stop in stops if text[:end].endswith(stop)]
+    final = items[-1]
+    assert [i.finish_reason for i in items[:-1]] == [None] * (len(items) - 1)
+    assert final.usage is not None
+    if ends:
+        end, stop = min(ends, key=lambda pair: (pair[0], -len(pair[1])))
+        count = len(text[:end].encode())
+        assert (final.finish_reason, final.stop_reason, hits) == ("stop", stop, [StopHit(1, count)])
+        assert final.usage.completion_tokens == count
+        expected = text[:end] if include_stop else text[: end - len(stop)]
+    else:
+        count, expected = len(tokens), text
+        assert (final.finish_reason, final.stop_reason, hits) == ("length", None, [])
+        assert final.usage == USAGE
+    assert "".join(i.text for i in items) == expected
+    assert [t for i in items for t in i.token_ids] == tokens[:count]
+    assert [p for i in items for p in i.logprobs or []] == [logprob(tokens[i], i) for i in range(count)]
+    assert detokenizer.num_open == 0
+
+
+def test_held_text_still_delivers_its_ids_at_once() -> None:
+    items, _ = opened(stop=("abc",)).tokens(TokensOut([item(b"ab")]))
+    assert items == [TextItem(1, "", list(b"ab"))]
+
+
+def test_stop_waits_for_the_routers_usage_and_drops_later_tokens() -> None:
+    detokenizer = opened(stop=("!",))
+    assert detokenizer.tokens(TokensOut([item(b"hi!x")])) == ([], [StopHit(1, 3)])
+    assert detokenizer.tokens(TokensOut([item(b"yz")])) == ([], [])
+    (final,), hits = detokenizer.tokens(TokensOut([item(b"", finish_reason="length", usage=USAGE)]))
+    assert (final.text, final.token_ids, hits) == ("hi", list(b"hi!"), [])
+    assert (final.finish_reason, final.stop_reason) == ("stop", "!")
+    assert final.usage == Usage(4, 3, 2, 1.0, 2.0, 3.0)
+
+
+def test_stop_in_the_routers_last_item_wins_without_a_message_to_the_router() -> None:
+    (final,), hits = opened(stop=("!",)).tokens(
+        TokensOut([item(b"hi!x", finish_reason="length", usage=USAGE)])
+    )
+    assert hits == []
+    assert (final.text, final.finish_reason, final.stop_reason) == ("hi", "stop", "!")
+    assert final.usage is not None
+    assert final.usage.completion_tokens == 3
+
+
+def test_stop_token_is_named_as_the_reason_and_held_text_comes_out() -> None:
+    (final,), _ = opened(stop=("end.",)).tokens(
+        TokensOut([item(b"the en", finish_reason="stop", stop_token=SPECIAL, usage=USAGE)])
+    )
+    assert (final.text, final.finish_reason, final.stop_reason) == ("the en", "stop", SPECIAL)
+
+
+def test_unfinished_character_at_the_end_becomes_a_replacement() -> None:
+    (final,), _ = opened().tokens(TokensOut([item(b"a\xf0\x9f", finish_reason="length", usage=USAGE)]))
+    assert final.text == "a�"
+
+
+def test_prompt_logprobs_pass_through_without_tokens() -> None:
+    probs = [logprob(5, 1)]
+    assert opened().tokens(TokensOut([item(b"", prompt_logprobs=probs)]))[0][0].prompt_logprobs == probs
+
+
+def test_progress_passes_through_without_tokens() -> None:
+    progress = PromptProgress(total=9, cached=2, done=4, ms=1.5)
+    assert opened().tokens(TokensOut([item(b"", progress=progress)]))[0][0].progress == progress
+
+
+def test_requests_do_not_share_half_characters() -> None:
+    detokenizer = opened()
+    detokenizer.open(DetokenizeStart(2, TextOptions()))
+    first, second = "é".encode(), "🙂".encode()
+    texts = ""
+    for a, b in ((first[:1], second[:2]), (first[1:], second[2:])):
+        items, _ = detokenizer.tokens(TokensOut([item(a, 1), item(b, 2)]))
+        texts += "".join(f"{i.id}{i.text} " for i in items)
+    assert texts == "1 2 1é 2🙂 "
+
+
+# ---------------------------------------------------------------- the loop, over real sockets
+
+
+@pytest.fixture
+def wires(tmp_path: Path) -> Iterator[tuple[PushChannel, PullChannel[object], PullChannel[object]]]:
+    """A detokenizer's loop in a thread; the router's end in, the router's and httpserver's ends out."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = {name: f"ipc://{tmp_path / name}" for name in ("router", "detokenizer", "http")}
+    router = PullChannel[object](context, address["router"], codec.TO_ROUTER)  # type: ignore[arg-type]
+    http = PullChannel[object](context, address["http"], codec.TO_HTTP)  # type: ignore[arg-type]
+
+    def run() -> None:
+        inbox = PullChannel(context, address["detokenizer"], codec.TO_DETOKENIZER)
+        to_router, to_http = PushChannel(context, address["router"]), PushChannel(context, address["http"])
+        serve(Detokenizer(TOKEN_BYTES, frozenset({SPECIAL})), inbox, to_router, to_http)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    push = PushChannel(context, address["detokenizer"])
+    yield push, router, http
+    push.send(Shutdown())
+    thread.join(5)
+    assert not thread.is_alive(), "the loop did not end on Shutdown"
+    context.destroy(linger=0)
+
+
+def test_loop_sends_text_to_http_stop_hits_to_the_router_and_passes_errors_on(
+    wires: tuple[PushChannel, PullChannel[object], PullChannel[object]],
+) -> None:
+    push, router, http = wires
+    push.send(DetokenizeStart(1, TextOptions(stop=("!",))))
+    push.send(DetokenizeStart(2, TextOptions()))
+    push.send(TokensOut([item(b"a!", 1), item(b"b", 2)]))
+    assert router.recv(timeout=5) == StopHit(1, 2)
+    assert http.recv(timeout=5) == TextOut([TextItem(2, "b", list(b"b"))])
+    push.send(RequestError(2, 500, "the engine died"))
+    assert http.recv(timeout=5) == RequestError(2, 500, "the engine died")
+    push.send(RequestError(3, 503, "the queue is full"))  # refused before DetokenizeStart
+    assert http.recv(timeout=5) == RequestError(3, 503, "the queue is full")
+    push.send(DetokenizeEnd(1))
+    push.send(DetokenizeStart(4, TextOptions()))
+    push.send(TokensOut([item(b"c", 4)]))
+    assert http.recv(timeout=5) == TextOut([TextItem(4, "c", list(b"c"))]), "a closed request sends nothing"
+
+
+# ---------------------------------------------------------------- the process itself
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def start_process(paths: RuntimePaths, model: Path) -> subprocess.Popen[str]:
+    write_config(ServerConfig(model=str(model)), paths)
+    environment = os.environ | {"MOESERVE_RUNTIME_DIR": str(paths.directory)}
+    command = [sys.executable, "-m", "moeserve.detokenizer"]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def test_process_reads_the_models_vocabulary_and_ends_on_shutdown(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, tiny_model: Path
+) -> None:
+    paths = RuntimePaths(tmp_path)
+    launcher = PullChannel(context, paths.launcher, codec.TO_LAUNCHER)
+    http = PullChannel(context, paths.http, codec.TO_HTTP)
+    with start_process(paths, tiny_model) as process:
+        assert launcher.recv(timeout=20) == ProcessReady("detokenizer", process.pid)
+        push = PushChannel(context, paths.detokenizer)
+        push.send(DetokenizeStart(1, TextOptions()))
+        push.send(TokensOut([item([72, 78], finish_reason="length", usage=USAGE)]))
+        answer = http.recv(timeout=5)
+        push.send(Shutdown())
+        assert process.wait(10) == 0
+    assert isinstance(answer, TextOut)
+    assert answer.items[0].text == "io", "GPT-2's table puts i at 72 and o at 78"
+
+
+def test_process_reports_a_bad_model_to_the_launcher_in_words(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    paths = RuntimePaths(tmp_path)
+    launcher = PullChannel(context, paths.launcher, codec.TO_LAUNCHER)
+    (tmp_path / "bad.gguf").write_bytes(b"no model at all, but long enough for a header")
+    with start_process(paths, tmp_path / "bad.gguf") as process:
+        message = launcher.recv(timeout=20)
+        assert process.wait(10) == 2
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert isinstance(message, ProcessFailed)
+    assert "bad.gguf" in message.message

@@ -1,0 +1,257 @@
+"""The line between router and worker: a real rpyc server in a real process, over a Unix socket."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import rpyc
+from rpyc.core import consts
+from rpyc.core.service import VoidService
+from rpyc.core.stream import SocketStream
+
+from moeserve.messages import codec, rpc
+from moeserve.messages.schema import (
+    ExpertUse,
+    NewSeq,
+    Row,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    WorkerError,
+)
+from moeserve.messages.worker import WorkerClient, WorkerDied
+from moeserve.router.worker_client import InProcessWorker, RpycWorker
+from moeserve.worker.service import WorkerService
+from tests.support.rpc_child import (
+    ANSWER,
+    EXPERT_USE,
+    FLOOD,
+    RAISE,
+    READY,
+    SLEEP,
+    ScriptedRunner,
+    child_process,
+)
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with child_process(tmp_path / "worker") as process:
+        yield process
+
+
+@pytest.fixture
+def worker(child: subprocess.Popen[str], tmp_path: Path) -> Iterator[RpycWorker]:
+    worker = RpycWorker(tmp_path / "worker")
+    worker.ready()
+    yield worker
+    worker.close()
+
+
+def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
+    tokens = array("i", [step, behaviour, *range(2, prompt)])
+    new = NewSeq(0, tokens.tobytes(), prompt, b"", SamplingParams(max_tokens=3))
+    return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
+
+
+def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult]:
+    """Waits as the router does: on the file descriptor, unless something was read ahead."""
+    got: list[StepResult] = []
+    deadline = time.monotonic() + timeout
+    while len(got) < count:
+        left = deadline - time.monotonic()
+        assert left > 0, f"{len(got)} of {count} results came"
+        if not worker.has_read_ahead:
+            select.select([worker.fileno()], [], [], left)
+        got += worker.poll()
+    return got
+
+
+def test_ready_says_what_the_router_may_use(child: subprocess.Popen[str], tmp_path: Path) -> None:
+    worker = RpycWorker(tmp_path / "worker")
+    assert worker.ready() == READY
+    worker.shutdown()
+    assert child.wait(5) == 0
+
+
+@pytest.mark.parametrize("kind", ["rpyc", "in process"])
+def test_plans_are_executed_in_order_with_two_in_flight(kind: str, request: pytest.FixtureRequest) -> None:
+    worker: WorkerClient = (
+        request.getfixturevalue("worker") if kind == "rpyc" else InProcessWorker(ScriptedRunner())
+    )
+    assert worker.poll() == []
+    worker.submit(plan(1))
+    worker.submit(plan(2))
+    answers: list[StepResult] = []
+    for step in range(3, 50):
+        answers += results(worker, 1)
+        worker.submit(plan(step))
+    answers += results(worker, 49 - len(answers))
+    assert [answer.step for answer in answers] == list(range(1, 50))
+    assert worker.poll() == []
+
+
+@pytest.mark.parametrize("kind", ["rpyc", "in process"])
+def test_the_experts_use_comes_between_steps(kind: str, request: pytest.FixtureRequest) -> None:
+    worker: WorkerClient = (
+        request.getfixturevalue("worker") if kind == "rpyc" else InProcessWorker(ScriptedRunner())
+    )
+    worker.submit(plan(1))
+    worker.request_expert_use()
+    worker.submit(plan(2))
+    first, use, second = results(worker, 3)
+    assert use == EXPERT_USE
+    assert (first.step, second.step) == (1, 2)
+
+
+def test_a_failing_count_ends_the_worker_with_its_cause() -> None:
+    class Broken(ScriptedRunner):
+        def expert_use(self) -> ExpertUse:
+            raise FloatingPointError("the counters are on fire")
+
+    service = WorkerService(Broken())
+    answer = codec.FROM_WORKER.decode(service.exposed_expert_use())
+    assert answer == WorkerError("FloatingPointError: the counters are on fire")
+    assert service.is_done
+    assert isinstance(service.error, FloatingPointError)
+
+
+def test_submitting_does_not_wait_for_the_step(worker: RpycWorker) -> None:
+    start = time.monotonic()
+    worker.submit(plan(1, SLEEP))
+    worker.submit(plan(2, SLEEP))
+    assert worker.poll() == []
+    assert time.monotonic() - start < 0.1
+    assert [result.step for result in results(worker, 2)] == [1, 2]
+
+
+def test_long_plans_and_long_results_pass_each_other(worker: RpycWorker) -> None:
+    """Each is far bigger than the socket's buffer, so two ends that only send would wait for ever."""
+    for step in range(1, 4):
+        worker.submit(plan(step, FLOOD, prompt=500_000))
+    answers = results(worker, 3, timeout=30)
+    assert [len(answer.prompt_logprobs[0]) for answer in answers] == [20_000] * 3
+
+
+def test_a_killed_worker_is_noticed_at_once(child: subprocess.Popen[str], worker: RpycWorker) -> None:
+    worker.submit(plan(1, SLEEP))
+    child.send_signal(signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(WorkerDied, match="gone"):
+        results(worker, 1)
+    assert time.monotonic() - start < 0.3
+    worker.submit(plan(2))
+    with pytest.raises(WorkerDied, match="gone"):
+        worker.poll()
+
+
+def test_an_exception_in_a_step_is_told_and_ends_the_worker(
+    child: subprocess.Popen[str], worker: RpycWorker
+) -> None:
+    worker.submit(plan(1, RAISE))
+    worker.submit(plan(2))
+    with pytest.raises(WorkerDied, match="FloatingPointError: the model is on fire"):
+        results(worker, 1)
+    _, stderr = child.communicate(timeout=5)
+    assert child.returncode != 0
+    assert "Traceback" in stderr
+    assert "the model is on fire" in stderr
+
+
+def test_an_exception_in_process_is_told_too() -> None:
+    worker = InProcessWorker(ScriptedRunner())
+    worker.submit(plan(1, RAISE))
+    with pytest.raises(WorkerDied, match="on fire"):
+        worker.poll()
+
+
+def test_shutdown_ends_the_worker(child: subprocess.Popen[str], worker: RpycWorker) -> None:
+    worker.shutdown()
+    assert child.wait(5) == 0
+
+
+def test_the_worker_ends_when_the_router_goes(child: subprocess.Popen[str], worker: RpycWorker) -> None:
+    worker.submit(plan(1, SLEEP))
+    worker.close()
+    assert child.wait(5) == 0
+
+
+def test_nobody_listens_before_the_worker_is_ready(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        RpycWorker(tmp_path / "worker")
+
+
+def test_an_idle_worker_uses_no_cpu(child: subprocess.Popen[str], worker: RpycWorker) -> None:
+    worker.submit(plan(1))
+    results(worker, 1)
+    process = psutil.Process(child.pid)
+    before = sum(process.cpu_times()[:2])
+    switches = process.num_ctx_switches().voluntary
+    time.sleep(0.5)
+    assert sum(process.cpu_times()[:2]) - before <= 0.01
+    assert process.num_ctx_switches().voluntary - switches <= 2
+
+
+# -------------------------------------------------------------------- what the line refuses
+
+
+@pytest.fixture
+def line() -> Iterator[tuple[rpyc.Connection, rpyc.Connection]]:
+    """Both ends, router's and worker's, each served by a thread, so that either may ask the other."""
+    ours, theirs = socket.socketpair()
+    router = rpc.connection(VoidService(), rpc.DuplexStream(ours))
+    service = WorkerService(ScriptedRunner())
+    worker = rpc.connection(service, SocketStream(theirs))
+    threads = [threading.Thread(target=end.serve_all) for end in (router, worker)]
+    for thread in threads:
+        thread.start()
+    yield router, worker
+    router.close()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("asking", [0, 1], ids=["router asks worker", "worker asks router"])
+def test_pickle_is_refused(line: tuple[rpyc.Connection, rpyc.Connection], asking: int) -> None:
+    end = line[asking]
+    with pytest.raises(ValueError, match="pickling is disabled"):
+        end.sync_request(consts.HANDLE_PICKLE, end.root, 4)
+    with pytest.raises(ValueError, match="pickling is disabled"):
+        rpyc.classic.obtain(end.root)
+
+
+@pytest.mark.parametrize("name", ["_runner", "is_done", "error", "__class__", "__init__", "__dict__"])
+def test_only_exposed_methods_can_be_reached(
+    line: tuple[rpyc.Connection, rpyc.Connection], name: str
+) -> None:
+    router, _ = line
+    with pytest.raises(AttributeError):
+        router.sync_request(consts.HANDLE_GETATTR, router.root, name)
+
+
+def test_nothing_can_be_set_or_deleted(line: tuple[rpyc.Connection, rpyc.Connection]) -> None:
+    router, _ = line
+    with pytest.raises(AttributeError):
+        router.sync_request(consts.HANDLE_SETATTR, router.root, "exposed_step", 1)
+    with pytest.raises(AttributeError):
+        router.sync_request(consts.HANDLE_DELATTR, router.root, "exposed_step")
+
+
+def test_bytes_that_are_no_plan_end_the_worker(child: subprocess.Popen[str], tmp_path: Path) -> None:
+    worker = RpycWorker(tmp_path / "worker")
+    worker.ready()
+    worker._remote_step(b"\x80\x04not a plan").add_callback(worker._answers.append)
+    with pytest.raises(WorkerDied, match="malformed"):
+        results(worker, 1)
+    assert child.wait(5) != 0

@@ -1,0 +1,202 @@
+"""How requests end in the scheduler, and what their clients are told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from moeserve.messages.schema import (
+    DetokenizeEnd,
+    Sampled,
+    StepResult,
+    TokenLogprob,
+    TokensOut,
+)
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.scheduler import ProtocolError, Scheduler
+from tests.support.router_world import (
+    STOP_TOKEN,
+    final_error,
+    final_item,
+    make_world,
+    request,
+    rows_of,
+)
+
+# -------------------------------------------------------------------- endings
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4])
+def test_abort_frees_everything_at_once(steps: int) -> None:
+    """Waiting, in prefill, and in decode; the rows in flight do no harm."""
+    world = make_world(max_num_batched_tokens=4)
+    world.add(request(0, prompt=7, max_tokens=50))
+    for _ in range(steps):
+        world.plan()
+        world.result()
+    world.plan()
+    world.plan()
+    world.abort(0)
+    assert world.scheduler.load_report().kv_slots_used == 0
+    assert isinstance(world.seen[0].final, DetokenizeEnd)
+    world.abort(0)
+    world.abort(12345)
+    world.stop_hit(0, 1)
+    world.run()
+    world.check_all_free()
+    assert world.scheduler.load_report().aborts == 1
+
+
+def test_stop_hit_ends_the_request_with_the_clients_count() -> None:
+    world = make_world()
+    world.add(request(0, prompt=3, max_tokens=50))
+    for _ in range(5):
+        world.plan()
+        world.result()
+    world.stop_hit(0, num_tokens=3)
+    final = final_item(world, 0)
+    assert final.finish_reason == "stop"
+    assert final.usage is not None
+    assert final.usage.completion_tokens == 3
+    world.run()
+    world.check_all_free()
+
+
+def test_stop_hit_after_the_end_is_harmless() -> None:
+    world = make_world()
+    world.add(request(0, prompt=3, max_tokens=2))
+    world.run()
+    world.stop_hit(0, num_tokens=2)  # asserts that there is no second final message
+    assert final_item(world, 0).finish_reason == "length"
+
+
+def test_min_tokens_outweighs_a_stop_token() -> None:
+    world = make_world()
+    world.add(request(0, prompt=3, max_tokens=9, min_tokens=2), script=[STOP_TOKEN, STOP_TOKEN, STOP_TOKEN])
+    world.run()
+    assert world.seen[0].tokens == [STOP_TOKEN, STOP_TOKEN]
+    assert final_item(world, 0).stop_token == STOP_TOKEN
+
+
+def test_non_finite_logits_fail_that_request_only() -> None:
+    world = make_world()
+    world.add(request(0, prompt=3, max_tokens=5), script=[7, -1])
+    world.add(request(1, prompt=3, max_tokens=5))
+    world.run()
+    error = final_error(world, 0)
+    assert error.status == 500
+    assert "non-finite" in error.message
+    assert len(world.seen[1].tokens) == 5
+    world.check_all_free()
+
+
+def test_the_workers_death_ends_every_request_and_refuses_the_next() -> None:
+    world = make_world(max_num_seqs=2)
+    for id in range(4):
+        world.add(request(id, prompt=3, max_tokens=5))
+    world.plan()
+    world.die()
+    world.die()
+    world.add(request(4, prompt=3, max_tokens=5))
+    assert [final_error(world, id).status for id in range(5)] == [503] * 5
+    assert world.plan() is None
+    world.check_all_free()
+
+
+def test_an_answer_to_another_step_is_not_believed() -> None:
+    world = make_world()
+    world.add(request(0, prompt=3, max_tokens=5))
+    plan = world.plan()
+    assert plan is not None
+    with pytest.raises(ProtocolError):
+        world.scheduler.step_result(StepResult(plan.step + 1, [Sampled(1)], {}, 0.0, 0.0), 0.0)
+    with pytest.raises(ProtocolError):
+        world.scheduler.step_result(StepResult(plan.step, [], {}, 0.0, 0.0), 0.0)
+
+
+# -------------------------------------------------------------------- what the client is told
+
+
+def test_scoring_a_prompt_takes_no_token_and_all_of_its_logprobs() -> None:
+    world = make_world(max_num_batched_tokens=4)
+    world.add(request(0, prompt=10, max_tokens=0, prompt_logprobs=0))
+    assert rows_of(world.plan()) == [(0, 4, False)]
+    world.result()
+    assert world.seen[0].prompt_logprobs == [1, 2, 3, 4], "chunk by chunk, as they come"
+    world.run()
+    assert world.seen[0].prompt_logprobs == list(range(1, 10))
+    final = final_item(world, 0)
+    assert (final.finish_reason, world.seen[0].tokens) == ("length", [])
+    assert final.usage is not None
+    assert (final.usage.prompt_tokens, final.usage.completion_tokens) == (10, 0)
+    world.check_all_free()
+
+
+def test_usage_splits_the_time_into_queue_prefill_and_decode() -> None:
+    scheduler = Scheduler(Limits(100, 4, 100, 4, 10))
+    scheduler.add(request(0, prompt=8, max_tokens=3, arrival=10.0))
+    for planned_at, done_at in [(10.5, 11.0), (11.0, 12.5), (12.5, 13.0), (13.0, 14.0)]:
+        plan = scheduler.plan(planned_at)
+        assert plan is not None
+        sampled = [Sampled(5) for row in plan.rows if row.sample]
+        scheduler.step_result(StepResult(plan.step, sampled, {}, 0.0, 0.0), done_at)
+    last = scheduler.take_messages()[-1]
+    assert isinstance(last, TokensOut)
+    usage = last.items[-1].usage
+    assert usage is not None
+    assert (usage.queue_ms, usage.prefill_ms, usage.decode_ms) == (500.0, 2000.0, 1500.0)
+
+
+def test_logprobs_travel_with_their_tokens() -> None:
+    scheduler = Scheduler(Limits(100, 4, 100, 16, 10))
+    scheduler.add(request(0, prompt=8, max_tokens=2, logprobs=1))
+    entries = [TokenLogprob(5, -0.5, 1, [5], [-0.5]), TokenLogprob(6, -0.25, 1, [6], [-0.25])]
+    for entry in entries:
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        scheduler.step_result(StepResult(plan.step, [Sampled(entry.token_id, entry)], {}, 0.0, 0.0), now=1.0)
+    items = [item for m in scheduler.take_messages() if isinstance(m, TokensOut) for item in m.items]
+    assert [(item.token_ids, item.logprobs) for item in items] == [([5], [entries[0]]), ([6], [entries[1]])]
+
+
+def test_a_step_makes_one_message() -> None:
+    world = make_world()
+    for id in range(8):
+        world.scheduler.add(request(id, prompt=3, max_tokens=1 + id % 2))
+    world.scheduler.take_messages()
+    plan = world.scheduler.plan(0.0)
+    assert plan is not None
+    world.scheduler.step_result(world.worker.step(plan), 1.0)
+    (message,) = world.scheduler.take_messages()
+    assert isinstance(message, TokensOut)
+    assert sorted(item.id for item in message.items) == list(range(8))
+
+
+def test_totals_count_what_was_done() -> None:
+    world = make_world(max_num_batched_tokens=6)
+    world.add(request(0, prompt=10, max_tokens=4))
+    world.add(request(1, prompt=2, max_tokens=4), script=[7, STOP_TOKEN])
+    world.run()
+    report = world.scheduler.load_report()
+    assert (report.prompt_tokens, report.generation_tokens) == (12, 6)
+    assert report.steps >= 5
+
+
+def test_a_step_of_256_requests_takes_far_less_than_a_millisecond() -> None:
+    """Measured 0.1 ms; the bound leaves room for a busy machine and still catches anything quadratic."""
+    scheduler = Scheduler(Limits(256 * 300, 256, 300, 2048, 1000))
+    for id in range(256):
+        scheduler.add(request(id, prompt=8, max_tokens=200))
+    times = []
+    for _ in range(150):
+        start = time.perf_counter()
+        plan = scheduler.plan(0.0)
+        planned = time.perf_counter()
+        assert plan is not None
+        result = StepResult(plan.step, [Sampled(7) for row in plan.rows if row.sample], {}, 0.0, 0.0)
+        stepped = time.perf_counter()
+        scheduler.step_result(result, 0.0)
+        scheduler.take_messages()
+        times.append(planned - start + time.perf_counter() - stepped)
+    assert sorted(times)[len(times) // 2] < 1e-3

@@ -1,0 +1,250 @@
+"""The router's loop with real sockets, in this process and as the process it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import zmq
+
+from moeserve.config import RuntimePaths, ServerConfig, to_json_dict
+from moeserve.messages import codec
+from moeserve.messages.channels import PullChannel, PushChannel
+from moeserve.messages.schema import (
+    Abort,
+    DetokenizeEnd,
+    DetokenizeStart,
+    EngineDead,
+    EngineReady,
+    ExpertUse,
+    ExpertUseRequest,
+    LoadReport,
+    ProcessReady,
+    RequestError,
+    Shutdown,
+    StopHit,
+    TokensItem,
+    TokensOut,
+)
+from moeserve.messages.worker import WorkerClient
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.scheduler import Scheduler
+from moeserve.router.manager import RouterManager
+from moeserve.router.worker_client import InProcessWorker, RpycWorker
+from tests.support.router_world import request
+from tests.support.rpc_child import EXPERT_USE, RAISE, READY, REPOSITORY, SLEEP, ScriptedRunner, child_process
+
+LIMITS = Limits(READY.num_kv_slots, READY.max_num_seqs, READY.max_model_len, 64, 100)
+
+
+def behaving(id: int, behaviour: int, max_tokens: int) -> Any:
+    """A request whose steps make `ScriptedRunner` behave so."""
+    message = request(id, prompt=4, max_tokens=max_tokens)
+    tokens = id.to_bytes(4, "little") + behaviour.to_bytes(4, "little") + bytes(8)
+    return msgspec.structs.replace(message, token_ids=tokens)
+
+
+class Neighbours:
+    """The other ends of the router's sockets."""
+
+    def __init__(self, paths: RuntimePaths) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.detokenizer = PullChannel(self.context, paths.detokenizer, codec.TO_DETOKENIZER)
+        self.http = PullChannel(self.context, paths.http, codec.TO_HTTP)
+        self.router = PushChannel(self.context, paths.router)
+
+    def item(self, id: int, *, final: bool, timeout: float = 5.0) -> TokensItem:
+        """The next item (or the final one) of a request; other messages are passed over."""
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            message = self.detokenizer.recv(left)
+            for item in message.items if isinstance(message, TokensOut) else []:
+                if item.id == id and (item.finish_reason is not None or not final):
+                    return item
+        raise AssertionError(f"nothing of request {id}")
+
+    def next(self, kind: type, timeout: float = 5.0) -> Any:
+        """The next message of a kind, from either socket."""
+        inbox = self.http if kind in (LoadReport, EngineDead, EngineReady, ExpertUse) else self.detokenizer
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            message = inbox.recv(left)
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"no {kind.__name__}")
+
+    def report(self, timeout: float = 5.0, **wanted: int) -> LoadReport:
+        """The first LoadReport with these gauges."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            report: LoadReport = self.next(LoadReport, deadline - time.monotonic())
+            if all(getattr(report, name) == value for name, value in wanted.items()):
+                return report
+        raise AssertionError(f"no report with {wanted}")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RuntimePaths:
+    return RuntimePaths(tmp_path)
+
+
+@pytest.fixture
+def neighbours(paths: RuntimePaths) -> Iterator[Neighbours]:
+    neighbours = Neighbours(paths)
+    yield neighbours
+    neighbours.context.destroy(linger=0)
+
+
+@contextmanager
+def running(paths: RuntimePaths, neighbours: Neighbours, worker: WorkerClient) -> Iterator[threading.Thread]:
+    """A router in a thread; told to stop at the end, and asserted to."""
+    inbox = PullChannel(neighbours.context, paths.router, codec.TO_ROUTER)
+    detokenizer = PushChannel(neighbours.context, paths.detokenizer)
+    http = PushChannel(neighbours.context, paths.http)
+    worker.ready()
+    manager = RouterManager(Scheduler(LIMITS), worker, inbox, detokenizer, http)
+    thread = threading.Thread(target=manager.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        neighbours.router.send(Shutdown())
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_requests_are_served_and_the_load_is_told(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
+        for id in range(10):
+            neighbours.router.send(behaving(id, 0, max_tokens=5))
+        assert isinstance(neighbours.detokenizer.recv(5), DetokenizeStart)
+        usage = neighbours.item(9, final=True).usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (4, 5)
+        report = neighbours.report(num_running=0, num_waiting=0, kv_slots_used=0, generation_tokens=50)
+        assert report.kv_slots_total == READY.num_kv_slots
+        assert report.prompt_tokens == 40
+
+
+def test_the_experts_use_is_told_once_to_all_who_ask(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
+        neighbours.router.send(behaving(0, SLEEP, max_tokens=3))
+        neighbours.item(0, final=False)  # the worker is within a step now
+        for _ in range(5):
+            neighbours.router.send(ExpertUseRequest())
+        assert neighbours.next(ExpertUse) == EXPERT_USE
+        neighbours.item(0, final=True)
+        neighbours.router.send(ExpertUseRequest())
+        assert neighbours.next(ExpertUse) == EXPERT_USE
+        with pytest.raises(AssertionError, match="no ExpertUse"):
+            neighbours.next(ExpertUse, timeout=0.2)
+
+
+def test_an_abort_frees_the_slots_within_a_step(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
+        neighbours.router.send(behaving(0, SLEEP, max_tokens=100))
+        neighbours.item(0, final=False)
+        neighbours.router.send(Abort(0))
+        neighbours.next(DetokenizeEnd)
+        neighbours.report(timeout=1.0, kv_slots_used=0, aborts=1)
+
+
+def test_a_stop_string_ends_the_request(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
+        neighbours.router.send(behaving(0, SLEEP, max_tokens=100))
+        neighbours.item(0, final=False)
+        neighbours.router.send(StopHit(0, 1))
+        final = neighbours.item(0, final=True)
+        assert final.finish_reason == "stop"
+        assert final.usage is not None
+        assert final.usage.completion_tokens == 1
+
+
+def test_a_failing_worker_fails_every_request_once(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
+        neighbours.router.send(behaving(0, RAISE, max_tokens=5))
+        error = neighbours.next(RequestError)
+        assert (error.id, error.status) == (0, 503)
+        assert "the model is on fire" in error.message
+        assert "the model is on fire" in neighbours.next(EngineDead).cause
+        neighbours.router.send(behaving(1, 0, max_tokens=5))
+        error = neighbours.next(RequestError)
+        assert (error.id, error.status) == (1, 503)
+
+
+def test_a_killed_worker_fails_its_requests_in_half_a_second(
+    paths: RuntimePaths, neighbours: Neighbours
+) -> None:
+    with child_process(paths.worker) as child, running(paths, neighbours, RpycWorker(paths.worker)):
+        for id in range(6):
+            neighbours.router.send(behaving(id, SLEEP, max_tokens=50))
+        neighbours.item(0, final=False)
+        child.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        errors = [neighbours.next(RequestError) for _ in range(6)]
+        neighbours.next(EngineDead)
+        assert time.monotonic() - killed < 0.5
+        assert sorted(error.id for error in errors) == list(range(6))
+        assert {error.status for error in errors} == {503}
+
+
+def test_requests_still_open_at_shutdown_get_their_final_message(
+    paths: RuntimePaths, neighbours: Neighbours
+) -> None:
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner())):
+        neighbours.router.send(behaving(0, SLEEP, max_tokens=100))
+        neighbours.item(0, final=False)
+    error = neighbours.next(RequestError)
+    assert (error.id, error.status) == (0, 503)
+    assert "shutting down" in error.message
+
+
+@contextmanager
+def router_process(paths: RuntimePaths) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m moeserve.router` as the launcher starts it."""
+    paths.config_file.write_bytes(msgspec.json.encode(to_json_dict(ServerConfig())))
+    environment = os.environ | {"MOESERVE_RUNTIME_DIR": str(paths.directory)}
+    process = subprocess.Popen([sys.executable, "-m", "moeserve.router"], cwd=REPOSITORY, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_process_from_its_start_to_shutdown(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    launcher = PullChannel(neighbours.context, paths.launcher, codec.TO_LAUNCHER)
+    with router_process(paths) as process, child_process(paths.worker) as child:
+        assert neighbours.next(EngineReady, timeout=20).ready == READY
+        assert isinstance(launcher.recv(5), ProcessReady)
+        neighbours.router.send(behaving(0, 0, max_tokens=20))
+        assert neighbours.item(0, final=True).finish_reason == "length"
+        neighbours.report(num_running=0, generation_tokens=20)
+
+        of_router = psutil.Process(process.pid)
+        before = sum(of_router.cpu_times()[:2])
+        time.sleep(0.5)
+        assert sum(of_router.cpu_times()[:2]) - before <= 0.01, "an idle router sleeps"
+
+        neighbours.router.send(Shutdown())
+        assert process.wait(10) == 0
+        assert child.wait(10) == 0
+
+
+def test_the_process_stops_while_the_worker_still_loads(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    launcher = PullChannel(neighbours.context, paths.launcher, codec.TO_LAUNCHER)
+    with router_process(paths) as process:
+        neighbours.router.send(Shutdown())
+        assert process.wait(20) == 0
+        assert launcher.drain() == []

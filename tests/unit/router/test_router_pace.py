@@ -1,0 +1,130 @@
+"""The pace of answers while prompts are read, and the fair order among prompts, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from moeserve.router.core.pace import LEAST_CHUNK
+from moeserve.router.core.request import SECONDS_PER_PRIORITY
+from tests.support.router_world import request
+from tests.support.virtual_engine import Stream, VirtualEngine
+
+LONG = 16_000
+
+
+def alone_ttft(prompt: int) -> float:
+    engine = VirtualEngine()
+    stream = engine.send(request(0, prompt, 1, arrival=0.0))
+    engine.run()
+    return stream.ttft
+
+
+def victim_and_prompt(**limits: object) -> tuple[VirtualEngine, Stream, float, Stream]:
+    """A stream that has been decoding alone; its speed in tokens a second; then a long prompt comes."""
+    engine = VirtualEngine(**limits)
+    victim = engine.send(request(0, 20, 30_000, arrival=0.0))
+    engine.run(until=5.0)
+    speed = 1.0 / victim.gaps(1.0, 5.0)[len(victim.gaps(1.0, 5.0)) // 2]
+    prompt = engine.send(request(1, LONG, 1, arrival=engine.now))
+    while prompt.ended is None:
+        engine.turn()
+    return engine, victim, speed, prompt
+
+
+def tokens_between(stream: Stream, start: float, end: float) -> int:
+    return sum(start <= t < end for t in stream.tokens)
+
+
+def test_an_answer_keeps_its_pace_while_a_long_prompt_is_read() -> None:
+    _, victim, speed, prompt = victim_and_prompt()
+    begin, end = prompt.sent, prompt.tokens[0]
+    assert tokens_between(victim, begin, end) / (end - begin) > 0.55 * speed
+    for second in range(int(begin) + 1, int(end) - 4):
+        assert tokens_between(victim, second, second + 3) / 3 > 0.45 * speed, "throughout, not on average"
+    assert prompt.ttft < 3.2 * alone_ttft(LONG)
+
+
+def test_the_share_is_the_users_to_choose() -> None:
+    """What the prompt gains the answer loses: one engine serves both."""
+    _, victim, speed, prompt = victim_and_prompt(prefill_share=0.7)
+    begin, end = prompt.sent, prompt.tokens[0]
+    assert tokens_between(victim, begin, end) / (end - begin) < 0.45 * speed
+    assert prompt.ttft < 1.9 * alone_ttft(LONG)
+
+
+@pytest.mark.parametrize("limit", [60.0, 120.0, 250.0])
+def test_a_limit_on_latency_is_kept(limit: float) -> None:
+    _, victim, _, prompt = victim_and_prompt(max_itl_ms=limit)
+    gaps = victim.gaps(prompt.sent, prompt.tokens[0])
+    assert gaps[int(0.99 * len(gaps))] <= limit / 1e3
+    stalled = [gap for gap in gaps if gap > 0.03]
+    assert sum(gap > limit / 1e3 for gap in stalled) <= 0.12 * len(stalled), (
+        "nor do the stalls by themselves break it"
+    )
+
+
+def test_a_limit_that_cannot_be_kept_still_lets_prompts_through() -> None:
+    engine, _, _, prompt = victim_and_prompt(max_itl_ms=5.0)
+    assert prompt.ended is not None
+    chunks = [step.prompt_tokens for step in engine.steps if step.end > prompt.sent and step.prompt_tokens]
+    assert set(chunks[1:-1]) == {LEAST_CHUNK}
+
+
+def test_a_prompt_alone_takes_large_steps_but_not_longer_than_a_newcomer_can_wait() -> None:
+    engine = VirtualEngine()
+    engine.send(request(0, LONG, 1, arrival=0.0))
+    engine.run()
+    settled = [step for step in engine.steps[2:-1] if step.prompt_tokens]
+    assert max(step.ms for step in settled) < 2200
+    assert sum(step.prompt_tokens for step in settled) / len(settled) > 200
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    engine = VirtualEngine()
+    long = engine.send(request(0, LONG, 1, arrival=0.0))
+    engine.run(until=10.0)
+    shorts = []
+    for id in range(1, 6):
+        shorts.append(engine.send(request(id, 200, 1, arrival=engine.now)))
+        engine.run(until=engine.now + 3.0)
+    assert max(short.ttft for short in shorts) < 2.5
+    engine.run()
+    assert long.ttft < 1.2 * alone_ttft(LONG) + 5 * alone_ttft(200)
+
+
+def test_short_prompts_without_end_do_not_starve_a_long_one() -> None:
+    """The short ones alone would take more than all of the engine."""
+    engine = VirtualEngine(max_num_queued_reqs=100_000)
+    long = engine.send(request(0, 8000, 1, arrival=0.0))
+    id = 0
+    while long.ended is None:
+        id += 1
+        engine.send(request(id, 200, 1, arrival=engine.now))
+        engine.run(until=engine.now + 0.1)
+        assert engine.now < 200.0
+    assert long.ttft < 5.5 * alone_ttft(8000)
+
+
+def test_an_urgent_prompt_goes_first_and_the_others_get_there_too() -> None:
+    engine = VirtualEngine(max_num_queued_reqs=100_000)
+    calm = engine.send(request(0, 2000, 1, arrival=0.0))
+    urgent: list[Stream] = []
+    while calm.ended is None:
+        urgent.append(engine.send(request(len(urgent) + 1, 2000, 1, arrival=engine.now, priority=-1)))
+        engine.run(until=engine.now + 3.0)
+    assert urgent[0].ended is not None
+    assert urgent[0].ended < calm.ended, "passed by the more urgent one"
+    assert calm.ttft < SECONDS_PER_PRIORITY + 10 * alone_ttft(2000), "but not for ever"
+
+
+def test_a_backlog_of_prompts_is_worked_off_rather_than_kept() -> None:
+    """Where few answer and many wait, the many get most of the time, whatever the share of one."""
+    engine = VirtualEngine(prefill_share=0.1)
+    engine.send(request(0, 20, 10_000, arrival=0.0))
+    engine.run(until=2.0)
+    streams = [engine.send(request(id, 512, 1, arrival=engine.now)) for id in range(1, 33)]
+    while any(stream.ended is None for stream in streams):
+        engine.turn()
+    assert max(stream.ttft for stream in streams) < 3.0 * 32 * alone_ttft(512), (
+        "not 10 times: the share of one"
+    )

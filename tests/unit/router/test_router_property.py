@@ -1,0 +1,229 @@
+"""Random lives of a router: whatever comes, nothing leaks, nothing hangs, nobody is forgotten, and every answer is
+the one that the request would get alone.
+
+A sequence is one router's life: requests that share prefixes or do not, of several API keys and priorities,
+in a pool that is always short, with steps of random length, aborts, stop strings and sometimes the worker's death.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, StepResult, TokensItem
+from moeserve.router.core.limits import Limits
+from tests.support.router_world import STOP_TOKEN, World, ints, request
+
+LIMITS = st.builds(
+    Limits,
+    num_kv_slots=st.integers(12, 48),
+    max_num_seqs=st.integers(1, 6),
+    max_model_len=st.integers(12, 40),
+    max_num_batched_tokens=st.integers(1, 12),
+    max_num_queued_reqs=st.sampled_from([2, 100]),
+    max_num_queued_tokens=st.sampled_from([30, 1000]),
+    max_itl_ms=st.sampled_from([None, 5.0, 20.0]),
+    prefill_share=st.sampled_from([0.1, 0.4, 0.9]),
+    reuse_prefixes=st.sampled_from([True, True, False]),
+    isolate_tenants=st.booleans(),
+    num_experts=st.sampled_from([0, 8]),
+    experts_per_token=st.just(2),
+)
+TOKEN = st.sampled_from([7, 7, 7, 7, 7, STOP_TOKEN, -1])
+ADD = st.tuples(
+    st.just("add"),
+    # The prompt: so many tokens of one of two stems that many share, then so many of its own.
+    st.tuples(st.integers(0, 12), st.integers(0, 1), st.integers(0, 8)),
+    st.integers(0, 16),  # max_tokens
+    st.integers(-1, 1),  # priority
+    st.integers(0, 3),  # min_tokens
+    st.booleans(),  # prompt_logprobs
+    st.lists(TOKEN, max_size=6),  # the first tokens; ordinary ones follow
+    st.sampled_from(["", "", "a", "b", "c"]),  # API key
+    st.sampled_from(["", "", "salt"]),
+)
+PICK = st.integers(0, 15)  # a request, seen or not
+EVENT = st.one_of(
+    ADD,
+    ADD,
+    st.tuples(st.just("plan")),
+    st.tuples(st.just("result")),
+    st.tuples(st.just("turn")),  # as the manager does it: every plan there is, then one result
+    st.tuples(st.just("abort"), PICK),
+    st.tuples(st.just("stop"), PICK, st.integers(0, 8)),
+)
+
+
+def message(id: int, event: tuple) -> GenerateRequest:
+    _, (shared, stem, own), max_tokens, priority, min_tokens, scored, _, key_name, salt = event
+    tokens = [1000 * stem + i for i in range(shared)] + [100_000 + 100 * id + i for i in range(own)]
+    return request(
+        id,
+        tokens,
+        max_tokens,
+        priority=priority,
+        key_name=key_name,
+        cache_salt=salt,
+        min_tokens=min_tokens,
+        prompt_logprobs=0 if scored else None,
+    )
+
+
+def apply(world: World, event: tuple) -> None:
+    match event:
+        case ("plan",):
+            world.plan()
+        case ("result",):
+            world.result()
+        case ("turn",):
+            while world.plan() is not None:
+                pass
+            world.result()
+        case ("abort", id, *_):
+            world.abort(id)
+        case ("stop", id, num_tokens):
+            world.stop_hit(id, num_tokens)
+
+
+def expected_tokens(message: GenerateRequest, script: list[int]) -> tuple[list[int], str]:
+    """The client's tokens and the end, from the request and the worker's script alone."""
+    tokens: list[int] = []
+    for index in range(message.sampling.max_tokens):
+        token = script[index] if index < len(script) else 100 + index
+        if token < 0:
+            return tokens, "error"
+        if token == STOP_TOKEN and index >= message.sampling.min_tokens:
+            return tokens, "stop"
+        tokens.append(token)
+    return tokens, "length"
+
+
+def check_endings(world: World, added: dict, touched: set[int], died: bool) -> None:
+    for id, (message, script) in added.items():
+        seen = world.seen[id]
+        tokens, reason = expected_tokens(message, script)
+        assert seen.final is not None, f"request {id} was forgotten"
+        if not seen.opened:
+            assert isinstance(seen.final, RequestError)
+            assert seen.final.status in (400, 503)
+            assert seen.final.status == 400 or seen.final.retry_after is not None
+            continue
+        assert seen.tokens == tokens[: len(seen.tokens)]
+        if isinstance(seen.final, DetokenizeEnd):
+            assert id in touched
+        elif isinstance(seen.final, RequestError):
+            assert (seen.final.status == 503 and died) or (seen.final.status == 500 and reason == "error")
+        elif id not in touched:
+            check_complete(seen.final, seen, message, tokens, reason)
+
+
+def check_complete(final: TokensItem, seen, message, tokens: list[int], reason: str) -> None:
+    assert seen.tokens == tokens
+    assert final.finish_reason == reason
+    assert final.stop_token == (STOP_TOKEN if reason == "stop" else None)
+    assert final.usage is not None
+    assert final.usage.completion_tokens == len(tokens) + (reason == "stop")
+    assert 0 <= final.usage.cached_tokens < final.usage.prompt_tokens
+    if message.sampling.prompt_logprobs is not None:
+        assert seen.prompt_logprobs == ints(message.token_ids)[1:]
+        assert final.usage.cached_tokens == 0
+
+
+def live(limits: Limits, events: Iterable[tuple], dies: bool, check_every: int = 1) -> World:
+    """One life of a router, checked after every event (the costly checks after every so many) and at its end."""
+    times = random.Random(limits.num_kv_slots)
+
+    def step_ms(result: StepResult) -> float:
+        return times.choice([0.0, 1.0, 5.0, 150.0]) * (1 + len(result.sampled))
+
+    world = World(limits, step_ms)
+    added: dict = {}
+    touched: set[int] = set()
+    for number, event in enumerate(events):
+        if event[0] == "add":
+            id = len(added)
+            added[id] = (message(id, event), event[6])
+            world.add(*added[id])
+        elif event[0] in ("abort", "stop"):
+            touched.add(event[1])
+        apply(world, event)
+        world.check(slots=number % check_every == 0)
+    if dies:
+        world.die()
+        world.check()
+        assert world.plan() is None
+    world.run()
+    check_endings(world, added, touched, dies)
+    world.check_all_free()
+    return world
+
+
+@settings(max_examples=400, deadline=None)
+@given(limits=LIMITS, events=st.lists(EVENT, min_size=10, max_size=60), dies=st.booleans())
+def test_random_lives(limits: Limits, events: list[tuple], dies: bool) -> None:
+    live(limits, events, dies)
+
+
+def crowded_events(rng: random.Random, count: int, tenants: list[str]) -> Iterator[tuple]:
+    """Mostly arrivals and steps, so that the pool is always short: deeper than hypothesis likes to go."""
+    kinds, weights = ["add", "turn", "result", "plan", "abort", "stop"], [3, 5, 1, 1, 0.3, 0.3]
+    for kind in rng.choices(kinds, weights, k=count):
+        if kind == "add":
+            script = [rng.choice([7, 7, 7, 7, 7, 7, STOP_TOKEN, -1]) for _ in range(rng.randrange(12))]
+            prompt = rng.randint(0, 12), rng.randint(0, 1), rng.randint(0, 8)
+            sampling = rng.randint(0, 16), rng.randint(-1, 1), rng.randint(0, 3), rng.random() < 0.2
+            yield ("add", prompt, *sampling, script, rng.choice(tenants), rng.choice(["", "", "salt"]))
+        elif kind in ("abort", "stop"):
+            yield (kind, rng.randrange(40), rng.randrange(8))
+        else:
+            yield (kind,)
+
+
+def crowded_life(seed: int) -> World:
+    rng = random.Random(seed)
+    limits = Limits(
+        num_kv_slots=rng.randint(24, 64),
+        max_num_seqs=rng.randint(1, 8),
+        max_model_len=24 + rng.randint(0, 16),
+        max_num_batched_tokens=rng.randint(1, 16),
+        max_num_queued_reqs=100,
+        max_itl_ms=rng.choice([None, 10.0]),
+        prefill_share=rng.choice([0.1, 0.4, 0.9]),
+        reuse_prefixes=rng.random() < 0.8,
+        isolate_tenants=rng.random() < 0.3,
+        num_experts=rng.choice([0, 16]),
+        experts_per_token=2,
+    )
+    tenants = rng.choice([[""], ["a", "b"], ["greedy", "greedy", "greedy", "light", "other"]])
+    try:
+        return live(limits, crowded_events(rng, 100, tenants), dies=seed % 16 == 0, check_every=8)
+    except Exception as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+def test_crowded_lives() -> None:
+    worlds = [crowded_life(seed) for seed in range(500)]
+    reports = [world.scheduler.load_report() for world in worlds]
+    # What the lives are for does happen in them.
+    assert sum(report.preemptions > 0 for report in reports) > 60
+    assert sum(report.cached_tokens > 0 for report in reports) > 300
+    assert sum(report.repeated_tokens > 0 for report in reports) > 30
+
+
+@pytest.mark.parametrize("seed", [22376, 24161])
+def test_keys_do_not_preempt_each_other_for_ever(seed: int) -> None:
+    """Two prompts of two keys that do not fit together, without a prefix cache to keep what a preemption frees."""
+    crowded_life(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(100))
+def test_a_hundred_thousand_lives(block: int) -> None:
+    for seed in range(10_000 + block * 1000, 10_000 + (block + 1) * 1000):
+        crowded_life(seed)

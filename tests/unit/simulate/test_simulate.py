@@ -1,0 +1,296 @@
+"""The simulator: its timeline by hand, what it must conserve, and that it is fast."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moeserve.router.core.limits import Limits
+from moeserve.simulate.simulation import Simulation, SimulationResult, TimeWeightedGauge
+from moeserve.simulate.step_time import StepTime
+from moeserve.simulate.worker import Timing
+from moeserve.workload.metrics import Outcome, concurrency, summarize
+from moeserve.workload.shapes import PRESETS, Shape, generate
+from moeserve.workload.trace import Session, Turn, Workload
+
+TEN_MS = StepTime("ten milliseconds a step", [0, 1], [0.010, 0.010])
+GROWING = StepTime("grows", [0, 1], [0.010, 0.0105], decode_context=1e-8, prefill_pairs=1e-9)
+NOTHING_ELSE = Timing(frontend=0, reply=0, hop=0, gap=0)
+USUAL = Timing(frontend=0.002, reply=0.001, hop=0.0005, gap=0.0002)
+
+
+def limits(**changes: int) -> Limits:
+    usual = {
+        "num_kv_slots": 20_000,
+        "max_num_seqs": 32,
+        "max_model_len": 8_000,
+        "max_num_batched_tokens": 256,
+        "max_num_queued_reqs": 2048,
+    }
+    return Limits(**(usual | changes))
+
+
+def single(*requests: tuple[float, int, int]) -> Workload:
+    """Requests (arrival, prompt tokens, output tokens)."""
+    return Workload(tuple(Session((Turn(prompt, output, at),)) for at, prompt, output in requests))
+
+
+def simulate(
+    workload: Workload,
+    step_time: StepTime = TEN_MS,
+    timing: Timing = NOTHING_ELSE,
+    max_concurrency: int | None = None,
+    max_tokens: int | None = None,
+    **changes: int,
+) -> SimulationResult:
+    return Simulation(workload, limits(**changes), step_time, timing, max_concurrency, max_tokens).run()
+
+
+def ms(seconds: float) -> float:
+    return round(seconds * 1e3, 6)
+
+
+# ---------------------------------------------------------------- the timeline, by hand
+
+
+def test_a_request_alone() -> None:
+    """Prefill and the first token in one step; the plan of the next is there before it ends."""
+    result = simulate(single((1.0, 5, 4)))
+    (outcome,) = result.outcomes
+    assert (ms(outcome.sent), ms(outcome.ttft), ms(outcome.latency)) == (1000, 10, 40)
+    assert [ms(gap) for gap in outcome.itls] == [10, 10, 10]
+    assert (outcome.prompt_len, outcome.output_len) == (5, 4)
+    assert ms(result.duration) == 1040
+
+
+def test_what_surrounds_a_step() -> None:
+    """httpserver 3, hop 1, step 10, hop 1, reply 2. The plans of steps 1 and 2 leave together, so between these stands
+    the gap alone, 0.5; step 3 is planned when the result of 1 is there, long before 2 ends."""
+    timing = Timing(frontend=0.003, reply=0.002, hop=0.001, gap=0.0005)
+    (outcome,) = simulate(single((0, 5, 3)), timing=timing).outcomes
+    assert ms(outcome.ttft) == 3 + 1 + 10 + 1 + 2
+    assert [ms(gap) for gap in outcome.itls] == [10.5, 10.5]
+
+
+def test_tokens_take_from_a_step_where_cores_are_shared() -> None:
+    """Two rows that sample, 1 ms each; a chunk of a prompt samples nothing."""
+    shared = Timing(frontend=0, reply=0, hop=0, gap=0, token_cpu=0.001)
+    together = simulate(single((0, 5, 3), (0, 5, 3)), timing=shared).outcomes
+    assert [ms(gap) for outcome in together for gap in outcome.itls] == [12] * 4
+    (chunks,) = simulate(single((0, 100, 1)), timing=shared, max_num_batched_tokens=50).outcomes
+    assert ms(chunks.ttft) == 10 + 11
+
+
+def test_a_newcomer_waits_for_the_two_plans_in_flight() -> None:
+    """At 5 ms steps 1 (0 to 10) and 2 (10 to 20) are planned; the next plan is made at 10, and runs 20 to 30."""
+    first, second = simulate(single((0, 5, 10), (0.005, 5, 1))).outcomes
+    assert ms(second.sent + second.ttft) == 30
+    assert [ms(gap) for gap in first.itls] == [10] * 9, "and the first one never stops"
+
+
+def test_a_request_that_ends_wastes_at_most_one_row() -> None:
+    """With max_tokens 9 the row after the stop token is planned before it is known: 3 steps for 2 tokens, where
+    max_tokens 2 takes 2."""
+    workload = single((0, 5, 2))
+    assert simulate(workload).report.steps == 2
+    result = simulate(workload, max_tokens=9)
+    assert result.report.steps == 3
+    assert result.outcomes[0].output_len == 2
+    assert ms(result.outcomes[0].latency) == 20
+
+
+def test_prompts_are_computed_in_chunks() -> None:
+    """100 tokens at 40 a step: 3 steps to the first token."""
+    (outcome,) = simulate(single((0, 100, 1)), max_num_batched_tokens=40).outcomes
+    assert ms(outcome.ttft) == 30
+
+
+def test_httpserver_takes_requests_one_after_the_other() -> None:
+    """Four at once, 3 ms each, before steps of next to no time."""
+    instant = StepTime("a microsecond", [0, 1], [1e-6, 1e-6])
+    outcomes = simulate(single(*[(0, 5, 1)] * 4), instant, Timing(0.003, 0, 0, 0)).outcomes
+    assert [outcome.ttft for outcome in outcomes] == pytest.approx([0.003, 0.006, 0.009, 0.012], abs=1e-5)
+
+
+def test_no_more_at_once_than_allowed_and_in_order() -> None:
+    """However the scheduler orders them: the next is sent the moment that one has ended."""
+    outcomes = simulate(single(*[(0, 5, 3)] * 9), max_concurrency=2).outcomes
+    assert concurrency(outcomes)[1].max() == 2
+    assert sorted(outcome.sent for outcome in outcomes) == [outcome.sent for outcome in outcomes]
+    ends = sorted(outcome.end for outcome in outcomes)
+    assert [outcome.sent for outcome in outcomes[2:]] == pytest.approx(ends[:-2])
+
+
+def test_turns_follow_the_answer_and_the_thought() -> None:
+    session = Session((Turn(5, 2), Turn(5, 1, think=0.1), Turn(5, 1, not_before=0.5)))
+    outcomes = simulate(Workload((session,))).outcomes
+    assert [ms(outcome.sent) for outcome in outcomes] == [0, 120, 500]
+    assert [outcome.prompt_len for outcome in outcomes] == [5, 12, 18]
+
+
+def test_longer_contexts_take_longer() -> None:
+    slow = StepTime("context", [0, 1], [0.010, 0.010], decode_context=1e-4)
+    (outcome,) = simulate(single((0, 100, 3)), slow).outcomes
+    assert [ms(gap) for gap in outcome.itls] == [20.1, 20.2]
+
+
+# ---------------------------------------------------------------- what must always hold
+
+
+def crowd(name: str, requests: int = 300, rate: float = 8.0) -> Workload:
+    shape = PRESETS[name]
+    fields = {field: getattr(shape, field) for field in shape.__slots__}
+    return generate(Shape(**(fields | {"range_ratio": 0.5, "long_input_len": 3000})), requests, rate, 0.5, 1)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("max_tokens", [None, 600])
+def test_every_request_ends_with_its_answer(name: str, max_tokens: int | None) -> None:
+    """And the scheduler's own check of its counts passes, which `run` calls at the end."""
+    workload = crowd(name)
+    result = simulate(workload, GROWING, USUAL, max_tokens=max_tokens)
+    assert len(result.outcomes) == workload.num_requests
+    assert not any(outcome.error for outcome in result.outcomes)
+    wanted = sum(turn.output_len for session in workload.sessions for turn in session.turns)
+    assert sum(outcome.output_len for outcome in result.outcomes) == wanted
+    assert result.report.generation_tokens == wanted
+    assert result.report.num_running == result.report.num_waiting == 0
+    for outcome in result.outcomes:
+        assert len(outcome.itls) == outcome.output_len - 1
+        assert outcome.latency == pytest.approx(outcome.ttft + sum(outcome.itls))
+        assert outcome.ttft > 0.010
+    assert result.running.most <= 32
+    assert result.kv_slots.most <= 20_000
+    assert 0 < result.worker_busy < result.duration
+
+
+def test_preemptions_and_cached_prefixes_are_the_schedulers_own() -> None:
+    """Answers of very different lengths in a pool for a dozen of them; then a long system prompt for everyone."""
+    uneven = generate(Shape(input_len=150, output_len=300, range_ratio=0.95), 100, 4.0, 1.0, 1)
+    tight = simulate(uneven, GROWING, USUAL, num_kv_slots=4000, max_model_len=4000, max_tokens=600)
+    assert tight.report.preemptions > 10
+    assert not any(outcome.error for outcome in tight.outcomes)
+    wide = simulate(uneven, GROWING, USUAL, max_tokens=600)
+    assert wide.report.preemptions == 0
+    assert wide.duration < tight.duration
+    assert [o.output_len for o in wide.outcomes] == [o.output_len for o in tight.outcomes]
+    shared = generate(Shape(input_len=50, output_len=50, prefix_len=2000, num_turns=10), 80, 2.0, 1.0, 1)
+    outcomes = simulate(shared, GROWING, USUAL, num_kv_slots=50_000).outcomes
+    cached = sum(outcome.cached_tokens for outcome in outcomes) / sum(
+        outcome.prompt_len for outcome in outcomes
+    )
+    assert 0.9 < cached < 0.99
+
+
+def test_the_same_arguments_give_the_same_result() -> None:
+    assert simulate(crowd("multi-turn"), GROWING, USUAL) == simulate(crowd("multi-turn"), GROWING, USUAL)
+    assert simulate(crowd("random", 40), GROWING, USUAL) != simulate(crowd("random", 40), TEN_MS, USUAL)
+
+
+def test_refusals_are_failures_with_their_reason() -> None:
+    """One that can never fit, and those beyond the queue; a session ends with its first failure."""
+    too_long = simulate(Workload((Session((Turn(9000, 5), Turn(5, 5))),)))
+    assert [outcome.error != "" for outcome in too_long.outcomes] == [True, True]
+    assert "max_model_len" in too_long.outcomes[0].error
+    busy = simulate(single(*[(0, 5, 50)] * 40), max_num_seqs=4, max_num_queued_reqs=10)
+    assert (
+        sum("busy" in outcome.error for outcome in busy.outcomes) == 26 + 4
+    )  # nothing is bound before all came
+    assert summarize(busy.outcomes, busy.duration, [], {})["completed"] == 10
+
+
+def test_means_of_gauges_are_over_time() -> None:
+    gauge = TimeWeightedGauge()
+    gauge.set(2.0, now=1.0)
+    gauge.set(6.0, now=3.0)
+    assert gauge.mean(4.0) == (0 * 1 + 2 * 2 + 6 * 1) / 4
+    assert gauge.most == 6.0
+
+
+def test_queueing_follows_theory() -> None:
+    """One request at a time, one step of 10 ms each, Poisson arrivals at 70% of what can be served: an M/D/1 queue
+    waits rho / (2 (1 - rho)) = 1.167 services in the mean. Plans are made ahead, which a queue of one server does
+    not see."""
+    workload = generate(Shape(input_len=5, output_len=1), 10_000, 70.0, 1.0, 3)
+    result = simulate(workload, max_num_seqs=1, num_kv_slots=100, max_model_len=100)
+    mean = sum(outcome.ttft for outcome in result.outcomes) / len(result.outcomes)
+    assert mean == pytest.approx(0.010 * (1 + 0.7 / (2 * 0.3)), rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_thousand_users_for_ten_minutes_take_seconds() -> None:
+    """Conversations of a dozen turns with half a minute of thought, behind one system prompt, on a fast machine."""
+    shape = Shape(
+        input_len=150, output_len=200, range_ratio=0.5, prefix_len=1000, num_turns=12, think_time=30.0
+    )
+    workload = generate(shape, 12_000, rate=8.0, burstiness=1.0, seed=0)
+    fast = StepTime("fast", [1, 64, 256, 2048], [0.006, 0.012, 0.025, 0.080], decode_context=2e-8)
+    began = time.process_time()
+    result = simulate(
+        workload,
+        fast,
+        USUAL,
+        num_kv_slots=1_500_000,
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+        max_model_len=32768,
+    )
+    seconds = time.process_time() - began
+    assert not any(outcome.error for outcome in result.outcomes)
+    assert result.duration > 500
+    assert seconds * 600 / result.duration < 10, f"{result.duration:.0f} s took {seconds:.1f} s"
+
+
+# ---------------------------------------------------------------- the command
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "moeserve", "simulate", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_command_prints_a_table_and_saves_the_figures(tmp_path: Path) -> None:
+    saved, plot, trace = tmp_path / "r.json", tmp_path / "p.svg", tmp_path / "t.jsonl"
+    asked = "--dataset multi-turn --num-prompts 60 --request-rate 1 --max-total-tokens 50000 --goodput ttft:900 itl:300"
+    run = command(
+        *asked.split(), "--save-result", str(saved), "--plot", str(plot), "--save-trace", str(trace)
+    )
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(saved.read_bytes())
+    assert figures["completed"] == 60
+    assert 0 <= figures["request_goodput"] <= figures["request_throughput"]
+    assert f"{figures['p99_ttft_ms']:.2f}" in run.stdout
+    assert figures["worker_usage"] <= 1
+    assert plot.read_text().startswith("<svg")
+    again = command("--trace", str(trace), "--max-total-tokens", "50000", "--save-result", str(saved))
+    assert again.returncode == 0
+    assert math.isclose(json.loads(saved.read_bytes())["duration"], figures["duration"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "--max-total-tokens is needed"),
+        ("--max-total-tokens 63", "--max-total-tokens: must be between"),
+        ("--max-total-tokens 640 --base-ms 5 --step-time x", "no effect beside --step-time"),
+        ("--max-total-tokens 640 --step-time /no/such/file", "No such file"),
+        ("--max-total-tokens 640 --trace /no/such/file", "No such file"),
+        ("--max-total-tokens 640 --num-prompts 5 --plot /no/such/folder/x.svg", "No such file"),
+    ],
+)
+def test_command_refuses_what_makes_no_sense(arguments: str, message: str) -> None:
+    run = command(*arguments.split())
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_outcomes_compare_by_value() -> None:
+    assert Outcome(1.0, 2) == Outcome(1.0, 2), "which the test of determinism relies on"

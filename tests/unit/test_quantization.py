@@ -1,0 +1,96 @@
+"""The table of quantization types, held to gguf-py, which is ggml's own specification in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from moeserve.quantization import (
+    QUANT_TYPES,
+    BitField,
+    BlockLayout,
+    QuantType,
+    StoredScales,
+    registered,
+    supported_names,
+)
+from moeserve.quantization.reference import dequantize
+from moeserve.quantization.table import Q4_0, Q4_K
+
+ROWS = list(QUANT_TYPES.values())
+row_ids = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+
+@row_ids
+def test_names_numbers_and_sizes_are_ggmls(row: QuantType) -> None:
+    kind = GGMLQuantizationType(row.number)
+    assert (kind.name, *GGML_QUANT_SIZES[kind]) == (row.name, row.block_columns, row.block_bytes)
+
+
+@row_ids
+def test_any_block_has_gguf_pys_values(row: QuantType) -> None:
+    """Random bytes but for finite halves; and an exponent whose values are finite."""
+    rng = np.random.default_rng(row.number)
+    blocks = rng.integers(0, 256, (64, row.block_bytes), np.uint8)
+    layout = row.layout
+    if layout is None:
+        values = rng.normal(0, 1, (64, 8)).astype(np.float32)
+        blocks = quants.quantize(values, GGMLQuantizationType(row.number)).view(np.uint8)
+    elif layout.halves:
+        halves = rng.normal(0, 1, (64, layout.halves)).astype(np.float16)
+        blocks[:, layout.halves_at : layout.halves_at + 2 * layout.halves] = halves.view(np.uint8)
+    else:
+        blocks[:, layout.octets_at] %= 250
+    stored = blocks.view(np.dtype(row.float_name)) if row.name in ("F32", "F16") else blocks
+    expected = quants.dequantize(stored, GGMLQuantizationType(row.number)).astype(np.float32)
+    np.testing.assert_array_equal(dequantize(row, blocks), expected.reshape(-1))
+
+
+def test_a_registered_row_is_there_only_within() -> None:
+    assert Q4_0.layout is not None
+    row = dataclasses.replace(Q4_0, name="Q4_TOY", number=999)
+    with registered(row):
+        assert QUANT_TYPES[999] is row
+        with pytest.raises(ValueError, match=r"Q4_TOY \(999\) is in the table already"), registered(row):
+            pass
+        assert QUANT_TYPES[999] is row
+    assert 999 not in QUANT_TYPES
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"halves_at": 2}, "begins at byte"),
+        ({"high": BitField(18, 1, 1)}, "take 22 bytes of 18"),
+        ({"stored_scales": StoredScales.F16_MIN}, "begins at byte"),
+        ({"group": 16}, "32 columns, 16 go"),
+        ({"low": BitField(2, 16, 4), "high": BitField(18, 1, 8)}, "take 50 bytes"),
+    ],
+)
+def test_a_row_that_does_not_add_up_is_refused(changes: dict[str, object], said: str) -> None:
+    assert Q4_0.layout is not None
+    layout = dataclasses.replace(Q4_0.layout, **changes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=said):
+        QuantType("Q4_TOY", 999, 32, 18, layout)
+
+
+def test_codes_that_no_kernel_reads_are_refused() -> None:
+    with pytest.raises(ValueError, match="no kernel reads"):
+        QuantType("Q1_TOY", 999, 32, 6, BlockLayout(BitField(2, 4, 1), 32, StoredScales.F16, 0))
+    with pytest.raises(ValueError, match="quantised, with a layout, or a float"):
+        QuantType("NEITHER", 999, 32, 18)
+
+
+def test_plane_bytes_of_a_k_quant() -> None:
+    """Q4_K: 148 bytes for 144, as docs/explanation/planner.md says."""
+    assert (Q4_K.row_bytes(256), Q4_K.plane_row_bytes(256)) == (144, 148)
+
+
+def test_the_readme_lists_them() -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"| Weights | {supported_names()}, " in readme.read_text()
