@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from moeserve.chatformat.reasoning import ReasoningParser
-from moeserve.grammar import wish as grammar
+from moeserve.grammar import spec as grammar
 from moeserve.httpserver.admission import Wish
 from moeserve.httpserver.answers import AnswerReader
 from moeserve.httpserver.errors import invalid

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from moeserve.grammar import wish as grammar
+from moeserve.grammar import spec as grammar
 from moeserve.grammar.checker import GrammarChecker
 from moeserve.grammar.errors import GrammarError
 from moeserve.httpserver.admission import Wish
@@ -16,7 +16,7 @@ from moeserve.httpserver.errors import ApiError, invalid
 
 @dataclass(frozen=True)
 class Constraint:
-    wish: grammar.Wish
+    wish: grammar.GrammarSpec
     param: str  # the client's name for it, for messages
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from moeserve.grammar import wish as grammar
+from moeserve.grammar import spec as grammar
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ToolUse:
     def may_call(self) -> bool:
         return bool(self.tools) and self.choice != "none"
 
-    def wish(self) -> grammar.Wish | None:
+    def wish(self) -> grammar.GrammarSpec | None:
         """What has to hold by construction: every call where one must come, those of strict tools elsewhere."""
         tools = [tool.for_grammar() for tool in self.tools]
         match self.choice:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.grammar import wish as grammar
+from moeserve.grammar import spec as grammar
 from moeserve.httpserver.formats import Thought
 from moeserve.httpserver.protocol.base import (
     INT32_MAX,

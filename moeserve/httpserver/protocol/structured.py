@@ -9,7 +9,7 @@ import orjson
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.grammar import wish as grammar
+from moeserve.grammar import spec as grammar
 from moeserve.httpserver.protocol.base import (
     JsonSchemaDict,
     Label,
@@ -80,7 +80,7 @@ class ResponseFormat(RequestModel):
             raise PydanticCustomError("json_schema", "goes with type json_schema, and only with it")
         return self
 
-    def wish(self) -> grammar.Wish | None:
+    def wish(self) -> grammar.GrammarSpec | None:
         if self.json_schema is not None:
             return grammar.JsonSchema(json.dumps(self.json_schema.schema_))
         return grammar.ANY_OBJECT if self.type == "json_object" else None
@@ -133,7 +133,7 @@ class StructuredFields(RequestModel):
     def _constraints(self) -> list[Constraint]:
         format = self.response_format
         new = self.structured_outputs or StructuredOutputs()
-        wishes: dict[str, grammar.Wish | None] = {
+        wishes: dict[str, grammar.GrammarSpec | None] = {
             "response_format": None if format is None else format.wish(),
             "guided_json": None if self.guided_json is None else grammar.JsonSchema(self.guided_json),
             "guided_regex": None if self.guided_regex is None else grammar.Regex(self.guided_regex),

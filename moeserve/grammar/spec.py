@@ -1,4 +1,4 @@
-"""What an answer can be asked to be, and the same in llguidance's notation.
+"""GrammarSpec: the form that an answer must have, and its translation to llguidance's notation.
 
 Sources: JSON Schema 2020-12 as far as llguidance implements it (it refuses what it does not); regular expressions
 of Rust's `regex` crate, anchored at both ends; llguidance's dialect of Lark, or GBNF, its older form; for tools the
@@ -26,7 +26,7 @@ _CALL: Final = f'call: "{TOOL_OPEN}" body\n'
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag=True):
-    """A JSON text that validates. `schema` is itself JSON text: an object or a boolean."""
+    """A JSON text that validates against `schema`, itself JSON text: an object or a boolean."""
 
     schema: str
 
@@ -51,14 +51,14 @@ class Tool(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ToolCalls(msgspec.Struct, frozen=True, tag=True):
-    """Nothing but calls of these tools: one or, where `parallel`, more."""
+    """Only calls of these tools: exactly one, or with `parallel` at least one."""
 
     tools: list[Tool]
     parallel: bool
 
 
 class TextWithToolCalls(msgspec.Struct, frozen=True, tag=True):
-    """Free text in which every call that is opened is a call of one of these tools."""
+    """Free text; every call in it is a valid call of one of these tools."""
 
     tools: list[Tool]
     parallel: bool
@@ -72,14 +72,14 @@ class JsonOrToolCalls(msgspec.Struct, frozen=True, tag=True):
     parallel: bool
 
 
-Wish = JsonSchema | Regex | Ebnf | Choice | ToolCalls | TextWithToolCalls | JsonOrToolCalls
+GrammarSpec = JsonSchema | Regex | Ebnf | Choice | ToolCalls | TextWithToolCalls | JsonOrToolCalls
 ANY_OBJECT: Final = JsonSchema('{"type": "object"}')
 
 
-def to_grammar(wish: Wish) -> str:
-    """The wish as a text that `engine.Engine.matcher` takes. GrammarError for what cannot be written as one;
-    most mistakes are found when it is compiled."""
-    match wish:
+def to_grammar(spec: GrammarSpec) -> str:
+    """Returns the grammar text that `engine.Engine.matcher` takes. Raises GrammarError for a spec that has none; most
+    mistakes are found when the grammar is compiled."""
+    match spec:
         case JsonSchema(schema=schema):
             return json.dumps({"grammars": [{"json_schema": _schema(schema)}]})
         case Regex(pattern=pattern):
@@ -104,7 +104,7 @@ def _calls(parallel: bool) -> str:
 
 
 def _lark(text: str) -> str:
-    """GBNF is rewritten, by a parser that may fail in any way on text that is not GBNF."""
+    """Translates GBNF to Lark; its parser may fail in any way on text that is not GBNF."""
     if "::=" not in text:
         return text
     try:
@@ -114,7 +114,7 @@ def _lark(text: str) -> str:
 
 
 def _schema(text: str) -> Any:
-    """With our bound on white space, unless the schema sets its own in llguidance's `x-guidance`."""
+    """Adds our bound on white space, unless the schema sets its own in llguidance's `x-guidance`."""
     schema = json.loads(text)
     if not isinstance(schema, dict):
         return schema
@@ -125,7 +125,7 @@ def _schema(text: str) -> Any:
 
 
 def _bodies(tools: Sequence[Tool]) -> str:
-    """What follows `<tool_call>`, as Qwen3's template writes it, for each tool."""
+    """Returns the rules for the text after `<tool_call>`, one a tool, in the form of Qwen3's template."""
     lines = ["body: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
         head = f'\n{{"name": {json.dumps(tool.name)}, "arguments": '
@@ -136,5 +136,5 @@ def _bodies(tools: Sequence[Tool]) -> str:
 
 
 def _literal(text: str) -> str:
-    """A string of Lark's, which is written as JSON's."""
+    """Quotes a string for Lark, whose strings are written as JSON's."""
     return json.dumps(text)
