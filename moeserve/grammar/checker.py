@@ -1,5 +1,5 @@
-"""httpserver's side of the check: takes a GrammarSpec and returns the grammar that the worker may compile, or the reason
-for refusing it, within seconds."""
+"""httpserver's side of the check: takes a GrammarSpec, returns the grammar that the worker may compile or the
+reason for refusing it, within seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CACHE_BYTES: Final = (
 
 
 class GrammarChecker:
-    """Owns one process. It starts with the first spec (1 s for a vocabulary of 151,936) and takes one spec at a time."""
+    """Owns one process: started with the first spec (1 s for a vocabulary of 151,936), one spec at a time."""
 
     def __init__(self, model: Path, *, timeout: float = TIMEOUT_S) -> None:
         self._sandbox = Sandbox(

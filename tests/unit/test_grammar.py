@@ -20,13 +20,13 @@ from moeserve.grammar.spec import (
     ANY_OBJECT,
     Choice,
     Ebnf,
+    GrammarSpec,
     JsonOrToolCalls,
     JsonSchema,
     Regex,
     TextWithToolCalls,
     Tool,
     ToolCalls,
-    GrammarSpec,
     to_grammar,
 )
 from moeserve.messages.schema import SamplingParams
