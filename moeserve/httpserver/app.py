@@ -10,32 +10,27 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from moeserve.httpserver import (
-    chat,
-    completions,
-    experts,
-    generate,
-    messages,
-    openai_responses,
-    pages,
-    status,
-    tokenize,
-)
-from moeserve.httpserver.access import Access
-from moeserve.httpserver.api_keys import ApiKeys
-from moeserve.httpserver.body import add_schemas
-from moeserve.httpserver.errors import ApiError, error_body
-from moeserve.httpserver.host import KnownHost, is_loopback
-from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId, request_id_of
-from moeserve.httpserver.protocol.chat import ChatCompletionRequest
-from moeserve.httpserver.protocol.completions import CompletionRequest
-from moeserve.httpserver.protocol.generate import GenerateRequestBody
-from moeserve.httpserver.protocol.messages import CountTokensRequest, MessagesRequest
-from moeserve.httpserver.protocol.openai_responses import InputTokensRequest, ResponsesRequest
-from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from moeserve.httpserver.record import record_of_request
-from moeserve.httpserver.service import Service
-from moeserve.httpserver.sse import JsonResponse
+from moeserve.httpserver.anthropic import routes as messages
+from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.lightllm import routes as generate
+from moeserve.httpserver.lightllm.bodies import GenerateRequestBody
+from moeserve.httpserver.native import experts, status, tokenize
+from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.observability.access import Access
+from moeserve.httpserver.observability.request_record import record_of_request
+from moeserve.httpserver.openai import chat, completions
+from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
+from moeserve.httpserver.openai.completion_body import CompletionRequest
+from moeserve.httpserver.responses import routes as openai_responses
+from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
+from moeserve.httpserver.transport.body import add_schemas
+from moeserve.httpserver.transport.errors import ApiError, error_body
+from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
+from moeserve.httpserver.transport.keys import ApiKeys
+from moeserve.httpserver.transport.middleware import ApiKey, BodyLimit, RequestId, request_id_of
+from moeserve.httpserver.transport.sse import JsonResponse
+from moeserve.httpserver.web import pages
 
 _BODIES = (
     CompletionRequest,

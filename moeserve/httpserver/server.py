@@ -19,13 +19,13 @@ import zmq.asyncio
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import build_app
-from moeserve.httpserver.connection import BoundedHttpProtocol
-from moeserve.httpserver.engine import EngineClient
-from moeserve.httpserver.formats import formats_of
-from moeserve.httpserver.metrics import Metrics
-from moeserve.httpserver.model_text import ModelText
-from moeserve.httpserver.responses_store import ResponseStore
-from moeserve.httpserver.service import Service
+from moeserve.httpserver.generation.chat_formats import formats_of
+from moeserve.httpserver.generation.engine_client import EngineClient
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.responses.store import ResponseStore
+from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
 from moeserve.models.source import open_metadata

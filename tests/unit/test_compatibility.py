@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from moeserve.httpserver.protocol.chat import ChatCompletionRequest
-from moeserve.httpserver.protocol.completions import CompletionRequest
-from moeserve.httpserver.protocol.messages import CountTokensRequest, MessagesRequest
-from moeserve.httpserver.protocol.openai_responses import ResponsesRequest
-from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
+from moeserve.httpserver.openai.completion_body import CompletionRequest
+from moeserve.httpserver.responses.bodies import ResponsesRequest
 from tests.unit.http_harness import NAME, HttpServer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()

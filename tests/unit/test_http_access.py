@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import build_app
-from moeserve.httpserver.metrics import Metrics
+from moeserve.httpserver.observability.metrics import Metrics
 
 
 @pytest.fixture

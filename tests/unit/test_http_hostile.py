@@ -17,14 +17,14 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from moeserve.config import ServerConfig
-from moeserve.httpserver import connection, middleware
 from moeserve.httpserver.app import _BODIES, build_app
-from moeserve.httpserver.connection import BoundedHttpProtocol
-from moeserve.httpserver.host import KnownHost
-from moeserve.httpserver.metrics import Metrics
-from moeserve.httpserver.middleware import BodyLimit, body_limit
-from moeserve.httpserver.protocol.base import MAX_VALUES
-from moeserve.httpserver.protocol.tools import arguments_for_template
+from moeserve.httpserver.generation.chat_tools import arguments_for_template
+from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.transport import connection, middleware
+from moeserve.httpserver.transport.connection import BoundedHttpProtocol
+from moeserve.httpserver.transport.hosts import KnownHost
+from moeserve.httpserver.transport.middleware import BodyLimit, body_limit
+from moeserve.httpserver.transport.request_model import MAX_VALUES
 
 MILLION = 1_000_000
 USER = {"messages": [{"role": "user", "content": "hi"}]}

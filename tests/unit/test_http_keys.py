@@ -10,8 +10,8 @@ import pytest
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.httpserver.api_keys import ApiKeys
-from moeserve.httpserver.metrics import Metrics
+from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.messages.schema import GenerateRequest, HistogramCounts, RequestError
 from tests.unit.http_harness import HttpServer, http_server
 

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from moeserve.httpserver.connection import MAX_HEAD_BYTES
-from moeserve.httpserver.middleware import MIN_BODY_LIMIT
+from moeserve.httpserver.transport.connection import MAX_HEAD_BYTES
+from moeserve.httpserver.transport.middleware import MIN_BODY_LIMIT
 from moeserve.messages.schema import (
     EngineDead,
     GenerateRequest,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.httpserver.metrics import Metrics
+from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.messages.schema import GenerateRequest, LoadReport, TextItem, TextOut, Usage
 from tests.unit.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of, within
 

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 import httpx
 import pytest
 
-from moeserve.httpserver import pages
+from moeserve.httpserver.web import pages
 from tests.unit.http_harness import HttpServer, http_server
 
 PAGES = ("/", "/experts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moeserve.httpserver.usage import UsageTally
+from moeserve.httpserver.generation.usage import UsageTally
 from moeserve.messages.schema import TextItem, Usage
 
 

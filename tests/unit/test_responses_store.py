@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from moeserve.errors import ConfigError
-from moeserve.httpserver import responses_store
-from moeserve.httpserver.errors import ApiError
-from moeserve.httpserver.responses_store import FILE_NAME, ResponseStore, Stored
+from moeserve.httpserver.responses import store as responses_store
+from moeserve.httpserver.responses.store import FILE_NAME, ResponseStore, Stored
+from moeserve.httpserver.transport.errors import ApiError
 
 OWNER = "key-1"
 

@@ -1,0 +1,42 @@
+"""How much a model may think, in the words of the APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.generation.chat_formats import Thought
+from moeserve.httpserver.transport.request_model import INT32_MAX
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+# Tokens of thought; those that are missing set no bound.
+BUDGETS: Final[Mapping[str, int]] = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096, "high": 16384}
+
+
+def thought_of(
+    effort: Effort | None, budget: int | None, kwargs: Mapping[str, Any], param: str = "thinking_token_budget"
+) -> Thought:
+    """From `reasoning_effort`, a budget by name, and the template's own `enable_thinking` and `thinking_budget`
+    (Qwen's). A budget of 0 switches thinking off. Raises PydanticCustomError where they disagree."""
+    in_kwargs = kwargs.get("thinking_budget")
+    if in_kwargs is not None and (type(in_kwargs) is not int or not 0 <= in_kwargs <= INT32_MAX):
+        raise PydanticCustomError(
+            "chat_template_kwargs", "thinking_budget must be an integer from 0 to 2147483647"
+        )
+    of_effort = None if effort is None else BUDGETS.get(effort)
+    given = {"reasoning_effort": of_effort, param: budget, "chat_template_kwargs.thinking_budget": in_kwargs}
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(set(named.values())) > 1:
+        raise PydanticCustomError(param, "disagree: {names}", {"names": ", ".join(named)})
+    if not named:
+        return Thought(param=param)
+    name, value = next(iter(named.items()))
+    is_enabled = False if value == 0 else None
+    if is_enabled is False and kwargs.get("enable_thinking") is True:
+        raise PydanticCustomError(
+            "chat_template_kwargs", "enable_thinking disagrees with {name}", {"name": name}
+        )
+    return Thought(is_enabled, value, name)

@@ -1,0 +1,69 @@
+"""Who the request is meant for. A page of another site can make its own name stand for 127.0.0.1 after it was loaded
+(DNS rebinding); its scripts then pass for ours and could use the server of whoever looks at it. But the browser still
+says the name, in the Host header. So a server on the loopback address that asks for no API key answers only under
+names that nobody can have on the public internet, and those of --allowed-host."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moeserve.httpserver.transport.errors import ApiError, shown
+from moeserve.httpserver.transport.middleware import refuse
+
+# RFC 6761, RFC 6762, and ICANN's of 2024: names that are never in the public DNS.
+_PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal")
+
+
+class KnownHost:
+    """403 for a request to a name that is not ours."""
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+        self.app = app
+        self._allowed = frozenset(name.lower() for name in (*allowed, socket.gethostname()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if host is None or self._is_ours(host):
+            await self.app(scope, receive, send)
+            return
+        message = (
+            f"the Host header says {shown(host)}, which is not known as a name of this server; start it with "
+            "--allowed-host and this name, or with an --api-key"
+        )
+        await refuse(scope, send, ApiError(403, message, code="unknown_host"))
+
+    def _is_ours(self, host: str) -> bool:
+        name = name_of(host)
+        return name in self._allowed or is_private(name)
+
+
+def name_of(host: str) -> str:
+    """The Host header without its port, in small letters."""
+    if host.startswith("["):  # IPv6
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+
+
+def is_private(name: str) -> bool:
+    """Whether nobody can make `name` stand for an address of their choice: an address itself, a name without a dot,
+    or one of a domain that the public DNS does not have."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        name = name.removesuffix(".")
+        return "." not in name or name.endswith(_PRIVATE_DOMAINS)
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether --host `host` admits this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
