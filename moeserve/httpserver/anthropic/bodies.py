@@ -1,4 +1,4 @@
-"""The request of Anthropic's /v1/messages, and its way to a Conversation.
+"""The request bodies of /v1/messages, and their translation to the messages of a chat template.
 
 Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
 """
@@ -12,21 +12,17 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat_formats import Thought
 from moeserve.httpserver.generation.chat_tools import MAX_TOOLS, Description, Parameters, ToolName
-from moeserve.httpserver.generation.structured_output import Constraint
-from moeserve.httpserver.generation.thinking import BUDGETS
+from moeserve.httpserver.generation.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
+from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.thinking import BUDGETS, ThinkingOptions
 from moeserve.httpserver.generation.tool_use import Tool, ToolUse
-from moeserve.httpserver.openai.chat_body import MAX_MESSAGES
 from moeserve.httpserver.transport.request_model import (
-    INT32_MAX,
     NO_EFFECT,
     FreeDict,
     JsonSchemaDict,
     Label,
-    ModelName,
     RequestModel,
-    StopString,
     unsupported,
 )
 
@@ -60,7 +56,7 @@ Texts = Annotated[
 
 
 class ThinkingBlock(RequestModel):
-    """A thought of an earlier turn, as it was given out."""
+    """The thinking of an earlier turn, as the answer had it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -98,7 +94,7 @@ class UserMessage(RequestModel):
     ]
 
     def for_template(self) -> list[dict[str, Any]]:
-        """Results and texts, each a message of its own, in their order; neighbouring texts are one."""
+        """Returns a message for each result and for each run of texts, in their order."""
         messages: list[dict[str, Any]] = []
         for block in self.content:
             if isinstance(block, ToolResultBlock):
@@ -112,7 +108,7 @@ class UserMessage(RequestModel):
 
 
 class SystemMessage(RequestModel):
-    """Instructions in the course of a conversation; agents send them."""
+    """Instructions within a conversation, which agents send."""
 
     role: Literal["system"]
     content: Texts
@@ -201,7 +197,7 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
-# Context that nothing is taken out of; the last is what Claude Code sends with each request.
+# Context edits that remove nothing; the last is what Claude Code sends with each request.
 _KEEP_ALL: Final[tuple[dict[str, Any], ...]] = (
     {"edits": []},
     {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -209,7 +205,7 @@ _KEEP_ALL: Final[tuple[dict[str, Any], ...]] = (
 
 
 class CountTokensRequest(RequestModel):
-    """What both endpoints share: all that makes the prompt."""
+    """Everything that makes the prompt, which both endpoints take."""
 
     model: ModelName
     messages: Annotated[
@@ -260,25 +256,38 @@ class CountTokensRequest(RequestModel):
         tools = tuple(tool.tool() for tool in self.tools)
         return ToolUse(tools, mode, choice.name or "", not choice.disable_parallel_tool_use)
 
-    def thought(self) -> Thought:
-        """Anthropic's models think only when asked to."""
+    def thinking_options(self) -> ThinkingOptions:
+        """Anthropic's models think only on request."""
         config = self.thinking
         if config is None:
-            return Thought(is_enabled=False)
+            return ThinkingOptions(is_enabled=False)
         match config.type:
             case "disabled":
-                return Thought(is_enabled=False, budget=0)
+                return ThinkingOptions(is_enabled=False, budget=0)
             case "enabled":
-                return Thought(True, config.budget_tokens, "thinking.budget_tokens")
+                return ThinkingOptions(True, config.budget_tokens, "thinking.budget_tokens")
             case "adaptive":
                 effort = self.output_config.effort if self.output_config else None
-                return Thought(True, None if effort is None else BUDGETS.get(effort), "output_config.effort")
+                budget = None if effort is None else BUDGETS.get(effort)
+                return ThinkingOptions(True, budget, "output_config.effort")
 
-    def constraint(self) -> Constraint | None:
+    def grammar_constraint(self) -> GrammarConstraint | None:
         if self.output_config is None or self.output_config.format is None:
             return None
         schema = json.dumps(self.output_config.format.schema_)
-        return Constraint(grammar.JsonSchema(schema), "output_config.format")
+        return GrammarConstraint(grammar.JsonSchema(schema), "output_config.format")
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        """Returns what the request asks the engine for."""
+        return GenerationSpec(
+            arrival=arrival,
+            model=self.model,
+            messages=self.for_template(),
+            prompt_param="messages",
+            tools=self.tool_use(),
+            thinking=self.thinking_options(),
+            grammar=self.grammar_constraint(),
+        )
 
 
 class MessagesRequest(CountTokensRequest):
@@ -301,3 +310,14 @@ class MessagesRequest(CountTokensRequest):
         if budget is not None and budget >= self.max_tokens:
             raise PydanticCustomError("thinking", "budget_tokens must be less than max_tokens")
         return self
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        spec = super().generation_spec(arrival)
+        spec.default_max_tokens = (
+            self.max_tokens
+        )  # a bound: Anthropic's clients ask for more than the context has
+        spec.stop = tuple(self.stop_sequences)
+        spec.temperature = self.temperature
+        spec.top_p = self.top_p
+        spec.top_k = self.top_k
+        return spec

@@ -1,4 +1,4 @@
-"""What /v1/messages answers, as typed dicts (see responses.py)."""
+"""What /v1/messages answers, as typed dicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 
 class MessagesUsage(TypedDict):
-    """`input_tokens` are those that were computed anew; the others were read from the prefix cache."""
+    """`input_tokens` were computed; the others were read from the prefix cache."""
 
     input_tokens: int
     output_tokens: int
@@ -50,14 +50,3 @@ class MessageEvent(TypedDict):
 
 class TokenCount(TypedDict):
     input_tokens: int
-
-
-class MessagesErrorInfo(TypedDict):
-    type: str
-    message: str
-
-
-class MessagesError(TypedDict):
-    type: Literal["error"]
-    error: MessagesErrorInfo
-    request_id: str | None

@@ -1,40 +1,33 @@
-"""Anthropic's /v1/messages and /v1/messages/count_tokens."""
+"""/v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Any, Final
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
-from moeserve.chatformat.events import CallArguments, CallBroken, CallStart, Event, Reasoning, Text
+from moeserve.httpserver.anthropic.blocks import BlockWriter, content_blocks, event
 from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.anthropic.errors import messages_error
 from moeserve.httpserver.anthropic.objects import (
-    ContentBlock,
     Message,
     MessageEvent,
     MessagesUsage,
     StopReason,
     TokenCount,
 )
-from moeserve.httpserver.generation.answers import Answer, AnswerReader, Call, new_call_id
-from moeserve.httpserver.generation.conversation import Conversation, Plan, plan, prompt_of
-from moeserve.httpserver.generation.request_builder import Wish
+from moeserve.httpserver.generation.answers import Answer, AnswerReader
+from moeserve.httpserver.generation.prepare import PreparedRequest, count_prompt_tokens, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageTally
 from moeserve.httpserver.transport.body import documented, read_body
-from moeserve.httpserver.transport.errors import messages_error
-from moeserve.httpserver.transport.middleware import request_id_of
+from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import EventStream, answer
-from moeserve.messages.schema import SamplingParams, TextItem, TextOptions
+from moeserve.messages.schema import TextItem
 
 router = APIRouter(tags=["Anthropic"])
-
-# Clients send it back with the thought; there is nothing for it to protect here.
-_SIGNATURE: Final = "unsigned"
 
 
 @router.post(
@@ -47,11 +40,11 @@ async def create_message(request: Request) -> Response:
     arrival = time.monotonic()
     body = await read_body(request, MessagesRequest)
     request_id = request_id_of(request)
-    work = MessagesWork(service_of(request), body, f"msg_{request_id}", arrival)
+    handler = MessagesHandler(service_of(request), body, f"msg_{request_id}", arrival)
     if not body.stream:
-        return await answer(request, work.whole())
+        return await answer(request, handler.whole())
     return EventStream(
-        work.events(), end=b"", named=True, error_body=lambda error: messages_error(error, request_id)
+        handler.events(), end=b"", named=True, error_body=lambda error: messages_error(error, request_id)
     )
 
 
@@ -67,80 +60,57 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _count(service: Service, body: CountTokensRequest) -> TokenCount:
-    text, limit = service.ready(body.model)
-    wish = Wish(SamplingParams(max_tokens=0), TextOptions(), 0.0, None, prompt_param="messages")
-    return {"input_tokens": len(await prompt_of(text, limit, _conversation(body, wish)))}
-
-
-def _conversation(body: CountTokensRequest, wish: Wish) -> Conversation:
-    return Conversation(
-        model=body.model,
-        messages=body.for_template(),
-        wish=wish,
-        tools=body.tool_use(),
-        thought=body.thought(),
-        constraint=body.constraint(),
-    )
+    return {"input_tokens": await count_prompt_tokens(service, body.generation_spec(time.monotonic()))}
 
 
 @dataclass
-class MessagesWork:
+class MessagesHandler:
     service: Service
     body: MessagesRequest
     id: str
     arrival: float
 
     async def whole(self) -> Message:
-        planned = await self._plan()
-        (items,) = await self.service.engine.complete(planned.requests)
-        (reader,) = planned.readers
-        found = Answer.of(event for item in items for event in reader.read(item))
-        planned.tally.take(0, items[-1])
-        reason, sequence = self._stop(items[-1], reader, planned)
+        prepared = await self._prepare()
+        (items,) = await self.service.engine.complete(prepared.requests)
+        (reader,) = prepared.readers
+        found = Answer.of(parsed for item in items for parsed in reader.read(item))
+        prepared.tally.take(0, items[-1])
+        reason, sequence = self._stop(items[-1], reader, prepared)
         return {
-            **self._message(planned.tally),
-            "content": _content(found),
+            **self._message(prepared.tally),
+            "content": content_blocks(found),
             "stop_reason": reason,
             "stop_sequence": sequence,
         }
 
     async def events(self) -> AsyncGenerator[MessageEvent, None]:
-        planned = await self._plan()
-        (reader,) = planned.readers
+        prepared = await self._prepare()
+        (reader,) = prepared.readers
         writer = BlockWriter()
         begun = False
-        async with self.service.engine.start(planned.requests) as batch:
-            async for index, item in batch:
+        async with self.service.engine.start(prepared.requests) as stream:
+            async for index, item in stream:
                 if not begun:
                     begun = True
-                    yield _event("message_start", message=self._message(planned.tally))
-                    yield _event("ping")
-                planned.tally.take(index, item)
-                for event in reader.read(item):
-                    for out in writer.write(event):
+                    yield event("message_start", message=self._message(prepared.tally))
+                    yield event("ping")
+                prepared.tally.take(index, item)
+                for parsed in reader.read(item):
+                    for out in writer.write(parsed):
                         yield out
                 if item.finish_reason is None:
                     continue
                 for out in writer.close():
                     yield out
-                reason, sequence = self._stop(item, reader, planned)
+                reason, sequence = self._stop(item, reader, prepared)
                 delta = {"stop_reason": reason, "stop_sequence": sequence}
-                yield _event("message_delta", delta=delta, usage=_usage(planned.tally))
-                yield _event("message_stop")
+                yield event("message_delta", delta=delta, usage=_usage(prepared.tally))
+                yield event("message_stop")
 
-    async def _plan(self) -> Plan:
-        body = self.body
-        wish = Wish(
-            sampling=SamplingParams(
-                max_tokens=0, temperature=body.temperature, top_k=body.top_k, top_p=body.top_p
-            ),
-            text=TextOptions(stop=tuple(body.stop_sequences)),
-            arrival=self.arrival,
-            max_tokens=None,
-            default_max_tokens=body.max_tokens,
-            prompt_param="messages",
-        )
-        return await plan(self.service, _conversation(body, wish))
+    async def _prepare(self) -> PreparedRequest:
+        """Raises ApiError."""
+        return await prepare(self.service, self.body.generation_spec(self.arrival))
 
     def _message(self, tally: UsageTally) -> Message:
         return {
@@ -155,81 +125,14 @@ class MessagesWork:
         }
 
     def _stop(
-        self, end: TextItem, reader: AnswerReader, planned: Plan
+        self, end: TextItem, reader: AnswerReader, prepared: PreparedRequest
     ) -> tuple[StopReason | None, str | None]:
         if end.finish_reason == "length":
-            cut_short = planned.requests[0].sampling.max_tokens < self.body.max_tokens
+            cut_short = prepared.requests[0].sampling.max_tokens < self.body.max_tokens
             return "model_context_window_exceeded" if cut_short else "max_tokens", None
         if isinstance(end.stop_reason, str):
             return "stop_sequence", end.stop_reason
         return "tool_use" if reader.num_calls else "end_turn", None
-
-
-class BlockWriter:
-    """Events as Anthropic's content blocks: one is open at a time, its index counts up."""
-
-    def __init__(self) -> None:
-        self._index = -1
-        self._kind = ""
-
-    def write(self, event: Event) -> Iterator[MessageEvent]:
-        match event:
-            case Text(text) | CallBroken(_, _, text):
-                yield from self._text(text)
-            case Reasoning(thought):
-                if self._kind != "thinking":
-                    yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
-                yield self._delta(type="thinking_delta", thinking=thought)
-            case CallStart(_, name):
-                yield from self._open({"type": "tool_use", "id": new_call_id(), "name": name, "input": {}})
-            case CallArguments(_, text):
-                yield self._delta(type="input_json_delta", partial_json=text)
-
-    def close(self) -> Iterator[MessageEvent]:
-        """Ends the open block, where there is one."""
-        if self._kind == "thinking":
-            yield self._delta(type="signature_delta", signature=_SIGNATURE)
-        if self._kind:
-            yield _event("content_block_stop", index=self._index)
-        self._kind = ""
-
-    def _text(self, text: str) -> Iterator[MessageEvent]:
-        if not text:
-            return
-        if self._kind != "text":
-            yield from self._open({"type": "text", "text": ""})
-        yield self._delta(type="text_delta", text=text)
-
-    def _open(self, block: ContentBlock) -> Iterator[MessageEvent]:
-        yield from self.close()
-        self._index += 1
-        self._kind = block["type"]
-        yield _event("content_block_start", index=self._index, content_block=block)
-
-    def _delta(self, **delta: str) -> MessageEvent:
-        return _event("content_block_delta", index=self._index, delta=delta)
-
-
-def _event(type: str, **fields: Any) -> MessageEvent:
-    return {"type": type, **fields}  # type: ignore[typeddict-item]
-
-
-def _content(found: Answer) -> list[ContentBlock]:
-    blocks: list[ContentBlock] = []
-    if found.reasoning:
-        blocks.append({"type": "thinking", "thinking": found.reasoning, "signature": _SIGNATURE})
-    if found.text:
-        blocks.append({"type": "text", "text": found.text})
-    return blocks + [_tool_use(call) for call in found.calls]
-
-
-def _tool_use(call: Call) -> ContentBlock:
-    """As text where the arguments are beyond what JSON libraries take: a lone surrogate, say."""
-    try:
-        given = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
-        return {"type": "text", "text": f"{call.name}({call.arguments})"}
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
 def _usage(tally: UsageTally) -> MessagesUsage:

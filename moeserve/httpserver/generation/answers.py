@@ -1,4 +1,4 @@
-"""One choice's text as the chat APIs show it: what was thought, said and called."""
+"""One choice's answer as the chat APIs show it: thinking, text and tool calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moeserve.messages.schema import TextItem
 
 
 class AnswerReader:
-    """Turns the items of one choice into events, and counts the tokens of its thought, tags included."""
+    """Turns the items of one choice into events, and counts the tokens of its thinking, tags included."""
 
     def __init__(
         self, reasoning: ReasoningParser | None, tools: ToolCallParser | None, show_reasoning: bool = True
@@ -34,7 +34,7 @@ class AnswerReader:
         self.num_calls = 0  # complete ones
 
     def read(self, item: TextItem) -> list[Event]:
-        """What the item adds; with the last item also what was held back."""
+        """Returns the item's events; the last item also releases text that was held back."""
         before = self._is_thinking
         events = self._parser.push(item.text)
         if before or self._is_thinking:
@@ -60,7 +60,7 @@ class Call:
 
 @dataclass
 class Answer:
-    """A whole answer."""
+    """A complete answer."""
 
     text: str = ""
     reasoning: str = ""

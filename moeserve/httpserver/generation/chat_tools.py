@@ -1,4 +1,4 @@
-"""Tools as OpenAI's chat API declares them, calls as its messages hold them."""
+"""Tools and calls as OpenAI's chat API has them, and the parts of them that other APIs share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 def tool_use(tools: list[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:
-    """Raises PydanticCustomError for tools that cannot be told apart, and for a choice that there is not."""
+    """Raises PydanticCustomError for tools of the same name, and for a choice that names no tool."""
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise PydanticCustomError("tools", "every tool needs a name of its own")
@@ -103,8 +103,8 @@ class ToolCallMessage(RequestModel):
 
 
 def arguments_for_template(text: str) -> Any:
-    """The object, which all templates take; the text itself where it is none, as in a call that was cut short, or is
-    far more than one: nine million empty lists took 15 s to read."""
+    """Returns the arguments as an object, which all templates take; as the text itself if it is no object (a call that
+    was cut short) or holds too many values (nine million empty lists took 15 s to parse)."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return text
     try:

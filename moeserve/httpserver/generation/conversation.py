@@ -1,143 +1,99 @@
-"""From a conversation, whichever API it came through, to requests for the engine and readers for their answers."""
+"""Conversations, whichever API they came through: their prompt, and what tools and thinking ask of the answer."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
-
-import msgspec
+from collections.abc import Sequence
+from typing import Final
 
 from moeserve.chatformat.reasoning import ReasoningParser
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.answers import AnswerReader
-from moeserve.httpserver.generation.chat_formats import ChatFormats, Thought, ThoughtState
+from moeserve.httpserver.generation.chat_formats import ChatFormats
 from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.request_builder import Wish
-from moeserve.httpserver.generation.service import Service
-from moeserve.httpserver.generation.structured_output import Constraint, constrain
-from moeserve.httpserver.generation.tool_use import ToolUse
-from moeserve.httpserver.generation.usage import UsageTally
+from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.thinking import ThinkingState
 from moeserve.httpserver.transport.errors import invalid
-from moeserve.messages.schema import GenerateRequest, TextItem
 
-_NEVER: Final = -100.0  # a logit bias that no token survives
-
-
-@dataclass(frozen=True)
-class Conversation:
-    model: str | None
-    messages: list[dict[str, Any]]  # as templates take them
-    wish: Wish
-    tools: ToolUse = field(default_factory=ToolUse)
-    thought: Thought = field(default_factory=Thought)
-    constraint: Constraint | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = True
-    show_reasoning: bool = True
+_NEVER: Final = -100.0  # a logit bias that excludes a token
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is sent to the engine, and how each choice's items are read."""
-
-    text: ModelText
-    requests: list[GenerateRequest]
-    readers: list[AnswerReader]
-    tally: UsageTally
-    stop_token_ids: tuple[int, ...]  # the client's own
-
-    def stop_reason(self, end: TextItem) -> str | int | None:
-        """The client's stop string or token; not the tag that ends the only call there may be."""
-        is_tag = end.stop_reason is not None and end.stop_reason == self.text.formats.tool_close
-        return None if is_tag and end.stop_reason not in self.stop_token_ids else end.stop_reason
-
-
-async def prompt_of(text: ModelText, limit: int, chat: Conversation) -> list[int]:
-    """The conversation as token ids. Raises ApiError 400."""
-    if chat.tools.may_call and text.formats.tools is None:
+async def encode(text: ModelText, limit: int, spec: GenerationSpec) -> list[int]:
+    """Returns the conversation as token ids, at most about `limit` of them. Raises ApiError 400."""
+    assert spec.messages is not None
+    if spec.tools.may_call and text.formats.tools is None:
         message = "this model's chat template shows no way to call tools (see --tool-call-parser)"
-        raise invalid(chat.tools.param, message)
-    kwargs = dict(chat.template_kwargs)
-    if chat.thought.is_enabled is not None:
-        kwargs["enable_thinking"] = chat.thought.is_enabled
+        raise invalid(spec.tools.param, message)
+    kwargs = dict(spec.template_kwargs)
+    if spec.thinking.is_enabled is not None:
+        kwargs["enable_thinking"] = spec.thinking.is_enabled
     return await text.encode_chat(
-        chat.messages,
-        tools=[tool.for_template() for tool in chat.tools.tools] or None,
-        add_generation_prompt=chat.add_generation_prompt,
+        spec.messages,
+        tools=[tool.for_template() for tool in spec.tools.tools] or None,
+        add_generation_prompt=spec.add_generation_prompt,
         kwargs=kwargs,
         limit=limit,
-        param=chat.wish.prompt_param,
+        param=spec.prompt_param,
     )
 
 
-async def plan(service: Service, chat: Conversation) -> Plan:
-    """Everything that may refuse the request. Raises ApiError."""
-    text, limit = service.ready(chat.model)
-    prompt = await prompt_of(text, limit, chat)
+def resolve(spec: GenerationSpec, text: ModelText, prompt: Sequence[int]) -> ThinkingState:
+    """Adds to the spec what its tools and its thinking mean for this model and prompt. Returns the state of thinking
+    at the end of the prompt. Raises ApiError 400."""
     formats = text.formats
-    state: ThoughtState = "closed"
-    if formats.thought is not None:
-        state = formats.thought.state(prompt, text.tokenizer.vocabulary.special)
-    constraint = _constraint(chat)
-    wish = _with_thought(_with_tools(chat.wish, chat.tools, formats), chat, formats, state, constraint)
-    if constraint is not None:
-        wish = await constrain(service.grammars, wish, constraint)
-    requests = service.admission.requests(text, [prompt], wish)
-    readers = [_reader(chat, formats, state, constraint) for _ in requests]
-    tally = UsageTally([len(prompt)], wish.n)
-    return Plan(text, requests, readers, tally, chat.wish.sampling.stop_token_ids)
+    state: ThinkingState = "closed"
+    if formats.thinking is not None:
+        state = formats.thinking.state(prompt, text.tokenizer.vocabulary.special)
+    spec.grammar = _grammar(spec)
+    _resolve_tools(spec, formats)
+    _resolve_thinking(spec, formats, state)
+    return state
 
 
-def _constraint(chat: Conversation) -> Constraint | None:
-    """What the answer must match, of the format asked for and the tools."""
-    of_tools = chat.tools.wish() if chat.tools.may_call else None
-    given = chat.constraint
+def reader(spec: GenerationSpec, formats: ChatFormats, state: ThinkingState) -> AnswerReader:
+    """Returns a reader for one choice of a resolved spec."""
+    reasoning = None if state == "closed" else ReasoningParser(state == "open")
+    tools = None
+    if spec.tools.may_call:
+        schemas = {tool.name: tool.parameters for tool in spec.tools.tools}
+        tools = formats.tool_parser(schemas, is_constrained=spec.grammar is not None)
+    return AnswerReader(reasoning, tools, spec.show_reasoning)
+
+
+def _grammar(spec: GenerationSpec) -> GrammarConstraint | None:
+    """Combines the grammar that the client asked for with that of its tools."""
+    tools, given = spec.tools, spec.grammar
+    of_tools = tools.grammar_spec() if tools.may_call else None
     if given is None:
-        return None if of_tools is None else Constraint(of_tools, chat.tools.param)
-    if not chat.tools.may_call:
+        return None if of_tools is None else GrammarConstraint(of_tools, tools.param)
+    if not tools.may_call:
         return given
-    if chat.tools.choice == "auto" and isinstance(given.wish, grammar.JsonSchema):
-        tools = [tool.for_grammar() for tool in chat.tools.tools]
-        return Constraint(grammar.JsonOrToolCalls(given.wish.schema, tools, chat.tools.parallel), given.param)
-    what = "a tool call that must come" if chat.tools.choice != "auto" else "tools"
+    if tools.choice == "auto" and isinstance(given.spec, grammar.JsonSchema):
+        shapes = [tool.for_grammar() for tool in tools.tools]
+        either = grammar.JsonOrToolCalls(given.spec.schema, shapes, tools.parallel)
+        return GrammarConstraint(either, given.param)
+    what = "a tool call that must come" if tools.choice != "auto" else "tools"
     raise invalid(given.param, f"cannot be combined with {what}; set tool_choice to none")
 
 
-def _with_tools(wish: Wish, use: ToolUse, formats: ChatFormats) -> Wish:
-    """Where no call may come, its opening does not; where only one may, its end is the answer's."""
-    sampling = wish.sampling
-    if use.tools and use.choice == "none" and formats.tool_open is not None:
-        bias = {**sampling.logit_bias, formats.tool_open: _NEVER}
-        return dataclasses.replace(wish, sampling=msgspec.structs.replace(sampling, logit_bias=bias))
-    if not use.may_call or use.parallel or use.wish() is not None:
-        return wish
+def _resolve_tools(spec: GenerationSpec, formats: ChatFormats) -> None:
+    """Excludes the opening tag if no call is allowed. If one call is, its closing tag ends the answer."""
+    tools = spec.tools
+    if tools.tools and tools.choice == "none" and formats.tool_open is not None:
+        spec.logit_bias = {**spec.logit_bias, formats.tool_open: _NEVER}
+        return
+    if not tools.may_call or tools.parallel or tools.grammar_spec() is not None:
+        return
     if formats.tool_close is None:
         message = "false is not supported for this model, whose vocabulary has no token </tool_call>"
         raise invalid("parallel_tool_calls", message)
-    stops = (*sampling.stop_token_ids, formats.tool_close)
-    return dataclasses.replace(wish, sampling=msgspec.structs.replace(sampling, stop_token_ids=stops))
+    spec.format_stop_token_ids = (formats.tool_close,)
 
 
-def _with_thought(
-    wish: Wish, chat: Conversation, formats: ChatFormats, state: ThoughtState, constraint: Constraint | None
-) -> Wish:
-    budget = chat.thought.budget
-    if budget and formats.thought is None:
-        raise invalid(chat.thought.param, "this model has no thoughts to bound (see --reasoning-parser)")
-    if formats.thought is None or state == "closed" or (budget is None and constraint is None):
-        return wish
-    thinking = formats.thought.thinking(state == "open", budget)
-    return dataclasses.replace(wish, sampling=msgspec.structs.replace(wish.sampling, thinking=thinking))
-
-
-def _reader(
-    chat: Conversation, formats: ChatFormats, state: ThoughtState, constraint: Constraint | None
-) -> AnswerReader:
-    reasoning = None if state == "closed" else ReasoningParser(state == "open")
-    tools = None
-    if chat.tools.may_call:
-        schemas = {tool.name: tool.parameters for tool in chat.tools.tools}
-        tools = formats.tool_parser(schemas, is_constrained=constraint is not None)
-    return AnswerReader(reasoning, tools, chat.show_reasoning)
+def _resolve_thinking(spec: GenerationSpec, formats: ChatFormats, state: ThinkingState) -> None:
+    """Names the thinking tokens to the worker where a budget or a grammar depends on them."""
+    budget = spec.thinking.budget
+    if budget and formats.thinking is None:
+        raise invalid(spec.thinking.param, "this model has no thoughts to bound (see --reasoning-parser)")
+    if formats.thinking is None or state == "closed" or (budget is None and spec.grammar is None):
+        return
+    spec.thinking_tokens = formats.thinking.message(state == "open", budget)

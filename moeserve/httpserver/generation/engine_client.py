@@ -1,9 +1,9 @@
-"""The rest of the server as this process sees it: requests go out to the router, text comes back.
+"""EngineClient: sends requests to the router and receives their text.
 
-One HTTP request is one `Batch` of one or more generations (each prompt times each choice). The batch's queue
-is the only buffer between the engine and the client's socket. It is bounded by what was asked for: a
-generation yields at most max_tokens tokens in at most as many items, and what was asked for of its prompt, so a
-client that does not read holds its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
+One HTTP request is one `GenerationStream` of one or more generations: one for each choice of each prompt. The stream's
+queue is the only buffer between the engine and the client's socket. The request itself bounds it: a generation yields
+at most max_tokens tokens in at most as many items, and what was asked of its prompt. So a client that does not read
+holds its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NotRequired
 
 import msgspec
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from moeserve.httpserver.generation.expert_use import ExpertUseFeed
 from moeserve.httpserver.observability import generation_span
+from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.metrics import Metrics, Status
 from moeserve.httpserver.observability.request_record import (
     RequestRecord,
     record_of_request,
     trace_of_request,
 )
-from moeserve.httpserver.openai.objects import Health
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel, ChannelFull
 from moeserve.messages.schema import (
@@ -50,47 +52,60 @@ from moeserve.tracing import Span, Tracer
 log = logging.getLogger(__name__)
 
 
+class Health(TypedDict):
+    """`stage` and `fraction` while loading, `cause` when the engine is dead."""
+
+    status: Literal["ok", "loading", "dead", "draining"]
+    stage: NotRequired[str]
+    fraction: NotRequired[float]
+    cause: NotRequired[str]
+
+
 @dataclass(slots=True)
-class Generation:
-    """One prompt's one choice on its way. Written by `EngineClient` alone."""
+class RunningGeneration:
+    """One choice of one prompt while it runs. Only `EngineClient` writes it."""
 
     index: int
-    batch: Batch
+    stream: GenerationStream
     arrival: float
     prompt_tokens: int
-    num_tokens: int = 0  # of the answer that have come
-    last_token: float | None = None  # when the newest token came
+    num_tokens: int = 0  # received
+    last_token: float | None = None  # when the newest token came, time.monotonic()
 
     def usage_so_far(self) -> Usage:
-        """Of one that is broken off; times and cached tokens come with the last message only, so they are 0."""
+        """For a generation that is cut short. Times and cached tokens come with the last message only, so they are
+        0."""
         return Usage(self.prompt_tokens, self.num_tokens, 0, 0.0, 0.0, 0.0)
 
 
-class Batch:
-    """The generations of one HTTP request. Iterate it for (index, item), where index is the place among the
-    requests; each index ends with the one item that has a finish_reason and usage. Leaving the `async with`
-    aborts whatever has not ended: the client went away, another generation failed, the task was cancelled."""
+class GenerationStream:
+    """The generations of one HTTP request. Iterating it yields (index of the request, item); the last item of each
+    index has a finish_reason and usage. Leaving the `async with` aborts every generation that has not ended: the
+    client disconnected, another generation failed, or the task was cancelled."""
 
-    def __init__(self, engine: EngineClient, requests: Sequence[GenerateRequest]) -> None:
+    def __init__(
+        self, engine: EngineClient, requests: Sequence[GenerateRequest], operation: Operation
+    ) -> None:
         self._engine = engine
         self._requests = requests
+        self._operation = operation
         self._queue: asyncio.Queue[tuple[int, TextItem] | ApiError] = asyncio.Queue()
         self._unfinished = len(requests)
         self._span: Span | None = None
         self.record = record_of_request.get() or RequestRecord(time.monotonic())
         self.record.started(requests)
-        self.open: set[int] = set()  # engine ids that owe a final message; written by EngineClient
+        self.open: set[int] = set()  # ids that will get a final message; written by EngineClient
 
     def put(self, message: tuple[int, TextItem] | ApiError) -> None:
         self._queue.put_nowait(message)
 
-    async def __aenter__(self) -> Batch:
+    async def __aenter__(self) -> GenerationStream:
         """Sends the requests. Raises ApiError 503."""
         self._begin_span()
         try:
             for index, request in enumerate(self._requests):
                 await self._engine.submit(self, index, request)
-        except BaseException:  # a cancelled task among them; nothing is swallowed
+        except BaseException:  # cancellation too; it is raised again
             await self.__aexit__()
             raise
         return self
@@ -105,13 +120,13 @@ class Batch:
         if tracer is None or not trace:
             return
         self._span = generation_span.begin(
-            tracer, trace, self.record.operation, self._engine.metrics.model_name, self._requests
+            tracer, trace, self._operation, self._engine.metrics.model_name, self._requests
         )
         origin = Origin(self._requests[0].origin.request_id, self._span.traceparent)
         self._requests = [msgspec.structs.replace(request, origin=origin) for request in self._requests]
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
-        """Raises ApiError when a generation fails: the request fails as a whole."""
+        """Raises ApiError when one generation fails; the request then fails as a whole."""
         while self._unfinished:
             message = await self._queue.get()
             if isinstance(message, ApiError):
@@ -123,7 +138,7 @@ class Batch:
 
 @dataclass
 class EngineClient:
-    """`run` must be running for anything to happen."""
+    """This process's end of the connection to the engine. `run` must be running for anything to happen."""
 
     to_router: AsyncPushChannel
     inbox: AsyncPullChannel[ToHttp]
@@ -137,7 +152,7 @@ class EngineClient:
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
-        self._open: dict[int, Generation] = {}
+        self._open: dict[int, RunningGeneration] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -165,7 +180,7 @@ class EngineClient:
         return health
 
     def require_ready(self) -> WorkerReady:
-        """The engine's limits. Raises ApiError 503 unless a request could run now."""
+        """Returns the engine's limits. Raises ApiError 503 unless a request could run now."""
         if self.dead is not None:
             raise ApiError(503, f"the engine is dead: {self.dead}", code="engine_dead")
         if self.draining:
@@ -178,41 +193,44 @@ class EngineClient:
 
     @property
     def max_model_len(self) -> int | None:
-        """The longest prompt plus answer that can run: of the model, and of the KV pool if that is less."""
+        """The longest prompt plus answer that can run, in tokens: the model's limit, or the KV pool if it is
+        smaller."""
         return None if self.ready is None else min(self.ready.max_model_len, self.ready.num_kv_slots)
 
     # ------------------------------------------------------------ requests
 
-    def start(self, requests: Sequence[GenerateRequest]) -> Batch:
-        """`async with engine.start(requests) as batch`. The requests' ids are from `next_id`."""
-        return Batch(self, requests)
+    def start(self, requests: Sequence[GenerateRequest], operation: Operation = "chat") -> GenerationStream:
+        """Use it as `async with engine.start(requests) as stream`. The requests' ids are from `next_id`."""
+        return GenerationStream(self, requests, operation)
 
-    async def complete(self, requests: Sequence[GenerateRequest]) -> list[list[TextItem]]:
-        """All items of each request. Raises ApiError."""
+    async def complete(
+        self, requests: Sequence[GenerateRequest], operation: Operation = "chat"
+    ) -> list[list[TextItem]]:
+        """Returns all items of each request. Raises ApiError."""
         answers: list[list[TextItem]] = [[] for _ in requests]
-        async with self.start(requests) as batch:
-            async for index, item in batch:
+        async with self.start(requests, operation) as stream:
+            async for index, item in stream:
                 answers[index].append(item)
         return answers
 
     def next_id(self) -> int:
         return next(self._ids)
 
-    async def submit(self, batch: Batch, index: int, request: GenerateRequest) -> None:
+    async def submit(self, stream: GenerationStream, index: int, request: GenerateRequest) -> None:
         self.require_ready()
         prompt_tokens = len(request.token_ids) // 4  # int32
-        self._open[request.id] = Generation(index, batch, request.arrival, prompt_tokens)
+        self._open[request.id] = RunningGeneration(index, stream, request.arrival, prompt_tokens)
         self._idle.clear()
-        batch.open.add(request.id)
+        stream.open.add(request.id)
         try:
             await self.to_router.send(request)
         except ChannelFull as error:
             raise ApiError(503, "the engine takes no requests at the moment", code="overloaded") from error
 
-    def abort(self, batch: Batch) -> None:
-        """Frees what still runs of a batch, without waiting: the caller may be a task that was cancelled."""
-        for request_id in list(batch.open):
-            self._broken_off(request_id, "abort")
+    def abort(self, stream: GenerationStream) -> None:
+        """Aborts what still runs of a stream, without waiting: the caller may be a cancelled task."""
+        for request_id in list(stream.open):
+            self._cut_short(request_id, "abort")
             self.metrics.finished("abort")
             task = asyncio.create_task(self._send_abort(request_id))
             self._aborts.add(task)
@@ -224,23 +242,23 @@ class EngineClient:
         except ChannelFull as error:
             log.error("abort of request %d: %s", request_id, error)  # the router is stuck
 
-    def _close(self, request_id: int) -> Generation | None:
+    def _close(self, request_id: int) -> RunningGeneration | None:
         generation = self._open.pop(request_id, None)
         if generation is not None:
-            generation.batch.open.discard(request_id)
+            generation.stream.open.discard(request_id)
         if not self._open:
             self._idle.set()
         return generation
 
-    def _broken_off(self, request_id: int, reason: FinishReason) -> Generation | None:
-        """Closes one that will not get its last message, and notes how far it came."""
+    def _cut_short(self, request_id: int, reason: FinishReason) -> RunningGeneration | None:
+        """Closes a generation that will not get its last message, and records its usage so far."""
         generation = self._close(request_id)
         if generation is not None:
-            generation.batch.record.ended(reason, generation.usage_so_far())
+            generation.stream.record.ended(reason, generation.usage_so_far())
         return generation
 
     async def drain(self, timeout: float) -> None:
-        """Waits for the running requests; what runs after `timeout` seconds ends with a 503."""
+        """Waits for the running requests. Those that still run after `timeout` seconds end with a 503."""
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
@@ -249,14 +267,14 @@ class EngineClient:
             self._fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
 
     async def flush(self) -> None:
-        """Waits for aborts to leave."""
+        """Waits until all aborts are sent."""
         if self._aborts:
             await asyncio.wait(self._aborts)
 
     # ------------------------------------------------------------ messages
 
     async def run(self) -> None:
-        """Reads the inbox for ever."""
+        """Reads the inbox until it is cancelled."""
         while True:
             self._dispatch(await self.inbox.recv())
 
@@ -285,35 +303,35 @@ class EngineClient:
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)
         if generation is None:
-            return  # its client has gone: the router had not read our Abort yet
+            return  # its client has disconnected, and the router had not read our Abort yet
         now = time.monotonic()
         if item.token_ids:
             self.metrics.tokens(len(item.token_ids), now, generation.arrival, generation.last_token)
             generation.last_token = now
             generation.num_tokens += len(item.token_ids)
-            generation.batch.record.token(now)
+            generation.stream.record.token(now)
         if item.finish_reason is not None:
             self._close(item.id)
-            generation.batch.record.ended(item.finish_reason, item.usage or generation.usage_so_far())
+            generation.stream.record.ended(item.finish_reason, item.usage or generation.usage_so_far())
             self.metrics.finished(item.finish_reason, item.usage, now - generation.arrival)
             if item.usage is None:
-                generation.batch.put(ApiError(500, f"the request ended with {item.finish_reason}"))
+                generation.stream.put(ApiError(500, f"the request ended with {item.finish_reason}"))
                 return
-        generation.batch.put((generation.index, item))
+        generation.stream.put((generation.index, item))
 
     def _failed(self, error: RequestError) -> None:
-        generation = self._broken_off(error.id, "error")
+        generation = self._cut_short(error.id, "error")
         if generation is None:
             return  # as in _text
-        generation.batch.record.error = error.message
+        generation.stream.record.error = error.message
         self.metrics.finished("error")
         code = "engine_error" if error.retry_after is None else "overloaded"
-        generation.batch.put(ApiError(error.status, error.message, code=code, retry_after=error.retry_after))
+        generation.stream.put(ApiError(error.status, error.message, code=code, retry_after=error.retry_after))
 
     def _fail_all(self, error: ApiError) -> None:
         for request_id in list(self._open):
-            generation = self._broken_off(request_id, "error")
+            generation = self._cut_short(request_id, "error")
             if generation is not None:
-                generation.batch.record.error = error.message
+                generation.stream.record.error = error.message
                 self.metrics.finished("error")
-                generation.batch.put(error)
+                generation.stream.put(error)

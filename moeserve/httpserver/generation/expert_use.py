@@ -1,4 +1,4 @@
-"""How often each expert is used, fetched from the engine when somebody asks, and not too often."""
+"""The expert usage counts, fetched from the engine on demand and at a bounded rate."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.channels import AsyncPushChannel, ChannelFull
 from moeserve.messages.schema import ExpertUse, ExpertUseRequest
 
-FRESH_S: Final = 0.5  # however many ask, the worker is asked twice a second; an answer costs it under 0.1 ms
-TIMEOUT_S: Final = 30.0  # it comes between two steps, and a step with a long prompt may take seconds
+FRESH_S: Final = 0.5  # the worker is asked at most twice a second; an answer costs it under 0.1 ms
+TIMEOUT_S: Final = 30.0  # the answer comes between two steps, and a step with a long prompt may take seconds
 
 
 class ExpertUseFeed:
-    """`received` and `failed` are called by the engine's reader, `latest` by the routes: all on one event loop."""
+    """`EngineClient` calls `received` and `failed`, the routes call `latest`; all on one event loop."""
 
     def __init__(self, to_router: AsyncPushChannel) -> None:
         self._to_router = to_router
@@ -32,13 +32,13 @@ class ExpertUseFeed:
         self._waiting = None
 
     def failed(self, error: ApiError) -> None:
-        """The engine is dead: nothing will come."""
+        """Fails those who wait: the engine is dead."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(error)
         self._waiting = None
 
     async def latest(self) -> ExpertUse:
-        """At most FRESH_S old. Raises ApiError when the engine does not answer."""
+        """Returns counts that are at most FRESH_S old. Raises ApiError 503 when the engine does not answer."""
         if self._latest is not None and time.monotonic() - self._received_at < FRESH_S:
             return self._latest
         if self._waiting is None:
@@ -47,12 +47,12 @@ class ExpertUseFeed:
         try:
             await self._ask()
             async with asyncio.timeout(TIMEOUT_S):
-                return await asyncio.shield(waiting)  # others wait for it as well
+                return await asyncio.shield(waiting)  # others may wait for it too
         except (TimeoutError, ChannelFull) as error:
             raise ApiError(503, "the engine does not answer at the moment", code="overloaded") from error
 
     async def _ask(self) -> None:
-        """Again after a while, should the answer have been lost."""
+        """Sends a request, and another after FRESH_S in case the answer was lost."""
         now = time.monotonic()
         if now - self._asked_at >= FRESH_S:
             self._asked_at = now

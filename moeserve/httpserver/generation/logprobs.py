@@ -1,85 +1,39 @@
-"""Log-probabilities in the API's shapes."""
+"""Log-probabilities in the form of OpenAI's chat APIs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
 from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.openai.objects import ChatLogprob, CompletionLogprobs, TopLogprob
 from moeserve.messages.schema import TokenLogprob
 
 LOWEST = -9999.0  # in place of minus infinity, which JSON cannot hold (vLLM's)
 
 
-class CompletionLogprobsWriter:
-    """/v1/completions: parallel lists. One writer per choice: `text_offset` runs on from chunk to chunk.
-
-    `top_logprobs` are dicts keyed by the token's text, so of two tokens with one text only the likelier is
-    kept; `as_ids` ("token_id:123") tells them apart.
-    """
-
-    def __init__(self, text: ModelText, top: int, as_ids: bool) -> None:
-        self._text = text
-        self._top = top
-        self._as_ids = as_ids
-        self._offset = 0
-
-    def first_prompt_token(self, token_id: int) -> CompletionLogprobs:
-        """It has no log-probability: nothing came before it."""
-        return self._advance([token_id], [None], [None])
-
-    def write(self, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
-        return self._advance(
-            [token.token_id for token in tokens],
-            [_finite(token.logprob) for token in tokens],
-            [self._top_of(token) for token in tokens],
-        )
-
-    def _advance(
-        self, ids: list[int], logprobs: list[float | None], tops: list[dict[str, float] | None]
-    ) -> CompletionLogprobs:
-        offsets = []
-        for token_id in ids:
-            offsets.append(self._offset)
-            self._offset += len(self._text.token_text(token_id))
-        return {
-            "tokens": [self._name(token_id) for token_id in ids],
-            "token_logprobs": logprobs,
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
-
-    def _top_of(self, token: TokenLogprob) -> dict[str, float]:
-        """The most likely, and the chosen one where it is not among them."""
-        top: dict[str, float] = {}
-        ranked = [*zip(token.top_ids[: self._top], token.top_logprobs, strict=False)]
-        for token_id, logprob in [*ranked, (token.token_id, token.logprob)]:
-            top.setdefault(self._name(token_id), _finite(logprob))
-        return top
-
-    def _name(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self._as_ids else self._text.token_text(token_id)
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
 
 
-def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    whole: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for part in parts:
-        whole["tokens"] += part["tokens"]
-        whole["token_logprobs"] += part["token_logprobs"]
-        whole["top_logprobs"] += part["top_logprobs"]
-        whole["text_offset"] += part["text_offset"]
-    return whole
+class ChatLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
 
 
 def chat_logprobs(
     text: ModelText, tokens: Sequence[TokenLogprob], top: int, as_ids: bool
 ) -> list[ChatLogprob]:
-    """/v1/chat/completions: one object per token, exactly `top` alternatives each."""
+    """Returns one object a token, each with `top` alternatives. `as_ids` names tokens "token_id:123"."""
 
     def entry(token_id: int, logprob: float) -> TopLogprob:
         return {
             "token": f"token_id:{token_id}" if as_ids else text.token_text(token_id),
-            "logprob": _finite(logprob),
+            "logprob": finite(logprob),
             "bytes": list(text.token_bytes(token_id)),
         }
 
@@ -95,5 +49,6 @@ def chat_logprobs(
     ]
 
 
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """Returns the log-probability as JSON can hold it."""
     return max(logprob, LOWEST)

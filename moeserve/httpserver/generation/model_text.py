@@ -1,6 +1,6 @@
-"""Text to token ids and back, for handlers: never on the event loop's thread when the text may be long.
+"""Text to token ids and back; texts that may be long are never handled on the event loop's thread.
 
-`encode_batch` and not `encode`: the former lets go of the GIL (measured on 1.8 MB of text: the loop waits at
+Uses `encode_batch` and not `encode`, because the former releases the GIL (measured on 1.8 MB of text: the loop waits at
 most 14 ms instead of 890 ms).
 """
 
@@ -42,8 +42,8 @@ class ModelText:
     async def encode(
         self, texts: Sequence[str], *, limit: int, param: str, add_special: bool = True
     ) -> list[list[int]]:
-        """The ids of each text. Raises ApiError 400 for a text that no `limit` tokens can hold, before it
-        costs time and memory; the exact check is `admission`'s. (NFC, which tokenisation starts with, could
+        """Returns the ids of each text. Raises ApiError 400 for a text that cannot fit into `limit` tokens, before it
+        costs time and memory; `RequestBuilder` makes the exact check. (NFC, the first step of tokenisation, could
         shorten a text only where its characters are no long tokens.)"""
         for text in texts:
             if len(text) > limit * self.longest_token:
@@ -59,7 +59,7 @@ class ModelText:
         return encoded
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of a prompt given as ids, control tokens included. The ids must be in the vocabulary."""
+        """Returns the text of token ids, control tokens included. The ids must be in the vocabulary."""
         return await asyncio.to_thread(self.tokenizer.decode, ids, False)
 
     async def encode_chat(
@@ -73,8 +73,8 @@ class ModelText:
         add_special: bool = False,
         param: str = "messages",
     ) -> list[int]:
-        """The ids of a conversation through the model's chat template. Raises ApiError 400, also for a
-        template that fails or takes too long on it. The template writes the control tokens itself."""
+        """Returns the ids of a conversation as the chat template writes it, control tokens included. Raises ApiError
+        400, also if the template fails on it or takes too long."""
         try:
             text = await self.renderer.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, kwargs=kwargs
@@ -85,7 +85,8 @@ class ModelText:
         return ids
 
     def token_text(self, token_id: int) -> str:
-        """The token alone, U+FFFD where its bytes are not whole characters; "" for padding of the logits."""
+        """Returns the token's own text: U+FFFD where its bytes are not whole characters, "" for padding of the
+        logits."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,8 +1,9 @@
-"""What every route works with."""
+"""Service: what every route works with."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from moeserve.config import ServerConfig
 from moeserve.grammar.checker import GrammarChecker
 from moeserve.httpserver.generation.engine_client import EngineClient
 from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.request_builder import Admission
+from moeserve.httpserver.generation.request_builder import RequestBuilder
 from moeserve.httpserver.observability.metrics import Metrics
-from moeserve.httpserver.responses.store import ResponseStore
+from moeserve.httpserver.transport.api_table import ApiState
 from moeserve.httpserver.transport.errors import ApiError
 
 
@@ -24,18 +25,18 @@ class Service:
     model_name: str
     engine: EngineClient
     metrics: Metrics
-    responses: ResponseStore
-    text: ModelText | None = None  # built by `server.py` while /health already answers
+    api_states: Mapping[str, ApiState]  # by Api.name; each API reads its own only
+    text: ModelText | None = None  # written by `server.py` once it is built; /health answers before
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        most = self.config.max_num_queued_reqs + self.config.max_num_seqs
-        self.admission = Admission(self.engine, self.config.seed, most)
+        max_generations = self.config.max_num_queued_reqs + self.config.max_num_seqs
+        self.request_builder = RequestBuilder(self.engine, self.config.seed, max_generations)
         self.grammars = GrammarChecker(Path(self.config.model))
 
     def ready(self, model: str | None) -> tuple[ModelText, int]:
-        """The tokenizer and the longest prompt plus answer. Raises ApiError: 404 for a model that is not the
-        served one, 503 unless a request could run now."""
+        """Returns the tokenizer and the longest prompt plus answer in tokens. Raises ApiError: 404 for a model that is
+        not the served one, 503 unless a request could run now."""
         if model is not None and model != self.model_name:
             raise self.unknown_model(model)
         self.engine.require_ready()

@@ -1,4 +1,4 @@
-"""The tools that a conversation has, and when the model may or must call them."""
+"""The tools of a conversation, and whether the model may or must call them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tool:
     is_strict: bool
 
     def for_template(self) -> dict[str, Any]:
-        """OpenAI's form, which templates are written for."""
+        """Returns OpenAI's form, which templates expect."""
         described = {} if self.description is None else {"description": self.description}
         return {
             "type": "function",
@@ -31,20 +31,21 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """`choice` "named": only the tool called `name`, once."""
+    """With `choice` "named", the model calls the tool `name` exactly once."""
 
     tools: tuple[Tool, ...] = ()
     choice: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
     parallel: bool = True
-    param: str = "tools"
+    param: str = "tools"  # the client's name, for messages
 
     @property
     def may_call(self) -> bool:
         return bool(self.tools) and self.choice != "none"
 
-    def wish(self) -> grammar.GrammarSpec | None:
-        """What has to hold by construction: every call where one must come, those of strict tools elsewhere."""
+    def grammar_spec(self) -> grammar.GrammarSpec | None:
+        """Returns the grammar that guarantees valid calls: all of them if a call must come, else those of strict
+        tools. None if no call needs a guarantee."""
         tools = [tool.for_grammar() for tool in self.tools]
         match self.choice:
             case "required":

@@ -1,5 +1,7 @@
-"""The request of LightLLM's /generate and /generate_stream, with LightLLM's names, defaults and ranges
-(its docs and `SamplingParams.verify`). `n` above 1 is for /generate alone, as there."""
+"""The request body of /generate and /generate_stream, with LightLLM's names, defaults and ranges.
+
+Source: LightLLM's documentation and its `SamplingParams.verify`. As there, only /generate takes `n` above 1.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,17 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.structured_output import Constraint
-from moeserve.httpserver.openai.grammar_body import Grammar, Pattern, Schema
-from moeserve.httpserver.openai.shared_body import MAX_CHOICES
-from moeserve.httpserver.transport.request_model import (
+from moeserve.httpserver.generation.fields import (
     INT32_MAX,
     INT64_MAX,
-    RequestModel,
+    MAX_CHOICES,
     StopString,
     TokenId,
     one_or_many,
-    unsupported,
 )
-from moeserve.messages.schema import SamplingParams, TextOptions
+from moeserve.httpserver.generation.grammar_fields import Grammar, Pattern, Schema
+from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.transport.request_model import RequestModel, unsupported
 
 StopTokens = Annotated[list[TokenId], Field(min_length=1, max_length=1)]
 
@@ -68,48 +68,54 @@ class GenerateParameters(RequestModel):
             raise PydanticCustomError("min_new_tokens", "min_new_tokens must be at most max_new_tokens")
         if self.top_k == 0:
             raise PydanticCustomError("top_k", "top_k must be -1 (off) or at least 1, got 0")
-        if len(self._constraints()) > 1:
+        if len(self.grammar_constraints()) > 1:
             names = "regular_constraint, guided_grammar and guided_json"
             raise PydanticCustomError("guided_json", "only one of {names}", {"names": names})
         return self
 
-    def constraint(self) -> Constraint | None:
-        return next(iter(self._constraints()), None)
-
-    def _constraints(self) -> list[Constraint]:
-        found: list[Constraint] = []
+    def grammar_constraints(self) -> list[GrammarConstraint]:
+        found: list[GrammarConstraint] = []
         if self.regular_constraint is not None:
-            found.append(Constraint(grammar.Regex(self.regular_constraint), "parameters.regular_constraint"))
+            found.append(
+                GrammarConstraint(grammar.Regex(self.regular_constraint), "parameters.regular_constraint")
+            )
         if self.guided_grammar is not None:
-            found.append(Constraint(grammar.Ebnf(self.guided_grammar), "parameters.guided_grammar"))
+            found.append(GrammarConstraint(grammar.Ebnf(self.guided_grammar), "parameters.guided_grammar"))
         if self.guided_json is not None:
-            found.append(Constraint(grammar.JsonSchema(self.guided_json), "parameters.guided_json"))
+            found.append(GrammarConstraint(grammar.JsonSchema(self.guided_json), "parameters.guided_json"))
         return found
-
-    def text_options(self) -> TextOptions:
-        strings = tuple(stop for stop in self.stop_sequences if isinstance(stop, str))
-        return TextOptions(
-            stop=strings, skip_special_tokens=self.skip_special_tokens, min_tokens=self.min_new_tokens - 1
-        )
-
-    def sampling(self) -> SamplingParams:
-        """As `OpenAIRequest.sampling`. The chosen token's logprob is always part of LightLLM's answers.
-        LightLLM counts the end token in min_new_tokens; SamplingParams counts what comes before it."""
-        return SamplingParams(
-            max_tokens=0,
-            min_tokens=self.min_new_tokens - 1,
-            temperature=self.temperature if self.do_sample else 0.0,
-            top_k=max(self.top_k, 0),
-            top_p=self.top_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logprobs=0,
-            stop_token_ids=tuple(stop[0] for stop in self.stop_sequences if isinstance(stop, list)),
-        )
 
 
 class GenerateRequestBody(RequestModel):
     inputs: Annotated[str, Field(description="The prompt, as it is: no chat template.")]
     parameters: Annotated[GenerateParameters, Field(default_factory=GenerateParameters)]
     multimodal_params: Annotated[Any, unsupported("multimodal input", {})] = None
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        """Returns what the request asks the engine for. LightLLM's answers always have the chosen token's logprob, and
+        LightLLM counts the end token in min_new_tokens; GenerationSpec.min_tokens counts the tokens before it."""
+        parameters = self.parameters
+        stops = parameters.stop_sequences
+        return GenerationSpec(
+            arrival=arrival,
+            prompts=[self.inputs],
+            prompt_param="inputs",
+            n=parameters.n,
+            max_tokens=parameters.max_new_tokens,
+            max_tokens_param="parameters.max_new_tokens",
+            grammar=next(iter(parameters.grammar_constraints()), None),
+            min_tokens=parameters.min_new_tokens - 1,
+            temperature=parameters.temperature if parameters.do_sample else 0.0,
+            top_k=max(parameters.top_k, 0),
+            top_p=parameters.top_p,
+            presence_penalty=parameters.presence_penalty,
+            frequency_penalty=parameters.frequency_penalty,
+            repetition_penalty=parameters.repetition_penalty,
+            seed=parameters.seed,
+            logprobs=0,
+            stop=tuple(stop for stop in stops if isinstance(stop, str)),
+            stop_token_ids=tuple(stop[0] for stop in stops if isinstance(stop, list)),
+            stop_token_ids_param="parameters.stop_sequences",
+            skip_special_tokens=parameters.skip_special_tokens,
+            ignore_eos=parameters.ignore_eos,
+        )

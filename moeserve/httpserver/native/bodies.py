@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's shapes."""
+"""The request bodies and answers of /tokenize and /detokenize, which are vLLM's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
+from moeserve.httpserver.generation.chat_messages import Messages, TemplateKwargs
 from moeserve.httpserver.generation.chat_tools import Tools
-from moeserve.httpserver.openai.chat_body import Messages, TemplateKwargs
-from moeserve.httpserver.transport.request_model import ModelName, RequestModel, TokenId
+from moeserve.httpserver.generation.fields import ModelName, TokenId
+from moeserve.httpserver.transport.request_model import RequestModel
 
 MAX_IDS = 1 << 22
 

@@ -1,4 +1,4 @@
-"""/v1/experts: how often each expert is used and where it lives, and the file that placement reads."""
+"""/v1/experts: the expert usage counts, the experts in GPU memory, and the file that placement reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.openai.objects import Experts, ExpertsHeat
+from moeserve.httpserver.native.objects import Experts, ExpertsHeat
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 from moeserve.messages.schema import ExpertUse
 from moeserve.placement.heat import ExpertHeat, write_heat

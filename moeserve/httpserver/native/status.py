@@ -1,11 +1,12 @@
-"""/health, /v1/models and /metrics: they answer from the first moment."""
+"""/health, /v1/models and /metrics, which answer while the model is still loading."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve.httpserver.generation.engine_client import Health
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.openai.objects import Health, ModelCard, ModelList
+from moeserve.httpserver.native.objects import ModelCard, ModelList
 from moeserve.httpserver.transport.errors import RETRY_AFTER_S
 from moeserve.httpserver.transport.sse import JsonResponse
 

@@ -1,10 +1,13 @@
-"""One log line and one count a request, and its span where there are traces. Plain ASGI, the outermost layer but
-for the request's id."""
+"""Access: one log line, one count and, with tracing, one span for each HTTP request.
+
+Plain ASGI, the outermost middleware but for the request's id.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Set
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -16,22 +19,22 @@ from moeserve.httpserver.observability.request_record import (
     record_of_request,
     trace_of_request,
 )
-from moeserve.httpserver.web import pages
+from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST
 from moeserve.tracing import Span, Tracer
 
-log = logging.getLogger("moeserve.httpserver.access")  # the name that operators filter by
+log = logging.getLogger("moeserve.httpserver.access")  # operators filter by this name: docs/serving.md
 
-# Asked every few seconds, by probes and our own pages: debug level, and no span.
-QUIET_PATHS: Final = pages.PATHS | {"/health", "/metrics", "/v1/experts"}
 MAX_PATH_CHARS: Final = 500  # in a log line; a client may send 64 kB
-CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status for a client that did not wait
-_COMPLETION_PATHS: Final = frozenset({"/v1/completions", "/generate", "/generate_stream"})
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"})
 
 
 class Access:
-    def __init__(self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, tracer: Tracer | None, quiet_paths: Set[str] = frozenset()
+    ) -> None:
+        """`quiet_paths` are polled every few seconds: logged at debug level, and not traced."""
         self.app = app
+        self._quiet_paths = quiet_paths
         self._metrics = metrics
         self._tracer = tracer
 
@@ -39,9 +42,7 @@ class Access:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        record = RequestRecord(
-            time.monotonic(), "text_completion" if scope["path"] in _COMPLETION_PATHS else "chat"
-        )
+        record = RequestRecord(time.monotonic())
         record_of_request.set(record)
         span = self._begin(scope, record)
         status = CLIENT_CLOSED_REQUEST  # unless an answer begins
@@ -56,12 +57,12 @@ class Access:
             await self.app(scope, receive, send_noting)
         except Exception as error:
             status, record.error = 500, f"{type(error).__name__}: {error}"
-            raise  # to the framework, whose answer goes past us
+            raise  # to the framework, whose answer bypasses this middleware
         finally:
             self._ended(scope, record, status, span)
 
     def _begin(self, scope: Scope, record: RequestRecord) -> Span | None:
-        if self._tracer is None or scope["path"] in QUIET_PATHS:
+        if self._tracer is None or scope["path"] in self._quiet_paths:
             return None
         headers = Headers(scope=scope)
         span = self._tracer.begin(
@@ -79,7 +80,7 @@ class Access:
         now = time.monotonic()
         method, route = _method(scope), getattr(scope.get("route"), "path", "")
         self._metrics.answered(method, route or "other", status)
-        level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
+        level = logging.DEBUG if scope["path"] in self._quiet_paths else logging.INFO
         if log.isEnabledFor(level):
             seconds, said = now - record.arrival, record.text()
             path = scope["path"][:MAX_PATH_CHARS]
@@ -102,5 +103,5 @@ class Access:
 
 
 def _method(scope: Scope) -> str:
-    """Of those that there are: a label must not be a client's to invent."""
+    """Returns a known method or "_OTHER": clients must not be able to invent label values."""
     return scope["method"] if scope["method"] in _METHODS else "_OTHER"

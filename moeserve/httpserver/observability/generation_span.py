@@ -1,26 +1,31 @@
-"""The span of a request's generations, in the words of OpenTelemetry's conventions for generative AI
-(https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/)."""
+"""The span of a request's generations, after OpenTelemetry's conventions for generative AI.
+
+Source: https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 from moeserve.httpserver.observability.request_record import RequestRecord
 from moeserve.messages.schema import GenerateRequest
 from moeserve.tracing import Attributes, Span, Tracer
 
+Operation = Literal["chat", "text_completion"]  # gen_ai.operation.name
+
 
 def begin(
-    tracer: Tracer, parent: str, operation: str, model: str, requests: Sequence[GenerateRequest]
+    tracer: Tracer, parent: str, operation: Operation, model: str, requests: Sequence[GenerateRequest]
 ) -> Span:
-    """Begins now. Prompts and answers are not in it: they are the users' own."""
-    attributes = {"gen_ai.operation.name": operation, **_asked(model, requests)}
+    """Begins the span now. It holds no prompts and no answers, which are private to the users."""
+    attributes = {"gen_ai.operation.name": operation, **_parameters(model, requests)}
     return tracer.begin(f"{operation} {model}", parent, time.monotonic(), attributes)
 
 
 def end(span: Span, record: RequestRecord) -> None:
-    """Ends now."""
+    """Ends the span now."""
     attributes: dict[str, int | float | Sequence[str]] = {
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
@@ -36,7 +41,7 @@ def end(span: Span, record: RequestRecord) -> None:
     span.end(time.monotonic())
 
 
-def _asked(model: str, requests: Sequence[GenerateRequest]) -> Attributes:
+def _parameters(model: str, requests: Sequence[GenerateRequest]) -> Attributes:
     sampling, text = requests[0].sampling, requests[0].text
     attributes: dict[str, str | int | float | Sequence[str]] = {
         "gen_ai.provider.name": "moeserve",

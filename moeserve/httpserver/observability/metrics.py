@@ -1,7 +1,7 @@
 """The Prometheus registry, with vLLM's metric names and meanings under `moeserve:`.
 
-This process owns it. What the router counts arrives as `LoadReport` and is exported as it stands; what only
-shows here (when tokens reach this process, how requests end) is observed here. Times are seconds.
+The router's counts arrive as `LoadReport` and are exported unchanged. What only this process sees (when tokens arrive,
+how requests end) is observed here. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -38,31 +38,35 @@ _TOKEN_BUCKETS: Final = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 _GAUGES: Final = (
     ("num_running", "num_requests_running", "Requests in model execution batches."),
     ("num_waiting", "num_requests_waiting", "Requests waiting to be processed."),
-    ("queued_tokens", "num_tokens_waiting", "Tokens that waiting requests have to have computed."),
+    ("queued_tokens", "num_tokens_waiting", "Tokens still to be computed for waiting requests."),
     ("kv_slots_used", "kv_cache_slots_used", "KV cache slots (tokens) in use."),
-    ("kv_slots_cached", "kv_cache_slots_cached", "KV cache slots of prefixes that no request uses now."),
-    ("kv_slots_total", "kv_cache_slots_total", "KV cache slots (tokens) there are."),
+    (
+        "kv_slots_cached",
+        "kv_cache_slots_cached",
+        "KV cache slots that hold cached prefixes and belong to no running request.",
+    ),
+    ("kv_slots_total", "kv_cache_slots_total", "KV cache slots (tokens) in total."),
 )
 _COUNTERS: Final = (
-    ("prompt_tokens", "prompt_tokens", "Prefill tokens processed, cached ones included."),
+    ("prompt_tokens", "prompt_tokens", "Prefill tokens processed, including cached tokens."),
     ("generation_tokens", "generation_tokens", "Generation tokens processed."),
     ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     ("cached_tokens", "prefix_cache_hits", "Prompt tokens taken from the prefix cache."),
-    ("preemptions", "num_preemptions", "Requests that were paused to make room."),
-    ("repeated_tokens", "recomputed_tokens", "Tokens computed again after a pause."),
-    ("aborts", "num_aborts", "Requests whose client went away, as the router counts them."),
-    ("steps", "engine_steps", "Steps of the worker."),
+    ("preemptions", "num_preemptions", "Requests preempted to free KV cache slots."),
+    ("repeated_tokens", "recomputed_tokens", "Tokens recomputed after a preemption."),
+    ("aborts", "num_aborts", "Requests aborted because their client disconnected."),
+    ("steps", "engine_steps", "Worker steps."),
 )
-# The router's histograms, in milliseconds there.
+# The router's histograms, which it keeps in milliseconds.
 _HISTOGRAMS: Final = (
-    ("decode_step_ms", "decode_step_seconds", "Steps of the worker without prompt tokens."),
-    ("prefill_step_ms", "prefill_step_seconds", "Steps of the worker with prompt tokens."),
-    ("idle_ms", "worker_idle_seconds", "The worker's wait between two steps of the same requests."),
+    ("decode_step_ms", "decode_step_seconds", "Duration of worker steps without prompt tokens."),
+    ("prefill_step_ms", "prefill_step_seconds", "Duration of worker steps with prompt tokens."),
+    ("idle_ms", "worker_idle_seconds", "Time the worker waits between two steps of the same requests."),
 )
 
 
 class _RouterCollector(Collector):
-    """The newest LoadReport, in Prometheus's words. The router's totals start at 0 with the server."""
+    """Exports the newest LoadReport. The router's totals start at 0 with the server."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -74,7 +78,7 @@ class _RouterCollector(Collector):
             gauge.add_metric(labels, getattr(load, name))
             yield gauge
         usage = GaugeMetricFamily(
-            "moeserve:kv_cache_usage_perc", "KV cache usage; 1 is full.", labels=_LABELS
+            "moeserve:kv_cache_usage_perc", "KV cache usage; 1 means full.", labels=_LABELS
         )
         usage.add_metric(labels, load.kv_slots_used / load.kv_slots_total if load.kv_slots_total else 0.0)
         yield usage
@@ -92,7 +96,8 @@ class _RouterCollector(Collector):
 
 
 class Metrics:
-    """`load` is written by EngineClient; everything else through the methods, on the event loop's thread."""
+    """The registry and its metrics. `EngineClient` writes `load`; the rest is written through the methods, on the event
+    loop's thread."""
 
     def __init__(self, model_name: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -100,31 +105,41 @@ class Metrics:
         self.load = LoadReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_RouterCollector(self))
-        self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", _TTFT_BUCKETS)
-        self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens.", _ITL_BUCKETS)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Arrival to last token.", _LATENCY_BUCKETS)
-        self._queue = self._histogram("request_queue_time_seconds", "Time spent waiting.", _LATENCY_BUCKETS)
-        self._prefill = self._histogram("request_prefill_time_seconds", "Time of prefill.", _LATENCY_BUCKETS)
-        self._decode = self._histogram("request_decode_time_seconds", "Time of decode.", _LATENCY_BUCKETS)
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT_BUCKETS
+        )
+        self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens.", _ITL_BUCKETS)
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Time from arrival to the last token.", _LATENCY_BUCKETS
+        )
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Time a request waits before its prefill.", _LATENCY_BUCKETS
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "Time of a request's prefill.", _LATENCY_BUCKETS
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "Time of a request's decode.", _LATENCY_BUCKETS
+        )
         self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS)
         self._output = self._histogram(
-            "request_generation_tokens", "Tokens generated for one.", _TOKEN_BUCKETS
+            "request_generation_tokens", "Generated tokens of a request.", _TOKEN_BUCKETS
         )
         ended = Counter(
             "moeserve:request_success",
-            "Requests that ended, by how.",
+            "Finished requests by finish reason.",
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
         self._answers = Counter(
             "moeserve:http_requests",
-            "HTTP requests that were answered, by route and status.",
+            "Answered HTTP requests by route and status.",
             (*_LABELS, "method", "handler", "status"),
             registry=self.registry,
         )
         now = Gauge(
             "moeserve:server_status",
-            "1 for what /health says, 0 for the others.",
+            "1 for the status that /health reports, 0 for the others.",
             (*_LABELS, "status"),
             registry=self.registry,
         )
@@ -136,8 +151,8 @@ class Metrics:
         return metric.labels(self.model_name)
 
     def tokens(self, count: int, now: float, arrival: float, last: float | None) -> None:
-        """`count` tokens of one generation came at `now`, its previous one at `last`. Several at once share
-        the gap evenly: the mean stays what it is, and the histogram's count the number of gaps."""
+        """Observes `count` tokens of one generation that came at `now`; its previous token came at `last`. Tokens that
+        come together share the gap evenly, which keeps the histogram's mean and makes its count the number of gaps."""
         if last is None:
             self._ttft.observe(now - arrival)
             count -= 1
@@ -146,13 +161,14 @@ class Metrics:
             self._itl.observe((now - last) / count)
 
     def answered(self, method: str, handler: str, status: int) -> None:
-        """An HTTP request, of whatever kind, has ended. `handler` is a route, not a path that a client made up."""
+        """Counts an HTTP request that has ended. `handler` is a route, never a path that a client chose."""
         self._answers.labels(self.model_name, method, handler, str(status)).inc()
 
     def finished(
         self, reason: FinishReason, usage: Usage | None = None, latency: float | None = None
     ) -> None:
-        """A generation ended. `usage` and `latency` come with those that ran to their end."""
+        """Counts a generation that has ended. `usage` and `latency` (seconds) are given for those that ran to their
+        end."""
         self._ended[reason].inc()
         if usage is None or latency is None:
             return
@@ -164,7 +180,7 @@ class Metrics:
         self._output.observe(usage.completion_tokens)
 
     def render(self, status: Status = "loading") -> tuple[bytes, str]:
-        """The exposition text and its content type. `status` is the server's now."""
+        """Returns the exposition text and its content type. `status` is the server's current status."""
         for name, gauge in self._status.items():
             gauge.set(name == status)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -1,4 +1,4 @@
-"""What is known of one HTTP request when it has ended, for its log line, the metrics and its trace."""
+"""RequestRecord: what one HTTP request came to, for its log line and its trace."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from moeserve.messages.schema import FinishReason, GenerateRequest, Usage
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Made by the middleware; `EngineClient` adds what its generations come to, `app` the error."""
+    """Created by `Access`. `EngineClient` writes what its generations come to, `app.py` the error."""
 
     arrival: float  # time.monotonic()
-    operation: str = "chat"  # or "text_completion"
     error: str = ""
     generations: int = 0
     prompt_tokens: int = 0
@@ -42,7 +41,7 @@ class RequestRecord:
         return None if self.first_token is None else self.first_token - self.arrival
 
     def fields(self) -> dict[str, Any]:
-        """For a log line: only what there is."""
+        """The fields of a log line; those without a value are left out."""
         found: dict[str, Any] = {"error": self.error} if self.error else {}
         if self.generations:
             found |= {
@@ -56,7 +55,7 @@ class RequestRecord:
         return found
 
     def text(self) -> str:
-        """The same for a reader."""
+        """The same as a sentence."""
         parts = [self.error] if self.error else []
         if self.generations:
             first = "" if self.first_token_s is None else f", first token after {self.first_token_s:.3f} s"

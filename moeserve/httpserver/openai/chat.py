@@ -10,12 +10,11 @@ from fastapi import APIRouter, Request, Response
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.generation.answers import Answer, AnswerReader, new_call_id
-from moeserve.httpserver.generation.conversation import Conversation, Plan, plan
-from moeserve.httpserver.generation.logprobs import chat_logprobs
+from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs
 from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.request_builder import Wish
+from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.generation.usage import prompt_progress
+from moeserve.httpserver.generation.usage import UsageInfo, prompt_progress
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.openai.objects import (
     ChatChoice,
@@ -24,14 +23,12 @@ from moeserve.httpserver.openai.objects import (
     ChatCompletionChunk,
     ChatDelta,
     ChatFinishReason,
-    ChatLogprob,
     ChatLogprobs,
     ChatMessage,
     ToolCallDelta,
-    UsageInfo,
 )
 from moeserve.httpserver.transport.body import documented, read_body
-from moeserve.httpserver.transport.middleware import request_id_of
+from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import EventStream, answer
 from moeserve.messages.schema import TextItem
 
@@ -49,12 +46,12 @@ async def create_chat_completion(request: Request) -> Response:
     """Answers a conversation through the model's chat template."""
     arrival = time.monotonic()
     body = await read_body(request, ChatCompletionRequest)
-    work = ChatWork(service_of(request), body, f"chatcmpl-{request_id_of(request)}", arrival)
-    return EventStream(work.chunks()) if body.stream else await answer(request, work.whole())
+    handler = ChatHandler(service_of(request), body, f"chatcmpl-{request_id_of(request)}", arrival)
+    return EventStream(handler.chunks()) if body.stream else await answer(request, handler.whole())
 
 
 @dataclass
-class ChatWork:
+class ChatHandler:
     service: Service
     body: ChatCompletionRequest
     id: str
@@ -64,100 +61,73 @@ class ChatWork:
         self.created = int(time.time())
 
     async def whole(self) -> ChatCompletion:
-        planned = await self._plan()
-        answers = await self.service.engine.complete(planned.requests)
-        choices = [self._choice(index, planned, items) for index, items in enumerate(answers)]
+        prepared = await self._prepare()
+        answers = await self.service.engine.complete(prepared.requests)
+        choices = [self._choice(index, prepared, items) for index, items in enumerate(answers)]
         return {
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
             "model": self.service.model_name,
             "choices": choices,
-            "usage": planned.tally.usage(),
-            "timings": planned.tally.timings(),
+            "usage": prepared.tally.usage(),
+            "timings": prepared.tally.timings(),
         }
 
     async def chunks(self) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """The role of each choice, then its deltas, then its finish_reason with an empty one; at the end usage,
-        where it was asked for."""
-        planned = await self._plan()
+        """Yields the role of each choice, its deltas, and an empty delta with its finish_reason; at the end the usage,
+        if it was asked for."""
+        prepared = await self._prepare()
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
         greeted = False
-        async with self.service.engine.start(planned.requests) as batch:
-            async for index, item in batch:
+        async with self.service.engine.start(prepared.requests) as stream:
+            async for index, item in stream:
                 chunks = (
-                    [] if greeted else [self._greeting(choice) for choice in range(len(planned.requests))]
+                    [] if greeted else [self._greeting(choice) for choice in range(len(prepared.requests))]
                 )
                 greeted = True
-                chunks += self._chunks_of(index, item, planned)
-                now = planned.tally.usage() if continuous else None
+                chunks += self._chunks_of(index, item, prepared)
+                now = prepared.tally.usage() if continuous else None
                 for chunk in chunks:
                     yield _with_usage(chunk, now) if with_usage else chunk
         if with_usage:
-            last = _with_usage(self._envelope([]), planned.tally.usage())
-            last["timings"] = planned.tally.timings()
+            last = _with_usage(self._envelope([]), prepared.tally.usage())
+            last["timings"] = prepared.tally.timings()
             yield last
 
-    async def _plan(self) -> Plan:
+    async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
-        body = self.body
-        named = body.max_completion_tokens is not None
-        wish = Wish(
-            sampling=body.sampling(
-                logprobs=body.top_logprobs if body.logprobs else None, prompt_logprobs=None
-            ),
-            text=body.text_options(),
-            arrival=self.arrival,
-            max_tokens=body.asked_tokens(),
-            n=body.n,
-            seed=body.seed,
-            ignore_eos=body.ignore_eos,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            progress=body.return_progress,
-            prompt_param="messages",
-            max_tokens_param="max_completion_tokens" if named else "max_tokens",
-        )
-        chat = Conversation(
-            model=body.model,
-            messages=[message.for_template() for message in body.messages],
-            wish=wish,
-            tools=body.tool_use(),
-            thought=body.thought(),
-            constraint=body.constraint(),
-            template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
-            show_reasoning=body.include_reasoning,
-        )
-        return await plan(self.service, chat)
+        return await prepare(self.service, self.body.generation_spec(self.arrival))
 
-    # ---- whole answers
+    # ---- complete answers
 
-    def _choice(self, index: int, planned: Plan, items: list[TextItem]) -> ChatChoice:
-        reader, end = planned.readers[index], items[-1]
+    def _choice(self, index: int, prepared: PreparedRequest, items: list[TextItem]) -> ChatChoice:
+        reader, end = prepared.readers[index], items[-1]
         found = Answer.of(event for item in items for event in reader.read(item))
-        planned.tally.take(index, end, reader.reasoning_tokens)
-        entries = [entry for item in items for entry in self._logprobs_of(planned.text, item)]
+        prepared.tally.take(index, end, reader.reasoning_tokens)
+        entries = [entry for item in items for entry in self._logprobs_of(prepared.text, item)]
         return {
             "index": index,
             "message": _message(found),
             "logprobs": self._content(entries),
             "finish_reason": finish_reason(end, reader),
-            "stop_reason": planned.stop_reason(end),
+            "stop_reason": prepared.stop_reason(end),
         }
 
     # ---- streams
 
-    def _chunks_of(self, index: int, item: TextItem, planned: Plan) -> Iterator[ChatCompletionChunk]:
+    def _chunks_of(
+        self, index: int, item: TextItem, prepared: PreparedRequest
+    ) -> Iterator[ChatCompletionChunk]:
         if item.progress is not None:
             yield {**self._chunk(index, {}), "prompt_progress": prompt_progress(item.progress)}
             return
-        reader = planned.readers[index]
+        reader = prepared.readers[index]
         deltas = [_delta(event) for event in reader.read(item)]
-        planned.tally.take(index, item, reader.reasoning_tokens)
-        entries = self._logprobs_of(planned.text, item)
+        prepared.tally.take(index, item, reader.reasoning_tokens)
+        entries = self._logprobs_of(prepared.text, item)
         if entries and not deltas:
             deltas = [{"content": ""}]
         for delta in deltas:
@@ -167,9 +137,9 @@ class ChatWork:
             return
         last = self._chunk(index, {})
         last["choices"][0]["finish_reason"] = finish_reason(item, reader)
-        last["choices"][0]["stop_reason"] = planned.stop_reason(item)
-        if planned.tally.all_finished:
-            last["timings"] = planned.tally.timings()
+        last["choices"][0]["stop_reason"] = prepared.stop_reason(item)
+        if prepared.tally.all_finished:
+            last["timings"] = prepared.tally.timings()
         yield last
 
     def _greeting(self, index: int) -> ChatCompletionChunk:

@@ -1,4 +1,4 @@
-"""The request of /v1/completions."""
+"""The request body of /v1/completions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.generation.fields import INT32_MAX
+from moeserve.httpserver.generation.spec import GenerationSpec
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
-from moeserve.httpserver.transport.request_model import INT32_MAX, unsupported
+from moeserve.httpserver.transport.request_model import unsupported
 
 MAX_PROMPTS: Final = 1024
 MAX_LOGPROBS: Final = 20
@@ -18,7 +20,7 @@ Prompt = str | list[int]
 
 
 def check_token_ids(ids: list[Any]) -> None:
-    """Raises unless every element is an int that fits int32. (bool is a type of its own in JSON.)"""
+    """Raises PydanticCustomError unless every element is an int that fits int32; a bool is none."""
     if set(map(type, ids)) - {int}:
         raise PydanticCustomError("prompt_type", "must hold token ids only, or strings only")
     if ids and not (min(ids) >= 0 and max(ids) <= INT32_MAX):
@@ -26,7 +28,7 @@ def check_token_ids(ids: list[Any]) -> None:
 
 
 def _to_prompts(value: Any) -> list[Prompt]:
-    """The four forms of `prompt`, told apart by their first element; one prompt is a list of one."""
+    """Makes a list of prompts of any of the four forms of `prompt`, which differ in their first element."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -84,3 +86,13 @@ class CompletionRequest(OpenAIRequest):
     def prompts(self) -> list[Prompt]:
         prompts: list[Prompt] = self.prompt
         return prompts
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        """Returns what the request asks the engine for."""
+        spec = self.shared_spec(arrival)
+        spec.prompts = self.prompts
+        spec.max_tokens = self.max_tokens
+        spec.default_max_tokens = DEFAULT_MAX_TOKENS
+        spec.logprobs = self.logprobs
+        spec.prompt_logprobs = self.logprobs if self.echo else None
+        return spec

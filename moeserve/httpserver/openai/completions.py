@@ -8,22 +8,21 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.generation.logprobs import CompletionLogprobsWriter, joined
 from moeserve.httpserver.generation.model_text import ModelText
-from moeserve.httpserver.generation.request_builder import Wish
+from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.generation.structured_output import constrain
-from moeserve.httpserver.generation.usage import UsageTally, prompt_progress
-from moeserve.httpserver.openai.completion_body import DEFAULT_MAX_TOKENS, CompletionRequest, Prompt
+from moeserve.httpserver.generation.usage import prompt_progress
+from moeserve.httpserver.openai.completion_body import CompletionRequest, Prompt
+from moeserve.httpserver.openai.completion_logprobs import CompletionLogprobsWriter, joined
 from moeserve.httpserver.openai.objects import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
 )
 from moeserve.httpserver.transport.body import documented, read_body
-from moeserve.httpserver.transport.middleware import request_id_of
+from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import EventStream, answer
-from moeserve.messages.schema import GenerateRequest, TextItem
+from moeserve.messages.schema import TextItem
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -37,20 +36,20 @@ async def create_completion(request: Request) -> Response:
     """Completes prompts."""
     arrival = time.monotonic()
     body = await read_body(request, CompletionRequest)
-    work = CompletionWork(service_of(request), body, f"cmpl-{request_id_of(request)}", arrival)
-    return EventStream(work.chunks()) if body.stream else await answer(request, work.whole())
+    handler = CompletionHandler(service_of(request), body, f"cmpl-{request_id_of(request)}", arrival)
+    return EventStream(handler.chunks()) if body.stream else await answer(request, handler.whole())
 
 
 @dataclass(slots=True)
 class Echo:
-    """A prompt and, where it is echoed, its text."""
+    """A prompt, and its text if it is echoed."""
 
     ids: list[int]
     text: str = ""
 
 
 class ChoiceWriter:
-    """Turns the items of one choice into text and logprobs; the first brings the echo."""
+    """Turns the items of one choice into text and logprobs; the first item also gives the echo."""
 
     def __init__(self, text: ModelText, body: CompletionRequest, prompt: Echo) -> None:
         self._echo: Echo | None = prompt if body.echo else None
@@ -74,7 +73,7 @@ class ChoiceWriter:
     def choice(
         self, index: int, text: str, logprobs: CompletionLogprobs | None, end: TextItem, token_ids: list[int]
     ) -> CompletionChoice:
-        """A piece of the choice, or all of it; `end` is its last item."""
+        """Returns a piece of the choice, or all of it. `end` is its last item."""
         choice: CompletionChoice = {
             "index": index,
             "text": text,
@@ -89,7 +88,7 @@ class ChoiceWriter:
 
 
 @dataclass
-class CompletionWork:
+class CompletionHandler:
     service: Service
     body: CompletionRequest
     id: str
@@ -99,8 +98,9 @@ class CompletionWork:
         self.created = int(time.time())
 
     async def whole(self) -> Completion:
-        requests, writers, tally = await self._prepare()
-        answers = await self.service.engine.complete(requests)
+        prepared, writers = await self._prepare()
+        tally = prepared.tally
+        answers = await self.service.engine.complete(prepared.requests, "text_completion")
         choices = []
         for index, (items, writer) in enumerate(zip(answers, writers, strict=True)):
             tally.take(index, items[-1])
@@ -112,15 +112,16 @@ class CompletionWork:
         return self._envelope(choices) | {"usage": tally.usage(), "timings": tally.timings()}
 
     async def chunks(self) -> AsyncGenerator[Completion, None]:
-        requests, writers, tally = await self._prepare()
+        prepared, writers = await self._prepare()
+        tally = prepared.tally
         body, options = self.body, self.body.stream_options
-        async with self.service.engine.start(requests) as batch:
-            async for index, item in batch:
+        async with self.service.engine.start(prepared.requests, "text_completion") as stream:
+            async for index, item in stream:
                 tally.take(index, item)
                 text, logprobs = writers[index].write(item)
                 told = (logprobs and logprobs["tokens"]) or (body.return_token_ids and item.token_ids)
                 if item.finish_reason is None and not text and not told and item.progress is None:
-                    continue  # a token whose text is held back: part of a character or of a stop string
+                    continue  # the token's text is held back: part of a character or of a stop string
                 choice = writers[index].choice(index, text, logprobs, item, item.token_ids)
                 chunk = self._envelope([choice])
                 if options is not None and options.include_usage:
@@ -133,35 +134,16 @@ class CompletionWork:
         if options is not None and options.include_usage:
             yield self._envelope([]) | {"usage": tally.usage(), "timings": tally.timings()}
 
-    async def _prepare(self) -> tuple[list[GenerateRequest], list[ChoiceWriter], UsageTally]:
-        """Everything that may refuse the request. Raises ApiError."""
+    async def _prepare(self) -> tuple[PreparedRequest, list[ChoiceWriter]]:
+        """Returns the request and a writer for each choice. Raises ApiError."""
         body = self.body
-        text, limit = self.service.ready(body.model)
-        prompts = await _encode(text, body.prompts, limit)
-        wish = Wish(
-            sampling=body.sampling(
-                logprobs=body.logprobs, prompt_logprobs=body.logprobs if body.echo else None
-            ),
-            text=body.text_options(),
-            arrival=self.arrival,
-            max_tokens=body.max_tokens,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            n=body.n,
-            seed=body.seed,
-            ignore_eos=body.ignore_eos,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            progress=body.return_progress,
-        )
-        if (constraint := body.constraint()) is not None:
-            wish = await constrain(self.service.grammars, wish, constraint)
-        requests = self.service.admission.requests(text, prompts, wish)
+        prepared = await prepare(self.service, body.generation_spec(self.arrival))
+        text = prepared.text
         echoes = [
             Echo(ids, await _prompt_text(text, prompt, ids) if body.echo else "")
-            for prompt, ids in zip(body.prompts, prompts, strict=True)
+            for prompt, ids in zip(body.prompts, prepared.prompt_ids, strict=True)
         ]
-        writers = [ChoiceWriter(text, body, echo) for echo in echoes for _ in range(body.n)]
-        return requests, writers, UsageTally([len(ids) for ids in prompts], body.n)
+        return prepared, [ChoiceWriter(text, body, echo) for echo in echoes for _ in range(body.n)]
 
     def _envelope(self, choices: list[CompletionChoice]) -> Completion:
         return {
@@ -171,12 +153,6 @@ class CompletionWork:
             "model": self.service.model_name,
             "choices": choices,
         }
-
-
-async def _encode(text: ModelText, prompts: list[Prompt], limit: int) -> list[list[int]]:
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    encoded = iter(await text.encode(texts, limit=limit, param="prompt") if texts else [])
-    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
 async def _prompt_text(text: ModelText, prompt: Prompt, ids: list[int]) -> str:

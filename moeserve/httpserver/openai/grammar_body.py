@@ -1,64 +1,30 @@
-"""The fields that ask for an answer of a certain form, and the grammar they stand for."""
+"""The fields that ask for an answer of a certain form, and the grammars that they stand for."""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated, Any, Final, Literal
 
-import orjson
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.structured_output import Constraint
-from moeserve.httpserver.transport.request_model import (
-    JsonSchemaDict,
-    Label,
-    RequestModel,
-    check_schema_depth,
-    unsupported,
-)
+from moeserve.httpserver.generation.grammar_fields import MAX_PATTERN_CHARS, Grammar, Pattern, Schema
+from moeserve.httpserver.generation.spec import GrammarConstraint
+from moeserve.httpserver.transport.request_model import JsonSchemaDict, Label, RequestModel, unsupported
 
-MAX_PATTERN_CHARS: Final = 1 << 16
 MAX_OPTIONS: Final = 1024
 
 
-def _schema_text(value: Any) -> str:
-    """The text of a schema that came as an object, or as JSON text itself."""
-    if isinstance(value, str):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
-            raise PydanticCustomError(
-                "schema", "is not valid JSON: {error}", {"error": str(error)}
-            ) from error
-    if not isinstance(value, dict | bool):
-        raise PydanticCustomError("schema", "must be a JSON Schema: an object")
-    return json.dumps(check_schema_depth(value))
-
-
-def _not_everywhere_empty(options: list[str]) -> list[str]:
+def _none_empty(options: list[str]) -> list[str]:
     if not all(options):
         raise PydanticCustomError("choice", "every choice needs at least one character")
     return options
 
 
-Schema = Annotated[
-    Any, AfterValidator(_schema_text), Field(description="JSON Schema: an object, or its text.")
-]
-Pattern = Annotated[
-    str,
-    Field(
-        min_length=1, max_length=MAX_PATTERN_CHARS, description="A regular expression for the whole answer."
-    ),
-]
-Grammar = Annotated[
-    str,
-    Field(min_length=1, max_length=MAX_PATTERN_CHARS, description="Lark in llguidance's dialect, or GBNF."),
-]
 Choices = Annotated[
     list[Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]],
-    AfterValidator(_not_everywhere_empty),
+    AfterValidator(_none_empty),
     Field(min_length=1, max_length=MAX_OPTIONS),
 ]
 
@@ -80,7 +46,7 @@ class ResponseFormat(RequestModel):
             raise PydanticCustomError("json_schema", "goes with type json_schema, and only with it")
         return self
 
-    def wish(self) -> grammar.GrammarSpec | None:
+    def grammar_spec(self) -> grammar.GrammarSpec | None:
         if self.json_schema is not None:
             return grammar.JsonSchema(json.dumps(self.json_schema.schema_))
         return grammar.ANY_OBJECT if self.type == "json_object" else None
@@ -105,7 +71,7 @@ class StructuredOutputs(RequestModel):
 
 
 class StructuredFields(RequestModel):
-    """OpenAI's `response_format`, and vLLM's fields. At most one of them."""
+    """OpenAI's `response_format` and vLLM's fields, of which a request has at most one."""
 
     response_format: ResponseFormat | None = None
     guided_json: Schema | None = None
@@ -127,14 +93,14 @@ class StructuredFields(RequestModel):
             )
         return self
 
-    def constraint(self) -> Constraint | None:
+    def grammar_constraint(self) -> GrammarConstraint | None:
         return next(iter(self._constraints()), None)
 
-    def _constraints(self) -> list[Constraint]:
+    def _constraints(self) -> list[GrammarConstraint]:
         format = self.response_format
         new = self.structured_outputs or StructuredOutputs()
-        wishes: dict[str, grammar.GrammarSpec | None] = {
-            "response_format": None if format is None else format.wish(),
+        specs: dict[str, grammar.GrammarSpec | None] = {
+            "response_format": None if format is None else format.grammar_spec(),
             "guided_json": None if self.guided_json is None else grammar.JsonSchema(self.guided_json),
             "guided_regex": None if self.guided_regex is None else grammar.Regex(self.guided_regex),
             "guided_choice": None if self.guided_choice is None else grammar.Choice(self.guided_choice),
@@ -145,4 +111,4 @@ class StructuredFields(RequestModel):
             "structured_outputs.grammar": None if new.grammar is None else grammar.Ebnf(new.grammar),
             "structured_outputs.json_object": grammar.ANY_OBJECT if new.json_object else None,
         }
-        return [Constraint(wish, param) for param, wish in wishes.items() if wish is not None]
+        return [GrammarConstraint(spec, param) for param, spec in specs.items() if spec is not None]

@@ -1,4 +1,4 @@
-"""The fields that /v1/completions and /v1/chat/completions share, and their way to SamplingParams."""
+"""The fields that /v1/completions and /v1/chat/completions share."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from typing import Annotated
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.openai.grammar_body import StructuredFields
-from moeserve.httpserver.transport.request_model import (
+from moeserve.httpserver.generation.fields import (
     INT32_MAX,
     INT64_MAX,
-    NO_EFFECT,
+    MAX_CHOICES,
     Bias,
     CacheSalt,
-    FreeDict,
-    Label,
     ModelName,
-    RequestModel,
     StopStrings,
     TokenId,
     TokenKey,
 )
-from moeserve.messages.schema import SamplingParams, TextOptions
-
-MAX_CHOICES = 128
+from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.openai.grammar_body import StructuredFields
+from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
 
 
 class StreamOptions(RequestModel):
@@ -85,19 +81,13 @@ class OpenAIRequest(StructuredFields):
             raise PydanticCustomError("return_progress", "is only allowed with stream true")
         return self
 
-    def text_options(self) -> TextOptions:
-        return TextOptions(
-            stop=tuple(self.stop),
-            include_stop=self.include_stop_str_in_output,
-            skip_special_tokens=self.skip_special_tokens,
-            min_tokens=self.min_tokens,
-        )
-
-    def sampling(self, *, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
-        """What the request says by itself. `max_tokens`, `seed` and the end-of-sequence ids depend on the
-        prompt, the choice and the model: `admission.py` completes them."""
-        return SamplingParams(
-            max_tokens=0,
+    def shared_spec(self, arrival: float) -> GenerationSpec:
+        """Returns a spec with the fields of this class; the subclass adds the prompt and its own."""
+        return GenerationSpec(
+            arrival=arrival,
+            model=self.model,
+            n=self.n,
+            grammar=self.grammar_constraint(),
             min_tokens=self.min_tokens,
             temperature=self.temperature,
             top_k=max(self.top_k, 0),
@@ -107,7 +97,13 @@ class OpenAIRequest(StructuredFields):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
+            seed=self.seed,
+            stop=tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),
+            include_stop=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            ignore_eos=self.ignore_eos,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            progress=self.return_progress,
         )

@@ -1,21 +1,17 @@
-"""The request of OpenAI's /v1/responses, its items, and their way to a Conversation.
+"""The request bodies of /v1/responses.
 
-Source: OpenAI's API reference (Responses) and its Python client's types. Items are kept in the API's own form, in
-the store too, so that a stored conversation is read by the same code as one that a client sends.
+Source: OpenAI's API reference (Responses) and its Python client's types.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat_formats import Thought
 from moeserve.httpserver.generation.chat_tools import (
     MAX_TOOLS,
     Description,
@@ -24,186 +20,30 @@ from moeserve.httpserver.generation.chat_tools import (
     NamedToolChoice,
     Parameters,
     ToolName,
-    arguments_for_template,
     tool_of,
     tool_use,
 )
-from moeserve.httpserver.generation.structured_output import Constraint
-from moeserve.httpserver.generation.thinking import Effort, thought_of
-from moeserve.httpserver.generation.tool_use import ToolUse
-from moeserve.httpserver.openai.chat_body import MAX_MESSAGES, MAX_TOP_LOGPROBS
-from moeserve.httpserver.transport.request_model import (
+from moeserve.httpserver.generation.fields import (
     INT32_MAX,
-    NO_EFFECT,
+    MAX_MESSAGES,
+    MAX_TOP_LOGPROBS,
     CacheSalt,
+    ModelName,
+)
+from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.thinking import Effort, ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.tool_use import ToolUse
+from moeserve.httpserver.responses.items import Item, messages_of
+from moeserve.httpserver.transport.request_model import (
+    NO_EFFECT,
     FreeDict,
     JsonSchemaDict,
     Label,
-    ModelName,
     RequestModel,
     unsupported,
 )
 
-MAX_PARTS: Final = 1024
 ResponseId = Annotated[str, Field(pattern=r"^resp_[\x21-\x7e]{1,160}$")]
-
-
-# ---------------------------------------------------------------- items
-
-
-class InputText(RequestModel):
-    type: Literal["input_text"]
-    text: str
-
-
-class OutputText(RequestModel):
-    type: Literal["output_text"]
-    text: str
-    annotations: Annotated[list[FreeDict], NO_EFFECT, Field(max_length=MAX_PARTS, default_factory=list)]
-    logprobs: Annotated[Any, NO_EFFECT] = None
-
-
-def _text_of(content: str | list[Any]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-def _to_parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-
-
-Part = Annotated[InputText | OutputText, Field(discriminator="type")]
-Parts = Annotated[
-    list[Part],
-    BeforeValidator(_to_parts, json_schema_input_type=str | list[Part]),
-    Field(max_length=MAX_PARTS),
-]
-
-
-class _Item(RequestModel):
-    id: Label | None = None
-    status: Annotated[Literal["in_progress", "completed", "incomplete"] | None, NO_EFFECT] = None
-
-
-class MessageItem(_Item):
-    type: Literal["message"]
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Parts
-    phase: Annotated[Literal["commentary", "final_answer"] | None, NO_EFFECT] = None
-
-
-class FunctionCallItem(_Item):
-    type: Literal["function_call"]
-    call_id: Label
-    name: Annotated[str, Field(max_length=1024)]
-    arguments: Annotated[str, Field(description="JSON text.")]
-
-
-class FunctionCallOutputItem(_Item):
-    type: Literal["function_call_output"]
-    call_id: Label
-    output: str | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
-
-
-class SummaryText(RequestModel):
-    type: Literal["summary_text"]
-    text: str
-
-
-class ReasoningText(RequestModel):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class ReasoningItem(_Item):
-    """A thought of an earlier turn; its text is in `content`, or else in `encrypted_content`."""
-
-    type: Literal["reasoning"]
-    summary: Annotated[list[SummaryText], NO_EFFECT, Field(max_length=MAX_PARTS, default_factory=list)]
-    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, default_factory=list)]
-    encrypted_content: str | None = None
-
-    @model_validator(mode="after")
-    def _is_ours(self) -> ReasoningItem:
-        self.text()
-        return self
-
-    def text(self) -> str:
-        if self.content or self.encrypted_content is None:
-            return "".join(part.text for part in self.content)
-        try:
-            return base64.b64decode(self.encrypted_content, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError) as error:
-            message = "is not from this server: leave the item out"
-            raise PydanticCustomError("encrypted_content", message) from error
-
-
-def opaque(thought: str) -> str:
-    """`encrypted_content`: the thought in a form to be sent back. It is the client's own; nothing is hidden."""
-    return base64.b64encode(thought.encode()).decode()
-
-
-def _typed(item: Any) -> Any:
-    """A message may leave its type out, and give its text as it is."""
-    if not isinstance(item, dict) or "role" not in item:
-        return item
-    if item["role"] == "assistant" and isinstance(item.get("content"), str):
-        item = item | {"content": [{"type": "output_text", "text": item["content"]}]}
-    return {"type": "message"} | item
-
-
-Item = Annotated[
-    Annotated[
-        MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")
-    ],
-    BeforeValidator(_typed),
-]
-_ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
-
-
-def stored_items(items: list[dict[str, Any]]) -> list[Item]:
-    """Items out of the store, which have been items before."""
-    return _ITEMS.validate_python(items)
-
-
-def _to_items(value: Any) -> Any:
-    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
-
-
-def messages_of(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
-    """As templates take them. What the model put out in one turn (a thought, a text, calls) is one message."""
-    messages: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
-    turn: dict[str, Any] | None = None  # the model's, where the last items are its own
-    for item in items:
-        if isinstance(item, FunctionCallOutputItem):
-            output = {"role": "tool", "content": _text_of(item.output), "tool_call_id": item.call_id}
-            messages.append(output)
-            turn = None
-            continue
-        if isinstance(item, MessageItem) and item.role != "assistant":
-            role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _text_of(item.content)})
-            turn = None
-            continue
-        if turn is None or ("tool_calls" in turn and not isinstance(item, FunctionCallItem)):
-            turn = {"role": "assistant", "content": ""}
-            messages.append(turn)
-        _add(turn, item)
-    return messages
-
-
-def _add(turn: dict[str, Any], item: MessageItem | FunctionCallItem | ReasoningItem) -> None:
-    match item:
-        case MessageItem():
-            turn["content"] += _text_of(item.content)
-        case ReasoningItem():
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text()
-        case FunctionCallItem():
-            function = {"name": item.name, "arguments": arguments_for_template(item.arguments)}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            turn.setdefault("tool_calls", []).append(call)
-
-
-# ---------------------------------------------------------------- the request
 
 
 class ResponseTool(RequestModel):
@@ -257,8 +97,12 @@ class ResponseStreamOptions(RequestModel):
 Include = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
 
 
+def _to_items(value: Any) -> Any:
+    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
 class InputTokensRequest(RequestModel):
-    """All that makes the prompt."""
+    """Everything that makes the prompt, which both endpoints take."""
 
     model: ModelName | None = None
     input: Annotated[
@@ -301,14 +145,26 @@ class InputTokensRequest(RequestModel):
             return tool_use(tools, named, self.parallel_tool_calls)
         return tool_use(tools, choice, self.parallel_tool_calls)
 
-    def thought(self) -> Thought:
-        return thought_of(self.reasoning.effort, None, {}, "reasoning.effort")
+    def thinking(self) -> ThinkingOptions:
+        return thinking_options(self.reasoning.effort, None, {}, "reasoning.effort")
 
-    def constraint(self) -> Constraint | None:
+    def grammar_constraint(self) -> GrammarConstraint | None:
         format = self.text.format
         if format.schema_ is not None:
-            return Constraint(grammar.JsonSchema(json.dumps(format.schema_)), "text.format.schema")
-        return Constraint(grammar.ANY_OBJECT, "text.format") if format.type == "json_object" else None
+            return GrammarConstraint(grammar.JsonSchema(json.dumps(format.schema_)), "text.format.schema")
+        return GrammarConstraint(grammar.ANY_OBJECT, "text.format") if format.type == "json_object" else None
+
+    def generation_spec(self, arrival: float, earlier: list[Item]) -> GenerationSpec:
+        """Returns what the request asks the engine for; `earlier` are the items of the responses it builds on."""
+        return GenerationSpec(
+            arrival=arrival,
+            model=self.model,
+            messages=messages_of(self.instructions, [*earlier, *self.input]),
+            prompt_param="input",
+            tools=self.tool_use(),
+            thinking=self.thinking(),
+            grammar=self.grammar_constraint(),
+        )
 
 
 class ResponsesRequest(InputTokensRequest):
@@ -346,6 +202,24 @@ class ResponsesRequest(InputTokensRequest):
 
     @model_validator(mode="after")
     def _logprobs_are_included(self) -> ResponsesRequest:
-        if self.top_logprobs and "message.output_text.logprobs" not in self.include:
+        if self.top_logprobs and not self.wants_logprobs:
             raise PydanticCustomError("top_logprobs", "needs include message.output_text.logprobs")
         return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return "message.output_text.logprobs" in self.include
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        return "reasoning.encrypted_content" in self.include
+
+    def generation_spec(self, arrival: float, earlier: list[Item]) -> GenerationSpec:
+        spec = super().generation_spec(arrival, earlier)
+        spec.temperature = self.temperature
+        spec.top_p = self.top_p
+        spec.logprobs = self.top_logprobs if self.wants_logprobs else None
+        spec.max_tokens = self.max_output_tokens
+        spec.max_tokens_param = "max_output_tokens"
+        spec.cache_salt = self.cache_salt
+        return spec

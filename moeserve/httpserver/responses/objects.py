@@ -1,4 +1,4 @@
-"""What /v1/responses answers, as typed dicts (see responses.py)."""
+"""What /v1/responses answers, as typed dicts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from moeserve.httpserver.openai.objects import ChatLogprob
+from moeserve.httpserver.generation.logprobs import ChatLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -61,7 +61,7 @@ class ResponseFailure(TypedDict):
 
 
 class ResponseObject(TypedDict):
-    """The response, with what was asked for repeated in it as OpenAI does."""
+    """The response. As OpenAI's does, it repeats the request's parameters."""
 
     id: str
     object: Literal["response"]

@@ -1,8 +1,8 @@
-"""Responses that are kept for `previous_response_id` and GET, in SQLite: in memory, or in a file of --data-dir.
+"""ResponseStore: keeps responses for `previous_response_id` and GET, in SQLite: in memory, or in a file of --data-dir.
 
-A response is its owner's: to others, who came with another API key, it is not there. Bounded by bytes and by time;
-what was used longest ago goes first, and using a response uses all it builds on. One thread does all the work:
-nothing here blocks the event loop.
+A response belongs to the API key that it was asked with; for other keys it does not exist. The store is bounded by
+bytes and by time and evicts the least recently used first. Using a response also uses all that it builds on. One
+thread does all the work, so nothing here blocks the event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILE_NAME: Final = "responses.sqlite3"
 RETENTION_S: Final = 30 * 86400.0  # since its last use; OpenAI's
 MAX_MEMORY_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 1 << 30
-MAX_CHAIN_BYTES: Final = 32 << 20  # that one response builds on: as much as one request may bring
+MAX_CHAIN_BYTES: Final = 32 << 20  # of all that one response builds on: the most that one request may send
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -44,7 +44,7 @@ class Stored:
     """`input` are the items that the client sent, `response` is the response object."""
 
     id: str
-    owner: str  # of the API key it was asked with (`api_keys.key_owner`); "" where there are none
+    owner: str  # of the API key that it was asked with (`keys.key_owner`); "" without keys
     previous: str | None
     input: list[dict[str, Any]]
     response: dict[str, Any]
@@ -62,7 +62,7 @@ class ResponseStore:
         self._db = self._thread.submit(self._open, directory).result()
 
     async def put(self, stored: Stored) -> None:
-        """Keeps a response, at the cost of old ones. Raises ApiError 500."""
+        """Stores a response and evicts old ones if needed. Raises ApiError 500."""
         await self._run(lambda: self._put(stored))
 
     async def get(self, owner: str, response_id: str) -> Stored:
@@ -70,7 +70,7 @@ class ResponseStore:
         return await self._run(lambda: self._get(owner, response_id))
 
     async def chain(self, owner: str, response_id: str) -> list[Stored]:
-        """The response and all that it builds on, the oldest first. Raises ApiError 404 when one is gone."""
+        """Returns the response and all that it builds on, oldest first. Raises ApiError 404 if one is missing."""
         return await self._run(lambda: self._chain(owner, response_id))
 
     async def delete(self, owner: str, response_id: str) -> None:
@@ -87,7 +87,7 @@ class ResponseStore:
         except sqlite3.Error as error:  # the disk is full, or broken
             raise ApiError(500, f"the store of responses failed: {error}", code="storage_error") from error
 
-    # ---- all below runs on the thread
+    # ---- everything below runs on the thread
 
     def _open(self, directory: Path | None) -> sqlite3.Connection:
         try:
@@ -98,7 +98,7 @@ class ResponseStore:
                 path = directory / FILE_NAME
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # prompts and answers are private
                 db = sqlite3.connect(path, timeout=1.0)
-                db.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second server would not know our size
+                db.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second server would not know the size
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = NORMAL")
             db.executescript(_SCHEMA)
@@ -118,12 +118,12 @@ class ResponseStore:
                 self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                 self._bytes += size
                 self._evict()
-        except sqlite3.Error:  # all of it is undone
+        except sqlite3.Error:  # the transaction was rolled back
             self._bytes = _size_of(self._db)
             raise
 
     def _evict(self) -> None:
-        """Oldest use first, until the rest is within the bounds."""
+        """Deletes the least recently used responses until the rest is within the bounds."""
         expired = time.time() - self._retention_s
         while True:
             oldest = self._db.execute("SELECT id, used, size FROM responses ORDER BY used LIMIT 1").fetchone()
@@ -133,7 +133,7 @@ class ResponseStore:
             self._bytes -= oldest[2]
 
     def _get(self, owner: str, response_id: str, param: str = "response_id") -> Stored:
-        """param: where the request named it."""
+        """`param` is the request's field that named the response."""
         row = self._db.execute(
             "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used >= ?",
             (response_id, owner, time.time() - self._retention_s),
@@ -163,7 +163,7 @@ class ResponseStore:
         return newest_first[::-1]
 
     def _size(self, response_id: str) -> int:
-        """0 for what is not there."""
+        """Returns 0 for an unknown response."""
         row = self._db.execute("SELECT size FROM responses WHERE id = ?", (response_id,)).fetchone()
         return 0 if row is None else int(row[0])
 

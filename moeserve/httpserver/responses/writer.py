@@ -1,4 +1,4 @@
-"""An answer as the items of /v1/responses, and as the events that tell how they grow."""
+"""Writes an answer as the output items of /v1/responses, or as the events that build them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.generation.answers import Answer, Call, new_call_id
-from moeserve.httpserver.openai.objects import ChatLogprob
-from moeserve.httpserver.responses.bodies import opaque
+from moeserve.httpserver.generation.logprobs import ChatLogprob
+from moeserve.httpserver.responses.items import opaque
 from moeserve.httpserver.responses.objects import (
     ContentPart,
     ItemStatus,
@@ -33,7 +33,7 @@ def _message(text: str, logprobs: list[ChatLogprob], status: ItemStatus) -> Outp
     }
 
 
-def _thought(text: str, encrypt: bool, status: ItemStatus) -> OutputItem:
+def _reasoning_item(text: str, encrypt: bool, status: ItemStatus) -> OutputItem:
     item: OutputItem = {
         "id": new_id("rs"),
         "type": "reasoning",
@@ -58,8 +58,9 @@ def _call(call: Call, status: ItemStatus) -> OutputItem:
 
 
 def output_of(found: Answer, logprobs: list[ChatLogprob], *, encrypt: bool, is_cut: bool) -> list[OutputItem]:
-    """Of a whole answer. `is_cut`: it ended for want of tokens, so a last item that is no call is incomplete."""
-    items = [_thought(found.reasoning, encrypt, "completed")] if found.reasoning else []
+    """Returns the items of a complete answer. `is_cut`: it reached its token limit, so a last item that is no call is
+    incomplete."""
+    items = [_reasoning_item(found.reasoning, encrypt, "completed")] if found.reasoning else []
     if found.text:
         items.append(_message(found.text, logprobs, "completed"))
     items += [_call(call, "completed") for call in found.calls]
@@ -69,7 +70,7 @@ def output_of(found: Answer, logprobs: list[ChatLogprob], *, encrypt: bool, is_c
 
 
 class ItemWriter:
-    """Events in the order OpenAI sends them; one item is open at a time. `output` holds the items so far."""
+    """Writes events in OpenAI's order; one item is open at a time. `output` holds the items so far."""
 
     def __init__(self, *, encrypt: bool) -> None:
         self.output: list[OutputItem] = []
@@ -82,7 +83,7 @@ class ItemWriter:
         return {"type": type, **fields, "sequence_number": self._sequence - 1}  # type: ignore[typeddict-item]
 
     def write(self, event: Event, logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
-        """`logprobs` are those of the tokens that the event came with."""
+        """Yields the events of one parsed event. `logprobs` are those of its tokens."""
         match event:
             case Text(text) | CallBroken(_, _, text):
                 if isinstance(event, CallBroken):
@@ -101,7 +102,7 @@ class ItemWriter:
                 yield from self.close("completed")
 
     def close(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        """Ends the open item, where there is one."""
+        """Ends the open item, if there is one."""
         if not self._is_open:
             return
         self._is_open = False
@@ -131,7 +132,7 @@ class ItemWriter:
 
     def _reasoning(self, text: str) -> Iterator[ResponseEvent]:
         if not self._is_open or self.output[-1]["type"] != "reasoning":
-            yield from self._open(_thought("", False, "in_progress"))
+            yield from self._open(_reasoning_item("", False, "in_progress"))
         self.output[-1]["content"][0]["text"] += text
         yield self._about("reasoning_text.delta", content_index=0, delta=text)
 
@@ -147,13 +148,13 @@ class ItemWriter:
             yield self._about("content_part.added", content_index=0, part=dict(item["content"][0]))
 
     def _about(self, what: str, **fields: Any) -> ResponseEvent:
-        """An event about the open item."""
+        """Returns an event about the open item."""
         place = {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
         return self.event(f"response.{what}", **place, **fields)
 
 
 def _snapshot(item: OutputItem) -> OutputItem:
-    """The item as it is now: it goes on changing."""
+    """Copies the item, which continues to change."""
     copy = item.copy()
     if "content" in item:
         copy["content"] = [part.copy() for part in item["content"]]

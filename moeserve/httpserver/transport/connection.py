@@ -1,5 +1,7 @@
-"""uvicorn's HTTP/1.1 connection, with bounds on a request's head and on the time that its body takes: uvicorn itself
-would keep headers and trailers of any size, and wait for ever for a head or a body that does not end."""
+"""uvicorn's HTTP/1.1 connection with bounds on a request's head and on the time of its body.
+
+uvicorn itself keeps headers and trailers of any size, and waits for ever for a head or a body that does not end.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from moeserve.httpserver.transport.errors import ApiError
 
 MAX_HEAD_BYTES: Final = (
     64 << 10
-)  # request line and headers; as much of what comes with a body and is none of it
+)  # of the request line and headers; the same again for trailers and chunk extensions
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose request's head takes more than its bytes (431) or its time, or whose body takes more
-    than its time (408) or comes with more than MAX_HEAD_BYTES beside it: trailers, chunk extensions."""
+    """Closes a connection whose request has too large (431) or too slow a head, too slow a body (408), or more than
+    MAX_HEAD_BYTES of trailers and chunk extensions."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,8 +36,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_is_here()
-        self._body_is_here()
+        self._head_arrived()
+        self._body_arrived()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -54,7 +56,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        self._head_is_here()
+        self._head_arrived()
         self._body_timer = self.loop.call_later(BODY_TIMEOUT_S, self._body_is_late)
         super().on_headers_complete()
 
@@ -63,7 +65,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._body_is_here()
+        self._body_arrived()
         super().on_message_complete()
 
     def _await_head(self) -> None:
@@ -71,12 +73,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._spare_bytes = 0
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
 
-    def _head_is_here(self) -> None:
+    def _head_arrived(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _body_is_here(self) -> None:
+    def _body_arrived(self) -> None:
         if self._body_timer is not None:
             self._body_timer.cancel()
             self._body_timer = None

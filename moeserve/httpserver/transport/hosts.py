@@ -1,7 +1,10 @@
-"""Who the request is meant for. A page of another site can make its own name stand for 127.0.0.1 after it was loaded
-(DNS rebinding); its scripts then pass for ours and could use the server of whoever looks at it. But the browser still
-says the name, in the Host header. So a server on the loopback address that asks for no API key answers only under
-names that nobody can have on the public internet, and those of --allowed-host."""
+"""The defence against DNS rebinding: a check of the Host header.
+
+A page of another site can make its own name resolve to 127.0.0.1 after it was loaded. Its scripts then count as ours
+and could use the server of whoever visits it, but the browser still sends the site's name in the Host header. So a
+server on the loopback address without API keys answers only to names that cannot exist on the public internet, and to
+those of --allowed-host.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,20 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError, shown
-from moeserve.httpserver.transport.middleware import refuse
+from moeserve.httpserver.transport.refuse import refuse
 
 # RFC 6761, RFC 6762, and ICANN's of 2024: names that are never in the public DNS.
 _PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal")
 
 
 class KnownHost:
-    """403 for a request to a name that is not ours."""
+    """Answers 403 to a request whose Host header is no name of this server."""
 
-    def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, apis: ApiTable, allowed: Iterable[str]) -> None:
         self.app = app
+        self._apis = apis
         self._allowed = frozenset(name.lower() for name in (*allowed, socket.gethostname()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +41,7 @@ class KnownHost:
             f"the Host header says {shown(host)}, which is not known as a name of this server; start it with "
             "--allowed-host and this name, or with an --api-key"
         )
-        await refuse(scope, send, ApiError(403, message, code="unknown_host"))
+        await refuse(scope, send, self._apis, ApiError(403, message, code="unknown_host"))
 
     def _is_ours(self, host: str) -> bool:
         name = name_of(host)
@@ -44,15 +49,14 @@ class KnownHost:
 
 
 def name_of(host: str) -> str:
-    """The Host header without its port, in small letters."""
+    """Returns the Host header without its port, in lower case."""
     if host.startswith("["):  # IPv6
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0].lower() if ":" in host else host.lower()
 
 
 def is_private(name: str) -> bool:
-    """Whether nobody can make `name` stand for an address of their choice: an address itself, a name without a dot,
-    or one of a domain that the public DNS does not have."""
+    """Whether the public DNS cannot resolve `name`: it is an address, has no dot, or is in a private domain."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -62,7 +66,7 @@ def is_private(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether --host `host` admits this machine only."""
+    """Whether a server on --host `host` can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

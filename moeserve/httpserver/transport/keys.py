@@ -1,5 +1,5 @@
-"""The API keys and their names. The name, never the key, goes with a request to the router, which shares a busy
-server out between names."""
+"""The API keys and their names. The router gets a request's key name, never the key, and shares a busy server fairly
+between names."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 
-# Of the request that this task answers; written by `middleware.ApiKey`. "" where there are no keys.
+# The key's name of the request that this task answers; written by `middleware.ApiKey`. "" without keys.
 key_name: ContextVar[str] = ContextVar("key_name", default="")
-# Whose the responses are that it stores.
+# The owner of what the request stores (`ApiKeys.owner_of`); written by `middleware.ApiKey`.
 key_owner: ContextVar[str] = ContextVar("key_owner", default="")
 
 
 class ApiKeys:
-    """Keys are kept as digests: looking one up takes a time that says nothing of how nearly it fits."""
+    """Keeps keys as digests, so the time of a look-up does not reveal how much of a key is right."""
 
-    def __init__(self, named: dict[str, str], by_place: Iterable[str] = ()) -> None:
-        """`named`: keys to their names; `by_place`: those whose name is nothing but their place."""
+    def __init__(self, named: dict[str, str], numbered: Iterable[str] = ()) -> None:
+        """`named`: keys to their names; `numbered`: those that are named by their position alone."""
         self._names = {_digest(key.encode()): name for key, name in named.items()}
-        self._by_place = frozenset(_digest(key.encode()) for key in by_place)
+        self._numbered = frozenset(_digest(key.encode()) for key in numbered)
 
     @classmethod
     def from_config(cls, config: ServerConfig) -> ApiKeys:
-        """The keys of --api-key, named by their place (key-1, key-2, ...), and those of --api-key-file. Raises
+        """The keys of --api-key, named by their position (key-1, key-2, ...), and those of --api-key-file. Raises
         ConfigError when the file cannot be read or understood."""
         named = {key: f"key-{place}" for place, key in enumerate(config.api_key, 1)}
         if config.api_key_file is not None:
@@ -40,14 +40,14 @@ class ApiKeys:
         return bool(self._names)
 
     def name_of(self, key: bytes) -> str | None:
-        """None: no such key."""
+        """Returns None for an unknown key."""
         return self._names.get(_digest(key))
 
     def owner_of(self, key: bytes) -> str:
-        """Who has the key, for what outlives the server: the name in the file, or the key itself, as a digest. A name
-        by place would pass to another when a key before it is taken away. KeyError: no such key."""
+        """Returns who has the key, for data that outlives the server: the name in the file, or the digest of a numbered
+        key, whose number changes when a key before it is removed. Raises KeyError for an unknown key."""
         digest = _digest(key)
-        return f"key:{digest.hex()}" if digest in self._by_place else f"name:{self._names[digest]}"
+        return f"key:{digest.hex()}" if digest in self._numbered else f"name:{self._names[digest]}"
 
 
 def _digest(key: bytes) -> bytes:
@@ -55,7 +55,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _read(path: Path) -> Iterator[tuple[str, str]]:
-    """Name and key of each line that is neither empty nor a comment (#)."""
+    """Yields name and key of each line that is neither empty nor a comment (#)."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:

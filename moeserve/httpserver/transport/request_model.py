@@ -1,4 +1,4 @@
-"""What every request model shares: strictness, and the ways to refuse or to document a field."""
+"""RequestModel, the base of every request body: strict, bounded, and explicit about fields without support."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -16,16 +15,14 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-MAX_FIELDS: Final = 256  # of an object; the largest of ours has 60
+MAX_FIELDS: Final = 256  # of an object; our largest has 60
 MAX_DEPTH: Final = 32  # of free-form JSON inside a request
-MAX_VALUES: Final = 100_000  # in it
+MAX_VALUES: Final = 100_000  # in free-form JSON
 MAX_SCHEMA_DEPTH: Final = 96
-INT64_MAX: Final = (1 << 63) - 1
-INT32_MAX: Final = (1 << 31) - 1
 
 
 def _give_up_early(schema: Any) -> None:
-    """Sets pydantic-core's `fail_fast` wherever it knows it."""
+    """Sets pydantic-core's `fail_fast` on every list and dict of the schema."""
     if isinstance(schema, list | tuple):
         for part in schema:
             _give_up_early(part)
@@ -37,10 +34,10 @@ def _give_up_early(schema: Any) -> None:
 
 
 class RequestModel(BaseModel):
-    """Strict: no field that is unknown, no "3" for 3, no NaN. A null means that the field was left out.
+    """A strict model: refuses unknown fields, "3" for 3, and NaN. A null counts as a field that was left out.
 
-    A list or an object is given up at its first wrong member. Pydantic would describe each: the million that fit into
-    4 MB took 25 s and 2 GB, and all streams waited.
+    Validation of a list or an object ends at its first wrong member. Pydantic would describe every one: the million
+    that fit into 4 MB took 25 s and 2 GB, and all streams waited.
     """
 
     model_config = ConfigDict(
@@ -65,7 +62,7 @@ class RequestModel(BaseModel):
 
 
 class _Unsupported(AfterValidator):
-    """Marks the field in /openapi.json, as the nearest that it has a word for."""
+    """Marks the field as deprecated in /openapi.json, the closest that OpenAPI has."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -74,8 +71,8 @@ class _Unsupported(AfterValidator):
 
 
 def unsupported(what: str, *neutral: Any) -> AfterValidator:
-    """Refuses by name a field that would change the answer but is not supported, unless its value is one of
-    `neutral`, which ask for nothing. Written `Annotated[Any, unsupported(...)]`."""
+    """Returns a validator that refuses a field which would change the answer but is not supported. The values in
+    `neutral` ask for nothing and pass. Written `Annotated[Any, unsupported(...)]`."""
     accepted = f" (only {' or '.join(repr(one) for one in neutral)} is accepted)" if neutral else ""
 
     def refuse(value: Any) -> Any:
@@ -90,13 +87,13 @@ NO_EFFECT: Final[Any] = Field(description="Accepted for OpenAI's clients; has no
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Free-form JSON goes to other code (templates); it is bounded here so that nothing recurses far, nor for long."""
+    """Bounds free-form JSON, which other code (templates) walks through. Raises PydanticCustomError."""
     _count_values(value, depth, MAX_VALUES)
     return value
 
 
 def _count_values(value: Any, depth: int, most: int) -> int:
-    """How many of `most` are left."""
+    """Counts the values of free-form JSON and returns how many of `most` are left."""
     if depth == 0:
         raise PydanticCustomError("too_deep", "is nested too deep")
     if most < 0:
@@ -110,32 +107,10 @@ def _count_values(value: Any, depth: int, most: int) -> int:
 
 
 def check_schema_depth(schema: Any) -> Any:
-    """JSON Schema takes two levels to describe one."""
+    """Like `check_depth`, for JSON Schema, which needs two levels to describe one."""
     return check_depth(schema, MAX_SCHEMA_DEPTH)
 
 
 FreeDict = Annotated[dict[str, Any], AfterValidator(check_depth), Field(max_length=128)]
-
-
 JsonSchemaDict = Annotated[dict[str, Any], AfterValidator(check_schema_depth), Field(max_length=4096)]
-
-
-def one_or_many(value: Any) -> Any:
-    """For fields that take a string or a list."""
-    return [value] if isinstance(value, str) else value
-
-
-StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-StopStrings = Annotated[
-    list[StopString],
-    BeforeValidator(one_or_many, json_schema_input_type=str | list[str]),
-    Field(max_length=16, description="At most 16 strings that end the text; not part of it."),
-]
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-ModelName = Annotated[str, Field(max_length=512, description="The served name; the default when left out.")]
-CacheSalt = Annotated[
-    str, Field(max_length=256, description="Only requests with the same salt share cached prefixes.")
-]
 Label = Annotated[str, Field(max_length=1024)]

@@ -1,4 +1,4 @@
-"""Answers that end when their client goes away, and server-sent events."""
+"""JSON answers and server-sent events, both of which end when their client disconnects."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import orjson
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
 
 T = TypeVar("T")
 
-SEND_TIMEOUT_S: Final = 120.0  # a client that takes nothing for so long is treated as gone
+SEND_TIMEOUT_S: Final = 120.0  # a client that reads nothing for this long counts as disconnected
 DONE: Final = b"data: [DONE]\n\n"
-_CLIENT_CLOSED_REQUEST: Final = 499  # nginx's; nobody is left to read it
 
 
 class ClientGone(Exception):
@@ -32,17 +31,19 @@ class JsonResponse(Response):
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, Mapping[str, Any]]) -> Response:
-    """The JSON of what `work` returns. `work` is cancelled when the client goes first."""
+    """Answers with the JSON of the result of `work`. A disconnect cancels `work`."""
     try:
         return JsonResponse(await _unless_gone(request.receive, work))
     except ClientGone:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 class EventStream(Response):
-    """Sends each chunk as one event, named after its type where `named`. The first is awaited before the status
-    line, so what fails before it is a plain HTTP error; what fails later is an event of `error_body`. `chunks` is
-    closed in every case."""
+    """Sends each chunk as one event; with `named`, the event has the name of the chunk's type.
+
+    The status line waits for the first chunk, so a failure before it is a plain HTTP error. A later failure is an event
+    of `error_body`. `chunks` is closed in every case.
+    """
 
     media_type = "text/event-stream"
 
@@ -89,7 +90,7 @@ def _named_event(chunk: Mapping[str, Any]) -> bytes:
 
 
 async def _send_part(send: Send, part: bytes, more: bool = True) -> None:
-    """Waits while the client's socket is full: that is the back-pressure on this request alone."""
+    """Waits while the client's socket is full; this back-pressure affects this request only."""
     try:
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await send({"type": "http.response.body", "body": part, "more_body": more})
@@ -98,7 +99,8 @@ async def _send_part(send: Send, part: bytes, more: bool = True) -> None:
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. Raises ClientGone, with `work` cancelled and over, when the client goes first."""
+    """Returns the result of `work`. If the client disconnects first, cancels `work`, waits for its end and raises
+    ClientGone."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_disconnected(receive))
     try:
@@ -113,6 +115,6 @@ async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Returns when the client has gone. The body has been read: nothing else can come."""
+    """Returns when the client has disconnected. The body has been read, so no other message can come."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,7 @@
-"""The web pages and their parts: plain files of the folder `web`, read once when the server starts.
+"""The web pages: the files of the folder `static`, read once when the server starts.
 
-A page may load nothing but what lies beside it and may talk to this server alone; text never becomes HTML or script
-in it (trusted types). Pages need no API key, what they ask the API for does.
+The content security policy lets a page load only the other files and talk only to this server, and text never becomes
+HTML or script in it (trusted types). Pages need no API key; their requests to the API do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # asked for again each time, but sent only when it has changed
+    "cache-control": "no-cache",  # revalidated at each use, sent again only after a change
 }
 
 
@@ -50,7 +50,7 @@ class _File:
         self._headers = _HEADERS | {"etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
 
     async def answer(self, request: Request) -> Response:
-        """304 to whoever has this version already."""
+        """Answers 304 to a client that has this version already."""
         if request.headers.get("if-none-match") == self._headers["etag"]:
             return Response(status_code=304, headers=self._headers)
         return Response(self._body, media_type=self._media_type, headers=self._headers)

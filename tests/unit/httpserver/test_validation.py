@@ -10,22 +10,18 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.http_harness import CONTEXT, NAME, HttpServer
+from tests.support.http_harness import CONTEXT, NAME, HttpServer
+from tests.support.refused_values import (
+    BAD_SCHEMAS,
+    HUGE,
+    INT64,
+    NOT_BOOLEANS,
+    NOT_INTEGERS,
+    NOT_NUMBERS,
+    NOT_STRINGS,
+)
 
 VOCABULARY = 4096
-HUGE = 10**30
-INT64 = 1 << 63
-NOT_NUMBERS: list[Any] = ["1", True, [], {}]
-NOT_INTEGERS: list[Any] = [*NOT_NUMBERS, 1.5, 1.0, HUGE, -HUGE]
-NOT_BOOLEANS: list[Any] = ["true", 1, 0, [], {}]
-NOT_STRINGS: list[Any] = [5, True, [], {}]
-
-BAD_SCHEMAS: list[dict[str, Any]] = [
-    {"type": "x"},
-    {"type": "array", "uniqueItems": True},
-    {"$ref": "file:///etc/passwd"},
-    {"type": "integer", "minimum": 5, "maximum": 4},
-]
 
 
 def tool(name: str, **function: Any) -> dict[str, Any]:

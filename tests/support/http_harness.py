@@ -107,9 +107,10 @@ def silence(server: HttpServer, request: GenerateRequest) -> None:
 
 
 class HttpServer:
-    """`python -m moeserve.httpserver` in a runtime directory of its own, this object being the rest."""
+    """An httpserver process in a runtime directory of its own; this object is the rest of the server."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, module: str = "moeserve.httpserver", **config: Any) -> None:
+        """Runs `python -m MODULE` with a ServerConfig of the fields `config`."""
         self.answer: Answer = echo
         self.requests: list[GenerateRequest] = []
         self.aborted: list[int] = []
@@ -125,9 +126,7 @@ class HttpServer:
         self._to_http = PushChannel(self._context, paths.http)
         self._sending = threading.Lock()
         environment = os.environ | {ENV_PREFIX + "RUNTIME_DIR": self.directory.name}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "moeserve.httpserver"], env=environment, cwd=REPOSITORY
-        )
+        self.process = subprocess.Popen([sys.executable, "-m", module], env=environment, cwd=REPOSITORY)
         self._running = True
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -184,9 +183,9 @@ class HttpServer:
 
 
 @contextmanager
-def http_server(**config: Any) -> Iterator[HttpServer]:
+def http_server(*, module: str = "moeserve.httpserver", **config: Any) -> Iterator[HttpServer]:
     """A process that serves."""
-    server = HttpServer(**config)
+    server = HttpServer(module=module, **config)
     try:
         started = server.start_message()
         assert isinstance(started, ProcessReady), started

@@ -12,7 +12,7 @@ import pytest
 
 from moeserve.messages.schema import EngineDead, ExpertUse
 from moeserve.placement.heat import read_heat
-from tests.unit.http_harness import NAME, HttpServer, http_server, within
+from tests.support.http_harness import NAME, HttpServer, http_server, within
 
 COUNTS = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
 ON_GPU = np.array([[1, 0, 1], [0, 1, 0]], np.uint8)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from moeserve.httpserver.web import pages
-from tests.unit.http_harness import HttpServer, http_server
+from tests.support.http_harness import HttpServer, http_server
 
 PAGES = ("/", "/experts")
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

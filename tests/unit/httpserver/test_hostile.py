@@ -17,10 +17,11 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from moeserve.config import ServerConfig
-from moeserve.httpserver.app import _BODIES, build_app
+from moeserve.httpserver.app import APIS, build_app
 from moeserve.httpserver.generation.chat_tools import arguments_for_template
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport import connection, middleware
+from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.hosts import KnownHost
 from moeserve.httpserver.transport.middleware import BodyLimit, body_limit
@@ -45,7 +46,7 @@ USER = {"messages": [{"role": "user", "content": "hi"}]}
 )
 def test_a_million_mistakes_are_one_error(path: str, body: dict[str, Any], cause: str) -> None:
     """Before, 25 s and 2 GB for 4 MB."""
-    model = next(model for model in _BODIES if _takes(model, path))
+    model = next(model for api in APIS for model in api.bodies if _takes(model, path))
     started = time.process_time()
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
@@ -129,7 +130,7 @@ def test_bodies_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) ->
         await begun[-1].wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    limit = BodyLimit(app, lambda: None)
+    limit = BodyLimit(app, ApiTable(APIS), lambda: None)
 
     async def request(size: int) -> int:
         sent: list[Message] = []
@@ -174,7 +175,7 @@ def test_bodies_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_only_names_that_are_ours_are_answered(host: str, answered: bool) -> None:
-    known = KnownHost(reads_all, ["mine.org"])
+    known = KnownHost(reads_all, ApiTable(APIS), ["mine.org"])
     sent: list[Message] = []
 
     async def receive() -> Message:

@@ -10,8 +10,8 @@ import pytest
 from openai import OpenAI
 
 from moeserve.messages.schema import Thinking
-from tests.unit.http_harness import NAME, HttpServer, echo, say
-from tests.unit.scripted_answers import ANSWER, MESSAGES, PARIS, REASONING_TOKENS, TOOLS, prompt_of
+from tests.support.http_harness import NAME, HttpServer, echo, say
+from tests.support.scripted_answers import ANSWER, MESSAGES, PARIS, REASONING_TOKENS, TOOLS, prompt_of
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from moeserve.errors import ConfigError
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.messages.schema import GenerateRequest, HistogramCounts, RequestError
-from tests.unit.http_harness import HttpServer, http_server
+from tests.support.http_harness import HttpServer, http_server
 
 
 def keys_of(tmp_path: Path, text: str, *given: str) -> ApiKeys:

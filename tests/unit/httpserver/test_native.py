@@ -9,7 +9,7 @@ import pytest
 
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.messages.schema import GenerateRequest, LoadReport, TextItem, TextOut, Usage
-from tests.unit.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of, within
+from tests.support.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of, within
 
 TEXT = "The quick brown fox"
 

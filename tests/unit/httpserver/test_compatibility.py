@@ -16,9 +16,9 @@ from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.openai.completion_body import CompletionRequest
 from moeserve.httpserver.responses.bodies import ResponsesRequest
-from tests.unit.http_harness import NAME, HttpServer
+from tests.support.http_harness import NAME, HttpServer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "compatibility.md").read_text()
 HI: Any = [{"role": "user", "content": "Hi"}]
 REQUESTS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatCompletionRequest, {"messages": HI, "max_tokens": 1}),

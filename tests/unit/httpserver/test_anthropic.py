@@ -9,8 +9,8 @@ import httpx
 import pytest
 from anthropic import Anthropic
 
-from tests.unit.http_harness import NAME, HttpServer, say, tokens_of
-from tests.unit.scripted_answers import ANSWER, ANTHROPIC_TOOLS, MESSAGES, PARIS, SCHEMA, prompt_of
+from tests.support.http_harness import NAME, HttpServer, say, tokens_of
+from tests.support.scripted_answers import ANSWER, ANTHROPIC_TOOLS, MESSAGES, PARIS, SCHEMA, prompt_of
 
 
 @pytest.fixture(autouse=True)

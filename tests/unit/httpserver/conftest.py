@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.http_harness import HttpServer, http_server
+from tests.support.http_harness import HttpServer, http_server
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.http_harness import HttpServer, tokens_of
+from tests.support.http_harness import HttpServer, tokens_of
 
 MESSAGES: Any = [{"role": "user", "content": "Who jumps?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

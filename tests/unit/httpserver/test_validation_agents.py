@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.http_harness import CONTEXT, NAME, HttpServer
-from tests.unit.test_http_validation import (
+from tests.support.http_harness import CONTEXT, NAME, HttpServer
+from tests.support.refused_values import (
     BAD_SCHEMAS,
     NOT_BOOLEANS,
     NOT_INTEGERS,

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.unit.http_harness import NAME, HttpServer, say, tokens_of
-from tests.unit.scripted_answers import ANSWER, PARIS, REASONING_TOKENS, RESPONSES_TOOLS, prompt_of
+from tests.support.http_harness import NAME, HttpServer, say, tokens_of
+from tests.support.scripted_answers import ANSWER, PARIS, REASONING_TOKENS, RESPONSES_TOOLS, prompt_of
 
 
 @pytest.fixture(autouse=True)

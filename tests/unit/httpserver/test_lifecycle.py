@@ -29,7 +29,7 @@ from moeserve.messages.schema import (
     WorkerReady,
 )
 from moeserve.messages.schema import EngineReady as Ready
-from tests.unit.http_harness import (
+from tests.support.http_harness import (
     NAME,
     HttpServer,
     echo,
@@ -71,6 +71,17 @@ def client_that_leaves(server: HttpServer, path: str, body: dict[str, Any]) -> I
         connection.sendall(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
         assert within(5, lambda: len(server.requests) == before + body.get("n", 1))
         yield connection
+
+
+def receives(connection: socket.socket, part: bytes) -> bool:
+    """Reads until `part` has come; an answer's head and its first event may come one after the other."""
+    received = b""
+    while part not in received:
+        more = connection.recv(65536)
+        if not more:
+            return False
+        received += more
+    return True
 
 
 # ---------------------------------------------------------------- start

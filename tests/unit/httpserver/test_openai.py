@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from moeserve.messages.schema import GenerateRequest, RequestError, TextItem, TextOut, TokenLogprob, Usage
-from tests.unit.http_harness import (
+from tests.support.http_harness import (
     CONTEXT,
     NAME,
     HttpServer,
