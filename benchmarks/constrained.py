@@ -20,7 +20,7 @@ import time
 from array import array
 
 from moeserve.config import ServerConfig
-from moeserve.grammar.wish import JsonSchema, Regex, to_grammar
+from moeserve.grammar.spec import JsonSchema, Regex, to_grammar
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.options import resolve
 from moeserve.worker.loading import load_cpu_runner

@@ -18,10 +18,10 @@ from moeserve.sandbox import child
 from moeserve.sandbox.frames import receive_frame, send_frame
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
-from .check_protocol import MAX_REQUEST_BYTES, Accepted, Refused, Reply, decode_wish, encode
+from .check_protocol import MAX_REQUEST_BYTES, Accepted, Refused, Reply, decode_spec, encode
 from .engine import CHECK_STACK_BYTES, Engine, threads_with_stack
 from .errors import GrammarError
-from .wish import ANY_OBJECT, Wish, to_grammar
+from .spec import ANY_OBJECT, GrammarSpec, to_grammar
 
 MEMORY_BYTES: Final = 1 << 30  # address space beyond what the process needs to be there at all
 # The worker's batch may have to wait so long for a new request's grammar. 250 tools of ten parameters take as long.
@@ -43,17 +43,17 @@ def _serve(channel: socket.socket) -> None:
     send_frame(channel, encode(Refused("")))  # ready
     while True:
         try:
-            wish = decode_wish(receive_frame(channel, MAX_REQUEST_BYTES))
+            spec = decode_spec(receive_frame(channel, MAX_REQUEST_BYTES))
         except (EOFError, ConnectionError):
             return
-        send_frame(channel, encode(check(engine, wish)))
+        send_frame(channel, encode(check(engine, spec)))
 
 
-def check(engine: Engine, wish: Wish) -> Reply:
-    """Compiles the grammar and computes its first mask."""
+def check(engine: Engine, spec: GrammarSpec) -> Reply:
+    """Compiles the spec's grammar and computes its first mask."""
     started = time.thread_time()
     try:
-        grammar = to_grammar(wish)
+        grammar = to_grammar(spec)
         engine.matcher(grammar).fill(np.zeros(engine.words, np.int32))
     except GrammarError as error:
         return Refused(str(error))

@@ -1,10 +1,10 @@
-"""What a GrammarChecker and its process tell each other, as msgpack structs. The question is a Wish."""
+"""The messages between a GrammarChecker and its process, as msgpack structs. The request is a GrammarSpec."""
 
 from __future__ import annotations
 
 import msgspec
 
-from .wish import Wish
+from .spec import GrammarSpec
 
 MAX_REQUEST_BYTES = 16 << 20
 MAX_GRAMMAR_BYTES = 16 << 20
@@ -21,14 +21,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 Reply = Accepted | Refused
 
 encode = msgspec.msgpack.Encoder().encode
-_wish: msgspec.msgpack.Decoder[Wish] = msgspec.msgpack.Decoder(Wish)
+_spec: msgspec.msgpack.Decoder[GrammarSpec] = msgspec.msgpack.Decoder(GrammarSpec)
 _reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def decode_wish(body: bytes) -> Wish:
-    return _wish.decode(body)
+def decode_spec(body: bytes) -> GrammarSpec:
+    return _spec.decode(body)
 
 
 def decode_reply(body: bytes) -> Reply:
-    """ValueError for anything but a reply."""
+    """Raises ValueError for anything but a reply."""
     return _reply.decode(body)

@@ -1,5 +1,5 @@
-"""httpserver's side of the check: a wish goes in, the grammar that the worker may compile comes out, or the reason
-why not, within seconds."""
+"""httpserver's side of the check: takes a GrammarSpec, returns the grammar that the worker may compile or the
+reason for refusing it, within seconds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
 
 from .check_protocol import MAX_GRAMMAR_BYTES, MAX_REQUEST_BYTES, Accepted, Refused, decode_reply, encode
 from .errors import GrammarError
-from .wish import Wish
+from .spec import GrammarSpec
 
 TIMEOUT_S: Final = 2.0  # of wall-clock time, on a machine that is busy
 CACHE_BYTES: Final = (
     16 << 20
-)  # of wishes and grammars that have passed: agents repeat theirs with every request
+)  # of accepted specs and their grammars: agents send the same one with every request
 
 
 class GrammarChecker:
-    """One process, started with the first wish (1 s for a vocabulary of 151,936), one wish at a time."""
+    """Owns one process: started with the first spec (1 s for a vocabulary of 151,936), one spec at a time."""
 
     def __init__(self, model: Path, *, timeout: float = TIMEOUT_S) -> None:
         self._sandbox = Sandbox(
@@ -32,9 +32,9 @@ class GrammarChecker:
         self._passed: OrderedDict[bytes, str] = OrderedDict()
         self._passed_bytes = 0
 
-    async def check(self, wish: Wish) -> str:
-        """The wish as a grammar that compiles. Raises GrammarError, whose text is for the client."""
-        frame = encode(wish)
+    async def check(self, spec: GrammarSpec) -> str:
+        """Returns the spec's grammar, which compiles. Raises GrammarError, whose text is for the client."""
+        frame = encode(spec)
         if len(frame) > MAX_REQUEST_BYTES:
             raise GrammarError(f"takes {len(frame)} bytes; {MAX_REQUEST_BYTES} at most are supported")
         grammar = self._passed.get(frame)

@@ -1,80 +1,58 @@
-"""The FastAPI application: routes, middleware, and errors in OpenAI's shape."""
+"""The FastAPI application: the table of APIs, the middleware around them, and the answers to errors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from moeserve.httpserver import (
-    chat,
-    completions,
-    experts,
-    generate,
-    messages,
-    openai_responses,
-    pages,
-    status,
-    tokenize,
-)
-from moeserve.httpserver.access import Access
-from moeserve.httpserver.api_keys import ApiKeys
-from moeserve.httpserver.body import add_schemas
-from moeserve.httpserver.errors import ApiError, error_body
-from moeserve.httpserver.host import KnownHost, is_loopback
-from moeserve.httpserver.middleware import ApiKey, BodyLimit, RequestId, request_id_of
-from moeserve.httpserver.protocol.chat import ChatCompletionRequest
-from moeserve.httpserver.protocol.completions import CompletionRequest
-from moeserve.httpserver.protocol.generate import GenerateRequestBody
-from moeserve.httpserver.protocol.messages import CountTokensRequest, MessagesRequest
-from moeserve.httpserver.protocol.openai_responses import InputTokensRequest, ResponsesRequest
-from moeserve.httpserver.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from moeserve.httpserver.record import record_of_request
-from moeserve.httpserver.service import Service
-from moeserve.httpserver.sse import JsonResponse
+from moeserve.httpserver import anthropic, lightllm, native, openai, responses, web
+from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.observability.access import Access
+from moeserve.httpserver.observability.request_record import record_of_request
+from moeserve.httpserver.transport.api_table import Api, ApiTable
+from moeserve.httpserver.transport.body import add_schemas
+from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
+from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
+from moeserve.httpserver.transport.keys import ApiKeys
+from moeserve.httpserver.transport.middleware import ApiKey, BodyLimit, RequestId
+from moeserve.httpserver.transport.refuse import request_id_of
+from moeserve.httpserver.transport.sse import JsonResponse
 
-_BODIES = (
-    CompletionRequest,
-    ChatCompletionRequest,
-    GenerateRequestBody,
-    ResponsesRequest,
-    InputTokensRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
+# The only place that lists the APIs. /openapi.json has them in this order.
+APIS: Final[tuple[Api, ...]] = (
+    openai.API,
+    responses.API,
+    anthropic.API,
+    lightllm.API,
+    native.API,
+    web.API,
 )
 
 
 class Application(FastAPI):
-    """All routes. No documentation pages: the framework's load scripts from another site; /openapi.json has it all."""
+    """The routes of all APIs. /openapi.json documents them; the framework's documentation pages are off, because they
+    load scripts from another site."""
 
-    def __init__(self) -> None:
+    def __init__(self, apis: Iterable[Api] = APIS) -> None:
         super().__init__(title="moeserve", docs_url=None, redoc_url=None)
-        self.paths: set[str] = set()  # of all routes; those with a parameter as they were written
-        for module in (
-            completions,
-            chat,
-            openai_responses,
-            messages,
-            generate,
-            tokenize,
-            experts,
-            status,
-            pages,
-        ):
-            self.include_router(module.router)
-            self.paths |= {route.path for route in module.router.routes if isinstance(route, Route)}
+        self.apis = ApiTable(apis)
+        self.paths: set[str] = set()  # of all routes, with their parameters as `{name}`
+        for api in self.apis.apis:
+            for router in api.routers:
+                self.include_router(router)
+                self.paths |= {route.path for route in router.routes if isinstance(route, Route)}
 
     def openapi(self) -> dict[str, Any]:
-        """With the request bodies, which the routes read by themselves, and without the framework's own 422."""
+        """Adds the request bodies, which the routes read themselves, and removes the framework's own 422."""
         if self.openapi_schema is None:
             schema = super().openapi()
-            add_schemas(schema, _BODIES)
+            add_schemas(schema, [body for api in self.apis.apis for body in api.bodies])
             for methods in schema["paths"].values():
                 for operation in methods.values():
                     operation["responses"].pop("422", None)
@@ -85,34 +63,36 @@ class Application(FastAPI):
 
 
 def openapi_document() -> dict[str, Any]:
-    """What GET /openapi.json answers."""
+    """Returns the answer to GET /openapi.json."""
     return Application().openapi()
 
 
-def build_app(service: Service) -> FastAPI:
+def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     """Raises ConfigError for a bad file of API keys."""
-    app = Application()
+    app = Application(apis)
     app.state.service = service
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _bug)
-    # The last one added is the first one run.
-    app.add_middleware(BodyLimit, context=lambda: service.engine.max_model_len)
+    # The last middleware added runs first.
+    app.add_middleware(BodyLimit, apis=app.apis, context=lambda: service.engine.max_model_len)
     keys = ApiKeys.from_config(service.config)
     if keys:
-        app.add_middleware(ApiKey, keys=keys)
+        app.add_middleware(ApiKey, apis=app.apis, keys=keys)
     elif is_loopback(service.config.host):
-        app.add_middleware(KnownHost, allowed=service.config.allowed_host)
-    app.add_middleware(Access, metrics=service.metrics, tracer=service.engine.tracer)
-    app.add_middleware(RequestId)
+        app.add_middleware(KnownHost, apis=app.apis, allowed=service.config.allowed_host)
+    app.add_middleware(
+        Access, metrics=service.metrics, tracer=service.engine.tracer, quiet_paths=app.apis.quiet_paths
+    )
+    app.add_middleware(RequestId, apis=app.apis)
     return app
 
 
 def _respond(request: Request, error: ApiError) -> Response:
     if (record := record_of_request.get()) is not None and not record.error:
         record.error = error.message
-    body = error_body(request.url.path, error, request_id_of(request))
+    body = request.app.apis.error_body(request.url.path, error, request_id_of(request))
     return JsonResponse(body, status_code=error.status, headers=error.headers())
 
 
@@ -122,17 +102,17 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """The framework's own: no such path, wrong method."""
+    """Answers an error of the framework's: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase.lower()
-    message = f"{request.method} {request.url.path[:200]}: {phrase}{_meant(request)}"
+    message = f"{request.method} {request.url.path[:200]}: {phrase}{_suggestion(request)}"
     response = _respond(request, ApiError(error.status_code, message, code=phrase.replace(" ", "_")))
     response.headers.update(error.headers or {})
     return response
 
 
-def _meant(request: Request) -> str:
-    """The path that a client meant whose base URL lacks /v1, or has it or a slash too much; "" if there is none."""
+def _suggestion(request: Request) -> str:
+    """Names the path that the client meant if its base URL lacks /v1, has it twice or has a slash too many; else ""."""
     given = request.url.path
     paths = request.app.paths - {"/"}
     for path in (f"/v1{given}", given.removeprefix("/v1"), given.replace("//", "/")):
@@ -142,11 +122,12 @@ def _meant(request: Request) -> str:
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # while it sent its body; nobody reads this
+    return Response(status_code=CLIENT_CLOSED_REQUEST)  # it left while it sent its body; nobody reads this
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """uvicorn logs the traceback; the client gets none of it. This answer goes past our middleware."""
+    """Answers an unexpected exception. uvicorn logs the traceback, of which the client gets nothing. This answer
+    bypasses our middleware."""
     identity = request_id_of(request)
     cause = f"internal error; the server's log has the cause, under the request id {identity}"
     response = _respond(request, ApiError(500, cause, code="internal_error"))

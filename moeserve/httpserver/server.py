@@ -1,4 +1,4 @@
-"""The process: a port that answers at once, a tokenizer built meanwhile, and an orderly end."""
+"""The process: it listens at once, builds the tokenizer meanwhile, and drains at its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,14 +18,14 @@ import zmq.asyncio
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.httpserver.app import build_app
-from moeserve.httpserver.connection import BoundedHttpProtocol
-from moeserve.httpserver.engine import EngineClient
-from moeserve.httpserver.formats import formats_of
-from moeserve.httpserver.metrics import Metrics
-from moeserve.httpserver.model_text import ModelText
-from moeserve.httpserver.responses_store import ResponseStore
-from moeserve.httpserver.service import Service
+from moeserve.httpserver.app import APIS, build_app
+from moeserve.httpserver.generation.chat_formats import formats_of
+from moeserve.httpserver.generation.engine_client import EngineClient
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.transport.api_table import Api, ApiTable
+from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
 from moeserve.models.open import open_metadata
@@ -36,35 +36,37 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 2048
-LAST_BYTES_S: Final = 3  # for clients to take what is written when the requests have ended
+LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
 MAX_OPEN_FILES: Final = 65536
-SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals beside the requests
+SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
 
 
-async def serve(process: Process) -> None:
-    """Runs until SIGTERM and the drain that follows it. Raises ConfigError when the port cannot be had,
-    ModelError or TemplateError when the model's tokenizer or template cannot be used."""
+async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
+    """Serves until SIGTERM and the drain that follows it. Raises ConfigError if the port or an API's state cannot be
+    opened, ModelError or TemplateError if the model's tokenizer or template cannot be used."""
     config = process.config
     listener = listen(config.host, config.port)
-    responses = ResponseStore(None if config.data_dir is None else Path(config.data_dir))
+    table = ApiTable(apis)
+    states = table.open_states(config)
     _allow_open_files()
     context = zmq.asyncio.Context(process.context)
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
     metrics = Metrics(config.served_model_name or Path(config.model).stem)
     engine = EngineClient(to_router, inbox, metrics, process.tracer)
-    service = Service(config, metrics.model_name, engine, metrics, responses)
-    server = Server(service)
+    service = Service(config, metrics.model_name, engine, metrics, states)
+    server = Server(service, table)
     try:
         await server.run(listener, process)
     finally:
-        responses.close()
+        for state in states.values():
+            state.close()
         to_router.close()
         inbox.close()
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The API's socket; port 0 takes a free one. Raises ConfigError."""
+    """Opens the server's socket; port 0 takes a free one. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family, backlog=BACKLOG)
@@ -81,7 +83,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def _allow_open_files() -> None:
-    """A connection is an open file; the usual soft limit of 1024 is less than the queue holds."""
+    """Raises the soft limit of open files: the usual 1024 is less than the connections that the queue holds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft < wanted:
@@ -89,20 +91,20 @@ def _allow_open_files() -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our idea of SIGTERM and of what ends it."""
+    """uvicorn, with a drain on SIGTERM and with tasks whose failure ends it."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, apis: ApiTable) -> None:
         self.service = service
         self.listening = asyncio.Event()
-        super().__init__(_uvicorn_config(service))
+        super().__init__(_uvicorn_config(service, apis))
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
 
     async def run(self, listener: socket.socket, process: Process) -> None:  # type: ignore[override]
-        """Serves; a failure of a task beside it ends the server and is raised here."""
+        """Serves. The failure of a background task ends the server and is raised here."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
-        self._beside(self.service.engine.run())
-        self._beside(self._load(process, url_of(listener)))
+        self._start_task(self.service.engine.run())
+        self._start_task(self._load(process, url_of(listener)))
         try:
             await self.serve(sockets=[listener])
             await self.service.engine.flush()
@@ -122,33 +124,34 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM is ours and SIGINT the launcher's; uvicorn would end running requests on either."""
+        """Keeps uvicorn from the signals: it would end running requests. SIGTERM is handled here, SIGINT by the
+        launcher."""
         yield
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        task.add_done_callback(self._one_ended)
+        task.add_done_callback(self._task_ended)
         self._tasks.append(task)
 
-    def _one_ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
             self.should_exit = self.force_exit = True
 
     async def _load(self, process: Process, url: str) -> None:
-        """Builds the tokenizer, then reports ready: /health answers before, and goes on saying "loading"
-        until the engine is ready as well."""
+        """Builds the tokenizer, then reports ready. /health answers from the start, and says "loading" until the
+        engine is ready too."""
         self.service.text = await asyncio.to_thread(load_text, process.config)
         self.service.engine.text_ready = True
         await self.listening.wait()
         process.ready(url=url)
 
     def _stop(self) -> None:
-        """SIGTERM, once or several times: a signal to the whole group comes beside the launcher's."""
+        """Handles SIGTERM, which may come twice: from the launcher, and with a signal to the whole group."""
         if not self.service.engine.draining:
             self.service.engine.draining = True
             log.info("draining: no new requests")
-            self._beside(self._drain())
+            self._start_task(self._drain())
 
     async def _drain(self) -> None:
         await self.service.engine.drain(self.service.config.shutdown_timeout)
@@ -167,16 +170,16 @@ def load_text(config: ServerConfig) -> ModelText:
         raise
 
 
-def _uvicorn_config(service: Service) -> uvicorn.Config:
+def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
     config = service.config
     return uvicorn.Config(
-        build_app(service),
+        build_app(service, apis.apis),
         http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="debug" if config.log_level == "debug" else "warning",
-        access_log=False,  # `access.py` does it
+        access_log=False,  # `observability/access.py` writes it
         server_header=False,
         backlog=BACKLOG,
         limit_concurrency=config.max_num_queued_reqs + config.max_num_seqs + SPARE_CONNECTIONS,

@@ -16,7 +16,7 @@ from benchmarks.server import Server
 from moeserve.messages.schema import ExpertUse
 from tests.browser.conftest import KEY, Screenshot
 from tests.e2e.clients import TEXT, completion, within
-from tests.unit.http_harness import http_server
+from tests.support.http_harness import http_server
 
 CELL = 40  # CSS pixels: the widest, which a model with few experts gets
 LEFT, TOP = 34, 6  # of the first cell

@@ -17,7 +17,7 @@ from moeserve.messages.schema import (
     TextOut,
 )
 from tests.browser.conftest import ask
-from tests.unit.http_harness import NAME, HttpServer, http_server, say
+from tests.support.http_harness import NAME, HttpServer, http_server, say
 
 
 @pytest.fixture(scope="module")

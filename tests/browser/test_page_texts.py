@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import ask
-from tests.unit.http_harness import HttpServer, http_server, say
+from tests.support.http_harness import HttpServer, http_server, say
 
 
 @pytest.fixture(scope="module")

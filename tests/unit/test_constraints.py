@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moeserve.grammar.engine import Engine
-from moeserve.grammar.wish import Choice, Ebnf, JsonSchema, to_grammar
+from moeserve.grammar.spec import Choice, Ebnf, JsonSchema, to_grammar
 from moeserve.messages.schema import SamplingParams, Thinking
 from moeserve.models.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer

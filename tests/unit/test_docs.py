@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.config import ServerConfig
-from moeserve.httpserver.metrics import Metrics
+from moeserve.httpserver.observability.metrics import Metrics
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"

@@ -1,4 +1,4 @@
-"""Wishes, the checker's process and matchers, over the tiny model's vocabulary."""
+"""Grammar specs, the checker's process and matchers, over the tiny model's vocabulary."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import pytest
 from moeserve.grammar.checker import GrammarChecker
 from moeserve.grammar.engine import Engine, Matcher
 from moeserve.grammar.errors import GrammarError
-from moeserve.grammar.wish import (
+from moeserve.grammar.spec import (
     ANY_OBJECT,
     Choice,
     Ebnf,
+    GrammarSpec,
     JsonOrToolCalls,
     JsonSchema,
     Regex,
     TextWithToolCalls,
     Tool,
     ToolCalls,
-    Wish,
     to_grammar,
 )
 from moeserve.messages.schema import SamplingParams
@@ -74,9 +74,9 @@ def allowed(engine: Engine, matcher: Matcher) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
 
 
-def matches(engine: Engine, tokenizer: TextTokenizer, wish: Wish, text: str) -> bool:
+def matches(engine: Engine, tokenizer: TextTokenizer, spec: GrammarSpec, text: str) -> bool:
     """Whether the whole text may come, every token of it being allowed by the mask before it."""
-    matcher = engine.matcher(to_grammar(wish))
+    matcher = engine.matcher(to_grammar(spec))
     for token_id in tokenizer.encode(text, parse_special=False):
         if token_id not in allowed(engine, matcher):
             return False
@@ -85,7 +85,7 @@ def matches(engine: Engine, tokenizer: TextTokenizer, wish: Wish, text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("wish", "good", "bad"),
+    ("spec", "good", "bad"),
     [
         (ANY_OBJECT, ['{}', '{"a": [1, {"b": null}]}', '{\n  "a": "é\\n"\n}'], ["[]", '{"a": 1', " {}", "{} "]),
         (JsonSchema('{"type": "integer", "minimum": 3, "maximum": 12}'), ["3", "12"], ["2", "13", "3.0"]),
@@ -113,13 +113,13 @@ def matches(engine: Engine, tokenizer: TextTokenizer, wish: Wish, text: str) -> 
         ),
     ],
 )  # fmt: skip
-def test_a_wish_is_matched_by_what_it_means(
-    engine: Engine, tokenizer: TextTokenizer, wish: Wish, good: list[str], bad: list[str]
+def test_a_spec_is_matched_by_what_it_means(
+    engine: Engine, tokenizer: TextTokenizer, spec: GrammarSpec, good: list[str], bad: list[str]
 ) -> None:
     for text in good:
-        assert matches(engine, tokenizer, wish, text), text
+        assert matches(engine, tokenizer, spec, text), text
     for text in bad:
-        assert not matches(engine, tokenizer, wish, text), text
+        assert not matches(engine, tokenizer, spec, text), text
 
 
 def test_at_its_end_only_end_tokens_may_come(engine: Engine, tokenizer: TextTokenizer) -> None:
@@ -173,8 +173,8 @@ def test_a_long_json_answer_of_random_tokens_validates(engine: Engine, tokenizer
         jsonschema.validate(json.loads(tokenizer.decode(output)), schema)
 
 
-def check(checker: GrammarChecker, wish: Wish) -> str:
-    return asyncio.run(checker.check(wish))
+def check(checker: GrammarChecker, spec: GrammarSpec) -> str:
+    return asyncio.run(checker.check(spec))
 
 
 def processes() -> list[psutil.Process]:
@@ -183,16 +183,16 @@ def processes() -> list[psutil.Process]:
 
 
 def test_the_checker_gives_what_the_worker_compiles(checker: GrammarChecker, engine: Engine) -> None:
-    for wish in (ANY_OBJECT, Regex("a+"), ToolCalls([SUM], parallel=False)):
-        grammar = check(checker, wish)
-        assert grammar == to_grammar(wish)
+    for spec in (ANY_OBJECT, Regex("a+"), ToolCalls([SUM], parallel=False)):
+        grammar = check(checker, spec)
+        assert grammar == to_grammar(spec)
         engine.matcher(grammar)
     assert check(checker, ANY_OBJECT) == to_grammar(ANY_OBJECT)  # remembered
     assert len(processes()) == 1
 
 
 @pytest.mark.parametrize(
-    ("wish", "cause"),
+    ("spec", "cause"),
     [
         (JsonSchema('{"type": "foo"}'), "foo"),
         (JsonSchema('{"type": "array", "uniqueItems": true}'), "uniqueItems"),
@@ -212,14 +212,16 @@ def test_the_checker_gives_what_the_worker_compiles(checker: GrammarChecker, eng
         (ToolCalls([Tool("f", '{"type": "nothing"}')], parallel=False), "nothing"),
     ],
 )  # fmt: skip
-def test_a_wrong_wish_is_refused_with_its_cause(checker: GrammarChecker, wish: Wish, cause: str) -> None:
+def test_a_wrong_spec_is_refused_with_its_cause(
+    checker: GrammarChecker, spec: GrammarSpec, cause: str
+) -> None:
     with pytest.raises(GrammarError) as caught:
-        check(checker, wish)
+        check(checker, spec)
     assert cause in str(caught.value)
     assert len(str(caught.value)) < 1000
 
 
-def test_an_endless_compilation_is_killed_and_the_next_wish_served() -> None:
+def test_an_endless_compilation_is_killed_and_the_next_spec_served() -> None:
     others = processes()
     checker = GrammarChecker(TINY_MODEL, timeout=0.3)
     try:
@@ -262,16 +264,16 @@ def test_copies_of_a_compiled_grammar_do_not_share_a_state(engine: Engine, token
 def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: Engine) -> None:
     """Within llguidance's limits: no step of it may hold up the requests beside it for long."""
     rng = random.Random(1)
-    hostile: list[Wish] = [
+    hostile: list[GrammarSpec] = [
         Regex("(.|b)*a(.|b){300}c"),
         Regex(r"\w{1000}\d{1000}"),
         Ebnf('start: a\na: a a a | a a | "x" | "xx" | /[a-z]*/'),
         Ebnf('start: ("a"~1000)~1000'),
         JsonSchema(json.dumps({"type": "string", "pattern": "(a{1,1000}){1,1000}"})),
     ]
-    for wish in hostile:
+    for spec in hostile:
         try:
-            matcher = engine.matcher(to_grammar(wish))
+            matcher = engine.matcher(to_grammar(spec))
             for _ in range(60):
                 start = time.thread_time()
                 possible = sorted(allowed(engine, matcher))

@@ -52,6 +52,45 @@ READERS = {
     "moeserve.quantization",
 }
 
+# Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
+# knows another, nor the table that lists them.
+HTTP_APIS = ("openai", "responses", "anthropic", "lightllm")
+HTTPSERVER: dict[str, set[str]] = {
+    "moeserve.httpserver.transport": {"moeserve.config", "moeserve.errors", "moeserve.logs"},
+    "moeserve.httpserver.observability": {
+        "moeserve.httpserver.transport",
+        "moeserve.messages",
+        "moeserve.tracing",
+    },
+    "moeserve.httpserver.generation": FRAME
+    | {
+        "moeserve.httpserver.transport",
+        "moeserve.httpserver.observability",
+        "moeserve.tokenizer",
+        "moeserve.grammar",
+        "moeserve.chatformat",
+    },
+    "moeserve.httpserver.web": {"moeserve.httpserver.transport"},
+    **{
+        f"moeserve.httpserver.{api}": {
+            "moeserve.httpserver.generation",
+            "moeserve.httpserver.transport",
+            "moeserve.config",
+            "moeserve.errors",
+            "moeserve.messages",
+            "moeserve.chatformat",
+            "moeserve.grammar.spec",
+        }
+        for api in HTTP_APIS
+    },
+    "moeserve.httpserver.native": {
+        "moeserve.httpserver.generation",
+        "moeserve.httpserver.transport",
+        "moeserve.messages",
+        "moeserve.placement.heat",
+    },
+}
+
 # What each package may import of ours, besides itself. What is not listed here may import anything of ours.
 ALLOWED: dict[str, set[str]] = {
     "moeserve.messages": set(),
@@ -74,6 +113,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.chatformat",
         "moeserve.placement.heat",
     },
+    **HTTPSERVER,
     "moeserve.tokenizer": {*MODEL_FILES, "moeserve.errors", "moeserve.sandbox"},
     "moeserve.grammar": {
         "moeserve.tokenizer",
@@ -256,6 +296,36 @@ def test_router_core_is_pure() -> None:
         roots = {name.split(".")[0] for name in imports_of(path)}
         assert not roots & impure, path
         assert roots <= sys.stdlib_module_names | CORE_THIRD_PARTY | {"moeserve"}, path
+
+
+def test_the_tests_of_httpserver_need_no_torch() -> None:
+    """They run where torch is not installed."""
+    tests = PACKAGE.parent / "tests"
+    for path in (*(tests / "unit" / "httpserver").glob("*.py"), tests / "support" / "http_harness.py"):
+        assert not {name.split(".")[0] for name in imports_of(path)} & {"torch", "triton"}, path
+
+
+def test_every_folder_of_httpserver_has_a_rule() -> None:
+    folders = {
+        f"moeserve.httpserver.{path.name}"
+        for path in (PACKAGE / "httpserver").iterdir()
+        if (path / "__init__.py").exists()
+    }
+    assert folders == set(HTTPSERVER)
+
+
+def test_the_files_of_httpserver_import_one_another_in_one_direction() -> None:
+    """No file imports itself through others."""
+    files = {name_of(path): path for path in (PACKAGE / "httpserver").rglob("*.py")}
+    imports = {
+        name: {one for one in imports_of(path) if one in files and one != name}
+        for name, path in files.items()
+    }
+    left = dict(imports)
+    while free := [name for name, of in left.items() if not of & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"in a circle, or above one: {sorted(left)}"
 
 
 def test_the_rules_are_read_from_real_imports() -> None:

@@ -1,0 +1,15 @@
+"""Anthropic's Messages API, with Anthropic's error shape."""
+
+from moeserve.httpserver.anthropic import routes
+from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.anthropic.errors import messages_error
+from moeserve.httpserver.transport.api_table import Api
+
+API = Api(
+    name="anthropic",
+    routers=(routes.router,),
+    bodies=(MessagesRequest, CountTokensRequest),
+    error_body=messages_error,
+    prefix="/v1/messages",
+    request_id_header="request-id",
+)

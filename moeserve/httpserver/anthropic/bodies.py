@@ -1,0 +1,323 @@
+"""The request bodies of /v1/messages, and their translation to the messages of a chat template.
+
+Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.chat_tools import MAX_TOOLS, Description, Parameters, ToolName
+from moeserve.httpserver.generation.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
+from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.thinking import BUDGETS, ThinkingOptions
+from moeserve.httpserver.generation.tool_use import Tool, ToolUse
+from moeserve.httpserver.transport.request_model import (
+    NO_EFFECT,
+    FreeDict,
+    JsonSchemaDict,
+    Label,
+    RequestModel,
+    unsupported,
+)
+
+MAX_BLOCKS: Final = 1024
+_CACHED: Final[Any] = Field(description="Has no effect: prefixes are cached without being asked.")
+
+
+class _Block(RequestModel):
+    cache_control: Annotated[FreeDict | None, _CACHED] = None
+
+
+class TextBlock(_Block):
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, unsupported("citations", [])] = None
+
+
+def _text_to_block(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _text_of(blocks: list[TextBlock]) -> str:
+    return "\n".join(block.text for block in blocks)
+
+
+Texts = Annotated[
+    list[TextBlock],
+    BeforeValidator(_text_to_block, json_schema_input_type=str | list[TextBlock]),
+    Field(max_length=MAX_BLOCKS),
+]
+
+
+class ThinkingBlock(RequestModel):
+    """The thinking of an earlier turn, as the answer had it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[str, NO_EFFECT] = ""
+
+
+class ToolUseBlock(_Block):
+    type: Literal["tool_use"]
+    id: Label
+    name: Annotated[str, Field(max_length=1024)]
+    input: FreeDict
+    caller: Annotated[Any, unsupported("a caller", {"type": "direct"})] = None
+
+
+class ToolResultBlock(_Block):
+    type: Literal["tool_result"]
+    tool_use_id: Label
+    content: Annotated[Texts, Field(default_factory=list)]
+    is_error: Annotated[bool, Field(description='True puts "Error: " before the content.')] = False
+
+    def text(self) -> str:
+        return ("Error: " if self.is_error else "") + _text_of(self.content)
+
+
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+
+
+class UserMessage(RequestModel):
+    role: Literal["user"]
+    content: Annotated[
+        list[UserBlock],
+        BeforeValidator(_text_to_block, json_schema_input_type=str | list[UserBlock]),
+        Field(min_length=1, max_length=MAX_BLOCKS),
+    ]
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """Returns a message for each result and for each run of texts, in their order."""
+        messages: list[dict[str, Any]] = []
+        for block in self.content:
+            if isinstance(block, ToolResultBlock):
+                result = {"role": "tool", "content": block.text(), "tool_call_id": block.tool_use_id}
+                messages.append(result)
+            elif messages and messages[-1]["role"] == "user":
+                messages[-1]["content"] += "\n" + block.text
+            else:
+                messages.append({"role": "user", "content": block.text})
+        return messages
+
+
+class SystemMessage(RequestModel):
+    """Instructions within a conversation, which agents send."""
+
+    role: Literal["system"]
+    content: Texts
+
+    def for_template(self) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": _text_of(self.content)}]
+
+
+class AssistantMessage(RequestModel):
+    role: Literal["assistant"]
+    content: Annotated[
+        list[AssistantBlock],
+        BeforeValidator(_text_to_block, json_schema_input_type=str | list[AssistantBlock]),
+        Field(max_length=MAX_BLOCKS),
+    ]
+
+    def for_template(self) -> list[dict[str, Any]]:
+        text, thought = "", ""
+        calls: list[dict[str, Any]] = []
+        for block in self.content:
+            match block:
+                case TextBlock():
+                    text += block.text
+                case ThinkingBlock():
+                    thought += block.thinking
+                case ToolUseBlock():
+                    function = {"name": block.name, "arguments": block.input}
+                    calls.append({"id": block.id, "type": "function", "function": function})
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        return [message]
+
+
+class MessageTool(_Block):
+    type: Annotated[Literal["custom"], Field(description="Tools that run here.")] = "custom"
+    name: ToolName
+    description: Description | None = None
+    input_schema: Parameters
+    strict: Annotated[bool, Field(description="Input validates by construction.")] = False
+    eager_input_streaming: Annotated[bool, NO_EFFECT] = True
+    input_examples: Annotated[Any, unsupported("input_examples", [])] = None
+    defer_loading: Annotated[Any, unsupported("defer_loading", False)] = None
+    allowed_callers: Annotated[Any, unsupported("other callers", ["direct"])] = None
+
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description, {"type": "object"} | self.input_schema, self.strict)
+
+
+class MessageToolChoice(RequestModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _name_of_a_tool(self) -> MessageToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise PydanticCustomError("name", "goes with type tool, and only with it")
+        return self
+
+
+class ThinkingConfig(RequestModel):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    display: Annotated[Any, unsupported("another display", "full", "summarized")] = None
+
+    @model_validator(mode="after")
+    def _budget_where_it_belongs(self) -> ThinkingConfig:
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            raise PydanticCustomError("budget_tokens", "goes with type enabled, and only with it")
+        return self
+
+
+class OutputFormat(RequestModel):
+    type: Literal["json_schema"]
+    schema_: Annotated[JsonSchemaDict, Field(alias="schema")]
+
+
+class OutputConfig(RequestModel):
+    effort: Annotated[
+        Literal["low", "medium", "high", "xhigh", "max"] | None,
+        Field(description="Where thinking is on: its budget in tokens, as for reasoning_effort."),
+    ] = None
+    format: OutputFormat | None = None
+
+
+# Context edits that remove nothing; the last is what Claude Code sends with each request.
+_KEEP_ALL: Final[tuple[dict[str, Any], ...]] = (
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+)
+
+
+class CountTokensRequest(RequestModel):
+    """Everything that makes the prompt, which both endpoints take."""
+
+    model: ModelName
+    messages: Annotated[
+        list[Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]],
+        Field(min_length=1, max_length=MAX_MESSAGES),
+    ]
+    system: Annotated[Texts, Field(default_factory=list)]
+    tools: Annotated[list[MessageTool], Field(max_length=MAX_TOOLS, default_factory=list)]
+    tool_choice: MessageToolChoice | None = None
+    thinking: Annotated[
+        ThinkingConfig | None, Field(description="Left out or disabled: the model does not think.")
+    ] = None
+    output_config: OutputConfig | None = None
+
+    mcp_servers: Annotated[Any, unsupported("mcp_servers", [])] = None
+    container: Annotated[Any, unsupported("container")] = None
+    context_management: Annotated[Any, unsupported("context_management", *_KEEP_ALL)] = None
+    cache_control: Annotated[FreeDict | None, _CACHED] = None
+
+    @model_validator(mode="after")
+    def _conversation_makes_sense(self) -> CountTokensRequest:
+        if isinstance(self.messages[-1], AssistantMessage):
+            message = (
+                "must end with a message of the user: an answer that is begun for the model is not supported"
+            )
+            raise PydanticCustomError("messages", message)
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("tools", "every tool needs a name of its own")
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool"):
+            if not self.tools:
+                raise PydanticCustomError("tool_choice", "needs tools")
+            if choice.name is not None and choice.name not in names:
+                message = "there is no tool {name}"
+                raise PydanticCustomError("tool_choice", message, {"name": repr(choice.name)})
+        return self
+
+    def for_template(self) -> list[dict[str, Any]]:
+        system = _text_of(self.system)
+        head = [{"role": "system", "content": system}] if system else []
+        return head + [one for message in self.messages for one in message.for_template()]
+
+    def tool_use(self) -> ToolUse:
+        choice = self.tool_choice or MessageToolChoice(type="auto")
+        modes: Final = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+        mode: Any = modes[choice.type]
+        tools = tuple(tool.tool() for tool in self.tools)
+        return ToolUse(tools, mode, choice.name or "", not choice.disable_parallel_tool_use)
+
+    def thinking_options(self) -> ThinkingOptions:
+        """Anthropic's models think only on request."""
+        config = self.thinking
+        if config is None:
+            return ThinkingOptions(is_enabled=False)
+        match config.type:
+            case "disabled":
+                return ThinkingOptions(is_enabled=False, budget=0)
+            case "enabled":
+                return ThinkingOptions(True, config.budget_tokens, "thinking.budget_tokens")
+            case "adaptive":
+                effort = self.output_config.effort if self.output_config else None
+                budget = None if effort is None else BUDGETS.get(effort)
+                return ThinkingOptions(True, budget, "output_config.effort")
+
+    def grammar_constraint(self) -> GrammarConstraint | None:
+        if self.output_config is None or self.output_config.format is None:
+            return None
+        schema = json.dumps(self.output_config.format.schema_)
+        return GrammarConstraint(grammar.JsonSchema(schema), "output_config.format")
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        """Returns what the request asks the engine for."""
+        return GenerationSpec(
+            arrival=arrival,
+            model=self.model,
+            messages=self.for_template(),
+            prompt_param="messages",
+            tools=self.tool_use(),
+            thinking=self.thinking_options(),
+            grammar=self.grammar_constraint(),
+        )
+
+
+class MessagesRequest(CountTokensRequest):
+    max_tokens: Annotated[
+        int, Field(ge=1, le=INT32_MAX, description="What the context has no room for is not given.")
+    ]
+    stop_sequences: Annotated[list[StopString], Field(max_length=16, default_factory=list)]
+    stream: bool = False
+    temperature: Annotated[float, Field(ge=0, le=1, description="0 is greedy.")] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=INT32_MAX, description="0 switches it off.")] = 0
+
+    metadata: Annotated[FreeDict | None, NO_EFFECT] = None
+    service_tier: Annotated[Literal["auto", "standard_only"] | None, NO_EFFECT] = None
+    inference_geo: Annotated[Any, unsupported("inference_geo")] = None
+
+    @model_validator(mode="after")
+    def _thought_leaves_room(self) -> MessagesRequest:
+        budget = self.thinking.budget_tokens if self.thinking else None
+        if budget is not None and budget >= self.max_tokens:
+            raise PydanticCustomError("thinking", "budget_tokens must be less than max_tokens")
+        return self
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        spec = super().generation_spec(arrival)
+        spec.default_max_tokens = (
+            self.max_tokens
+        )  # a bound: Anthropic's clients ask for more than the context has
+        spec.stop = tuple(self.stop_sequences)
+        spec.temperature = self.temperature
+        spec.top_p = self.top_p
+        spec.top_k = self.top_k
+        return spec

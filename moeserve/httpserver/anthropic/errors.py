@@ -1,0 +1,36 @@
+"""Anthropic's error shape: `{"type": "error", "error": {"type", "message"}}`."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from moeserve.httpserver.transport.errors import ApiError
+
+_TYPES: Final = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+class MessagesErrorInfo(TypedDict):
+    type: str
+    message: str
+
+
+class MessagesError(TypedDict):
+    type: Literal["error"]
+    error: MessagesErrorInfo
+    request_id: str
+
+
+def messages_error(error: ApiError, request_id: str) -> MessagesError:
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message},
+        "request_id": request_id,
+    }

@@ -1,0 +1,52 @@
+"""What /v1/messages answers, as typed dicts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class MessagesUsage(TypedDict):
+    """`input_tokens` were computed; the others were read from the prefix cache."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+
+
+class ContentBlock(TypedDict):
+    """thinking: `thinking`, `signature`; text: `text`; tool_use: `id`, `name`, `input`."""
+
+    type: Literal["thinking", "text", "tool_use"]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    text: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[dict[str, Any]]
+
+
+class Message(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class MessageEvent(TypedDict):
+    """message_start, ping, content_block_start, content_block_delta, content_block_stop, message_delta,
+    message_stop or error, with the fields that each has in Anthropic's reference."""
+
+    type: str
+
+
+class TokenCount(TypedDict):
+    input_tokens: int

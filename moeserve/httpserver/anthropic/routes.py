@@ -1,0 +1,146 @@
+"""/v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from moeserve.httpserver.anthropic.blocks import BlockWriter, content_blocks, event
+from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.anthropic.errors import messages_error
+from moeserve.httpserver.anthropic.objects import (
+    Message,
+    MessageEvent,
+    MessagesUsage,
+    StopReason,
+    TokenCount,
+)
+from moeserve.httpserver.generation.answers import Answer, AnswerReader
+from moeserve.httpserver.generation.prepare import PreparedRequest, count_prompt_tokens, prepare
+from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.generation.usage import UsageTally
+from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.refuse import request_id_of
+from moeserve.httpserver.transport.sse import EventStream, answer
+from moeserve.messages.schema import TextItem
+
+router = APIRouter(tags=["Anthropic"])
+
+
+@router.post(
+    "/v1/messages",
+    openapi_extra=documented(MessagesRequest),
+    responses={200: {"model": Message, "description": "With stream true: Anthropic's events."}},
+)
+async def create_message(request: Request) -> Response:
+    """Answers a conversation, Anthropic's way."""
+    arrival = time.monotonic()
+    body = await read_body(request, MessagesRequest)
+    request_id = request_id_of(request)
+    handler = MessagesHandler(service_of(request), body, f"msg_{request_id}", arrival)
+    if not body.stream:
+        return await answer(request, handler.whole())
+    return EventStream(
+        handler.events(), end=b"", named=True, error_body=lambda error: messages_error(error, request_id)
+    )
+
+
+@router.post(
+    "/v1/messages/count_tokens",
+    openapi_extra=documented(CountTokensRequest),
+    responses={200: {"model": TokenCount}},
+)
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a conversation's prompt has."""
+    body = await read_body(request, CountTokensRequest)
+    return await answer(request, _count(service_of(request), body))
+
+
+async def _count(service: Service, body: CountTokensRequest) -> TokenCount:
+    return {"input_tokens": await count_prompt_tokens(service, body.generation_spec(time.monotonic()))}
+
+
+@dataclass
+class MessagesHandler:
+    service: Service
+    body: MessagesRequest
+    id: str
+    arrival: float
+
+    async def whole(self) -> Message:
+        prepared = await self._prepare()
+        (items,) = await self.service.engine.complete(prepared.requests)
+        (reader,) = prepared.readers
+        found = Answer.of(parsed for item in items for parsed in reader.read(item))
+        prepared.tally.take(0, items[-1])
+        reason, sequence = self._stop(items[-1], reader, prepared)
+        return {
+            **self._message(prepared.tally),
+            "content": content_blocks(found),
+            "stop_reason": reason,
+            "stop_sequence": sequence,
+        }
+
+    async def events(self) -> AsyncGenerator[MessageEvent, None]:
+        prepared = await self._prepare()
+        (reader,) = prepared.readers
+        writer = BlockWriter()
+        begun = False
+        async with self.service.engine.start(prepared.requests) as stream:
+            async for index, item in stream:
+                if not begun:
+                    begun = True
+                    yield event("message_start", message=self._message(prepared.tally))
+                    yield event("ping")
+                prepared.tally.take(index, item)
+                for parsed in reader.read(item):
+                    for out in writer.write(parsed):
+                        yield out
+                if item.finish_reason is None:
+                    continue
+                for out in writer.close():
+                    yield out
+                reason, sequence = self._stop(item, reader, prepared)
+                delta = {"stop_reason": reason, "stop_sequence": sequence}
+                yield event("message_delta", delta=delta, usage=_usage(prepared.tally))
+                yield event("message_stop")
+
+    async def _prepare(self) -> PreparedRequest:
+        """Raises ApiError."""
+        return await prepare(self.service, self.body.generation_spec(self.arrival))
+
+    def _message(self, tally: UsageTally) -> Message:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.service.model_name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(tally),
+        }
+
+    def _stop(
+        self, end: TextItem, reader: AnswerReader, prepared: PreparedRequest
+    ) -> tuple[StopReason | None, str | None]:
+        if end.finish_reason == "length":
+            cut_short = prepared.requests[0].sampling.max_tokens < self.body.max_tokens
+            return "model_context_window_exceeded" if cut_short else "max_tokens", None
+        if isinstance(end.stop_reason, str):
+            return "stop_sequence", end.stop_reason
+        return "tool_use" if reader.num_calls else "end_turn", None
+
+
+def _usage(tally: UsageTally) -> MessagesUsage:
+    usage = tally.usage()
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "output_tokens": usage["completion_tokens"],
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+    }

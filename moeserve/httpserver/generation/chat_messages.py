@@ -1,0 +1,106 @@
+"""Messages of a conversation as OpenAI's chat API has them: the form that chat templates are written for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.generation.chat_tools import ToolCallMessage
+from moeserve.httpserver.generation.fields import MAX_MESSAGES
+from moeserve.httpserver.transport.request_model import (
+    NO_EFFECT,
+    FreeDict,
+    Label,
+    RequestModel,
+    unsupported,
+)
+from moeserve.tokenizer.renderer import RESERVED
+
+# Fields of a text part that other APIs have and clients send along: caching is automatic here, and annotations are
+# those of an earlier answer.
+WITHOUT_EFFECT: Final = frozenset({"cache_control", "prompt_cache_breakpoint", "annotations"})
+
+
+def _parts_to_text(content: Any) -> Any:
+    """Joins text parts by newlines, as vLLM does: the templates we serve take strings."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+            raise PydanticCustomError(
+                "content_part",
+                "a part of the type {kind} is not supported, only texts are: {form}",
+                {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
+            )
+        given = {name for name, value in part.items() if value is not None}
+        if unknown := given - {"type", kind} - WITHOUT_EFFECT:
+            raise PydanticCustomError(
+                "content_part", "a text part has no field {name}", {"name": repr(min(unknown))[:80]}
+            )
+        texts.append(part[kind])
+    return "\n".join(texts)
+
+
+def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+    taken = sorted(RESERVED & kwargs.keys())
+    if taken:
+        raise PydanticCustomError("reserved", "may not set {names}", {"names": ", ".join(taken)})
+    return kwargs
+
+
+class Message(RequestModel):
+    """One message of the conversation. The template also gets the thinking of earlier turns, and keeps what the model
+    is to see again. A developer message is rendered as a system message, its older name, because templates that do not
+    know the role would drop it silently."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Any, AfterValidator(_parts_to_text), Field(description="A string or text parts.")] = (
+        None
+    )
+    name: Label | None = None
+    tool_calls: Annotated[list[ToolCallMessage], Field(max_length=1024, default_factory=list)]
+    tool_call_id: Label | None = None
+    reasoning_content: str | None = None
+    reasoning: Annotated[str | None, Field(description="Another name for reasoning_content.")] = None
+
+    refusal: Annotated[str | None, NO_EFFECT] = None
+    annotations: Annotated[Any, unsupported("annotations", [])] = None
+    audio: Annotated[Any, unsupported("audio")] = None
+    function_call: Annotated[Any, unsupported("function_call (use tool_calls)")] = None
+
+    @model_validator(mode="after")
+    def _content_is_text(self) -> Message:
+        if self.content is None:
+            if self.role != "assistant":
+                raise PydanticCustomError(
+                    "content", "content is required for the role {role}", {"role": self.role}
+                )
+        elif not isinstance(self.content, str):
+            raise PydanticCustomError("content", "content must be a string or a list of text parts")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.content if self.content is not None else "",
+        }
+        for name in ("name", "tool_call_id"):
+            if value := getattr(self, name):
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if thought := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = thought
+        return message
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+TemplateKwargs = Annotated[
+    FreeDict,
+    AfterValidator(_no_reserved_names),
+    Field(description='Variables for the chat template, such as {"enable_thinking": false}.'),
+]

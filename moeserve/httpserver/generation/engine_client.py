@@ -1,0 +1,337 @@
+"""EngineClient: sends requests to the router and receives their text.
+
+One HTTP request is one `GenerationStream` of one or more generations: one for each choice of each prompt. The stream's
+queue is the only buffer between the engine and the client's socket. The request itself bounds it: a generation yields
+at most max_tokens tokens in at most as many items, and what was asked of its prompt. So a client that does not read
+holds its own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NotRequired
+
+import msgspec
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from moeserve.httpserver.generation.expert_use import ExpertUseFeed
+from moeserve.httpserver.observability import generation_span
+from moeserve.httpserver.observability.generation_span import Operation
+from moeserve.httpserver.observability.metrics import Metrics, Status
+from moeserve.httpserver.observability.request_record import (
+    RequestRecord,
+    record_of_request,
+    trace_of_request,
+)
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel, ChannelFull
+from moeserve.messages.schema import (
+    Abort,
+    EngineDead,
+    EngineReady,
+    ExpertUse,
+    FinishReason,
+    GenerateRequest,
+    LoadProgress,
+    LoadReport,
+    RequestContext,
+    RequestError,
+    TextItem,
+    TextOut,
+    ToHttp,
+    Usage,
+    WorkerReady,
+)
+from moeserve.tracing import Span, Tracer
+
+log = logging.getLogger(__name__)
+
+
+class Health(TypedDict):
+    """`stage` and `fraction` while loading, `cause` when the engine is dead."""
+
+    status: Literal["ok", "loading", "dead", "draining"]
+    stage: NotRequired[str]
+    fraction: NotRequired[float]
+    cause: NotRequired[str]
+
+
+@dataclass(slots=True)
+class RunningGeneration:
+    """One choice of one prompt while it runs. Only `EngineClient` writes it."""
+
+    index: int
+    stream: GenerationStream
+    arrival: float
+    prompt_tokens: int
+    num_tokens: int = 0  # received
+    last_token: float | None = None  # when the newest token came, time.monotonic()
+
+    def usage_so_far(self) -> Usage:
+        """For a generation that is cut short. Times and cached tokens come with the last message only, so they are
+        0."""
+        return Usage(self.prompt_tokens, self.num_tokens, 0, 0.0, 0.0, 0.0)
+
+
+class GenerationStream:
+    """The generations of one HTTP request. Iterating it yields (index of the request, item); the last item of each
+    index has a finish_reason and usage. Leaving the `async with` aborts every generation that has not ended: the
+    client disconnected, another generation failed, or the task was cancelled."""
+
+    def __init__(
+        self, engine: EngineClient, requests: Sequence[GenerateRequest], operation: Operation
+    ) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._operation = operation
+        self._queue: asyncio.Queue[tuple[int, TextItem] | ApiError] = asyncio.Queue()
+        self._unfinished = len(requests)
+        self._span: Span | None = None
+        self.record = record_of_request.get() or RequestRecord(time.monotonic())
+        self.record.started(requests)
+        self.open: set[int] = set()  # ids that will get a final message; written by EngineClient
+
+    def put(self, message: tuple[int, TextItem] | ApiError) -> None:
+        self._queue.put_nowait(message)
+
+    async def __aenter__(self) -> GenerationStream:
+        """Sends the requests. Raises ApiError 503."""
+        self._begin_span()
+        try:
+            for index, request in enumerate(self._requests):
+                await self._engine.submit(self, index, request)
+        except BaseException:  # cancellation too; it is raised again
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._engine.abort(self)
+        if self._span is not None:
+            generation_span.end(self._span, self.record)
+
+    def _begin_span(self) -> None:
+        tracer, trace = self._engine.tracer, trace_of_request.get()
+        if tracer is None or not trace:
+            return
+        self._span = generation_span.begin(
+            tracer, trace, self._operation, self._engine.metrics.model_name, self._requests
+        )
+        context = RequestContext(self._requests[0].context.request_id, self._span.traceparent)
+        self._requests = [msgspec.structs.replace(request, context=context) for request in self._requests]
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
+        """Raises ApiError when one generation fails; the request then fails as a whole."""
+        while self._unfinished:
+            message = await self._queue.get()
+            if isinstance(message, ApiError):
+                raise message
+            if message[1].finish_reason is not None:
+                self._unfinished -= 1
+            yield message
+
+
+@dataclass
+class EngineClient:
+    """This process's end of the connection to the engine. `run` must be running for anything to happen."""
+
+    to_router: AsyncPushChannel
+    inbox: AsyncPullChannel[ToHttp]
+    metrics: Metrics
+    tracer: Tracer | None = None
+    ready: WorkerReady | None = None
+    text_ready: bool = False  # the tokenizer is built; written by `server.py`
+    draining: bool = False  # no new requests; written by `server.py`
+    dead: str | None = None
+    progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
+
+    def __post_init__(self) -> None:
+        self._ids = itertools.count(1)
+        self._open: dict[int, RunningGeneration] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._aborts: set[asyncio.Task[None]] = set()
+        self.expert_use = ExpertUseFeed(self.to_router)
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def status(self) -> Status:
+        if self.dead is not None:
+            return "dead"
+        if self.draining:
+            return "draining"
+        return "ok" if self.ready is not None and self.text_ready else "loading"
+
+    def health(self) -> Health:
+        health: Health = {"status": self.status}
+        if self.dead is not None:
+            health["cause"] = self.dead
+        elif health["status"] == "loading":
+            loaded = self.ready is not None
+            health["stage"] = "tokenizer" if loaded else self.progress.stage
+            total = self.progress.total
+            health["fraction"] = 1.0 if loaded else (self.progress.done / total if total else 0.0)
+        return health
+
+    def require_ready(self) -> WorkerReady:
+        """Returns the engine's limits. Raises ApiError 503 unless a request could run now."""
+        if self.dead is not None:
+            raise ApiError(503, f"the engine is dead: {self.dead}", code="engine_dead")
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        if self.ready is None or not self.text_ready:
+            health = self.health()
+            message = f"the model is loading: {health['stage']}, {health['fraction']:.0%}"
+            raise ApiError(503, message, code="loading")
+        return self.ready
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The longest prompt plus answer that can run, in tokens: the model's limit, or the KV pool if it is
+        smaller."""
+        return None if self.ready is None else min(self.ready.max_model_len, self.ready.num_kv_slots)
+
+    # ------------------------------------------------------------ requests
+
+    def start(self, requests: Sequence[GenerateRequest], operation: Operation = "chat") -> GenerationStream:
+        """Use it as `async with engine.start(requests) as stream`. The requests' ids are from `next_id`."""
+        return GenerationStream(self, requests, operation)
+
+    async def complete(
+        self, requests: Sequence[GenerateRequest], operation: Operation = "chat"
+    ) -> list[list[TextItem]]:
+        """Returns all items of each request. Raises ApiError."""
+        answers: list[list[TextItem]] = [[] for _ in requests]
+        async with self.start(requests, operation) as stream:
+            async for index, item in stream:
+                answers[index].append(item)
+        return answers
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    async def submit(self, stream: GenerationStream, index: int, request: GenerateRequest) -> None:
+        self.require_ready()
+        prompt_tokens = len(request.token_ids) // 4  # int32
+        self._open[request.id] = RunningGeneration(index, stream, request.arrival, prompt_tokens)
+        self._idle.clear()
+        stream.open.add(request.id)
+        try:
+            await self.to_router.send(request)
+        except ChannelFull as error:
+            raise ApiError(503, "the engine takes no requests at the moment", code="overloaded") from error
+
+    def abort(self, stream: GenerationStream) -> None:
+        """Aborts what still runs of a stream, without waiting: the caller may be a cancelled task."""
+        for request_id in list(stream.open):
+            self._cut_short(request_id, "abort")
+            self.metrics.finished("abort")
+            task = asyncio.create_task(self._send_abort(request_id))
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+    async def _send_abort(self, request_id: int) -> None:
+        try:
+            await self.to_router.send(Abort(request_id))
+        except ChannelFull as error:
+            log.error("abort of request %d: %s", request_id, error)  # the router is stuck
+
+    def _close(self, request_id: int) -> RunningGeneration | None:
+        generation = self._open.pop(request_id, None)
+        if generation is not None:
+            generation.stream.open.discard(request_id)
+        if not self._open:
+            self._idle.set()
+        return generation
+
+    def _cut_short(self, request_id: int, reason: FinishReason) -> RunningGeneration | None:
+        """Closes a generation that will not get its last message, and records its usage so far."""
+        generation = self._close(request_id)
+        if generation is not None:
+            generation.stream.record.ended(reason, generation.usage_so_far())
+        return generation
+
+    async def drain(self, timeout: float) -> None:
+        """Waits for the running requests. Those that still run after `timeout` seconds end with a 503."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("%d requests did not finish in %g s and end with an error", len(self._open), timeout)
+            self._fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
+
+    async def flush(self) -> None:
+        """Waits until all aborts are sent."""
+        if self._aborts:
+            await asyncio.wait(self._aborts)
+
+    # ------------------------------------------------------------ messages
+
+    async def run(self) -> None:
+        """Reads the inbox until it is cancelled."""
+        while True:
+            self._dispatch(await self.inbox.recv())
+
+    def _dispatch(self, message: ToHttp) -> None:
+        match message:
+            case TextOut(items=items):
+                for item in items:
+                    self._text(item)
+            case RequestError():
+                self._failed(message)
+            case LoadReport():
+                self.metrics.load = message
+            case ExpertUse():
+                self.expert_use.received(message)
+            case LoadProgress():
+                self.progress = message
+            case EngineReady(ready=ready):
+                self.ready = ready
+            case EngineDead(cause=cause):
+                self.dead = cause
+                log.error("the engine is dead: %s", cause)
+                error = ApiError(500, f"the engine died: {cause}", code="engine_dead")
+                self._fail_all(error)
+                self.expert_use.failed(error)
+
+    def _text(self, item: TextItem) -> None:
+        generation = self._open.get(item.id)
+        if generation is None:
+            return  # its client has disconnected, and the router had not read our Abort yet
+        now = time.monotonic()
+        if item.token_ids:
+            self.metrics.tokens(len(item.token_ids), now, generation.arrival, generation.last_token)
+            generation.last_token = now
+            generation.num_tokens += len(item.token_ids)
+            generation.stream.record.token(now)
+        if item.finish_reason is not None:
+            self._close(item.id)
+            generation.stream.record.ended(item.finish_reason, item.usage or generation.usage_so_far())
+            self.metrics.finished(item.finish_reason, item.usage, now - generation.arrival)
+            if item.usage is None:
+                generation.stream.put(ApiError(500, f"the request ended with {item.finish_reason}"))
+                return
+        generation.stream.put((generation.index, item))
+
+    def _failed(self, error: RequestError) -> None:
+        generation = self._cut_short(error.id, "error")
+        if generation is None:
+            return  # as in _text
+        generation.stream.record.error = error.message
+        self.metrics.finished("error")
+        code = "engine_error" if error.retry_after is None else "overloaded"
+        generation.stream.put(ApiError(error.status, error.message, code=code, retry_after=error.retry_after))
+
+    def _fail_all(self, error: ApiError) -> None:
+        for request_id in list(self._open):
+            generation = self._cut_short(request_id, "error")
+            if generation is not None:
+                generation.stream.record.error = error.message
+                self.metrics.finished("error")
+                generation.stream.put(error)

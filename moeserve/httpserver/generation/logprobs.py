@@ -1,0 +1,54 @@
+"""Log-probabilities in the form of OpenAI's chat APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.messages.schema import TokenLogprob
+
+LOWEST = -9999.0  # in place of minus infinity, which JSON cannot hold (vLLM's)
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+def chat_logprobs(
+    text: ModelText, tokens: Sequence[TokenLogprob], top: int, as_ids: bool
+) -> list[ChatLogprob]:
+    """Returns one object a token, each with `top` alternatives. `as_ids` names tokens "token_id:123"."""
+
+    def entry(token_id: int, logprob: float) -> TopLogprob:
+        return {
+            "token": f"token_id:{token_id}" if as_ids else text.token_text(token_id),
+            "logprob": finite(logprob),
+            "bytes": list(text.token_bytes(token_id)),
+        }
+
+    return [
+        {
+            **entry(token.token_id, token.logprob),
+            "top_logprobs": [
+                entry(top_id, logprob)
+                for top_id, logprob in zip(token.top_ids[:top], token.top_logprobs, strict=False)
+            ],
+        }
+        for token in tokens
+    ]
+
+
+def finite(logprob: float) -> float:
+    """Returns the log-probability as JSON can hold it."""
+    return max(logprob, LOWEST)

@@ -1,0 +1,61 @@
+"""From a GenerationSpec to requests for the engine: everything that may refuse a request happens here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.httpserver.generation import conversation
+from moeserve.httpserver.generation.answers import AnswerReader
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.generation.structured_output import compile_grammar
+from moeserve.httpserver.generation.usage import UsageTally
+from moeserve.messages.schema import GenerateRequest, TextItem
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """One HTTP request, ready for the engine. Choices are ordered by prompt, then by number."""
+
+    text: ModelText
+    prompt_ids: list[list[int]]
+    requests: list[GenerateRequest]  # one a choice
+    readers: list[AnswerReader]  # one a choice of a conversation; empty for plain prompts
+    tally: UsageTally
+    stop_token_ids: tuple[int, ...]  # the client's own
+
+    def stop_reason(self, end: TextItem) -> str | int | None:
+        """Returns the client's stop string or token; None for the tag that ends the only call that is allowed."""
+        is_tag = end.stop_reason is not None and end.stop_reason == self.text.formats.tool_close
+        return None if is_tag and end.stop_reason not in self.stop_token_ids else end.stop_reason
+
+
+async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
+    """Resolves the spec against the model and freezes it. Raises ApiError."""
+    text, limit = service.ready(spec.model)
+    state = None
+    if spec.messages is None:
+        prompts = await _encode(text, limit, spec)
+    else:
+        prompts = [await conversation.encode(text, limit, spec)]
+        state = conversation.resolve(spec, text, prompts[0])
+    if spec.grammar is not None:
+        spec.compiled_grammar = await compile_grammar(service.grammars, spec, spec.grammar)
+    requests = service.request_builder.build(text, prompts, spec)
+    readers = [] if state is None else [conversation.reader(spec, text.formats, state) for _ in requests]
+    tally = UsageTally([len(prompt) for prompt in prompts], spec.n)
+    return PreparedRequest(text, prompts, requests, readers, tally, spec.stop_token_ids)
+
+
+async def count_prompt_tokens(service: Service, spec: GenerationSpec) -> int:
+    """Returns the length of a conversation's prompt in tokens. Raises ApiError."""
+    text, limit = service.ready(spec.model)
+    return len(await conversation.encode(text, limit, spec))
+
+
+async def _encode(text: ModelText, limit: int, spec: GenerationSpec) -> list[list[int]]:
+    """Returns the token ids of each plain prompt."""
+    texts = [prompt for prompt in spec.prompts if isinstance(prompt, str)]
+    encoded = iter(await text.encode(texts, limit=limit, param=spec.prompt_param) if texts else [])
+    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in spec.prompts]

@@ -1,0 +1,109 @@
+"""RequestBuilder: freezes a GenerationSpec into GenerateRequests, and refuses what could never run."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterable, Sequence
+
+from moeserve import logs
+from moeserve.httpserver.generation.engine_client import EngineClient
+from moeserve.httpserver.generation.fields import INT64_MAX
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.httpserver.transport.keys import key_name
+from moeserve.messages.schema import GenerateRequest, RequestContext
+
+
+class RequestBuilder:
+    """Raises ApiError 400 for a request that could never run."""
+
+    def __init__(self, engine: EngineClient, seed: int | None, max_generations: int) -> None:
+        """`seed` makes the seeds of requests that set none reproducible. `max_generations` can be running and waiting
+        at once."""
+        self._engine = engine
+        self._max_generations = max_generations
+        self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
+
+    def build(
+        self, text: ModelText, prompts: Sequence[Sequence[int]], spec: GenerationSpec
+    ) -> list[GenerateRequest]:
+        """Returns the n choices of each prompt, prompt by prompt. Choice i of each has the seed `spec.seed + i`."""
+        vocab_size = min(self._engine.require_ready().vocab_size, text.vocab_size)
+        stop_token_ids = _stop_token_ids(spec, vocab_size, text.eos_ids)
+        if (total := len(prompts) * spec.n) > self._max_generations:
+            message = (
+                f"{len(prompts)} prompts with {spec.n} choices each are {total}; "
+                f"at most {self._max_generations} fit"
+            )
+            raise invalid("n", message)
+        requests = []
+        for prompt in prompts:
+            check_ids(spec.prompt_param, prompt, vocab_size)
+            max_tokens = self._max_tokens(len(prompt), spec)
+            if spec.min_tokens > max_tokens:
+                raise invalid(
+                    "min_tokens", f"must be at most max_tokens, {max_tokens}, got {spec.min_tokens}"
+                )
+            token_ids = array("i", prompt).tobytes()
+            seed = self._seeds.getrandbits(63) if spec.seed is None else spec.seed
+            for choice in range(spec.n):
+                request = GenerateRequest(
+                    id=self._engine.next_id(),
+                    token_ids=token_ids,
+                    sampling=spec.sampling(
+                        max_tokens=max_tokens,
+                        seed=(seed + choice) & INT64_MAX,
+                        stop_token_ids=stop_token_ids,
+                    ),
+                    text=spec.text_options(),
+                    arrival=spec.arrival,
+                    priority=spec.priority,
+                    key_name=key_name.get(),
+                    cache_salt=spec.cache_salt,
+                    context=RequestContext(logs.request_id.get()),
+                    progress=spec.progress,
+                )
+                requests.append(request)
+        return requests
+
+    def _max_tokens(self, prompt_tokens: int, spec: GenerationSpec) -> int:
+        """Returns the most tokens of the answer. Raises ApiError 400 unless prompt and answer fit into the context."""
+        limit = self._engine.max_model_len
+        assert limit is not None  # require_ready has passed
+        if prompt_tokens == 0:
+            raise invalid(spec.prompt_param, "is empty: there must be at least one token")
+        room = limit - prompt_tokens
+        if spec.max_tokens is None:
+            wanted = room if spec.default_max_tokens is None else min(spec.default_max_tokens, room)
+            fits = room >= 1
+        else:
+            wanted = spec.max_tokens
+            fits = wanted <= room
+        if not fits:
+            asked = (
+                f" and {spec.max_tokens_param} is {spec.max_tokens}" if spec.max_tokens and room > 0 else ""
+            )
+            message = (
+                f"{spec.prompt_param}: this model's maximum context length is {limit} tokens, but the prompt "
+                f"has {prompt_tokens}{asked}; shorten the prompt{' or ask for fewer tokens' if asked else ''}"
+            )
+            raise ApiError(400, message, param=spec.prompt_param, code="context_length_exceeded")
+        return wanted
+
+
+def _stop_token_ids(spec: GenerationSpec, vocab_size: int, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the ids that end the answer: end of sequence, the client's, the chat format's; each once."""
+    check_ids("logit_bias", spec.logit_bias, vocab_size)
+    asked = (*spec.stop_token_ids, *spec.format_stop_token_ids)
+    check_ids(spec.stop_token_ids_param, asked, vocab_size)
+    ends = () if spec.ignore_eos else eos_ids
+    return tuple(dict.fromkeys((*ends, *asked)))
+
+
+def check_ids(param: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raises ApiError 400 for an id beyond the vocabulary."""
+    highest = max(ids, default=0)
+    if highest >= vocab_size:
+        raise invalid(param, f"token ids must be in the range 0 to {vocab_size - 1}, got {highest}")

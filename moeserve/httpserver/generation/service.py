@@ -1,0 +1,55 @@
+"""Service: what every route works with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastapi import Request
+
+from moeserve.config import ServerConfig
+from moeserve.grammar.checker import GrammarChecker
+from moeserve.httpserver.generation.engine_client import EngineClient
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.request_builder import RequestBuilder
+from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.transport.api_table import ApiState
+from moeserve.httpserver.transport.errors import ApiError
+
+
+@dataclass
+class Service:
+    config: ServerConfig
+    model_name: str
+    engine: EngineClient
+    metrics: Metrics
+    api_states: Mapping[str, ApiState]  # by Api.name; each API reads its own only
+    text: ModelText | None = None  # written by `server.py` once it is built; /health answers before
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        max_generations = self.config.max_num_queued_reqs + self.config.max_num_seqs
+        self.request_builder = RequestBuilder(self.engine, self.config.seed, max_generations)
+        self.grammars = GrammarChecker(Path(self.config.model))
+
+    def ready(self, model: str | None) -> tuple[ModelText, int]:
+        """Returns the tokenizer and the longest prompt plus answer in tokens. Raises ApiError: 404 for a model that is
+        not the served one, 503 unless a request could run now."""
+        if model is not None and model != self.model_name:
+            raise self.unknown_model(model)
+        self.engine.require_ready()
+        limit = self.engine.max_model_len
+        assert self.text is not None  # require_ready has passed
+        assert limit is not None
+        return self.text, limit
+
+    def unknown_model(self, model: str) -> ApiError:
+        message = f"the model {model[:200]!r} does not exist; served is {self.model_name!r}"
+        return ApiError(404, message, param="model", code="model_not_found")
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service

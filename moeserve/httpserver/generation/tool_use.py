@@ -1,0 +1,62 @@
+"""The tools of a conversation, and whether the model may or must call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moeserve.grammar import spec as grammar
+
+
+@dataclass(frozen=True)
+class Tool:
+    name: str
+    description: str | None
+    parameters: Mapping[str, Any]  # JSON Schema
+    is_strict: bool
+
+    def for_template(self) -> dict[str, Any]:
+        """Returns OpenAI's form, which templates expect."""
+        described = {} if self.description is None else {"description": self.description}
+        return {
+            "type": "function",
+            "function": {"name": self.name, **described, "parameters": self.parameters},
+        }
+
+    def for_grammar(self) -> grammar.Tool:
+        return grammar.Tool(self.name, json.dumps(self.parameters))
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """With `choice` "named", the model calls the tool `name` exactly once."""
+
+    tools: tuple[Tool, ...] = ()
+    choice: Literal["auto", "none", "required", "named"] = "auto"
+    name: str = ""
+    parallel: bool = True
+    param: str = "tools"  # the client's name, for messages
+
+    @property
+    def may_call(self) -> bool:
+        return bool(self.tools) and self.choice != "none"
+
+    def grammar_spec(self) -> grammar.GrammarSpec | None:
+        """Returns the grammar that guarantees valid calls: all of them if a call must come, else those of strict
+        tools. None if no call needs a guarantee."""
+        tools = [tool.for_grammar() for tool in self.tools]
+        match self.choice:
+            case "required":
+                return grammar.ToolCalls(tools, self.parallel)
+            case "named":
+                return grammar.ToolCalls([tool for tool in tools if tool.name == self.name], parallel=False)
+            case "auto" if any(tool.is_strict for tool in self.tools):
+                loose = grammar.ANY_OBJECT.schema
+                shapes = [
+                    shape if tool.is_strict else grammar.Tool(tool.name, loose)
+                    for tool, shape in zip(self.tools, tools, strict=True)
+                ]
+                return grammar.TextWithToolCalls(shapes, self.parallel)
+        return None

@@ -1,0 +1,15 @@
+"""Our own API: tokenisation, expert usage, and the server's status. Its errors have the default shape."""
+
+from moeserve.httpserver.native import experts, status, tokenize
+from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.transport.api_table import Api
+
+_PROBES = frozenset({"/health", "/metrics"})  # of load balancers and scrapers, which have no key
+
+API = Api(
+    name="native",
+    routers=(tokenize.router, experts.router, status.router),
+    bodies=(TokenizeRequest, DetokenizeRequest),
+    open_paths=_PROBES,
+    quiet_paths=_PROBES | {"/v1/experts"},  # our own pages poll it
+)

@@ -1,0 +1,56 @@
+"""The request bodies and answers of /tokenize and /detokenize, which are vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from moeserve.httpserver.generation.chat_messages import Messages, TemplateKwargs
+from moeserve.httpserver.generation.chat_tools import Tools
+from moeserve.httpserver.generation.fields import ModelName, TokenId
+from moeserve.httpserver.transport.request_model import RequestModel
+
+MAX_IDS = 1 << 22
+
+
+class TokenizeRequest(RequestModel):
+    """Either `prompt` or `messages`."""
+
+    model: ModelName | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(description="The vocabulary's begin token. Default: true for a prompt, false for messages."),
+    ] = None
+    tools: Annotated[Tools, Field(default_factory=list, description="For messages.")]
+    add_generation_prompt: Annotated[bool, Field(description="For messages.")] = True
+    chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("prompt", "give either this or messages")
+        if self.tools and self.messages is None:
+            raise PydanticCustomError("tools", "go with messages")
+        return self
+
+
+class TokenizeResponse(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(RequestModel):
+    model: ModelName | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS)]
+
+
+class DetokenizeResponse(TypedDict):
+    prompt: str

@@ -1,0 +1,54 @@
+"""/v1/experts: the expert usage counts, the experts in GPU memory, and the file that placement reads."""
+
+from __future__ import annotations
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.native.objects import Experts, ExpertsHeat
+from moeserve.httpserver.transport.sse import JsonResponse, answer
+from moeserve.messages.schema import ExpertUse
+from moeserve.placement.heat import ExpertHeat, write_heat
+
+router = APIRouter(tags=["Experts"])
+
+
+@router.get("/v1/experts", responses={200: {"model": Experts}})
+async def experts(request: Request) -> Response:
+    """Tokens routed to each expert of each layer since the start, and which experts live in GPU memory."""
+    return await answer(request, _experts(service_of(request)))
+
+
+@router.get("/v1/experts/heat", responses={200: {"model": ExpertsHeat}})
+async def heat(request: Request) -> Response:
+    """The same counts as the file that --expert-heat reads."""
+    service = service_of(request)
+    use = await _use(service)
+    file = ExpertHeat(service.model_name, use.layers, use.experts, use.experts_per_token, _counts(use))
+    headers = {"content-disposition": 'attachment; filename="expert-heat.json"'}
+    return Response(write_heat(file), media_type=JsonResponse.media_type, headers=headers)
+
+
+async def _use(service: Service) -> ExpertUse:
+    service.engine.require_ready()
+    return await service.engine.expert_use.latest()
+
+
+async def _experts(service: Service) -> Experts:
+    use = await _use(service)
+    on_gpu = np.frombuffer(use.on_gpu, np.uint8).reshape(use.layers, use.experts)
+    return {
+        "object": "experts",
+        "model": service.model_name,
+        "layers": use.layers,
+        "experts": use.experts,
+        "experts_per_token": use.experts_per_token,
+        "counts": _counts(use),
+        "gpu_experts": [np.flatnonzero(layer).tolist() for layer in on_gpu],
+    }
+
+
+def _counts(use: ExpertUse) -> list[list[int]]:
+    counts: list[list[int]] = np.frombuffer(use.tokens, "<i8").reshape(use.layers, use.experts).tolist()
+    return counts

@@ -1,0 +1,71 @@
+"""/tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.request_builder import check_ids
+from moeserve.httpserver.generation.service import service_of
+from moeserve.httpserver.native.bodies import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.sse import answer
+
+router = APIRouter(tags=["Tokenizer"])
+
+
+@router.post(
+    "/tokenize",
+    openapi_extra=documented(TokenizeRequest),
+    responses={200: {"model": TokenizeResponse}},
+)
+async def tokenize(request: Request) -> Response:
+    """The token ids of a prompt, or of a conversation as the chat template writes it."""
+    body = await read_body(request, TokenizeRequest)
+    text, limit = service_of(request).ready(body.model)
+    return await answer(request, _tokenized(body, text, limit))
+
+
+@router.post(
+    "/detokenize",
+    openapi_extra=documented(DetokenizeRequest),
+    responses={200: {"model": DetokenizeResponse}},
+)
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, control tokens included."""
+    body = await read_body(request, DetokenizeRequest)
+    text, _ = service_of(request).ready(body.model)
+    check_ids("tokens", body.tokens, text.vocab_size)
+    return await answer(request, _detokenized(body, text))
+
+
+async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int) -> TokenizeResponse:
+    add_special = body.add_special_tokens
+    if body.messages is not None:
+        ids = await text.encode_chat(
+            [message.for_template() for message in body.messages],
+            tools=[definition.tool().for_template() for definition in body.tools] or None,
+            add_generation_prompt=body.add_generation_prompt,
+            kwargs=body.chat_template_kwargs,
+            limit=limit,
+            add_special=False if add_special is None else add_special,
+        )
+    else:
+        assert body.prompt is not None  # the model's validator
+        (ids,) = await text.encode(
+            [body.prompt],
+            limit=limit,
+            param="prompt",
+            add_special=True if add_special is None else add_special,
+        )
+    names = [text.token_text(token_id) for token_id in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names}
+
+
+async def _detokenized(body: DetokenizeRequest, text: ModelText) -> DetokenizeResponse:
+    return {"prompt": await text.decode(body.tokens)}

@@ -1,0 +1,1 @@
+"""What operators see: metrics, one log line a request, spans of OpenTelemetry."""

@@ -1,0 +1,186 @@
+"""The Prometheus registry, with vLLM's metric names and meanings under `moeserve:`.
+
+The router's counts arrive as `LoadReport` and are exported unchanged. What only this process sees (when tokens arrive,
+how requests end) is observed here. Times are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Final, Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from moeserve.messages.schema import FinishReason, HistogramCounts, LoadReport, Usage
+
+Status = Literal["loading", "ok", "dead", "draining"]
+
+_LABELS: Final = ("model_name",)
+_TTFT_BUCKETS: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_ITL_BUCKETS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_LATENCY_BUCKETS: Final = (
+    *(0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKEN_BUCKETS: Final = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
+
+# (field of LoadReport, metric, help)
+_GAUGES: Final = (
+    ("num_running", "num_requests_running", "Requests in model execution batches."),
+    ("num_waiting", "num_requests_waiting", "Requests waiting to be processed."),
+    ("queued_tokens", "num_tokens_waiting", "Tokens still to be computed for waiting requests."),
+    ("kv_slots_used", "kv_cache_slots_used", "KV cache slots (tokens) in use."),
+    (
+        "kv_slots_cached",
+        "kv_cache_slots_cached",
+        "KV cache slots that hold cached prefixes and belong to no running request.",
+    ),
+    ("kv_slots_total", "kv_cache_slots_total", "KV cache slots (tokens) in total."),
+)
+_COUNTERS: Final = (
+    ("prompt_tokens", "prompt_tokens", "Prefill tokens processed, including cached tokens."),
+    ("generation_tokens", "generation_tokens", "Generation tokens processed."),
+    ("prompt_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    ("cached_tokens", "prefix_cache_hits", "Prompt tokens taken from the prefix cache."),
+    ("preemptions", "num_preemptions", "Requests preempted to free KV cache slots."),
+    ("repeated_tokens", "recomputed_tokens", "Tokens recomputed after a preemption."),
+    ("aborts", "num_aborts", "Requests aborted because their client disconnected."),
+    ("steps", "engine_steps", "Worker steps."),
+)
+# The router's histograms, which it keeps in milliseconds.
+_HISTOGRAMS: Final = (
+    ("decode_step_ms", "decode_step_seconds", "Duration of worker steps without prompt tokens."),
+    ("prefill_step_ms", "prefill_step_seconds", "Duration of worker steps with prompt tokens."),
+    ("idle_ms", "worker_idle_seconds", "Time the worker waits between two steps of the same requests."),
+)
+
+
+class _RouterCollector(Collector):
+    """Exports the newest LoadReport. The router's totals start at 0 with the server."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        load, labels = self._metrics.load, [self._metrics.model_name]
+        for name, metric, text in _GAUGES:
+            gauge = GaugeMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
+            gauge.add_metric(labels, getattr(load, name))
+            yield gauge
+        usage = GaugeMetricFamily(
+            "moeserve:kv_cache_usage_perc", "KV cache usage; 1 means full.", labels=_LABELS
+        )
+        usage.add_metric(labels, load.kv_slots_used / load.kv_slots_total if load.kv_slots_total else 0.0)
+        yield usage
+        for name, metric, text in _COUNTERS:
+            counter = CounterMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
+            counter.add_metric(labels, getattr(load, name))
+            yield counter
+        for name, metric, text in _HISTOGRAMS:
+            histogram = HistogramMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
+            counts: HistogramCounts = getattr(load, name)
+            bounds = [*(f"{bound / 1e3:g}" for bound in counts.bounds), "+Inf"]
+            sums = accumulate(counts.counts or [0])
+            histogram.add_metric(labels, list(zip(bounds, sums, strict=True)), counts.sum / 1e3)
+            yield histogram
+
+
+class Metrics:
+    """The registry and its metrics. `EngineClient` writes `load`; the rest is written through the methods, on the event
+    loop's thread."""
+
+    def __init__(self, model_name: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.model_name = model_name
+        self.load = LoadReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_RouterCollector(self))
+        self._ttft = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT_BUCKETS
+        )
+        self._itl = self._histogram("inter_token_latency_seconds", "Time between two tokens.", _ITL_BUCKETS)
+        self._e2e = self._histogram(
+            "e2e_request_latency_seconds", "Time from arrival to the last token.", _LATENCY_BUCKETS
+        )
+        self._queue = self._histogram(
+            "request_queue_time_seconds", "Time a request waits before its prefill.", _LATENCY_BUCKETS
+        )
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "Time of a request's prefill.", _LATENCY_BUCKETS
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "Time of a request's decode.", _LATENCY_BUCKETS
+        )
+        self._prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKEN_BUCKETS)
+        self._output = self._histogram(
+            "request_generation_tokens", "Generated tokens of a request.", _TOKEN_BUCKETS
+        )
+        ended = Counter(
+            "moeserve:request_success",
+            "Finished requests by finish reason.",
+            (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._answers = Counter(
+            "moeserve:http_requests",
+            "Answered HTTP requests by route and status.",
+            (*_LABELS, "method", "handler", "status"),
+            registry=self.registry,
+        )
+        now = Gauge(
+            "moeserve:server_status",
+            "1 for the status that /health reports, 0 for the others.",
+            (*_LABELS, "status"),
+            registry=self.registry,
+        )
+        self._status = {status: now.labels(model_name, status) for status in get_args(Status)}
+        self._ended = {reason: ended.labels(model_name, reason) for reason in get_args(FinishReason)}
+
+    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
+        metric = Histogram(f"moeserve:{name}", text, _LABELS, buckets=tuple(buckets), registry=self.registry)
+        return metric.labels(self.model_name)
+
+    def tokens(self, count: int, now: float, arrival: float, last: float | None) -> None:
+        """Observes `count` tokens of one generation that came at `now`; its previous token came at `last`. Tokens that
+        come together share the gap evenly, which keeps the histogram's mean and makes its count the number of gaps."""
+        if last is None:
+            self._ttft.observe(now - arrival)
+            count -= 1
+            last = now
+        for _ in range(count):
+            self._itl.observe((now - last) / count)
+
+    def answered(self, method: str, handler: str, status: int) -> None:
+        """Counts an HTTP request that has ended. `handler` is a route, never a path that a client chose."""
+        self._answers.labels(self.model_name, method, handler, str(status)).inc()
+
+    def finished(
+        self, reason: FinishReason, usage: Usage | None = None, latency: float | None = None
+    ) -> None:
+        """Counts a generation that has ended. `usage` and `latency` (seconds) are given for those that ran to their
+        end."""
+        self._ended[reason].inc()
+        if usage is None or latency is None:
+            return
+        self._e2e.observe(latency)
+        self._queue.observe(usage.queue_ms / 1e3)
+        self._prefill.observe(usage.prefill_ms / 1e3)
+        self._decode.observe(usage.decode_ms / 1e3)
+        self._prompt.observe(usage.prompt_tokens)
+        self._output.observe(usage.completion_tokens)
+
+    def render(self, status: Status = "loading") -> tuple[bytes, str]:
+        """Returns the exposition text and its content type. `status` is the server's current status."""
+        for name, gauge in self._status.items():
+            gauge.set(name == status)
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -1,0 +1,71 @@
+"""RequestRecord: what one HTTP request came to, for its log line and its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from moeserve.messages.schema import FinishReason, GenerateRequest, Usage
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Created by `Access`. `EngineClient` writes what its generations come to, `app.py` the error."""
+
+    arrival: float  # time.monotonic()
+    error: str = ""
+    generations: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    first_token: float | None = None  # when the first token of any generation came
+    finish_reasons: list[FinishReason] = field(default_factory=list)
+
+    def started(self, requests: Sequence[GenerateRequest]) -> None:
+        self.generations = len(requests)
+
+    def token(self, now: float) -> None:
+        if self.first_token is None:
+            self.first_token = now
+
+    def ended(self, reason: FinishReason, usage: Usage) -> None:
+        self.finish_reasons.append(reason)
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.completion_tokens += usage.completion_tokens
+
+    @property
+    def first_token_s(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a log line; those without a value are left out."""
+        found: dict[str, Any] = {"error": self.error} if self.error else {}
+        if self.generations:
+            found |= {
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": self.cached_tokens,
+                "completion_tokens": self.completion_tokens,
+                "finish_reasons": self.finish_reasons,
+            }
+        if self.first_token_s is not None:
+            found["first_token_ms"] = round(self.first_token_s * 1e3, 1)
+        return found
+
+    def text(self) -> str:
+        """The same as a sentence."""
+        parts = [self.error] if self.error else []
+        if self.generations:
+            first = "" if self.first_token_s is None else f", first token after {self.first_token_s:.3f} s"
+            ends = ", ".join(dict.fromkeys(self.finish_reasons))
+            parts.append(
+                f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), "
+                f"{self.completion_tokens} completion tokens ({ends}){first}"
+            )
+        return "; ".join(parts)
+
+
+record_of_request: ContextVar[RequestRecord | None] = ContextVar("record", default=None)
+trace_of_request: ContextVar[str] = ContextVar("trace", default="")  # traceparent of the request's span

@@ -1,0 +1,218 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from moeserve.chatformat.events import CallArguments, CallBroken, CallStart, Event, Reasoning, Text
+from moeserve.httpserver.generation.answers import Answer, AnswerReader, new_call_id
+from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.generation.usage import UsageInfo, prompt_progress
+from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
+from moeserve.httpserver.openai.objects import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatFinishReason,
+    ChatLogprobs,
+    ChatMessage,
+    ToolCallDelta,
+)
+from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.refuse import request_id_of
+from moeserve.httpserver.transport.sse import EventStream, answer
+from moeserve.messages.schema import TextItem
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra=documented(ChatCompletionRequest),
+    responses={
+        200: {"model": ChatCompletion, "description": "With stream true: chat.completion.chunk events."}
+    },
+)
+async def create_chat_completion(request: Request) -> Response:
+    """Answers a conversation through the model's chat template."""
+    arrival = time.monotonic()
+    body = await read_body(request, ChatCompletionRequest)
+    handler = ChatHandler(service_of(request), body, f"chatcmpl-{request_id_of(request)}", arrival)
+    return EventStream(handler.chunks()) if body.stream else await answer(request, handler.whole())
+
+
+@dataclass
+class ChatHandler:
+    service: Service
+    body: ChatCompletionRequest
+    id: str
+    arrival: float
+
+    def __post_init__(self) -> None:
+        self.created = int(time.time())
+
+    async def whole(self) -> ChatCompletion:
+        prepared = await self._prepare()
+        answers = await self.service.engine.complete(prepared.requests)
+        choices = [self._choice(index, prepared, items) for index, items in enumerate(answers)]
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.service.model_name,
+            "choices": choices,
+            "usage": prepared.tally.usage(),
+            "timings": prepared.tally.timings(),
+        }
+
+    async def chunks(self) -> AsyncGenerator[ChatCompletionChunk, None]:
+        """Yields the role of each choice, its deltas, and an empty delta with its finish_reason; at the end the usage,
+        if it was asked for."""
+        prepared = await self._prepare()
+        options = self.body.stream_options
+        with_usage = options is not None and options.include_usage
+        continuous = options is not None and options.continuous_usage_stats
+        greeted = False
+        async with self.service.engine.start(prepared.requests) as stream:
+            async for index, item in stream:
+                chunks = (
+                    [] if greeted else [self._greeting(choice) for choice in range(len(prepared.requests))]
+                )
+                greeted = True
+                chunks += self._chunks_of(index, item, prepared)
+                now = prepared.tally.usage() if continuous else None
+                for chunk in chunks:
+                    yield _with_usage(chunk, now) if with_usage else chunk
+        if with_usage:
+            last = _with_usage(self._envelope([]), prepared.tally.usage())
+            last["timings"] = prepared.tally.timings()
+            yield last
+
+    async def _prepare(self) -> PreparedRequest:
+        """Raises ApiError."""
+        return await prepare(self.service, self.body.generation_spec(self.arrival))
+
+    # ---- complete answers
+
+    def _choice(self, index: int, prepared: PreparedRequest, items: list[TextItem]) -> ChatChoice:
+        reader, end = prepared.readers[index], items[-1]
+        found = Answer.of(event for item in items for event in reader.read(item))
+        prepared.tally.take(index, end, reader.reasoning_tokens)
+        entries = [entry for item in items for entry in self._logprobs_of(prepared.text, item)]
+        return {
+            "index": index,
+            "message": _message(found),
+            "logprobs": self._content(entries),
+            "finish_reason": finish_reason(end, reader),
+            "stop_reason": prepared.stop_reason(end),
+        }
+
+    # ---- streams
+
+    def _chunks_of(
+        self, index: int, item: TextItem, prepared: PreparedRequest
+    ) -> Iterator[ChatCompletionChunk]:
+        if item.progress is not None:
+            yield {**self._chunk(index, {}), "prompt_progress": prompt_progress(item.progress)}
+            return
+        reader = prepared.readers[index]
+        deltas = [_delta(event) for event in reader.read(item)]
+        prepared.tally.take(index, item, reader.reasoning_tokens)
+        entries = self._logprobs_of(prepared.text, item)
+        if entries and not deltas:
+            deltas = [{"content": ""}]
+        for delta in deltas:
+            yield self._chunk(index, delta, entries)
+            entries = []
+        if item.finish_reason is None:
+            return
+        last = self._chunk(index, {})
+        last["choices"][0]["finish_reason"] = finish_reason(item, reader)
+        last["choices"][0]["stop_reason"] = prepared.stop_reason(item)
+        if prepared.tally.all_finished:
+            last["timings"] = prepared.tally.timings()
+        yield last
+
+    def _greeting(self, index: int) -> ChatCompletionChunk:
+        return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def _chunk(
+        self, index: int, delta: ChatDelta, entries: list[ChatLogprob] | None = None
+    ) -> ChatCompletionChunk:
+        choice: ChatChunkChoice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._content(entries) if entries else None,
+            "finish_reason": None,
+        }
+        return self._envelope([choice])
+
+    def _envelope(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        return {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.service.model_name,
+            "choices": choices,
+        }
+
+    def _logprobs_of(self, text: ModelText, item: TextItem) -> list[ChatLogprob]:
+        if not self.body.logprobs or not item.logprobs:
+            return []
+        return chat_logprobs(
+            text, item.logprobs, self.body.top_logprobs, self.body.return_tokens_as_token_ids
+        )
+
+    def _content(self, entries: list[ChatLogprob]) -> ChatLogprobs | None:
+        return {"content": entries, "refusal": None} if self.body.logprobs else None
+
+
+def finish_reason(end: TextItem, reader: AnswerReader) -> ChatFinishReason | None:
+    return "tool_calls" if end.finish_reason == "stop" and reader.num_calls else end.finish_reason
+
+
+def _with_usage(chunk: ChatCompletionChunk, usage: UsageInfo | None) -> ChatCompletionChunk:
+    return {**chunk, "usage": usage}
+
+
+def _message(found: Answer) -> ChatMessage:
+    message: ChatMessage = {"role": "assistant", "content": found.text, "refusal": None}
+    if found.reasoning:
+        message["reasoning"] = message["reasoning_content"] = found.reasoning
+    if found.calls:
+        message["content"] = found.text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in found.calls
+        ]
+    return message
+
+
+def _delta(event: Event) -> ChatDelta:
+    match event:
+        case Text(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning": text, "reasoning_content": text}
+        case CallStart(index, name):
+            start: ToolCallDelta = {
+                "index": index,
+                "id": new_call_id(),
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            }
+            return {"tool_calls": [start]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case CallBroken(_, _, rest):
+            return {"content": rest}
+    return {}

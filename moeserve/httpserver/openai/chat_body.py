@@ -1,0 +1,97 @@
+"""The request body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.generation.chat_messages import Messages, TemplateKwargs
+from moeserve.httpserver.generation.chat_tools import ToolChoice, Tools, tool_use
+from moeserve.httpserver.generation.fields import INT32_MAX, MAX_TOP_LOGPROBS
+from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.generation.thinking import BUDGETS, Effort, ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.tool_use import ToolUse
+from moeserve.httpserver.openai.shared_body import OpenAIRequest
+from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, unsupported
+
+
+class ChatCompletionRequest(OpenAIRequest):
+    messages: Messages
+    max_tokens: Annotated[
+        int | None, Field(ge=1, le=INT32_MAX, description="Default: the rest of the context.")
+    ] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
+    add_generation_prompt: bool = True
+
+    tools: Annotated[Tools, Field(default_factory=list)]
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Annotated[bool, Field(description="False: at most one call.")] = True
+    reasoning_effort: Annotated[
+        Effort | None, Field(description=f"Tokens of thought: {BUDGETS}; above, as many as it takes.")
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None,
+        Field(
+            ge=-1, le=INT32_MAX, description="Tokens of thought; 0 switches thinking off, -1 sets no bound."
+        ),
+    ] = None
+    include_reasoning: Annotated[bool, Field(description="False leaves the thought out of the answer.")] = (
+        True
+    )
+
+    functions: Annotated[Any, unsupported("functions (use tools)", [])] = None
+    function_call: Annotated[Any, unsupported("function_call (use tool_choice)", "none", "auto")] = None
+    audio: Annotated[Any, unsupported("audio")] = None
+    modalities: Annotated[Any, unsupported("an output other than text", ["text"])] = None
+    verbosity: Annotated[Any, unsupported("verbosity")] = None
+    web_search_options: Annotated[Any, unsupported("web search")] = None
+    moderation: Annotated[Any, unsupported("moderation")] = None
+
+    store: Annotated[bool, NO_EFFECT] = False
+    service_tier: Annotated[Label | None, NO_EFFECT] = None
+    prediction: Annotated[FreeDict | None, NO_EFFECT] = None
+    prompt_cache_key: Annotated[Label | None, NO_EFFECT] = None
+    prompt_cache_retention: Annotated[Label | None, NO_EFFECT] = None
+    prompt_cache_options: Annotated[FreeDict | None, NO_EFFECT] = None
+    safety_identifier: Annotated[Label | None, NO_EFFECT] = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "is only allowed with logprobs true")
+        given = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(given) > 1:
+            raise PydanticCustomError("max_tokens", "disagrees with max_completion_tokens")
+        self.tool_use()
+        self.thinking()
+        return self
+
+    def tool_use(self) -> ToolUse:
+        tools = [definition.tool() for definition in self.tools]
+        return tool_use(tools, self.tool_choice, self.parallel_tool_calls)
+
+    def thinking(self) -> ThinkingOptions:
+        budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        return thinking_options(self.reasoning_effort, budget, self.chat_template_kwargs)
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        """Returns what the request asks the engine for."""
+        spec = self.shared_spec(arrival)
+        spec.messages = [message.for_template() for message in self.messages]
+        spec.prompt_param = "messages"
+        spec.template_kwargs = self.chat_template_kwargs
+        spec.add_generation_prompt = self.add_generation_prompt
+        spec.tools = self.tool_use()
+        spec.thinking = self.thinking()
+        spec.show_reasoning = self.include_reasoning
+        spec.logprobs = self.top_logprobs if self.logprobs else None
+        spec.max_tokens = self.max_tokens
+        if self.max_completion_tokens is not None:
+            spec.max_tokens = self.max_completion_tokens
+            spec.max_tokens_param = "max_completion_tokens"
+        return spec

@@ -1,0 +1,98 @@
+"""The request body of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.generation.fields import INT32_MAX
+from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.openai.shared_body import OpenAIRequest
+from moeserve.httpserver.transport.request_model import unsupported
+
+MAX_PROMPTS: Final = 1024
+MAX_LOGPROBS: Final = 20
+DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's and vLLM's
+
+Prompt = str | list[int]
+
+
+def check_token_ids(ids: list[Any]) -> None:
+    """Raises PydanticCustomError unless every element is an int that fits int32; a bool is none."""
+    if set(map(type, ids)) - {int}:
+        raise PydanticCustomError("prompt_type", "must hold token ids only, or strings only")
+    if ids and not (min(ids) >= 0 and max(ids) <= INT32_MAX):
+        raise PydanticCustomError("prompt_range", "token ids must be in the range 0 to 2147483647")
+
+
+def _to_prompts(value: Any) -> list[Prompt]:
+    """Makes a list of prompts of any of the four forms of `prompt`, which differ in their first element."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError(
+            "prompt_type", "must be a string, a list of token ids, or a list of either, and not empty"
+        )
+    if isinstance(value[0], int | float):
+        check_token_ids(value)
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise PydanticCustomError(
+            "too_long",
+            "at most {most} prompts are taken, got {got}",
+            {"most": MAX_PROMPTS, "got": len(value)},
+        )
+    if all(isinstance(one, str) for one in value):
+        return value
+    if not all(isinstance(one, list) for one in value):
+        raise PydanticCustomError("prompt_type", "must hold strings only, or lists of token ids only")
+    for one in value:
+        check_token_ids(one)
+    return value
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: Annotated[
+        Any,
+        BeforeValidator(_to_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]),
+        Field(description="Each prompt gets n choices, in order."),
+    ]
+    max_tokens: Annotated[
+        int | None, Field(ge=0, le=INT32_MAX, description="Default 16; 0 with echo scores the prompt alone.")
+    ] = None
+    echo: bool = False
+    logprobs: Annotated[
+        int | None, Field(ge=0, le=MAX_LOGPROBS, description="The chosen token's and so many most likely.")
+    ] = None
+    return_token_ids: Annotated[
+        bool,
+        Field(description="Each choice has the `token_ids` of its text, and first its prompt's (vLLM)."),
+    ] = False
+
+    best_of: Annotated[int | None, Field(ge=1, description="Only n is accepted.")] = None
+    suffix: Annotated[Any, unsupported("fill-in-the-middle", "")] = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != self.n:
+            raise PydanticCustomError("best_of", "other values than n are not supported")
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("max_tokens", "0 is only allowed with echo true")
+        return self
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        prompts: list[Prompt] = self.prompt
+        return prompts
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        """Returns what the request asks the engine for."""
+        spec = self.shared_spec(arrival)
+        spec.prompts = self.prompts
+        spec.max_tokens = self.max_tokens
+        spec.default_max_tokens = DEFAULT_MAX_TOKENS
+        spec.logprobs = self.logprobs
+        spec.prompt_logprobs = self.logprobs if self.echo else None
+        return spec

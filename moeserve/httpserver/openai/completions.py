@@ -1,0 +1,159 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from moeserve.httpserver.generation.model_text import ModelText
+from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.generation.usage import prompt_progress
+from moeserve.httpserver.openai.completion_body import CompletionRequest, Prompt
+from moeserve.httpserver.openai.completion_logprobs import CompletionLogprobsWriter, joined
+from moeserve.httpserver.openai.objects import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+)
+from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.refuse import request_id_of
+from moeserve.httpserver.transport.sse import EventStream, answer
+from moeserve.messages.schema import TextItem
+
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post(
+    "/v1/completions",
+    openapi_extra=documented(CompletionRequest),
+    responses={200: {"model": Completion, "description": "With stream true: chunks of the same shape."}},
+)
+async def create_completion(request: Request) -> Response:
+    """Completes prompts."""
+    arrival = time.monotonic()
+    body = await read_body(request, CompletionRequest)
+    handler = CompletionHandler(service_of(request), body, f"cmpl-{request_id_of(request)}", arrival)
+    return EventStream(handler.chunks()) if body.stream else await answer(request, handler.whole())
+
+
+@dataclass(slots=True)
+class Echo:
+    """A prompt, and its text if it is echoed."""
+
+    ids: list[int]
+    text: str = ""
+
+
+class ChoiceWriter:
+    """Turns the items of one choice into text and logprobs; the first item also gives the echo."""
+
+    def __init__(self, text: ModelText, body: CompletionRequest, prompt: Echo) -> None:
+        self._echo: Echo | None = prompt if body.echo else None
+        self._prompt_ids: list[int] | None = prompt.ids
+        self._with_ids = body.return_token_ids
+        top = body.logprobs
+        as_ids = body.return_tokens_as_token_ids
+        self._logprobs = None if top is None else CompletionLogprobsWriter(text, top, as_ids)
+
+    def write(self, item: TextItem) -> tuple[str, CompletionLogprobs | None]:
+        echo, self._echo = self._echo, None
+        text = item.text if echo is None else echo.text + item.text
+        if self._logprobs is None:
+            return text, None
+        parts = [] if echo is None else [self._logprobs.first_prompt_token(echo.ids[0])]
+        for tokens in (item.prompt_logprobs, item.logprobs):
+            if tokens:
+                parts.append(self._logprobs.write(tokens))
+        return text, joined(parts)
+
+    def choice(
+        self, index: int, text: str, logprobs: CompletionLogprobs | None, end: TextItem, token_ids: list[int]
+    ) -> CompletionChoice:
+        """Returns a piece of the choice, or all of it. `end` is its last item."""
+        choice: CompletionChoice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": end.finish_reason,
+            "stop_reason": end.stop_reason,
+        }
+        if self._with_ids:
+            choice["token_ids"] = token_ids
+            choice["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None
+        return choice
+
+
+@dataclass
+class CompletionHandler:
+    service: Service
+    body: CompletionRequest
+    id: str
+    arrival: float
+
+    def __post_init__(self) -> None:
+        self.created = int(time.time())
+
+    async def whole(self) -> Completion:
+        prepared, writers = await self._prepare()
+        tally = prepared.tally
+        answers = await self.service.engine.complete(prepared.requests, "text_completion")
+        choices = []
+        for index, (items, writer) in enumerate(zip(answers, writers, strict=True)):
+            tally.take(index, items[-1])
+            parts = [writer.write(item) for item in items]
+            text = "".join(text for text, _ in parts)
+            logprobs = [part for _, part in parts if part is not None]
+            ids = [token for item in items for token in item.token_ids]
+            choices.append(writer.choice(index, text, joined(logprobs) if logprobs else None, items[-1], ids))
+        return self._envelope(choices) | {"usage": tally.usage(), "timings": tally.timings()}
+
+    async def chunks(self) -> AsyncGenerator[Completion, None]:
+        prepared, writers = await self._prepare()
+        tally = prepared.tally
+        body, options = self.body, self.body.stream_options
+        async with self.service.engine.start(prepared.requests, "text_completion") as stream:
+            async for index, item in stream:
+                tally.take(index, item)
+                text, logprobs = writers[index].write(item)
+                told = (logprobs and logprobs["tokens"]) or (body.return_token_ids and item.token_ids)
+                if item.finish_reason is None and not text and not told and item.progress is None:
+                    continue  # the token's text is held back: part of a character or of a stop string
+                choice = writers[index].choice(index, text, logprobs, item, item.token_ids)
+                chunk = self._envelope([choice])
+                if options is not None and options.include_usage:
+                    chunk["usage"] = tally.usage() if options.continuous_usage_stats else None
+                if item.progress is not None:
+                    chunk["prompt_progress"] = prompt_progress(item.progress)
+                if tally.all_finished:
+                    chunk["timings"] = tally.timings()
+                yield chunk
+        if options is not None and options.include_usage:
+            yield self._envelope([]) | {"usage": tally.usage(), "timings": tally.timings()}
+
+    async def _prepare(self) -> tuple[PreparedRequest, list[ChoiceWriter]]:
+        """Returns the request and a writer for each choice. Raises ApiError."""
+        body = self.body
+        prepared = await prepare(self.service, body.generation_spec(self.arrival))
+        text = prepared.text
+        echoes = [
+            Echo(ids, await _prompt_text(text, prompt, ids) if body.echo else "")
+            for prompt, ids in zip(body.prompts, prepared.prompt_ids, strict=True)
+        ]
+        return prepared, [ChoiceWriter(text, body, echo) for echo in echoes for _ in range(body.n)]
+
+    def _envelope(self, choices: list[CompletionChoice]) -> Completion:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.service.model_name,
+            "choices": choices,
+        }
+
+
+async def _prompt_text(text: ModelText, prompt: Prompt, ids: list[int]) -> str:
+    return prompt if isinstance(prompt, str) else await text.decode(ids)

@@ -1,0 +1,114 @@
+"""The fields that ask for an answer of a certain form, and the grammars that they stand for."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.grammar_fields import MAX_PATTERN_CHARS, Grammar, Pattern, Schema
+from moeserve.httpserver.generation.spec import GrammarConstraint
+from moeserve.httpserver.transport.request_model import JsonSchemaDict, Label, RequestModel, unsupported
+
+MAX_OPTIONS: Final = 1024
+
+
+def _none_empty(options: list[str]) -> list[str]:
+    if not all(options):
+        raise PydanticCustomError("choice", "every choice needs at least one character")
+    return options
+
+
+Choices = Annotated[
+    list[Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]],
+    AfterValidator(_none_empty),
+    Field(min_length=1, max_length=MAX_OPTIONS),
+]
+
+
+class JsonSchemaFormat(RequestModel):
+    name: Annotated[Label | None, Field(description="For the client's own use.")] = None
+    description: Annotated[str | None, Field(description="For the client's own use.")] = None
+    schema_: Annotated[JsonSchemaDict, Field(alias="schema")]
+    strict: Annotated[bool, Field(description="Answers validate by construction either way.")] = True
+
+
+class ResponseFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError("json_schema", "goes with type json_schema, and only with it")
+        return self
+
+    def grammar_spec(self) -> grammar.GrammarSpec | None:
+        if self.json_schema is not None:
+            return grammar.JsonSchema(json.dumps(self.json_schema.schema_))
+        return grammar.ANY_OBJECT if self.type == "json_object" else None
+
+
+class StructuredOutputs(RequestModel):
+    """vLLM's newer form of the guided_ fields: one of these."""
+
+    json_: Annotated[Schema | None, Field(alias="json")] = None
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = None
+    json_object: bool | None = None
+
+    disable_fallback: Annotated[Any, unsupported("disable_fallback (there is no fallback)", False, True)] = (
+        False
+    )
+    disable_any_whitespace: Annotated[Any, unsupported("disable_any_whitespace", False)] = False
+    disable_additional_properties: Annotated[Any, unsupported("disable_additional_properties", False)] = False
+    whitespace_pattern: Annotated[Any, unsupported("whitespace_pattern")] = None
+    structural_tag: Annotated[Any, unsupported("structural_tag")] = None
+
+
+class StructuredFields(RequestModel):
+    """OpenAI's `response_format` and vLLM's fields, of which a request has at most one."""
+
+    response_format: ResponseFormat | None = None
+    guided_json: Schema | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Grammar | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    guided_decoding_backend: Annotated[Any, unsupported("another backend", "auto", "guidance")] = None
+    guided_whitespace_pattern: Annotated[Any, unsupported("guided_whitespace_pattern")] = None
+
+    @model_validator(mode="after")
+    def _at_most_one_form(self) -> StructuredFields:
+        constraints = self._constraints()
+        if len(constraints) > 1:
+            names = " and ".join(constraint.param for constraint in constraints)
+            raise PydanticCustomError(
+                constraints[1].param.split(".")[0], "only one of {names}", {"names": names}
+            )
+        return self
+
+    def grammar_constraint(self) -> GrammarConstraint | None:
+        return next(iter(self._constraints()), None)
+
+    def _constraints(self) -> list[GrammarConstraint]:
+        format = self.response_format
+        new = self.structured_outputs or StructuredOutputs()
+        specs: dict[str, grammar.GrammarSpec | None] = {
+            "response_format": None if format is None else format.grammar_spec(),
+            "guided_json": None if self.guided_json is None else grammar.JsonSchema(self.guided_json),
+            "guided_regex": None if self.guided_regex is None else grammar.Regex(self.guided_regex),
+            "guided_choice": None if self.guided_choice is None else grammar.Choice(self.guided_choice),
+            "guided_grammar": None if self.guided_grammar is None else grammar.Ebnf(self.guided_grammar),
+            "structured_outputs.json": None if new.json_ is None else grammar.JsonSchema(new.json_),
+            "structured_outputs.regex": None if new.regex is None else grammar.Regex(new.regex),
+            "structured_outputs.choice": None if new.choice is None else grammar.Choice(new.choice),
+            "structured_outputs.grammar": None if new.grammar is None else grammar.Ebnf(new.grammar),
+            "structured_outputs.json_object": grammar.ANY_OBJECT if new.json_object else None,
+        }
+        return [GrammarConstraint(spec, param) for param, spec in specs.items() if spec is not None]

@@ -1,0 +1,138 @@
+"""What the OpenAI API answers, as typed dicts.
+
+mypy checks them, FastAPI documents them, orjson writes them as they are. A pydantic model for each streamed token would
+cost more than the token's detokenisation.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from moeserve.httpserver.generation.logprobs import ChatLogprob
+from moeserve.httpserver.generation.usage import PromptProgress, Timings, UsageInfo
+from moeserve.messages.schema import FinishReason
+
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
+
+class CompletionLogprobs(TypedDict):
+    """Parallel lists over tokens; `text_offset` counts characters of the tokens' own strings."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    """In a stream, `prompt_token_ids` is null in all chunks of the choice but the first."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int] | None]
+
+
+class Completion(TypedDict):
+    """The answer, and each chunk of a stream; a stream has usage only on request."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[UsageInfo | None]
+    timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The first delta of a call has its id and name, the others more of its arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
+class ChatMessage(TypedDict):
+    """`reasoning` and `reasoning_content` hold the same thinking, if there was any. `content` is null if the answer is
+    calls only."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+    stop_reason: str | int | None
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageInfo
+    timings: Timings
+
+
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+    stop_reason: NotRequired[str | int | None]
+
+
+class ChatCompletionChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[UsageInfo | None]
+    timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]

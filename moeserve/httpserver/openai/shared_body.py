@@ -1,0 +1,109 @@
+"""The fields that /v1/completions and /v1/chat/completions share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.generation.fields import (
+    INT32_MAX,
+    INT64_MAX,
+    MAX_CHOICES,
+    Bias,
+    CacheSalt,
+    ModelName,
+    StopStrings,
+    TokenId,
+    TokenKey,
+)
+from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.openai.grammar_body import StructuredFields
+from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
+
+
+class StreamOptions(RequestModel):
+    include_usage: bool = Field(False, description="End with a chunk that carries `usage` and `timings`.")
+    continuous_usage_stats: bool = Field(False, description="`usage` so far in every chunk as well (vLLM).")
+    include_obfuscation: Annotated[bool, NO_EFFECT] = False
+
+    @model_validator(mode="after")
+    def _continuous_is_an_addition(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            raise PydanticCustomError("stream_options", "continuous_usage_stats needs include_usage true")
+        return self
+
+
+class OpenAIRequest(StructuredFields):
+    """Defaults are vLLM's. Names that are not OpenAI's are vLLM's."""
+
+    model: ModelName | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    temperature: Annotated[float, Field(ge=0, le=2, description="0 is greedy.")] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="0 and -1 switch it off.")] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=1024, default_factory=dict)]
+    seed: Annotated[
+        int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX, description="Choice i of n uses seed + i.")
+    ] = None
+
+    stop: Annotated[StopStrings, Field(default_factory=list)]
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, default_factory=list)]
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
+    skip_special_tokens: bool = True
+    return_tokens_as_token_ids: Annotated[
+        bool, Field(description='Tokens in logprobs read "token_id:123", so that no two are alike.')
+    ] = False
+    priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
+    cache_salt: CacheSalt = ""
+    return_progress: Annotated[
+        bool, Field(description="Chunks with `prompt_progress` while the prompt is read (llama-server).")
+    ] = False
+
+    user: Annotated[Label | None, NO_EFFECT] = None
+    metadata: Annotated[FreeDict | None, NO_EFFECT] = None
+
+    @model_validator(mode="after")
+    def _stream_fields_need_a_stream(self) -> OpenAIRequest:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("stream_options", "is only allowed with stream true")
+        if self.return_progress and not self.stream:
+            raise PydanticCustomError("return_progress", "is only allowed with stream true")
+        return self
+
+    def shared_spec(self, arrival: float) -> GenerationSpec:
+        """Returns a spec with the fields of this class; the subclass adds the prompt and its own."""
+        return GenerationSpec(
+            arrival=arrival,
+            model=self.model,
+            n=self.n,
+            grammar=self.grammar_constraint(),
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
+            seed=self.seed,
+            stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids),
+            include_stop=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            ignore_eos=self.ignore_eos,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            progress=self.return_progress,
+        )

@@ -1,1 +1,0 @@
-"""Requests as pydantic models, with their ranges; responses as typed dicts, which orjson writes."""

@@ -1,0 +1,22 @@
+"""OpenAI's Responses API, with a store of its own. Its errors have the default shape."""
+
+from pathlib import Path
+
+from moeserve.config import ServerConfig
+from moeserve.httpserver.responses import routes
+from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
+from moeserve.httpserver.responses.store import ResponseStore
+from moeserve.httpserver.transport.api_table import Api
+
+
+def _open_store(config: ServerConfig) -> ResponseStore:
+    """Raises ConfigError."""
+    return ResponseStore(None if config.data_dir is None else Path(config.data_dir))
+
+
+API = Api(
+    name=routes.API_NAME,
+    routers=(routes.router,),
+    bodies=(ResponsesRequest, InputTokensRequest),
+    open_state=_open_store,
+)

@@ -1,0 +1,225 @@
+"""The request bodies of /v1/responses.
+
+Source: OpenAI's API reference (Responses) and its Python client's types.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.chat_tools import (
+    MAX_TOOLS,
+    Description,
+    FunctionDefinition,
+    FunctionName,
+    NamedToolChoice,
+    Parameters,
+    ToolName,
+    tool_of,
+    tool_use,
+)
+from moeserve.httpserver.generation.fields import (
+    INT32_MAX,
+    MAX_MESSAGES,
+    MAX_TOP_LOGPROBS,
+    CacheSalt,
+    ModelName,
+)
+from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.thinking import Effort, ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.tool_use import ToolUse
+from moeserve.httpserver.responses.items import Item, messages_of
+from moeserve.httpserver.transport.request_model import (
+    NO_EFFECT,
+    FreeDict,
+    JsonSchemaDict,
+    Label,
+    RequestModel,
+    unsupported,
+)
+
+ResponseId = Annotated[str, Field(pattern=r"^resp_[\x21-\x7e]{1,160}$")]
+
+
+class ResponseTool(RequestModel):
+    type: Literal["function"]
+    name: ToolName
+    description: Description | None = None
+    parameters: Parameters | None = None
+    strict: Annotated[bool, Field(description="Arguments validate by construction. Default: false.")] = False
+
+    defer_loading: Annotated[Any, unsupported("defer_loading", False)] = None
+    allowed_callers: Annotated[Any, unsupported("other callers", ["direct"])] = None
+    output_schema: Annotated[Any, unsupported("output_schema")] = None
+
+
+class ResponseToolName(RequestModel):
+    type: Literal["function"]
+    name: ToolName
+
+
+class TextFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Annotated[Label | None, Field(description="For the client's own use.")] = None
+    description: Annotated[str | None, Field(description="For the client's own use.")] = None
+    schema_: Annotated[JsonSchemaDict | None, Field(alias="schema")] = None
+    strict: Annotated[bool, Field(description="Answers validate by construction either way.")] = True
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> TextFormat:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise PydanticCustomError("schema", "goes with type json_schema, and only with it")
+        return self
+
+
+class TextConfig(RequestModel):
+    format: TextFormat = TextFormat()
+    verbosity: Annotated[Any, unsupported("verbosity", "medium")] = None
+
+
+class ReasoningConfig(RequestModel):
+    effort: Effort | None = None
+    summary: Annotated[Any, unsupported("a summary", "auto")] = None
+    generate_summary: Annotated[Any, unsupported("a summary", "auto")] = None
+    context: Annotated[Any, unsupported("another context", "auto")] = None
+    mode: Annotated[Any, unsupported("another mode", "standard")] = None
+
+
+class ResponseStreamOptions(RequestModel):
+    include_obfuscation: Annotated[bool, NO_EFFECT] = False
+
+
+Include = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
+
+
+def _to_items(value: Any) -> Any:
+    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class InputTokensRequest(RequestModel):
+    """Everything that makes the prompt, which both endpoints take."""
+
+    model: ModelName | None = None
+    input: Annotated[
+        list[Item],
+        BeforeValidator(_to_items, json_schema_input_type=str | list[Item]),
+        Field(min_length=1, max_length=MAX_MESSAGES, description="A text of the user, or items."),
+    ]
+    instructions: Annotated[
+        str | None, Field(description="The system message; not taken over from earlier responses.")
+    ] = None
+    previous_response_id: ResponseId | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS, default_factory=list)]
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolName = "auto"
+    parallel_tool_calls: Annotated[bool, Field(description="False: at most one call.")] = True
+    reasoning: ReasoningConfig = ReasoningConfig()
+    text: TextConfig = TextConfig()
+    truncation: Annotated[Any, unsupported("truncation", "disabled")] = "disabled"
+    conversation: Annotated[Any, unsupported("conversation (use previous_response_id)")] = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> InputTokensRequest:
+        self.tool_use()
+        return self
+
+    def tool_use(self) -> ToolUse:
+        tools = [
+            tool_of(
+                FunctionDefinition(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.parameters,
+                    strict=tool.strict,
+                )
+            )
+            for tool in self.tools
+        ]
+        choice = self.tool_choice
+        if isinstance(choice, ResponseToolName):
+            named = NamedToolChoice(function=FunctionName(name=choice.name))
+            return tool_use(tools, named, self.parallel_tool_calls)
+        return tool_use(tools, choice, self.parallel_tool_calls)
+
+    def thinking(self) -> ThinkingOptions:
+        return thinking_options(self.reasoning.effort, None, {}, "reasoning.effort")
+
+    def grammar_constraint(self) -> GrammarConstraint | None:
+        format = self.text.format
+        if format.schema_ is not None:
+            return GrammarConstraint(grammar.JsonSchema(json.dumps(format.schema_)), "text.format.schema")
+        return GrammarConstraint(grammar.ANY_OBJECT, "text.format") if format.type == "json_object" else None
+
+    def generation_spec(self, arrival: float, earlier: list[Item]) -> GenerationSpec:
+        """Returns what the request asks the engine for; `earlier` are the items of the responses it builds on."""
+        return GenerationSpec(
+            arrival=arrival,
+            model=self.model,
+            messages=messages_of(self.instructions, [*earlier, *self.input]),
+            prompt_param="input",
+            tools=self.tool_use(),
+            thinking=self.thinking(),
+            grammar=self.grammar_constraint(),
+        )
+
+
+class ResponsesRequest(InputTokensRequest):
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    store: Annotated[bool, Field(description="Keep the response for previous_response_id and GET.")] = True
+    max_output_tokens: Annotated[
+        int | None, Field(ge=1, le=INT32_MAX, description="Default: the rest of the context.")
+    ] = None
+    temperature: Annotated[float, Field(ge=0, le=2, description="0 is greedy.")] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_logprobs: Annotated[
+        int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="With include message.output_text.logprobs.")
+    ] = 0
+    include: Annotated[list[Include], Field(max_length=8, default_factory=list)]
+
+    cache_salt: CacheSalt = ""
+
+    metadata: Annotated[FreeDict, Field(description="Comes back as it is.", default_factory=dict)]
+    user: Annotated[Label | None, NO_EFFECT] = None
+    safety_identifier: Annotated[Label | None, NO_EFFECT] = None
+    prompt_cache_key: Annotated[Label | None, NO_EFFECT] = None
+    prompt_cache_retention: Annotated[Label | None, NO_EFFECT] = None
+    prompt_cache_options: Annotated[FreeDict | None, NO_EFFECT] = None
+    service_tier: Annotated[Label | None, NO_EFFECT] = None
+    client_metadata: Annotated[FreeDict | None, NO_EFFECT] = None
+
+    background: Annotated[Any, unsupported("background", False)] = False
+    prompt: Annotated[Any, unsupported("prompt (stored templates)")] = None
+    max_tool_calls: Annotated[Any, unsupported("max_tool_calls (of tools that run at OpenAI)")] = None
+    context_management: Annotated[Any, unsupported("context_management", [])] = None
+    moderation: Annotated[Any, unsupported("moderation")] = None
+    access_programs: Annotated[Any, unsupported("access_programs")] = None
+    image: Annotated[Any, unsupported("image")] = None
+
+    @model_validator(mode="after")
+    def _logprobs_are_included(self) -> ResponsesRequest:
+        if self.top_logprobs and not self.wants_logprobs:
+            raise PydanticCustomError("top_logprobs", "needs include message.output_text.logprobs")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return "message.output_text.logprobs" in self.include
+
+    @property
+    def wants_encrypted_reasoning(self) -> bool:
+        return "reasoning.encrypted_content" in self.include
+
+    def generation_spec(self, arrival: float, earlier: list[Item]) -> GenerationSpec:
+        spec = super().generation_spec(arrival, earlier)
+        spec.temperature = self.temperature
+        spec.top_p = self.top_p
+        spec.logprobs = self.top_logprobs if self.wants_logprobs else None
+        spec.max_tokens = self.max_output_tokens
+        spec.max_tokens_param = "max_output_tokens"
+        spec.cache_salt = self.cache_salt
+        return spec

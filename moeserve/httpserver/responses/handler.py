@@ -1,0 +1,176 @@
+"""Answers one request of /v1/responses, at once or as a stream of events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from moeserve.chatformat.events import Event, Text
+from moeserve.httpserver.generation.answers import Answer
+from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs
+from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
+from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.generation.usage import UsageTally
+from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
+from moeserve.httpserver.responses.items import Item, stored_items
+from moeserve.httpserver.responses.objects import OutputItem, ResponseEvent, ResponseObject
+from moeserve.httpserver.responses.store import ResponseStore, Stored
+from moeserve.httpserver.responses.writer import ItemWriter, new_id, output_of
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.keys import key_owner
+from moeserve.messages.schema import TextItem
+
+
+async def earlier_items(store: ResponseStore, body: InputTokensRequest) -> list[Item]:
+    """Returns the items of all responses that a request builds on, oldest first. Raises ApiError 404."""
+    items: list[dict[str, Any]] = []
+    if body.previous_response_id is not None:
+        for stored in await store.chain(key_owner.get(), body.previous_response_id):
+            items += [*stored.input, *stored.response["output"]]
+    return stored_items(items)
+
+
+@dataclass
+class ResponsesHandler:
+    service: Service
+    store: ResponseStore
+    body: ResponsesRequest
+    id: str
+    arrival: float
+
+    def __post_init__(self) -> None:
+        self.created = int(time.time())
+
+    async def whole(self) -> ResponseObject:
+        prepared = await self._prepare()
+        (items,) = await self.service.engine.complete(prepared.requests)
+        (reader,) = prepared.readers
+        logprobs: list[ChatLogprob] = []
+        events: list[Event] = []
+        for item in items:
+            read = reader.read(item)
+            events += read
+            if any(isinstance(event, Text) for event in read):
+                logprobs += self._logprobs_of(prepared, item)
+        found = Answer.of(events)
+        prepared.tally.take(0, items[-1], reader.reasoning_tokens)
+        is_cut = items[-1].finish_reason == "length"
+        output = output_of(found, logprobs, encrypt=self.body.wants_encrypted_reasoning, is_cut=is_cut)
+        response = self._finished(output, prepared.tally, is_cut)
+        await self._store(response)
+        return response
+
+    async def events(self) -> AsyncGenerator[ResponseEvent, None]:
+        prepared = await self._prepare()
+        writer = ItemWriter(encrypt=self.body.wants_encrypted_reasoning)
+        begun = False
+        try:
+            async with self.service.engine.start(prepared.requests) as stream:
+                async for _, item in stream:
+                    if not begun:
+                        begun = True
+                        for name in ("response.created", "response.in_progress"):
+                            yield writer.event(name, response=self._response([]))
+                    for event in self._written(writer, prepared, item):
+                        yield event
+                    if item.finish_reason is None:
+                        continue
+                    is_cut = item.finish_reason == "length"
+                    for event in writer.close("incomplete" if is_cut else "completed"):
+                        yield event
+                    response = self._finished(writer.output, prepared.tally, is_cut)
+                    await self._store(response)
+                    yield writer.event(f"response.{response['status']}", response=response)
+        except ApiError as error:
+            if not begun:
+                raise
+            for event in writer.close("incomplete"):
+                yield event
+            response = self._response(writer.output)
+            response["status"] = "failed"
+            code = "server_error" if error.status >= 500 else "invalid_prompt"
+            response["error"] = {"code": code, "message": error.message}  # type: ignore[typeddict-item]
+            yield writer.event("response.failed", response=response)
+
+    def _written(self, writer: ItemWriter, prepared: PreparedRequest, item: TextItem) -> list[ResponseEvent]:
+        (reader,) = prepared.readers
+        logprobs = self._logprobs_of(prepared, item)
+        written: list[ResponseEvent] = []
+        for event in reader.read(item):
+            written += writer.write(event, logprobs)
+            if isinstance(event, Text):
+                logprobs = []
+        prepared.tally.take(0, item, reader.reasoning_tokens)
+        return written
+
+    async def _prepare(self) -> PreparedRequest:
+        """Raises ApiError."""
+        earlier = await earlier_items(self.store, self.body)
+        return await prepare(self.service, self.body.generation_spec(self.arrival, earlier))
+
+    def _logprobs_of(self, prepared: PreparedRequest, item: TextItem) -> list[ChatLogprob]:
+        if not self.body.wants_logprobs or not item.logprobs:
+            return []
+        return chat_logprobs(prepared.text, item.logprobs, self.body.top_logprobs, as_ids=False)
+
+    async def _store(self, response: ResponseObject) -> None:
+        if not self.body.store:
+            return
+        given = [item.model_dump(mode="json", exclude_none=True) for item in self.body.input]
+        for item in given:
+            item.setdefault("id", new_id("item"))
+        previous = self.body.previous_response_id
+        await self.store.put(Stored(self.id, key_owner.get(), previous, given, dict(response)))
+
+    def _finished(self, output: list[OutputItem], tally: UsageTally, is_cut: bool) -> ResponseObject:
+        response = self._response(output)
+        response["status"] = "incomplete" if is_cut else "completed"
+        response["completed_at"] = None if is_cut else int(time.time())
+        response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+        usage = tally.usage()
+        response["usage"] = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {
+                "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+                "cache_write_tokens": 0,
+            },
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": usage["completion_tokens_details"],
+            "total_tokens": usage["total_tokens"],
+        }
+        return response
+
+    def _response(self, output: list[OutputItem]) -> ResponseObject:
+        body = self.body
+        choice = body.tool_choice
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": None,
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "metadata": body.metadata,
+            "model": self.service.model_name,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "service_tier": "default",
+            "store": body.store,
+            "temperature": body.temperature,
+            "text": {"format": body.text.format.model_dump(mode="json", by_alias=True, exclude_none=True)},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump(mode="json", exclude_none=True) for tool in body.tools],
+            "top_logprobs": body.top_logprobs,
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }

@@ -1,0 +1,167 @@
+"""The items of /v1/responses, and their translation to the messages of a chat template.
+
+Source: OpenAI's API reference (Responses) and its Python client's types. Items keep the API's own form, in the store
+too, so the same code reads a stored conversation and one that a client sends.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.generation.chat_tools import arguments_for_template
+from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
+
+MAX_PARTS: Final = 1024
+
+
+class InputText(RequestModel):
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputText(RequestModel):
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[list[FreeDict], NO_EFFECT, Field(max_length=MAX_PARTS, default_factory=list)]
+    logprobs: Annotated[Any, NO_EFFECT] = None
+
+
+def _text_of(content: str | list[Any]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _to_parts(content: Any) -> Any:
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+
+
+Part = Annotated[InputText | OutputText, Field(discriminator="type")]
+Parts = Annotated[
+    list[Part],
+    BeforeValidator(_to_parts, json_schema_input_type=str | list[Part]),
+    Field(max_length=MAX_PARTS),
+]
+
+
+class _Item(RequestModel):
+    id: Label | None = None
+    status: Annotated[Literal["in_progress", "completed", "incomplete"] | None, NO_EFFECT] = None
+
+
+class MessageItem(_Item):
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+    phase: Annotated[Literal["commentary", "final_answer"] | None, NO_EFFECT] = None
+
+
+class FunctionCallItem(_Item):
+    type: Literal["function_call"]
+    call_id: Label
+    name: Annotated[str, Field(max_length=1024)]
+    arguments: Annotated[str, Field(description="JSON text.")]
+
+
+class FunctionCallOutputItem(_Item):
+    type: Literal["function_call_output"]
+    call_id: Label
+    output: str | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
+
+
+class SummaryText(RequestModel):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(RequestModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(_Item):
+    """The thinking of an earlier turn; its text is in `content`, or else in `encrypted_content`."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryText], NO_EFFECT, Field(max_length=MAX_PARTS, default_factory=list)]
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, default_factory=list)]
+    encrypted_content: str | None = None
+
+    @model_validator(mode="after")
+    def _is_ours(self) -> ReasoningItem:
+        self.text()
+        return self
+
+    def text(self) -> str:
+        if self.content or self.encrypted_content is None:
+            return "".join(part.text for part in self.content)
+        try:
+            return base64.b64decode(self.encrypted_content, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError) as error:
+            message = "is not from this server: leave the item out"
+            raise PydanticCustomError("encrypted_content", message) from error
+
+
+def opaque(thinking: str) -> str:
+    """Returns `encrypted_content`: thinking in a form that the client sends back. It is encoded and not secret."""
+    return base64.b64encode(thinking.encode()).decode()
+
+
+def _typed(item: Any) -> Any:
+    """Completes a message, which may leave out its type and give its content as a string."""
+    if not isinstance(item, dict) or "role" not in item:
+        return item
+    if item["role"] == "assistant" and isinstance(item.get("content"), str):
+        item = item | {"content": [{"type": "output_text", "text": item["content"]}]}
+    return {"type": "message"} | item
+
+
+Item = Annotated[
+    Annotated[
+        MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Field(discriminator="type")
+    ],
+    BeforeValidator(_typed),
+]
+_ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
+
+
+def stored_items(items: list[dict[str, Any]]) -> list[Item]:
+    """Reads items from the store, where only valid items are."""
+    return _ITEMS.validate_python(items)
+
+
+def messages_of(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
+    """Returns the messages for the template. The model's output of one turn (thinking, text, calls) is one message."""
+    messages: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
+    turn: dict[str, Any] | None = None  # the model's message, while its items follow one another
+    for item in items:
+        if isinstance(item, FunctionCallOutputItem):
+            output = {"role": "tool", "content": _text_of(item.output), "tool_call_id": item.call_id}
+            messages.append(output)
+            turn = None
+            continue
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": _text_of(item.content)})
+            turn = None
+            continue
+        if turn is None or ("tool_calls" in turn and not isinstance(item, FunctionCallItem)):
+            turn = {"role": "assistant", "content": ""}
+            messages.append(turn)
+        _add(turn, item)
+    return messages
+
+
+def _add(turn: dict[str, Any], item: MessageItem | FunctionCallItem | ReasoningItem) -> None:
+    match item:
+        case MessageItem():
+            turn["content"] += _text_of(item.content)
+        case ReasoningItem():
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text()
+        case FunctionCallItem():
+            function = {"name": item.name, "arguments": arguments_for_template(item.arguments)}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)

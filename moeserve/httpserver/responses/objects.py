@@ -1,0 +1,118 @@
+"""What /v1/responses answers, as typed dicts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from moeserve.httpserver.generation.logprobs import ChatLogprob
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class ContentPart(TypedDict):
+    type: Literal["output_text", "reasoning_text"]
+    text: str
+    annotations: NotRequired[list[Any]]
+    logprobs: NotRequired[list[ChatLogprob]]
+
+
+class OutputItem(TypedDict):
+    """message: `role`, `content`; reasoning: `summary`, `content` and, where asked for, `encrypted_content`;
+    function_call: `call_id`, `name`, `arguments`."""
+
+    id: str
+    type: Literal["message", "reasoning", "function_call"]
+    status: ItemStatus
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[list[ContentPart]]
+    summary: NotRequired[list[Any]]
+    encrypted_content: NotRequired[str]
+    call_id: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+
+
+class InputTokensDetails(TypedDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseFailure(TypedDict):
+    code: Literal["server_error", "invalid_prompt"]
+    message: str
+
+
+class ResponseObject(TypedDict):
+    """The response. As OpenAI's does, it repeats the request's parameters."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: bool
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, Any]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, Any]
+    service_tier: str
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+
+
+class ResponseEvent(TypedDict):
+    """A named event with the fields that it has in OpenAI's reference."""
+
+    type: str
+    sequence_number: int
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(TypedDict):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -1,0 +1,125 @@
+"""The routes of /v1/responses: stateless, or stored and continued with previous_response_id."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from moeserve.httpserver.generation.prepare import count_prompt_tokens
+from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
+from moeserve.httpserver.responses.handler import ResponsesHandler, earlier_items
+from moeserve.httpserver.responses.objects import (
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseObject,
+)
+from moeserve.httpserver.responses.store import ResponseStore
+from moeserve.httpserver.responses.writer import new_id
+from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.httpserver.transport.keys import key_owner
+from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
+
+API_NAME: Final = "responses"
+router = APIRouter(tags=["OpenAI"])
+
+_MAX_LISTED: Final = 100
+
+
+@router.post(
+    "/v1/responses",
+    openapi_extra=documented(ResponsesRequest),
+    responses={200: {"model": ResponseObject, "description": "With stream true: response.* events."}},
+)
+async def create_response(request: Request) -> Response:
+    """Answers a text or a list of items."""
+    arrival = time.monotonic()
+    body = await read_body(request, ResponsesRequest)
+    service = service_of(request)
+    handler = ResponsesHandler(service, _store(service), body, new_id("resp"), arrival)
+    if body.stream:
+        return EventStream(handler.events(), end=b"", named=True)
+    return await answer(request, handler.whole())
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    openapi_extra=documented(InputTokensRequest),
+    responses={200: {"model": InputTokens}},
+)
+async def count_input_tokens(request: Request) -> Response:
+    """How many tokens a response's prompt would have."""
+    body = await read_body(request, InputTokensRequest)
+    return await answer(request, _count(service_of(request), body))
+
+
+@router.get("/v1/responses/{response_id}", responses={200: {"model": ResponseObject}})
+async def get_response(request: Request, response_id: str) -> Response:
+    """A stored response."""
+    _refuse_queries(request)
+    return JsonResponse((await _store(service_of(request)).get(key_owner.get(), response_id)).response)
+
+
+@router.delete("/v1/responses/{response_id}", responses={200: {"model": DeletedResponse}})
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Deletes a stored response."""
+    _refuse_queries(request)
+    await _store(service_of(request)).delete(key_owner.get(), response_id)
+    deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
+    return JsonResponse(deleted)
+
+
+@router.get("/v1/responses/{response_id}/input_items", responses={200: {"model": InputItemList}})
+async def list_input_items(request: Request, response_id: str) -> Response:
+    """The input items of a stored response."""
+    limit, order, after = _page(request)
+    items = (await _store(service_of(request)).get(key_owner.get(), response_id)).input
+    if order == "desc":
+        items = items[::-1]
+    ids = [item["id"] for item in items]
+    if after is not None:
+        if after not in ids:
+            raise invalid("after", f"there is no item {after[:200]!r}")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    listed: InputItemList = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
+    return JsonResponse(listed)
+
+
+def _refuse_queries(request: Request, *known: str) -> None:
+    for name in request.query_params:
+        if name not in known:
+            raise ApiError(400, f"{name[:200]}: there is no such query parameter", code="unknown_parameter")
+
+
+def _page(request: Request) -> tuple[int, str, str | None]:
+    query = request.query_params
+    _refuse_queries(request, "limit", "order", "after")
+    limit, order = query.get("limit", "20"), query.get("order", "desc")
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 5 and 1 <= int(limit) <= _MAX_LISTED):
+        raise invalid("limit", f"must be in the range 1 to {_MAX_LISTED}, got {limit[:80]!r}")
+    if order not in ("asc", "desc"):
+        raise invalid("order", f"must be asc or desc, got {order[:80]!r}")
+    return int(limit), order, query.get("after")
+
+
+async def _count(service: Service, body: InputTokensRequest) -> InputTokens:
+    service.ready(body.model)  # before the store is read
+    spec = body.generation_spec(time.monotonic(), await earlier_items(_store(service), body))
+    return {"object": "response.input_tokens", "input_tokens": await count_prompt_tokens(service, spec)}
+
+
+def _store(service: Service) -> ResponseStore:
+    store = service.api_states[API_NAME]
+    assert isinstance(store, ResponseStore)
+    return store

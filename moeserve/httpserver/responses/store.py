@@ -1,0 +1,181 @@
+"""ResponseStore: keeps responses for `previous_response_id` and GET, in SQLite: in memory, or in a file of --data-dir.
+
+A response belongs to the API key that it was asked with; for other keys it does not exist. The store is bounded by
+bytes and by time and evicts the least recently used first. Using a response also uses all that it builds on. One
+thread does all the work, so nothing here blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from moeserve.errors import ConfigError
+from moeserve.httpserver.transport.errors import ApiError, invalid
+
+T = TypeVar("T")
+
+FILE_NAME: Final = "responses.sqlite3"
+RETENTION_S: Final = 30 * 86400.0  # since its last use; OpenAI's
+MAX_MEMORY_BYTES: Final = 64 << 20
+MAX_FILE_BYTES: Final = 1 << 30
+MAX_CHAIN_BYTES: Final = 32 << 20  # of all that one response builds on: the most that one request may send
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, used REAL NOT NULL, size INTEGER NOT NULL,
+    input BLOB NOT NULL, response BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used);
+"""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """`input` are the items that the client sent, `response` is the response object."""
+
+    id: str
+    owner: str  # of the API key that it was asked with (`keys.key_owner`); "" without keys
+    previous: str | None
+    input: list[dict[str, Any]]
+    response: dict[str, Any]
+
+
+class ResponseStore:
+    def __init__(
+        self, directory: Path | None, *, max_bytes: int | None = None, retention_s: float = RETENTION_S
+    ) -> None:
+        """Opens the store; `directory` None keeps it in memory. Raises ConfigError."""
+        self._max_bytes = max_bytes or (MAX_MEMORY_BYTES if directory is None else MAX_FILE_BYTES)
+        self._retention_s = retention_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
+        self._bytes = 0
+        self._db = self._thread.submit(self._open, directory).result()
+
+    async def put(self, stored: Stored) -> None:
+        """Stores a response and evicts old ones if needed. Raises ApiError 500."""
+        await self._run(lambda: self._put(stored))
+
+    async def get(self, owner: str, response_id: str) -> Stored:
+        """Raises ApiError 404."""
+        return await self._run(lambda: self._get(owner, response_id))
+
+    async def chain(self, owner: str, response_id: str) -> list[Stored]:
+        """Returns the response and all that it builds on, oldest first. Raises ApiError 404 if one is missing."""
+        return await self._run(lambda: self._chain(owner, response_id))
+
+    async def delete(self, owner: str, response_id: str) -> None:
+        """Raises ApiError 404."""
+        await self._run(lambda: self._delete(owner, response_id))
+
+    def close(self) -> None:
+        self._thread.submit(self._db.close).result()
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:  # the disk is full, or broken
+            raise ApiError(500, f"the store of responses failed: {error}", code="storage_error") from error
+
+    # ---- everything below runs on the thread
+
+    def _open(self, directory: Path | None) -> sqlite3.Connection:
+        try:
+            if directory is None:
+                db = sqlite3.connect(":memory:")
+            else:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path = directory / FILE_NAME
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # prompts and answers are private
+                db = sqlite3.connect(path, timeout=1.0)
+                db.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second server would not know the size
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = NORMAL")
+            db.executescript(_SCHEMA)
+            self._bytes = _size_of(db)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"--data-dir: {directory} cannot be used: {error} (is another server using it?)"
+            ) from error
+        return db
+
+    def _put(self, stored: Stored) -> None:
+        given, response = orjson.dumps(stored.input), orjson.dumps(stored.response)
+        size = len(given) + len(response) + 200  # the row and its index
+        row = (stored.id, stored.owner, stored.previous, time.time(), size, given, response)
+        try:
+            with self._db:
+                self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                self._bytes += size
+                self._evict()
+        except sqlite3.Error:  # the transaction was rolled back
+            self._bytes = _size_of(self._db)
+            raise
+
+    def _evict(self) -> None:
+        """Deletes the least recently used responses until the rest is within the bounds."""
+        expired = time.time() - self._retention_s
+        while True:
+            oldest = self._db.execute("SELECT id, used, size FROM responses ORDER BY used LIMIT 1").fetchone()
+            if oldest is None or (oldest[1] >= expired and self._bytes <= self._max_bytes):
+                return
+            self._db.execute("DELETE FROM responses WHERE id = ?", (oldest[0],))
+            self._bytes -= oldest[2]
+
+    def _get(self, owner: str, response_id: str, param: str = "response_id") -> Stored:
+        """`param` is the request's field that named the response."""
+        row = self._db.execute(
+            "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used >= ?",
+            (response_id, owner, time.time() - self._retention_s),
+        ).fetchone()
+        if row is None:
+            why = "it was not stored, was deleted or has expired"
+            message = f"there is no stored response {response_id[:200]!r}: {why}"
+            raise ApiError(404, message, param=param, code="response_not_found")
+        previous, given, response = row
+        return Stored(response_id, owner, previous, orjson.loads(given), orjson.loads(response))
+
+    def _chain(self, owner: str, response_id: str) -> list[Stored]:
+        newest_first: list[Stored] = []
+        following: str | None = response_id
+        left = MAX_CHAIN_BYTES
+        while following is not None:
+            left -= self._size(following)
+            if left < 0:
+                message = f"builds on more than {MAX_CHAIN_BYTES} bytes of stored responses: send the last of them anew"
+                raise invalid("previous_response_id", message)
+            newest_first.append(self._get(owner, following, "previous_response_id"))
+            following = newest_first[-1].previous
+        now = time.time()
+        with self._db:
+            for stored in newest_first:
+                self._db.execute("UPDATE responses SET used = ? WHERE id = ?", (now, stored.id))
+        return newest_first[::-1]
+
+    def _size(self, response_id: str) -> int:
+        """Returns 0 for an unknown response."""
+        row = self._db.execute("SELECT size FROM responses WHERE id = ?", (response_id,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _delete(self, owner: str, response_id: str) -> None:
+        self._get(owner, response_id)
+        with self._db:
+            (size,) = self._db.execute(
+                "DELETE FROM responses WHERE id = ? RETURNING size", (response_id,)
+            ).fetchone()
+            self._bytes -= size
+
+
+def _size_of(db: sqlite3.Connection) -> int:
+    size: int = db.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()[0]
+    return size

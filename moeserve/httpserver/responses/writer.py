@@ -1,0 +1,161 @@
+"""Writes an answer as the output items of /v1/responses, or as the events that build them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
+from moeserve.httpserver.generation.answers import Answer, Call, new_call_id
+from moeserve.httpserver.generation.logprobs import ChatLogprob
+from moeserve.httpserver.responses.items import opaque
+from moeserve.httpserver.responses.objects import (
+    ContentPart,
+    ItemStatus,
+    OutputItem,
+    ResponseEvent,
+)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def _message(text: str, logprobs: list[ChatLogprob], status: ItemStatus) -> OutputItem:
+    part: ContentPart = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    return {
+        "id": new_id("msg"),
+        "type": "message",
+        "status": status,
+        "role": "assistant",
+        "content": [part],
+    }
+
+
+def _reasoning_item(text: str, encrypt: bool, status: ItemStatus) -> OutputItem:
+    item: OutputItem = {
+        "id": new_id("rs"),
+        "type": "reasoning",
+        "status": status,
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+    }
+    if encrypt:
+        item["encrypted_content"] = opaque(text)
+    return item
+
+
+def _call(call: Call, status: ItemStatus) -> OutputItem:
+    return {
+        "id": new_id("fc"),
+        "type": "function_call",
+        "status": status,
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def output_of(found: Answer, logprobs: list[ChatLogprob], *, encrypt: bool, is_cut: bool) -> list[OutputItem]:
+    """Returns the items of a complete answer. `is_cut`: it reached its token limit, so a last item that is no call is
+    incomplete."""
+    items = [_reasoning_item(found.reasoning, encrypt, "completed")] if found.reasoning else []
+    if found.text:
+        items.append(_message(found.text, logprobs, "completed"))
+    items += [_call(call, "completed") for call in found.calls]
+    if is_cut and items and not found.calls:
+        items[-1]["status"] = "incomplete"
+    return items
+
+
+class ItemWriter:
+    """Writes events in OpenAI's order; one item is open at a time. `output` holds the items so far."""
+
+    def __init__(self, *, encrypt: bool) -> None:
+        self.output: list[OutputItem] = []
+        self._encrypt = encrypt
+        self._is_open = False
+        self._sequence = 0
+
+    def event(self, type: str, **fields: Any) -> ResponseEvent:
+        self._sequence += 1
+        return {"type": type, **fields, "sequence_number": self._sequence - 1}  # type: ignore[typeddict-item]
+
+    def write(self, event: Event, logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
+        """Yields the events of one parsed event. `logprobs` are those of its tokens."""
+        match event:
+            case Text(text) | CallBroken(_, _, text):
+                if isinstance(event, CallBroken):
+                    yield from self.close("incomplete")
+                if text:
+                    yield from self._text(text, logprobs)
+            case Reasoning(text):
+                yield from self._reasoning(text)
+            case CallStart(_, name):
+                yield from self._open(_call(Call(new_call_id(), name), "in_progress"))
+            case CallArguments(_, text):
+                item = self.output[-1]
+                item["arguments"] += text
+                yield self._about("function_call_arguments.delta", delta=text)
+            case CallEnd():
+                yield from self.close("completed")
+
+    def close(self, status: ItemStatus) -> Iterator[ResponseEvent]:
+        """Ends the open item, if there is one."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        item = self.output[-1]
+        item["status"] = status
+        if item["type"] == "function_call":
+            yield self._about("function_call_arguments.done", arguments=item["arguments"], name=item["name"])
+        else:
+            (part,) = item["content"]
+            about = {"text": part["text"]}
+            if item["type"] == "message":
+                yield self._about("output_text.done", content_index=0, logprobs=part["logprobs"], **about)
+            else:
+                yield self._about("reasoning_text.done", content_index=0, **about)
+                if self._encrypt:
+                    item["encrypted_content"] = opaque(part["text"])
+            yield self._about("content_part.done", content_index=0, part=dict(part))
+        yield self.event("response.output_item.done", output_index=len(self.output) - 1, item=_snapshot(item))
+
+    def _text(self, text: str, logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
+        if not self._is_open or self.output[-1]["type"] != "message":
+            yield from self._open(_message("", [], "in_progress"))
+        part = self.output[-1]["content"][0]
+        part["text"] += text
+        part["logprobs"] += logprobs
+        yield self._about("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def _reasoning(self, text: str) -> Iterator[ResponseEvent]:
+        if not self._is_open or self.output[-1]["type"] != "reasoning":
+            yield from self._open(_reasoning_item("", False, "in_progress"))
+        self.output[-1]["content"][0]["text"] += text
+        yield self._about("reasoning_text.delta", content_index=0, delta=text)
+
+    def _open(self, item: OutputItem) -> Iterator[ResponseEvent]:
+        yield from self.close("completed")
+        self.output.append(item)
+        self._is_open = True
+        bare = _snapshot(item)
+        if "content" in item:
+            bare["content"] = []
+        yield self.event("response.output_item.added", output_index=len(self.output) - 1, item=bare)
+        if "content" in item:
+            yield self._about("content_part.added", content_index=0, part=dict(item["content"][0]))
+
+    def _about(self, what: str, **fields: Any) -> ResponseEvent:
+        """Returns an event about the open item."""
+        place = {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
+        return self.event(f"response.{what}", **place, **fields)
+
+
+def _snapshot(item: OutputItem) -> OutputItem:
+    """Copies the item, which continues to change."""
+    copy = item.copy()
+    if "content" in item:
+        copy["content"] = [part.copy() for part in item["content"]]
+    return copy

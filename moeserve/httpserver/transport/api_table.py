@@ -1,0 +1,80 @@
+"""Api: the one interface between an API's folder and the server around it.
+
+Each API is a folder of `httpserver` that exports one `Api` as `API`; `app.py` lists them in one table. An `Api` holds
+all that the server needs to know of it, so adding one is a folder and a line of that table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from moeserve.config import ServerConfig
+from moeserve.httpserver.transport.errors import ApiError
+
+# The body of an error's answer; the second argument is the request's id.
+ErrorShape = Callable[[ApiError, str], Mapping[str, Any]]
+
+
+class ApiState(Protocol):
+    """An API's own resources, held from the server's start to its end."""
+
+    def close(self) -> None: ...
+
+
+def default_error_body(error: ApiError, request_id: str) -> Mapping[str, Any]:
+    return error.body()
+
+
+@dataclass(frozen=True)
+class Api:
+    name: str  # unique
+    routers: tuple[APIRouter, ...]
+    bodies: tuple[type[BaseModel], ...] = ()  # request bodies, for /openapi.json
+    error_body: ErrorShape = default_error_body
+    prefix: str | None = None  # paths that begin with it get this API's errors, even where no route matches
+    request_id_header: str | None = None  # under `prefix`: carries the request's id besides x-request-id
+    open_paths: frozenset[str] = frozenset()  # need no API key
+    quiet_paths: frozenset[str] = frozenset()  # polled every few seconds: logged at debug level, not traced
+    open_state: Callable[[ServerConfig], ApiState] | None = None  # raises ConfigError
+
+
+class ApiTable:
+    """The APIs of a server, looked up by path."""
+
+    def __init__(self, apis: Iterable[Api]) -> None:
+        self.apis = tuple(apis)
+        self.open_paths = frozenset[str]().union(*(api.open_paths for api in self.apis))
+        self.quiet_paths = frozenset[str]().union(*(api.quiet_paths for api in self.apis))
+        prefixed = [(api.prefix, api) for api in self.apis if api.prefix is not None]
+        self._prefixed = sorted(prefixed, key=lambda pair: len(pair[0]), reverse=True)
+
+    def error_body(self, path: str, error: ApiError, request_id: str) -> Mapping[str, Any]:
+        """The error in the shape that the clients of this path expect."""
+        api = self._of(path)
+        return error.body() if api is None else api.error_body(error, request_id)
+
+    def request_id_header(self, path: str) -> str | None:
+        api = self._of(path)
+        return None if api is None else api.request_id_header
+
+    def open_states(self, config: ServerConfig) -> dict[str, ApiState]:
+        """Opens the APIs' own resources, by API name; nothing stays open if one fails. Raises ConfigError."""
+        states: dict[str, ApiState] = {}
+        try:
+            for api in self.apis:
+                if api.open_state is not None:
+                    states[api.name] = api.open_state(config)
+        except BaseException:
+            for state in states.values():
+                state.close()
+            raise
+        return states
+
+    def _of(self, path: str) -> Api | None:
+        """The API with the longest prefix of the path."""
+        return next((api for prefix, api in self._prefixed if path.startswith(prefix)), None)

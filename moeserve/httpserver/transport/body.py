@@ -1,0 +1,74 @@
+"""Reads a JSON request body into its model.
+
+FastAPI's body parameters are not used: orjson is faster than json and refuses NaN, infinities and lone surrogates, and
+errors have our form. The content type must be JSON. A page of another origin may then post here only after a CORS
+preflight, which is never answered, so it cannot use the server of somebody who visits it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import models_json_schema
+
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.validation import from_validation
+
+M = TypeVar("M", bound=BaseModel)
+
+_SCHEMA_PATH: Final = "#/components/schemas/{model}"
+
+
+async def read_body(request: Request, model: type[M]) -> M:
+    """Raises ApiError 400 or 415; 413 comes from the middleware that bounds every body."""
+    raw = await request.body()
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        shown = content_type or "nothing"
+        raise ApiError(
+            415, f"the content-type header must be application/json, got {shown}", code="content_type"
+        )
+    with _no_collections():
+        return _parsed(raw, model)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Suspends the garbage collector, which would scan a large body again and again while it is parsed: 80% of the
+    time that a million empty lists take."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _parsed(raw: bytes, model: type[M]) -> M:
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise from_validation(model, error.errors(include_url=False)) from error
+
+
+def documented(model: type[BaseModel]) -> dict[str, Any]:
+    """Returns a route's `openapi_extra`: a reference to the body's schema."""
+    schema = {"$ref": _SCHEMA_PATH.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def add_schemas(openapi: dict[str, Any], models: Iterable[type[BaseModel]]) -> None:
+    """Adds the schemas that `documented` refers to to an OpenAPI document."""
+    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_SCHEMA_PATH)
+    openapi.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])

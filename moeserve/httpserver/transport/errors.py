@@ -1,0 +1,76 @@
+"""ApiError, which every refusal of this process is, and the default shape of an error's body: OpenAI's,
+`{"error": {"message", "type", "param", "code"}}`.
+
+An API whose clients expect another shape gives its own (`Api.error_body`). A message names the field, the value that
+was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from typing_extensions import TypedDict
+
+_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable"}
+MAX_SHOWN_CHARS: Final = 80  # of a value in a message
+RETRY_AFTER_S: Final = "5"
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status for a client that left before its answer began
+
+
+class ErrorInfo(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    error: ErrorInfo
+
+
+class ApiError(Exception):
+    """A request that ends with an HTTP error. `param` is the field at fault, `code` a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after  # seconds, with a 503; None: RETRY_AFTER_S
+
+    def body(self) -> ErrorBody:
+        """The default shape."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        match self.status:
+            case 401:
+                return {"www-authenticate": "Bearer"}
+            case 503:
+                return {"retry-after": RETRY_AFTER_S if self.retry_after is None else str(self.retry_after)}
+            case 413:
+                return {"connection": "close"}  # the rest of the body is not read
+        return {}
+
+
+def invalid(param: str, message: str) -> ApiError:
+    """Returns a 400 for a value that only the running server can judge, such as a token id beyond the vocabulary."""
+    return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
+
+
+def shown(value: Any) -> str:
+    """Writes a value for a message; long values are cut."""
+    if isinstance(value, dict | list):
+        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
+    text = repr(value[: MAX_SHOWN_CHARS + 1] if isinstance(value, str) else value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."

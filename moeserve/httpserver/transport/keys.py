@@ -1,0 +1,73 @@
+"""The API keys and their names. The router gets a request's key name, never the key, and shares a busy server fairly
+between names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+
+# The key's name of the request that this task answers; written by `middleware.ApiKey`. "" without keys.
+key_name: ContextVar[str] = ContextVar("key_name", default="")
+# The owner of what the request stores (`ApiKeys.owner_of`); written by `middleware.ApiKey`.
+key_owner: ContextVar[str] = ContextVar("key_owner", default="")
+
+
+class ApiKeys:
+    """Keeps keys as digests, so the time of a look-up does not reveal how much of a key is right."""
+
+    def __init__(self, named: dict[str, str], numbered: Iterable[str] = ()) -> None:
+        """`named`: keys to their names; `numbered`: those that are named by their position alone."""
+        self._names = {_digest(key.encode()): name for key, name in named.items()}
+        self._numbered = frozenset(_digest(key.encode()) for key in numbered)
+
+    @classmethod
+    def from_config(cls, config: ServerConfig) -> ApiKeys:
+        """The keys of --api-key, named by their position (key-1, key-2, ...), and those of --api-key-file. Raises
+        ConfigError when the file cannot be read or understood."""
+        named = {key: f"key-{place}" for place, key in enumerate(config.api_key, 1)}
+        if config.api_key_file is not None:
+            for name, key in _read(Path(config.api_key_file)):
+                if named.setdefault(key, name) != name:
+                    raise ConfigError(f"--api-key-file: the key of {name!r} is that of {named[key]!r} too")
+        return cls(named, config.api_key)
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def name_of(self, key: bytes) -> str | None:
+        """Returns None for an unknown key."""
+        return self._names.get(_digest(key))
+
+    def owner_of(self, key: bytes) -> str:
+        """Returns who has the key, for data that outlives the server: the name in the file, or the digest of a numbered
+        key, whose number changes when a key before it is removed. Raises KeyError for an unknown key."""
+        digest = _digest(key)
+        return f"key:{digest.hex()}" if digest in self._numbered else f"name:{self._names[digest]}"
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _read(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields name and key of each line that is neither empty nor a comment (#)."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file: {path} cannot be read: {error}") from error
+    found = False
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2:
+            raise ConfigError(f"--api-key-file: line {number} of {path} must be a name and a key")
+        found = True
+        yield words[0], words[1]
+    if not found:
+        raise ConfigError(f"--api-key-file: {path} has no key")

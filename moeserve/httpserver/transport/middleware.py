@@ -1,0 +1,147 @@
+"""Middleware before every route: the request's id, the API key, a bound on the body.
+
+Plain ASGI: Starlette's BaseHTTPMiddleware would hide the client's disconnect from the routes.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moeserve import logs
+from moeserve.httpserver.transport.api_table import ApiTable
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.keys import ApiKeys, key_name, key_owner
+from moeserve.httpserver.transport.refuse import REQUEST_ID_KEY, refuse
+
+# A body's bound grows with the context: four times the average size of the longest tokens in JSON's escapes. Parsing
+# 32 MiB of the worst JSON stops all streams for seconds.
+BODY_BYTES_PER_TOKEN: Final = 64
+MIN_BODY_LIMIT: Final = 4 << 20
+MAX_BODY_BYTES: Final = 32 << 20  # also while the context is not known
+MAX_BODIES_BYTES: Final = (
+    256 << 20
+)  # of all requests together; a hostile body takes twenty times its bytes when parsed
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestId:
+    """Gives every request an id: the client's X-Request-Id if it is usable, else a new one. The answer repeats it."""
+
+    def __init__(self, app: ASGIApp, apis: ApiTable) -> None:
+        self.app = app
+        self._apis = apis
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})[REQUEST_ID_KEY] = request_id
+        logs.request_id.set(request_id)  # for the lines that this request's task writes
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if (name := self._apis.request_id_header(scope["path"])) is not None:
+                    headers[name] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+class ApiKey:
+    """Answers 401 to a request without one of the keys, before its body is read."""
+
+    def __init__(self, app: ASGIApp, apis: ApiTable, keys: ApiKeys) -> None:
+        self.app = app
+        self._apis = apis
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._apis.open_paths:
+            await self.app(scope, receive, send)
+            return
+        key = self._key(scope)
+        if key is not None:
+            key_name.set(self._keys.name_of(key) or "")  # of this request's task and those that it starts
+            key_owner.set(self._keys.owner_of(key))
+            await self.app(scope, receive, send)
+            return
+        message = "a valid API key is required: send it as Authorization: Bearer <key>, or as x-api-key"
+        await refuse(scope, send, self._apis, ApiError(401, message, code="invalid_api_key"))
+
+    def _key(self, scope: Scope) -> bytes | None:
+        """The request's first key that is one of ours, if any."""
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = [key.strip()] if scheme.lower() == "bearer" else []
+        given.append(headers.get("x-api-key", ""))  # Anthropic's clients
+        keys = [one.encode("latin-1") for one in given]  # what headers are decoded from
+        return next((key for key in keys if self._keys.name_of(key) is not None), None)
+
+
+def body_limit(context: int | None) -> int:
+    """Returns the most bytes of a body whose prompt and answer have at most `context` tokens together."""
+    if context is None:
+        return MAX_BODY_BYTES
+    return min(max(context * BODY_BYTES_PER_TOKEN, MIN_BODY_LIMIT), MAX_BODY_BYTES)
+
+
+class BodyLimit:
+    """Bounds bodies. A body over `body_limit` gets a 413: at once if its length is announced, else when it reaches the
+    limit. A body that does not fit beside those of the running requests gets a 503."""
+
+    def __init__(self, app: ASGIApp, apis: ApiTable, context: Callable[[], int | None]) -> None:
+        """`context` returns the longest prompt plus answer in tokens, or None while it is not known."""
+        self.app = app
+        self._apis = apis
+        self._context = context
+        self._held = 0  # bytes of bodies whose requests have not ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "0")
+        most = body_limit(self._context())
+        too_large = ApiError(413, f"the body must have at most {most} bytes", code="body_too_large")
+        if announced.isdecimal() and int(announced) > most:
+            await refuse(scope, send, self._apis, too_large, receive)
+            return
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            size = len(message.get("body", b""))
+            received += size
+            self._held += size
+            if received > most:
+                raise _BodyRefused(too_large)
+            if self._held > MAX_BODIES_BYTES:
+                cause = "the bodies of the requests under way take all the memory that there is for them"
+                raise _BodyRefused(ApiError(503, cause, code="overloaded"))
+            return message
+
+        try:
+            await self.app(scope, receive_bounded, send)
+        except _BodyRefused as refused:
+            await refuse(scope, send, self._apis, refused.error, receive)
+        finally:
+            self._held -= received
+
+
+class _BodyRefused(Exception):
+    """Raised while a route reads its body, so before it has answered."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error

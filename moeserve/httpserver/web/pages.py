@@ -1,0 +1,69 @@
+"""The web pages: the files of the folder `static`, read once when the server starts.
+
+The content security policy lets a page load only the other files and talk only to this server, and text never becomes
+HTML or script in it (trusted types). Pages need no API key; their requests to the API do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+from pathlib import PurePath
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+_MEDIA_TYPES: Final = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+_PAGES: Final = {"chat.html": "/", "experts.html": "/experts"}
+_POLICY: Final = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+_HEADERS: Final = {
+    "content-security-policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # revalidated at each use, sent again only after a change
+}
+
+
+class _File:
+    def __init__(self, name: str, body: bytes) -> None:
+        self.path = _PAGES.get(name, f"/web/{name}")
+        self._body = body
+        self._media_type = _MEDIA_TYPES[PurePath(name).suffix]
+        self._headers = _HEADERS | {"etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
+
+    async def answer(self, request: Request) -> Response:
+        """Answers 304 to a client that has this version already."""
+        if request.headers.get("if-none-match") == self._headers["etag"]:
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._body, media_type=self._media_type, headers=self._headers)
+
+
+def _read_files() -> list[_File]:
+    folder = importlib.resources.files("moeserve") / "httpserver" / "web" / "static"
+    return [_File(file.name, file.read_bytes()) for file in folder.iterdir()]
+
+
+_FILES: Final = _read_files()
+PATHS: Final = frozenset(file.path for file in _FILES)
+
+router = APIRouter()
+for _file in _FILES:
+    router.add_api_route(_file.path, _file.answer, methods=["GET", "HEAD"], include_in_schema=False)

@@ -1,0 +1,205 @@
+"""docs/reference/compatibility/ is true: every endpoint and field of it is sent to the real process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
+from moeserve.httpserver.openai.completion_body import CompletionRequest
+from moeserve.httpserver.responses.bodies import ResponsesRequest
+from tests.support.http_harness import NAME, HttpServer
+
+FOLDER = Path(__file__).parents[3] / "docs" / "reference" / "compatibility"
+PAGES = "".join(page.read_text() for page in sorted(FOLDER.glob("*.md")))
+HI: Any = [{"role": "user", "content": "Hi"}]
+REQUESTS: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
+    "/v1/chat/completions": (ChatCompletionRequest, {"messages": HI, "max_tokens": 1}),
+    "/v1/completions": (CompletionRequest, {"prompt": "Hi", "max_tokens": 1}),
+    "/v1/responses": (ResponsesRequest, {"input": "Hi", "max_output_tokens": 1}),
+    "/v1/messages": (MessagesRequest, {"model": NAME, "messages": HI, "max_tokens": 1}),
+    "/v1/messages/count_tokens": (CountTokensRequest, {"model": NAME, "messages": HI}),
+    "/tokenize": (TokenizeRequest, {"prompt": "Hi"}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
+}
+TOOL: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+FLAT_TOOL: Any = {"type": "function", "name": "now", "parameters": {"type": "object"}}
+THEIR_TOOL: Any = {"name": "now", "input_schema": {"type": "object"}}
+SCHEMA: Any = {"type": "object", "properties": {}, "additionalProperties": False}
+# A value for each supported or accepted field; with "field": {"field": ..., ...} it needs what stands beside it.
+VALUES: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "add_special_tokens": False,
+    "best_of": {"best_of": 2, "n": 2},
+    "cache_control": {"type": "ephemeral"},
+    "cache_salt": "salt",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "client_metadata": {"a": "b"},
+    "echo": True,
+    "frequency_penalty": 0.5,
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'root ::= "yes"',
+    "guided_json": SCHEMA,
+    "guided_regex": "[0-9]+",
+    "ignore_eos": True,
+    "include": ["reasoning.encrypted_content"],
+    "include_reasoning": False,
+    "include_stop_str_in_output": True,
+    "input": "Hi",
+    "instructions": "Be brief.",
+    "logit_bias": {"7": 1.5},
+    "logprobs": True,
+    "max_completion_tokens": {"max_completion_tokens": 2, "max_tokens": None},
+    "max_output_tokens": 2,
+    "max_tokens": 2,
+    "messages": HI,
+    "metadata": {"a": "b"},
+    "min_p": 0.1,
+    "min_tokens": 1,
+    "model": NAME,
+    "n": 2,
+    "output_config": {"effort": "low"},
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "Hi"},
+    "presence_penalty": 0.5,
+    "priority": 1,
+    "prompt": "Hi",
+    "prompt_cache_key": "key",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "reasoning": {"effort": "low"},
+    "reasoning_effort": "low",
+    "repetition_penalty": 1.1,
+    "response_format": {"type": "json_object"},
+    "return_progress": {"return_progress": True, "stream": True},
+    "return_token_ids": True,
+    "return_token_strs": True,
+    "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True, "logprobs": True, "top_logprobs": 1},
+    "safety_identifier": "me",
+    "seed": 7,
+    "service_tier": "auto",
+    "skip_special_tokens": False,
+    "stop": ["x"],
+    "stop_sequences": ["x"],
+    "stop_token_ids": [7],
+    "store": False,
+    "stream": True,
+    "stream_options": {"stream_options": {"include_usage": True}, "stream": True},
+    "structured_outputs": {"regex": "[0-9]+"},
+    "system": "Be brief.",
+    "temperature": 0.5,
+    "text": {"format": {"type": "text"}},
+    "thinking": {"type": "adaptive"},
+    "thinking_token_budget": 16,
+    "tokens": [1, 2],
+    "tool_choice": {"tool_choice": "auto", "tools": [TOOL]},
+    "tools": [TOOL],
+    "top_k": 5,
+    "top_logprobs": {"top_logprobs": 2, "logprobs": True},
+    "top_p": 0.9,
+    "user": "me",
+}
+# Where a field is another thing than elsewhere.
+THERE: dict[tuple[str, str], Any] = {
+    ("/v1/completions", "logprobs"): 2,
+    ("/v1/completions", "return_tokens_as_token_ids"): {"return_tokens_as_token_ids": True, "logprobs": 1},
+    ("/v1/responses", "stream_options"): {"stream_options": {"include_obfuscation": False}, "stream": True},
+    ("/v1/responses", "tools"): [FLAT_TOOL],
+    ("/v1/responses", "tool_choice"): {"tool_choice": "auto", "tools": [FLAT_TOOL]},
+    ("/v1/responses", "top_logprobs"): {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    **{(path, "tools"): [THEIR_TOOL] for path in ("/v1/messages", "/v1/messages/count_tokens")},
+    **{
+        (path, "tool_choice"): {"tool_choice": {"type": "auto"}, "tools": [THEIR_TOOL]}
+        for path in ("/v1/messages", "/v1/messages/count_tokens")
+    },
+}
+# Those that stand in place of the field that the smallest request has.
+INSTEAD = {
+    ("/tokenize", name): "prompt"
+    for name in ("messages", "tools", "chat_template_kwargs", "add_generation_prompt")
+}
+# None of them is what a refused field takes by exception.
+SOMETHING: list[Any] = [1, 2.5, "some text", ["a", "b"], {"a": {"b": 1}}]
+
+
+def section(title: str) -> list[tuple[str, str]]:
+    """(name, status) of each row of the table under the title."""
+    (text,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^##? |\Z)", PAGES, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| `([^`]+)` \|.*?\| (supported|refused|accepted) \|", text, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\| `", text, re.MULTILINE)), "a row without a status"
+    return rows
+
+
+def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {info.alias or name: info for name, info in model.model_fields.items()}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_every_field_is_listed_with_what_it_is(path: str) -> None:
+    rows = section(f"`POST {path}`")
+    names = [name for name, _ in rows]
+    assert len(names) == len(set(names))
+    fields = fields_of(REQUESTS[path][0])
+    assert fields.keys() <= set(names), "fields that no page has"
+    for name, status in rows:
+        info = fields.get(name)
+        idle = info is not None and (info.description or "").lower().find("has no effect") >= 0
+        assert (status == "accepted") == idle, name
+        if status != "refused":
+            assert info is not None, name
+
+
+def body_with(path: str, name: str, server: HttpServer) -> dict[str, Any]:
+    """The smallest request that has the field."""
+    body = dict(REQUESTS[path][1])
+    if (path, name) in INSTEAD:
+        del body[INSTEAD[path, name]]
+        body["messages"] = HI
+    if name == "previous_response_id":
+        return body | {name: server.post(path, body).json()["id"]}
+    value = THERE.get((path, name), VALUES[name])
+    return body | (value if isinstance(value, dict) and name in value else {name: value})
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_supported_and_accepted_fields_are_taken(server: HttpServer, path: str) -> None:
+    for name, status in section(f"`POST {path}`"):
+        if status != "refused":
+            response = server.post(path, body_with(path, name, server))
+            assert response.status_code == 200, f"{name}: {response.text}"
+            assert "event: error" not in response.text
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_refused_fields_are_refused_by_name(server: HttpServer, path: str) -> None:
+    server.requests.clear()
+    client = httpx.Client(base_url=server.url, timeout=30)
+    for name, status in section(f"`POST {path}`"):
+        if status != "refused":
+            continue
+        for value in SOMETHING:
+            response = client.post(path, json=REQUESTS[path][1] | {name: value})
+            assert response.status_code == 400, f"{name}={value}: {response.status_code}"
+            assert name in response.json()["error"]["message"]
+    assert server.requests == []
+
+
+def test_endpoints_are_there_or_not(server: HttpServer) -> None:
+    paths = httpx.get(server.url + "/openapi.json").json()["paths"]
+    there = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    rows = section("Endpoints") + section("Administration")
+    assert len({name for name, _ in rows}) == len(rows)
+    assert {name for name, status in rows if status == "supported"} == there | {"GET /openapi.json"}
+    for name, status in rows:
+        method, path = name.split()
+        if status == "refused":
+            response = httpx.request(method, server.url + re.sub(r"{\w+}", "x", path), json={})
+            assert response.status_code in (404, 405), name

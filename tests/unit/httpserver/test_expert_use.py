@@ -1,0 +1,70 @@
+"""/v1/experts in the real httpserver process: what it shows, how seldom it asks the engine, what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from moeserve.messages.schema import EngineDead, ExpertUse
+from moeserve.placement.heat import read_heat
+from tests.support.http_harness import NAME, HttpServer, http_server, within
+
+COUNTS = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
+ON_GPU = np.array([[1, 0, 1], [0, 1, 0]], np.uint8)
+USE = ExpertUse(2, 3, 2, COUNTS.tobytes(), ON_GPU.tobytes())
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    with http_server() as running:
+        yield running
+
+
+def get(server: HttpServer, path: str) -> httpx.Response:
+    return httpx.get(server.url + path, timeout=30)
+
+
+def test_all_who_ask_together_get_one_answer(server: HttpServer, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(get, server, "/v1/experts") for _ in range(8)]
+        assert within(10, lambda: server.expert_use_asked == 1)
+        server.send(USE)
+        shown = {answer.result().text for answer in answers}
+    assert len(shown) == 1
+    assert get(server, "/v1/experts").json() == {
+        "object": "experts",
+        "model": NAME,
+        "layers": 2,
+        "experts": 3,
+        "experts_per_token": 2,
+        "counts": COUNTS.tolist(),
+        "gpu_experts": [[0, 2], [1]],
+    }
+    heat = get(server, "/v1/experts/heat")
+    assert server.expert_use_asked == 1, "half a second has not passed"
+    assert heat.headers["content-disposition"] == 'attachment; filename="expert-heat.json"'
+    (tmp_path / "heat.json").write_bytes(heat.content)
+    assert read_heat(tmp_path / "heat.json", 2, 3).counts == COUNTS.tolist()
+    assert read_heat(tmp_path / "heat.json", 2, 3).model == NAME
+
+
+def test_an_engine_that_dies_fails_who_waits(server: HttpServer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(get, server, "/v1/experts")
+        assert within(10, lambda: server.expert_use_asked == 1)
+        server.send(EngineDead(cause="fire"))
+        assert answer.result().status_code == 500
+    after = get(server, "/v1/experts/heat")
+    assert after.status_code == 503
+    assert "fire" in after.json()["error"]["message"]
+
+
+def test_an_api_key_guards_it() -> None:
+    with http_server(api_key=("secret",)) as server:
+        for path in ("/v1/experts", "/v1/experts/heat"):
+            assert get(server, path).status_code == 401

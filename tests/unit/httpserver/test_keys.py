@@ -1,0 +1,110 @@
+"""API keys and their names, cache salts, and what a refusal by the router looks like over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.transport.keys import ApiKeys
+from moeserve.messages.schema import GenerateRequest, HistogramCounts, RequestError
+from tests.support.http_harness import HttpServer, http_server
+
+
+def keys_of(tmp_path: Path, text: str, *given: str) -> ApiKeys:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    return ApiKeys.from_config(ServerConfig(api_key=given, api_key_file=str(file)))
+
+
+def test_keys_have_names(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "# who may\n\nalice  sk-1\nbob\tsk-2\n", "first", "second")
+    assert [keys.name_of(key) for key in (b"first", b"second", b"sk-1", b"sk-2")] == [
+        "key-1",
+        "key-2",
+        "alice",
+        "bob",
+    ]
+    assert keys.name_of(b"sk-3") is None
+    assert keys.name_of(b"") is None
+    assert keys_of(tmp_path, "a k\na2 k2\n# a k3\n").name_of(b"k3") is None
+    assert not ApiKeys.from_config(ServerConfig())
+
+
+def test_what_a_key_stored_stays_its_own_when_others_come_and_go(tmp_path: Path) -> None:
+    before = keys_of(tmp_path, "alice sk-1\n", "first", "second")
+    after = keys_of(tmp_path, "alice sk-2\n", "second", "key-1")
+    assert before.owner_of(b"second") == after.owner_of(b"second") != before.owner_of(b"first")
+    assert before.owner_of(b"sk-1") == after.owner_of(b"sk-2")  # alice has a new key
+    assert "second" not in before.owner_of(b"second")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no key"),
+        ("# nobody\n", "has no key"),
+        ("alice sk-1\nsk-2\n", "line 2 of .* must be a name and a key"),
+        ("alice sk 1\n", "line 1"),
+        ("alice sk-1\nbob sk-1\n", "the key of 'bob' is that of 'alice' too"),
+    ],
+)
+def test_a_bad_key_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        keys_of(tmp_path, text)
+
+
+def test_a_missing_key_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ApiKeys.from_config(ServerConfig(api_key_file=str(tmp_path / "none")))
+
+
+def test_requests_carry_the_name_of_their_key_and_their_salt(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("alice sk-alice\n")
+    with http_server(api_key=("sk-1",), api_key_file=str(tmp_path / "keys")) as server:
+        with httpx.Client(base_url=server.url) as client:  # one connection for all
+            for key, body in (
+                ("sk-alice", {"prompt": "Hi", "cache_salt": "mine"}),
+                ("sk-1", {"prompt": "Hi"}),
+                ("sk-alice", {"prompt": "Hi", "stream": True}),
+            ):
+                headers = {"authorization": f"Bearer {key}"}
+                assert client.post("/v1/completions", json=body, headers=headers).status_code == 200
+            chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "cache_salt": "s"}
+            headers = {"authorization": "Bearer sk-1"}
+            assert client.post("/v1/chat/completions", json=chat, headers=headers).status_code == 200
+        seen = [(request.key_name, request.cache_salt) for request in server.requests]
+        assert seen == [("alice", "mine"), ("key-1", ""), ("alice", ""), ("key-1", "s")]
+
+
+def test_a_full_queue_is_a_503_with_the_routers_retry_after() -> None:
+    def refuse(server: HttpServer, request: GenerateRequest) -> None:
+        server.send(RequestError(request.id, 503, "the server is busy: too many", retry_after=42))
+
+    with http_server() as server:
+        server.answer = refuse
+        response = server.post("/v1/completions", {"prompt": "Hi"})
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "42"
+        assert response.json()["error"]["code"] == "overloaded"
+        assert "too many" in response.json()["error"]["message"]
+
+
+def test_the_routers_histograms_are_exported() -> None:
+    metrics = Metrics("m")
+    counts = HistogramCounts(bounds=[1, 10.5], counts=[3, 4, 5], sum=2000.0)
+    metrics.load = msgspec.structs.replace(metrics.load, idle_ms=counts)
+    lines = metrics.render()[0].decode().splitlines()
+    name = "moeserve:worker_idle_seconds"
+    assert [line for line in lines if line.startswith(name)] == [
+        f'{name}_bucket{{le="0.001",model_name="m"}} 3.0',
+        f'{name}_bucket{{le="0.0105",model_name="m"}} 7.0',
+        f'{name}_bucket{{le="+Inf",model_name="m"}} 12.0',
+        f'{name}_count{{model_name="m"}} 12.0',
+        f'{name}_sum{{model_name="m"}} 2.0',
+    ]

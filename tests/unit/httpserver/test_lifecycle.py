@@ -1,0 +1,401 @@
+"""Start, readiness, clients that leave, the engine's death, the drain, and bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from moeserve.httpserver.transport.connection import MAX_HEAD_BYTES
+from moeserve.httpserver.transport.middleware import MIN_BODY_LIMIT
+from moeserve.messages.schema import (
+    EngineDead,
+    GenerateRequest,
+    LoadProgress,
+    ProcessFailed,
+    ProcessReady,
+    RequestError,
+    TextItem,
+    TextOut,
+    Usage,
+    WorkerReady,
+)
+from moeserve.messages.schema import EngineReady as Ready
+from tests.support.http_harness import (
+    NAME,
+    HttpServer,
+    echo,
+    http_server,
+    ready_message,
+    silence,
+    within,
+)
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(autouse=True)
+def _as_new(server: HttpServer) -> None:
+    server.answer = echo
+    server.requests.clear()
+    server.aborted.clear()
+
+
+def three_tokens(server: HttpServer, request: GenerateRequest) -> None:
+    """Begins an answer and leaves it there."""
+    for token_id in (5, 6, 7):
+        server.send(TextOut([TextItem(request.id, "x", [token_id])]))
+
+
+def end(server: HttpServer, request: GenerateRequest) -> None:
+    usage = Usage(1, 4, 0, 0.0, 0.0, 0.0)
+    server.send(TextOut([TextItem(request.id, "end", [8], finish_reason="length", usage=usage)]))
+
+
+@contextlib.contextmanager
+def client_that_leaves(server: HttpServer, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """Its request is with the engine when the `with` begins; at its end the connection is closed."""
+    content = json.dumps(body).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    before = len(server.requests)
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        assert within(5, lambda: len(server.requests) == before + body.get("n", 1))
+        yield connection
+
+
+def receives(connection: socket.socket, part: bytes) -> bool:
+    """Reads until `part` has come; an answer's head and its first event may come one after the other."""
+    received = b""
+    while part not in received:
+        more = connection.recv(65536)
+        if not more:
+            return False
+        received += more
+    return True
+
+
+# ---------------------------------------------------------------- start
+
+
+def test_answers_while_loading_then_serves() -> None:
+    server = HttpServer()
+    try:
+        started = server.start_message()
+        assert isinstance(started, ProcessReady)
+        assert started.process == "httpserver"
+        health = httpx.get(server.url + "/health")
+        assert health.status_code == 503
+        assert health.json()["status"] == "loading"
+        server.send(LoadProgress("weights", 30, 120))
+        expected = {"status": "loading", "stage": "weights", "fraction": 0.25}
+        assert within(5, lambda: httpx.get(server.url + "/health").json() == expected)
+        refused = server.post("/v1/completions", {"prompt": "Hi"})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        assert "weights, 25%" in refused.json()["error"]["message"]
+        assert httpx.get(server.url + "/v1/models").json()["data"][0]["id"] == NAME
+        assert httpx.get(server.url + "/metrics").status_code == 200
+        server.engine_ready()
+        assert httpx.get(server.url + "/health").json() == {"status": "ok"}
+        head = httpx.head(server.url + "/health")  # as monitors ask
+        assert (head.status_code, head.content) == (200, b"")
+        assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 200
+    finally:
+        server.close()
+
+
+def test_a_port_in_use_is_a_clear_failure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = HttpServer(port=port)
+        try:
+            failed = server.start_message()
+            assert isinstance(failed, ProcessFailed)
+            assert f"port {port}" in failed.message
+            assert "--port" in failed.message
+            assert server.process.wait(10) == 2
+        finally:
+            server.close()
+
+
+def test_a_model_without_tokenizer_is_a_clear_failure(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    server = HttpServer(model=str(broken))
+    try:
+        failed = server.start_message()
+        assert isinstance(failed, ProcessFailed)
+        assert "broken.gguf" in failed.message
+        assert server.process.wait(10) == 2
+    finally:
+        server.close()
+
+
+def test_the_kv_pool_may_be_the_limit() -> None:
+    server = HttpServer()
+    try:
+        server.start_message()
+        server.send(ready_message(server.tokenizer.vocabulary.size, slots=100))
+        assert within(10, lambda: httpx.get(server.url + "/health").status_code == 200)
+        response = server.post("/v1/completions", {"prompt": [5] * 90, "max_tokens": 11})
+        assert response.status_code == 400
+        assert "100" in response.json()["error"]["message"]
+        assert httpx.get(server.url + "/v1/models").json()["data"][0]["max_model_len"] == 100
+    finally:
+        server.close()
+
+
+def test_a_set_seed_makes_the_seeds_of_requests_reproducible() -> None:
+    def drawn() -> list[int]:
+        with http_server(seed=7) as server:
+            for _ in range(2):
+                server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1})
+            return [request.sampling.seed for request in server.requests]
+
+    first = drawn()
+    assert first == drawn()
+    assert first[0] != first[1]
+
+
+# ---------------------------------------------------------------- clients that leave
+
+
+@pytest.mark.parametrize("answer", [silence, three_tokens], ids=["in the queue", "mid decode"])
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "Hi", "n": 3}), ("/v1/chat/completions", CHAT)],
+    ids=["completions", "chat"],
+)
+def test_a_client_that_leaves_is_aborted_at_once(
+    server: HttpServer, path: str, body: dict[str, Any], stream: bool, answer: Any
+) -> None:
+    server.answer = answer
+    aborts = server.metric("request_success_total", 'finished_reason="abort",')
+    with client_that_leaves(server, path, body | {"stream": stream}) as connection:
+        if stream and answer is three_tokens:
+            assert b"data: " in connection.recv(65536)
+        assert server.aborted == []
+    ids = [request.id for request in server.requests]
+    assert within(1, lambda: sorted(server.aborted) == ids)
+    now = server.metric("request_success_total", 'finished_reason="abort",')
+    assert now == aborts + len(ids)
+
+
+def test_leaving_generate_stream(server: HttpServer) -> None:
+    server.answer = three_tokens
+    with client_that_leaves(server, "/generate_stream", {"inputs": "Hi"}):
+        pass
+    assert within(1, lambda: server.aborted == [server.requests[0].id])
+
+
+def test_a_finished_request_is_not_aborted(server: HttpServer) -> None:
+    for stream in (True, False):
+        assert server.post("/v1/completions", {"prompt": "Hi", "stream": stream}).status_code == 200
+    server.post("/v1/completions", {"prompt": "Hi"})
+    assert server.aborted == []
+
+
+def test_late_messages_of_a_request_that_was_aborted(server: HttpServer) -> None:
+    server.answer = three_tokens
+    with client_that_leaves(server, "/v1/completions", {"prompt": "Hi", "stream": True}):
+        pass
+    assert within(1, lambda: len(server.aborted) == 1)
+    end(server, server.requests[0])
+    server.send(RequestError(server.requests[0].id, 500, "too late"))
+    server.answer = echo
+    assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 200
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(server: HttpServer) -> None:
+    def flood(server: HttpServer, request: GenerateRequest) -> None:
+        for _ in range(200):
+            server.send(TextOut([TextItem(request.id, "x" * 100_000, [5])]))
+
+    server.answer = flood
+    with client_that_leaves(server, "/v1/completions", {"prompt": "Hi", "stream": True}):
+        server.answer = echo
+        started = time.monotonic()
+        for _ in range(5):
+            assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 200
+        assert time.monotonic() - started < 5
+    assert within(2, lambda: len(server.aborted) == 1)
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_failure_in_a_stream_is_an_error_event(server: HttpServer) -> None:
+    def fail(server: HttpServer, request: GenerateRequest) -> None:
+        three_tokens(server, request)
+        server.send(RequestError(request.id, 500, "the logits were not finite"))
+
+    server.answer = fail
+    for path, body in (("/v1/completions", {"prompt": "Hi"}), ("/v1/chat/completions", CHAT)):
+        response = server.post(path, body | {"stream": True})
+        assert response.status_code == 200
+        *_, failure, done = [line for line in response.text.split("\n\n") if line]
+        assert done == "data: [DONE]"
+        assert json.loads(failure.removeprefix("data: "))["error"]["message"] == "the logits were not finite"
+        assert server.post(path, body).status_code == 500
+
+
+def test_one_failed_choice_fails_the_request_and_aborts_the_others(server: HttpServer) -> None:
+    def fail_the_second(server: HttpServer, request: GenerateRequest) -> None:
+        if len(server.requests) == 2:
+            server.send(RequestError(request.id, 500, "broken"))
+
+    server.answer = fail_the_second
+    assert server.post("/v1/completions", {"prompt": "Hi", "n": 3}).status_code == 500
+    first, _, third = server.requests
+    assert within(1, lambda: sorted(server.aborted) == [first.id, third.id])
+
+
+def test_the_engines_death_fails_what_runs_and_what_comes() -> None:
+    with http_server() as server:
+        server.answer = silence
+        responses: list[httpx.Response] = []
+        waiting = threading.Thread(
+            target=lambda: responses.append(server.post("/v1/completions", {"prompt": "Hi"}))
+        )
+        waiting.start()
+        assert within(5, lambda: len(server.requests) == 1)
+        server.send(EngineDead("worker killed by signal 9"))
+        waiting.join(5)
+        assert responses[0].status_code == 500
+        assert "signal 9" in responses[0].json()["error"]["message"]
+        health = httpx.get(server.url + "/health")
+        assert health.status_code == 503
+        assert health.json() == {"status": "dead", "cause": "worker killed by signal 9"}
+        assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 503
+        server.terminate()
+        assert server.process.wait(10) == 0
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_sigterm_lets_running_requests_finish() -> None:
+    with http_server() as server:
+        server.answer = three_tokens
+        with httpx.stream(
+            "POST", server.url + "/v1/completions", json={"prompt": "Hi", "stream": True}, timeout=30
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.terminate()
+            server.terminate()  # the whole group's beside the launcher's
+            expected = {"status": "draining"}
+            assert within(5, lambda: httpx.get(server.url + "/health").json() == expected)
+            refused = server.post("/v1/completions", {"prompt": "Hi"})
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            end(server, server.requests[0])
+            rest = "".join(lines)
+        assert '"text":"end"' in rest
+        assert rest.endswith("data: [DONE]")
+        assert server.process.wait(10) == 0
+
+
+def test_the_drain_is_bounded() -> None:
+    with http_server(shutdown_timeout=0.5) as server:
+        server.answer = three_tokens
+        with httpx.stream(
+            "POST", server.url + "/v1/completions", json={"prompt": "Hi", "stream": True}, timeout=30
+        ) as response:
+            server.terminate()
+            text = response.read().decode()
+        assert "shutting down" in text
+        assert text.endswith("data: [DONE]\n\n")
+        assert server.process.wait(5) == 0
+
+
+# ---------------------------------------------------------------- bounds and keys
+
+
+def test_api_key_guards_all_but_health_and_metrics() -> None:
+    with http_server(api_key=("secret-key",)) as server:
+        for path in ("/health", "/metrics"):
+            assert httpx.get(server.url + path).status_code == 200
+        wrong: list[dict[str, str]] = [
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Bearer secret-key-and-more"},
+            {"authorization": "Basic secret-key"},
+            {"authorization": "secret-key"},
+        ]
+        for path in ("/v1/models", "/openapi.json", "/nothing"):
+            for headers in wrong:
+                response = httpx.get(server.url + path, headers=headers)
+                assert response.status_code == 401
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        right = {"authorization": "Bearer secret-key"}
+        assert server.post("/v1/completions", {"prompt": "Hi"}, headers=right).status_code == 200
+
+
+def test_a_large_body_is_refused(server: HttpServer) -> None:
+    def in_chunks() -> Iterator[bytes]:
+        for _ in range(MIN_BODY_LIMIT // (1 << 20) + 2):
+            yield b" " * (1 << 20)
+
+    headers = {"content-type": "application/json"}
+    announced = httpx.post(
+        server.url + "/v1/completions", content=b" " * (MIN_BODY_LIMIT + 1), headers=headers
+    )
+    chunked = httpx.post(server.url + "/v1/completions", content=in_chunks(), headers=headers)
+    for response in (announced, chunked):
+        assert response.status_code == 413
+        assert str(MIN_BODY_LIMIT) in response.json()["error"]["message"]
+
+
+def test_large_headers_are_refused(server: HttpServer) -> None:
+    fits = httpx.get(server.url + "/health", headers={"x-filler": "x" * (MAX_HEAD_BYTES // 2)})
+    assert fits.status_code == 200
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        with contextlib.suppress(ConnectionError):
+            for i in range(1000):
+                connection.sendall(f"x-filler-{i}: {'x' * 1000}\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_long_prompt_holds_up_nobody() -> None:
+    """Tokenising megabytes takes a second; it must not take the event loop's."""
+    with http_server() as server:
+        size = server.tokenizer.vocabulary.size
+        server.send(Ready(WorkerReady(1 << 23, 8, 1 << 23, size, 0, 0, 0, "a test")))
+        body = {"prompt": "The quick brown fox jumps over the lazy dog. " * 60_000}
+        assert within(
+            5, lambda: server.post("/tokenize", {"prompt": "Hi"}).json()["max_model_len"] == 1 << 23
+        )
+        long = threading.Thread(target=lambda: server.post("/tokenize", body))
+        long.start()
+        slowest = 0.0
+        polls = 0
+        with httpx.Client(base_url=server.url) as client:
+            while long.is_alive():
+                started = time.monotonic()
+                client.get("/health")
+                slowest = max(slowest, time.monotonic() - started)
+                polls += 1
+        assert polls > 10
+        assert slowest < 0.3
+
+
+def test_an_announced_large_body_is_refused_before_it_is_sent(server: HttpServer) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {MIN_BODY_LIMIT + 1}\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=2) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")

@@ -1,0 +1,372 @@
+"""Completions and chat through the official openai client, against the real process and an echoing engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from moeserve.messages.schema import GenerateRequest, RequestError, TextItem, TextOut, TokenLogprob, Usage
+from tests.support.http_harness import (
+    CONTEXT,
+    NAME,
+    HttpServer,
+    echo,
+    logprobs_of,
+    tokens_of,
+)
+
+TEXT = "The quick brown fox jumps over the lazy dog."
+CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who jumps?"}]
+
+
+@pytest.fixture(autouse=True)
+def _as_new(server: HttpServer) -> None:
+    server.answer = echo
+    server.requests.clear()
+
+
+@pytest.fixture(scope="module")
+def client(server: HttpServer) -> OpenAI:
+    return OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
+
+
+def test_completion_answers_in_openais_shape(client: OpenAI, server: HttpServer) -> None:
+    answer = client.completions.create(model=NAME, prompt=TEXT, max_tokens=5)
+    prompt = server.tokenizer.encode(TEXT)
+    assert answer.choices[0].text == server.tokenizer.decode(prompt[:5])
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.object == "text_completion"
+    assert answer.model == NAME
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 5)
+    assert answer.model_extra is not None
+    timings = answer.model_extra["timings"]
+    assert (timings["queue_ms"], timings["prefill_ms"], timings["decode_ms"]) == (1.0, 2.0, 4.0)
+    assert timings["decode_tokens_per_second"] == 1000.0  # four after the first, in 4 ms
+    assert timings["prefill_tokens_per_second"] == len(prompt) / 2.0 * 1000
+
+
+def test_sampling_fields_reach_the_engine(client: OpenAI, server: HttpServer) -> None:
+    client.completions.create(
+        model=NAME,
+        prompt=TEXT,
+        max_tokens=3,
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=0.1,
+        frequency_penalty=-0.2,
+        logit_bias={"7": -100, "8": 5},
+        seed=11,
+        stop=["one", "two"],
+        logprobs=4,
+        extra_body={
+            "top_k": 40,
+            "min_p": 0.05,
+            "repetition_penalty": 1.1,
+            "min_tokens": 2,
+            "stop_token_ids": [9],
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "priority": -3,
+        },
+    )
+    (request,) = server.requests
+    sampling = request.sampling
+    assert tokens_of(request) == server.tokenizer.encode(TEXT)
+    assert (sampling.max_tokens, sampling.min_tokens) == (3, 2)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.05)
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    assert penalties == (0.1, -0.2, 1.1)
+    assert sampling.logit_bias == {7: -100.0, 8: 5.0}
+    assert (sampling.seed, sampling.logprobs, sampling.prompt_logprobs) == (11, 4, None)
+    assert sampling.stop_token_ids == (*server.tokenizer.vocabulary.eos_ids, 9)
+    assert request.text.stop == ("one", "two")
+    assert request.text.include_stop
+    assert not request.text.skip_special_tokens
+    assert request.priority == -3
+
+
+def test_defaults_are_vllms(client: OpenAI, server: HttpServer) -> None:
+    client.completions.create(model=NAME, prompt=TEXT)
+    client.chat.completions.create(model=NAME, messages=CHAT)
+    completion, chat = server.requests
+    assert completion.sampling.max_tokens == 16
+    assert chat.sampling.max_tokens == CONTEXT - len(tokens_of(chat))
+    for request in (completion, chat):
+        assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (1.0, 1.0, 0)
+        assert request.sampling.logprobs is None
+    assert completion.sampling.seed != chat.sampling.seed
+
+
+def test_ignore_eos_leaves_only_the_clients_stop_tokens(client: OpenAI, server: HttpServer) -> None:
+    client.completions.create(model=NAME, prompt="a", extra_body={"ignore_eos": True, "stop_token_ids": [3]})
+    assert server.requests[0].sampling.stop_token_ids == (3,)
+
+
+def test_a_completion_near_the_end_of_the_context_gets_what_is_left(server: HttpServer) -> None:
+    response = server.post("/v1/completions", {"prompt": [5] * (CONTEXT - 3)})
+    assert response.json()["usage"]["completion_tokens"] == 3
+
+
+def test_each_prompt_gets_n_choices_in_order(client: OpenAI, server: HttpServer) -> None:
+    answer = client.completions.create(model=NAME, prompt=["Hello", TEXT], n=2, max_tokens=2, seed=3)
+    hello, text = server.tokenizer.encode("Hello"), server.tokenizer.encode(TEXT)
+    expected = [server.tokenizer.decode((ids * 2)[:2]) for ids in (hello, hello, text, text)]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [request.sampling.seed for request in server.requests] == [3, 4, 3, 4]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(hello) + len(text)
+    assert answer.usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7], [8]]], ids=["ids", "lists of ids"])
+def test_token_id_prompts(client: OpenAI, server: HttpServer, prompt: Any) -> None:
+    client.completions.create(model=NAME, prompt=prompt, max_tokens=1)
+    sent = [tokens_of(request) for request in server.requests]
+    assert sent == (prompt if isinstance(prompt[0], list) else [prompt])
+
+
+def test_echo_with_logprobs_covers_the_prompt(client: OpenAI, server: HttpServer) -> None:
+    answer = client.completions.create(model=NAME, prompt=TEXT, max_tokens=2, echo=True, logprobs=2)
+    choice = answer.choices[0]
+    ids = server.tokenizer.encode(TEXT)
+    assert choice.text == TEXT + server.tokenizer.decode(ids[:2])
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == choice.text
+    assert logprobs.token_logprobs == [None] + [-0.5] * (len(ids) + 1)
+    assert logprobs.top_logprobs is not None
+    assert logprobs.top_logprobs[0] is None
+    assert logprobs.top_logprobs[1] == {server.tokenizer.token_text(ids[1] + i): -0.5 - i for i in range(2)}
+    assert logprobs.text_offset is not None
+    assert [choice.text[offset] for offset in logprobs.text_offset] == [t[0] for t in logprobs.tokens]
+
+
+def test_scoring_a_prompt_alone(server: HttpServer) -> None:
+    """max_tokens 0 with echo; tokens as ids, since two tokens may have one text."""
+    ids = list(range(4, CONTEXT + 4))
+    body = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 20, "return_tokens_as_token_ids": True}
+    answer = server.post("/v1/completions", body).json()
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == [f"token_id:{i}" for i in ids]
+    assert all(len(top) == 20 for top in logprobs["top_logprobs"][1:])
+    assert answer["choices"][0]["text"] == server.tokenizer.decode(ids, skip_special=False)
+    assert answer["usage"]["completion_tokens"] == 0
+    assert answer["timings"]["decode_tokens_per_second"] == 0.0
+
+
+def test_the_chosen_token_is_in_top_logprobs_though_unlikely(server: HttpServer) -> None:
+    def unlikely(server: HttpServer, request: GenerateRequest) -> None:
+        logprob = TokenLogprob(3, float("-inf"), 900, [5, 6], [-0.1, -0.2])
+        usage = Usage(1, 1, 0, 0.0, 0.0, 0.0)
+        item = TextItem(request.id, "x", [3], [logprob], finish_reason="length", usage=usage)
+        server.send(TextOut([item]))
+
+    server.answer = unlikely
+    body = {"prompt": [3], "max_tokens": 1, "logprobs": 2, "return_tokens_as_token_ids": True}
+    logprobs = server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] == [{"token_id:5": -0.1, "token_id:6": -0.2, "token_id:3": -9999.0}]
+
+
+def test_streamed_completion_in_pieces_with_usage(client: OpenAI, server: HttpServer) -> None:
+    stream = client.completions.create(
+        model=NAME, prompt=TEXT, max_tokens=6, stream=True, stream_options={"include_usage": True}
+    )
+    *pieces, last = list(stream)
+    ids = server.tokenizer.encode(TEXT)
+    assert [piece.choices[0].text for piece in pieces] == [server.tokenizer.token_text(i) for i in ids[:6]]
+    assert [piece.choices[0].finish_reason for piece in pieces] == [None] * 5 + ["length"]
+    assert all(piece.usage is None for piece in pieces)
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 6
+    assert last.model_extra is not None
+    assert last.model_extra["timings"]["completion_tokens"] == 6
+    assert len({piece.id for piece in [*pieces, last]}) == 1
+
+
+def test_streamed_echo_and_logprobs_are_the_whole_answers(server: HttpServer) -> None:
+    body = {"prompt": [TEXT, "Hello"], "max_tokens": 4, "echo": True, "logprobs": 1, "n": 2}
+    whole = server.post("/v1/completions", body).json()["choices"]
+    texts = [""] * 4
+    offsets: list[list[int]] = [[] for _ in range(4)]
+    for event in events(server, "/v1/completions", body | {"stream": True}):
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["text"]
+        offsets[choice["index"]] += choice["logprobs"]["text_offset"]
+    assert texts == [choice["text"] for choice in whole]
+    assert offsets == [choice["logprobs"]["text_offset"] for choice in whole]
+
+
+def test_token_ids_of_prompt_and_answer(server: HttpServer) -> None:
+    """Also of a token whose text is held back, for which there would be no piece otherwise."""
+
+    def half_a_character_first(server: HttpServer, request: GenerateRequest) -> None:
+        usage = Usage(2, 2, 0, 0.0, 0.0, 0.0)
+        server.send(TextOut([TextItem(request.id, "", [7])]))
+        server.send(TextOut([TextItem(request.id, "é", [8], finish_reason="length", usage=usage)]))
+
+    server.answer = half_a_character_first
+    body = {"prompt": [5, 6], "max_tokens": 2, "return_token_ids": True}
+    (whole,) = server.post("/v1/completions", body).json()["choices"]
+    assert (whole["prompt_token_ids"], whole["token_ids"]) == ([5, 6], [7, 8])
+    pieces = [event["choices"][0] for event in events(server, "/v1/completions", body | {"stream": True})]
+    assert [(piece["text"], piece["token_ids"]) for piece in pieces] == [("", [7]), ("é", [8])]
+    assert [piece["prompt_token_ids"] for piece in pieces] == [[5, 6], None]
+    plain = [
+        event["choices"][0]
+        for event in events(server, "/v1/completions", body | {"stream": True, "return_token_ids": False})
+    ]
+    assert [piece["text"] for piece in plain] == ["é"]
+    assert "token_ids" not in plain[0]
+    assert "prompt_token_ids" not in plain[0]
+
+
+def test_continuous_usage_counts_up(server: HttpServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": TEXT, "max_tokens": 4, "stream": True, "stream_options": options}
+    counts = [event["usage"]["completion_tokens"] for event in events(server, "/v1/completions", body)]
+    assert counts == [1, 2, 3, 4, 4]
+
+
+def test_chat_renders_the_models_template(client: OpenAI, server: HttpServer) -> None:
+    answer = client.chat.completions.create(model=NAME, messages=CHAT, max_completion_tokens=4)
+    prompt = server.tokenizer.decode(tokens_of(server.requests[0]), skip_special=False)
+    assert prompt.startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho jumps?<|im_end|>"
+    )
+    assert prompt.endswith("<|im_start|>assistant\n")
+    message = answer.choices[0].message
+    assert message.role == "assistant"
+    assert message.content == server.tokenizer.decode(tokens_of(server.requests[0])[:4], skip_special=False)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+
+
+def test_chat_template_kwargs_reach_the_template(server: HttpServer) -> None:
+    body = {"messages": CHAT, "max_tokens": 1, "chat_template_kwargs": {"enable_thinking": False}}
+    server.post("/v1/chat/completions", body)
+    prompt = server.tokenizer.decode(tokens_of(server.requests[0]), skip_special=False)
+    assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_messages_of_other_clients_shapes(server: HttpServer) -> None:
+    """Text parts, the developer role, nulls, and a history with a tool call."""
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "dog"}'}}
+    last = {"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}, "image_url": None}
+    messages = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, last]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+        {"role": "tool", "tool_call_id": "1", "content": "a dog"},
+    ]
+    neutral = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "user": "me"}
+    body = {"messages": messages, "max_tokens": 1, "temperature": None, "store": False} | neutral
+    assert server.post("/v1/chat/completions", body).status_code == 200
+    prompt = server.tokenizer.decode(tokens_of(server.requests[0]), skip_special=False)
+    for part in ("<|im_start|>system\nBe kind.", "user\none\ntwo<|im_end|>", '"at": "dog"', "a dog"):
+        assert part in prompt
+
+
+def test_streamed_chat_role_text_end_usage(client: OpenAI, server: HttpServer) -> None:
+    stream = client.chat.completions.create(
+        model=NAME, messages=CHAT, max_tokens=3, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    *pieces, last = list(stream)
+    for index in (0, 1):
+        own = [piece.choices[0] for piece in pieces if piece.choices[0].index == index]
+        assert own[0].delta.role == "assistant"
+        assert all(choice.delta.role is None for choice in own[1:])
+        assert [choice.finish_reason for choice in own] == [None] * (len(own) - 1) + ["length"]
+        text = "".join(choice.delta.content or "" for choice in own)
+        assert text == server.tokenizer.decode(tokens_of(server.requests[0])[:3], skip_special=False)
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 6
+
+
+def test_chat_logprobs_with_bytes(client: OpenAI, server: HttpServer) -> None:
+    request: dict[str, Any] = {"model": NAME, "messages": CHAT, "max_tokens": 3, "logprobs": True}
+    whole = client.chat.completions.create(**request, top_logprobs=2).choices[0].logprobs
+    assert whole is not None
+    assert whole.content is not None
+    for token, entry in zip(tokens_of(server.requests[0])[:3], whole.content, strict=True):
+        expected = logprobs_of(token, 2)
+        assert bytes(entry.bytes or []) == server.tokenizer.token_bytes(token)
+        assert entry.token == server.tokenizer.token_text(token)
+        assert [top.logprob for top in entry.top_logprobs] == expected.top_logprobs
+    none = client.chat.completions.create(**request).choices[0].logprobs
+    assert none is not None
+    assert none.content is not None
+    assert all(entry.top_logprobs == [] for entry in none.content)
+
+
+def test_clients_at_once_get_their_own_answers(client: OpenAI, server: HttpServer) -> None:
+    prompts = [f"Number {i} of many" for i in range(32)]
+
+    def ask(prompt: str) -> str:
+        stream = client.completions.create(model=NAME, prompt=prompt, max_tokens=40, stream=True)
+        return "".join(chunk.choices[0].text for chunk in stream)
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(ask, prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = server.tokenizer.encode(prompt)
+        assert answer == server.tokenizer.decode((ids * 40)[:40])
+
+
+def test_a_refusal_of_the_router_is_an_http_error(server: HttpServer) -> None:
+    server.answer = lambda server, request: server.send(RequestError(request.id, 503, "the queue is full"))
+    for stream in (False, True):
+        response = server.post("/v1/completions", {"prompt": TEXT, "stream": stream})
+        assert response.status_code == 503
+        assert response.headers["retry-after"]
+        assert response.json()["error"]["message"] == "the queue is full"
+
+
+def test_request_id_is_echoed_or_given(server: HttpServer) -> None:
+    given = server.post("/v1/completions", {"prompt": TEXT}, headers={"x-request-id": "abc-1"})
+    assert given.headers["x-request-id"] == "abc-1"
+    assert given.json()["id"] == "cmpl-abc-1"
+    other = server.post("/v1/completions", {"prompt": TEXT}, headers={"x-request-id": "no spaces here"})
+    assert other.headers["x-request-id"] != "no spaces here"
+    assert other.headers["x-request-id"] in other.json()["id"]
+
+
+def test_models_and_openapi(client: OpenAI, server: HttpServer) -> None:
+    (card,) = client.models.list().data
+    assert card.id == NAME
+    assert card.model_extra is not None
+    assert card.model_extra["max_model_len"] == CONTEXT
+    assert client.models.retrieve(NAME).id == NAME
+    assert httpx.get(server.url + "/v1/models/other").status_code == 404
+    document = httpx.get(server.url + "/openapi.json")
+    schemas = document.json()["components"]["schemas"]
+    referred = {ref.rsplit("/", 1)[1] for ref in json_refs(document.json())}
+    assert "CompletionRequest" in referred
+    assert referred <= schemas.keys()
+    assert schemas["CompletionRequest"]["properties"]["temperature"]["maximum"] == 2
+
+
+def json_refs(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for inner in node:
+            yield from json_refs(inner)
+
+
+def events(server: HttpServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    lines = [line for line in server.post(path, body).text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]

@@ -1,0 +1,86 @@
+"""The web pages as the server gives them out: what they may do, who may have them, that they are whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import httpx
+import pytest
+
+from moeserve.httpserver.web import pages
+from tests.support.http_harness import HttpServer, http_server
+
+PAGES = ("/", "/experts")
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with http_server(api_key=("secret",)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: HttpServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", sorted(pages.PATHS))
+def test_a_file_needs_no_key_and_may_load_nothing_from_elsewhere(client: httpx.Client, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 200
+    kind = ".html" if path in PAGES else PurePosixPath(path).suffix
+    assert response.headers["content-type"] == f"{TYPES[kind]}; charset=utf-8".removesuffix(
+        "; charset=utf-8" if kind == ".svg" else ""
+    )
+    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
+    assert policy.pop("default-src") == "'none'"
+    assert policy.pop("require-trusted-types-for") == "'script'"
+    assert set(policy.values()) == {"'self'", "'none'"}
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("path", sorted(pages.PATHS))
+def test_a_file_names_only_others_that_are_there(client: httpx.Client, path: str) -> None:
+    text = client.get(path).text
+    named = re.findall(r'(?:src|href)="([^"]+)"|from "([^"]+)"|url\(([^)]+)\)', text)
+    for one in ("".join(groups) for groups in named):
+        assert str(httpx.URL(f"http://host{path}").join(one).path) in pages.PATHS, f"{path}: {one}"
+    if path in PAGES:
+        assert not re.search(r"<script>|<style| style=| on\w+=", text), "the policy would not let it run"
+
+
+def test_what_they_ask_for_needs_a_key(client: httpx.Client) -> None:
+    for path in ("/v1/models", "/v1/experts", "/v1/experts/heat"):
+        assert client.get(path).status_code == 401
+    assert client.post("/v1/chat/completions", json={}).status_code == 401
+
+
+def test_nothing_else_of_the_machine_is_given_out(client: httpx.Client) -> None:
+    for path in (
+        "/web/",
+        "/web",
+        "/web/..%2fapp.py",
+        "/web/%2e%2e/app.py",
+        "/web/pages.py",
+        "/web/../app.py",
+    ):
+        response = client.get(path, headers={"authorization": "Bearer secret"})
+        assert response.status_code == 404, path
+
+
+def test_a_browser_that_has_it_is_told_so(client: httpx.Client) -> None:
+    first = client.get("/")
+    again = client.get("/", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+    head = client.head("/")
+    assert head.status_code == 200
+    assert head.headers["content-length"] == str(len(first.content))
+    assert client.post("/").status_code == 405

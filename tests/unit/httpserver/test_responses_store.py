@@ -1,0 +1,119 @@
+"""The store of responses: bounds, retention, chains, and a file that outlives the server."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moeserve.errors import ConfigError
+from moeserve.httpserver.responses import store as responses_store
+from moeserve.httpserver.responses.store import FILE_NAME, ResponseStore, Stored
+from moeserve.httpserver.transport.errors import ApiError
+
+OWNER = "key-1"
+
+
+def stored(name: str, previous: str | None = None, size: int = 100) -> Stored:
+    return Stored(name, OWNER, previous, [{"text": "x" * size}], {"id": name})
+
+
+def put(store: ResponseStore, *responses: Stored) -> None:
+    for response in responses:
+        asyncio.run(store.put(response))
+
+
+def names(store: ResponseStore, of: str) -> list[str]:
+    return [one.id for one in asyncio.run(store.chain(OWNER, of))]
+
+
+def is_there(store: ResponseStore, name: str) -> bool:
+    try:
+        asyncio.run(store.get(OWNER, name))
+    except ApiError:
+        return False
+    return True
+
+
+@pytest.fixture
+def store() -> Iterator[ResponseStore]:
+    made = ResponseStore(None, max_bytes=10_000)
+    yield made
+    made.close()
+
+
+def test_a_response_comes_back_as_it_was(store: ResponseStore) -> None:
+    put(store, stored("a"), stored("b", "a"))
+    assert asyncio.run(store.get(OWNER, "b")) == stored("b", "a")
+    assert names(store, "b") == ["a", "b"]
+    asyncio.run(store.delete(OWNER, "a"))
+    assert not is_there(store, "a")
+    for call in (store.chain(OWNER, "b"), store.delete(OWNER, "a"), store.get(OWNER, "c")):
+        with pytest.raises(ApiError, match="no stored response"):
+            asyncio.run(call)
+
+
+def test_what_a_response_builds_on_has_a_bound(monkeypatch: pytest.MonkeyPatch, store: ResponseStore) -> None:
+    monkeypatch.setattr(responses_store, "MAX_CHAIN_BYTES", 1500)
+    put(store, *(stored(str(i), str(i - 1) if i else None, 300) for i in range(4)))
+    assert names(store, "1") == ["0", "1"]
+    with pytest.raises(ApiError, match="builds on more than 1500 bytes"):
+        names(store, "3")
+
+
+def test_a_response_is_its_owners(store: ResponseStore) -> None:
+    put(store, stored("a"))
+    for call in (store.get("key-2", "a"), store.chain("", "a"), store.delete("key-2", "a")):
+        with pytest.raises(ApiError, match="no stored response"):
+            asyncio.run(call)
+    assert is_there(store, "a")
+
+
+def test_what_was_used_longest_ago_goes_first(store: ResponseStore) -> None:
+    """And a chain stays together."""
+    put(store, stored("a", size=2000), stored("b", "a", size=2000), stored("c", size=2000))
+    assert names(store, "b") == ["a", "b"]  # used
+    put(store, stored("d", size=2000), stored("e", size=2000))
+    assert [is_there(store, name) for name in "abcde"] == [True, True, False, True, True]
+    put(store, stored("huge", size=20_000))
+    assert not any(is_there(store, name) for name in ("a", "b", "d", "e", "huge"))
+    put(store, stored("f", size=9000))
+    assert is_there(store, "f")  # the count of bytes is right again
+
+
+def test_responses_expire() -> None:
+    store = ResponseStore(None, retention_s=0.2)
+    put(store, stored("a"))
+    assert is_there(store, "a")
+    time.sleep(0.3)
+    assert not is_there(store, "a")
+    put(store, stored("b"))
+    assert store._bytes < 2 * 500
+    store.close()
+
+
+def test_a_file_outlives_the_server_and_is_private(tmp_path: Path) -> None:
+    directory = tmp_path / "new" / "data"
+    store = ResponseStore(directory)
+    put(store, stored("a"), stored("b", "a"))
+    with pytest.raises(ConfigError, match="another server"):
+        ResponseStore(directory)
+    store.close()
+    again = ResponseStore(directory)
+    assert names(again, "b") == ["a", "b"]
+    assert again._bytes == store._bytes
+    again.close()
+    assert stat.S_IMODE((directory / FILE_NAME).stat().st_mode) == 0o600
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file"):
+        with pytest.raises(ConfigError, match=str(place)):
+            ResponseStore(place)
