@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType
 
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
-from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
+from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingWorkspace
 from moeserve.models.gguf import names as n
 from moeserve.models.gguf.quant_types import QUANT_TYPES
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
@@ -135,7 +135,7 @@ def _expert_rate(stream: CpuStream, gguf: ModelSource, model: Qwen3MoeConfig) ->
     tokens = max(1, TOKENS * experts // model.num_experts)  # as many for each expert as a step has
     y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, model.expert_ff)
     _clear(y)
-    room = RoutingRoom(tokens, experts, top_k)
+    room = RoutingWorkspace(tokens, experts, top_k)
     room.ids[:] = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts
     room.weights.fill_(1 / top_k)
     heat, out = torch.zeros(2, experts, dtype=torch.int64), torch.zeros(tokens, model.hidden_size)

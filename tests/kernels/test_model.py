@@ -15,7 +15,13 @@ from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, KvLayer, Place, build_attention_plan
+from moeserve.kernels.cpu_stream import (
+    AttentionPlan,
+    CpuStream,
+    KvLayer,
+    ThreadPlacement,
+    build_attention_plan,
+)
 from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
@@ -138,7 +144,7 @@ def test_chunks_and_threads_do_not_change_a_bit(isa: str) -> None:
 def test_where_the_weights_lie_does_not_change_a_bit(isa: str) -> None:
     """Packed, in the mapped file, divided among two memory nodes."""
     tokens = own_fixture().tokens[2]
-    two_nodes = CpuStream([Place(0), Place(1)], isa)
+    two_nodes = CpuStream([ThreadPlacement(0), ThreadPlacement(1)], isa)
     packed = Engine(stream_of(isa), TINY_MODEL).logits(tokens)
     assert torch.equal(Engine(stream_of(isa), TINY_MODEL, in_place=True).logits(tokens), packed)
     assert torch.equal(Engine(two_nodes, TINY_MODEL).logits(tokens), packed)

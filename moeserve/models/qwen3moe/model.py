@@ -23,7 +23,7 @@ from moeserve.kernels.cpu_stream import (
     CpuStream,
     Heads,
     KvLayer,
-    RoutingRoom,
+    RoutingWorkspace,
 )
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.rope import rope_tables
@@ -59,7 +59,7 @@ class Room:
         self.sin = torch.empty(tokens, c.head_dim // 2)
         self.attended = Activations(tokens, c.num_heads * c.head_dim)
         self.router_logits = torch.empty(tokens, c.num_experts)
-        self.routing = RoutingRoom(tokens, c.num_experts, c.top_k)
+        self.routing = RoutingWorkspace(tokens, c.num_experts, c.top_k)
         self.h = Activations(
             tokens * c.top_k,
             c.expert_ff,
