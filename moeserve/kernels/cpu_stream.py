@@ -290,9 +290,13 @@ def build_attention_plan(
         raise ValueError(f"slot_table: two dimensions wanted, not {slot_table.ndim}")
     plan.build(
         len(rows),
-        *(column.ctypes.data for column in columns.values()),
+        rows.ctypes.data,
+        counts.ctypes.data,
+        positions.ctypes.data,
+        req_slots.ctypes.data,
         slot_table.ctypes.data,
-        *slot_table.shape,
+        slot_table.shape[0],
+        slot_table.shape[1],
         heads.num,
         heads.num_kv,
         heads.dim,

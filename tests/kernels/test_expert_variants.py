@@ -64,7 +64,8 @@ def test_the_activation_clamps(isa: str) -> None:
     out = eye.run(stream_of(isa), y, ids, ones, activation="swiglu_oai")
     expected = activate(y.double(), y.double(), "swiglu_oai")
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-12)
-    assert (expected.max(), expected[-1, -1]) == (expected[-1, -1], pytest.approx(8 * 7, rel=1e-4))
+    assert expected.max() == expected[-1, -1]
+    assert expected[-1, -1].item() == pytest.approx(8 * 7, rel=1e-4)
     broken = eye.run(
         stream_of(isa), torch.full((1, 64), float("nan")), ids[:1], ones[:1], activation="swiglu_oai"
     )
@@ -73,7 +74,8 @@ def test_the_activation_clamps(isa: str) -> None:
 
 @each_isa
 def test_batch_and_threads_do_not_change_a_bit(isa: str) -> None:
-    layer, options = Layer.random(Type.Q4_K, Type.Q5_K, Type.Q6_K), {"activation": "swiglu_oai", **biases()}
+    layer = Layer.random(Type.Q4_K, Type.Q5_K, Type.Q6_K)
+    options: dict[str, Any] = {"activation": "swiglu_oai", **biases()}
     y, (ids, weights) = load(activations("gaussian", 300, HIDDEN)), routing(300)
     for threads in (1, 3):
         stream = stream_of(isa, threads)

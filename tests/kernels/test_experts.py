@@ -47,9 +47,11 @@ class Layer:
         self, y: Tensor, ids: Tensor, weights: Tensor, *, truth: bool = False, **options: Any
     ) -> Tensor:
         """The truth, or what the kernels compute of int8 activations where a matrix takes them."""
-        matrices = (self.gate, self.up, self.down)
-        through = [round_trip if w.integer and not truth else Tensor.double for w in matrices]
-        return experts(y, *(w.values() for w in matrices), ids, weights, *through, **options)
+        gate, up, down = (
+            round_trip if w.integer and not truth else Tensor.double for w in (self.gate, self.up, self.down)
+        )
+        values = self.gate.values(), self.up.values(), self.down.values()
+        return experts(y, *values, ids, weights, gate, up, down, **options)
 
 
 def routing(n: int, num: int = EXPERTS, top_k: int = TOP_K, seed: int = 0) -> tuple[Tensor, Tensor]:
