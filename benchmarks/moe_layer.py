@@ -26,7 +26,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingRoom
+from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingWorkspace
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import Q4_K, Q6_K
 from moeserve.worker.places import plan_places
@@ -57,7 +57,7 @@ class Ours:
         self.down = self._pack(weights[2], Q6_K, HIDDEN, WIDTH)
         self.y = Activations(tokens, HIDDEN)
         self.h = Activations(tokens * TOP_K, WIDTH, f32=False)
-        self.rooms = [RoutingRoom(tokens, EXPERTS, TOP_K) for _ in range(CALLS)]
+        self.rooms = [RoutingWorkspace(tokens, EXPERTS, TOP_K) for _ in range(CALLS)]
         self.ones = torch.ones(HIDDEN)
         self.heat = torch.zeros(2, EXPERTS, dtype=torch.int64)
         self.name = f"moeserve ({self.stream.isa})"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from benchmarks.gpu.host_functions import HostFunctions
 from benchmarks.moe_layer import EXPERTS, HIDDEN, TOP_K, WIDTH, random_blocks
-from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingRoom
+from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingWorkspace
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
 from moeserve.quantization.table import Q4_K, Q6_K
 from moeserve.worker.places import plan_places
@@ -45,7 +45,7 @@ class Bench:
         everyone = torch.arange(EXPERTS, dtype=torch.int32, device="cuda")
         matrices = self._matrices(1 if same else layers)
         self.layers = [CpuExperts(*matrices[0 if same else i], everyone) for i in range(layers)]
-        self.room = RoutingRoom(most, EXPERTS, TOP_K)
+        self.room = RoutingWorkspace(most, EXPERTS, TOP_K)
         self.y, self.h = Activations(most, HIDDEN), Activations(most * TOP_K, width, f32=False)
         self.heat = torch.zeros(2, EXPERTS, dtype=torch.int64)
         self.most = most
@@ -82,7 +82,7 @@ class Bench:
         rooms = []
         for step in ids:
             for chosen in step:
-                room = RoutingRoom(n, 0, TOP_K)
+                room = RoutingWorkspace(n, 0, TOP_K)
                 room.starts, room.active, room.routes = self.room.starts, self.room.active, self.room.routes
                 room.ids, room.weights = chosen.contiguous(), weights
                 rooms.append(room)
@@ -165,7 +165,7 @@ def check(bench: Bench, step: Step) -> None:
     q8 = step.handoff._region.slots[last % 2].q8
     assert q8 is not None
     y.q8[:n].copy_(q8[:n])
-    room = RoutingRoom(n, EXPERTS, TOP_K)
+    room = RoutingWorkspace(n, EXPERTS, TOP_K)
     room.ids.copy_(ids[0, last]), room.weights.fill_(1 / TOP_K)
     out, e = torch.zeros(n, HIDDEN), bench.layers[last]
     stream.experts(e.gate, e.up, e.down, y, n, room, bench.h, bench.heat, out)

@@ -1,4 +1,7 @@
-"""The C++ extension (moeserve/kernels/csrc). Addresses are Tensor.data_ptr(); cpu_stream.py has the shapes."""
+"""The C++ extension (moeserve/kernels/csrc). cpu_stream.py has the shapes; where an int stands for memory, it is an
+address (Tensor.data_ptr()) that nothing checks."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +40,14 @@ class Matrix:
     address: int  # of the panels, or of the file's rows
 
 class LinearGroup:
-    def __init__(self, matrices: list[Matrix]) -> None: ...
+    def __init__(self, matrices: list[Matrix], biases: Sequence[torch.Tensor | None] | None = None) -> None:
+        """Up to three matrices over one input; biases: float32 [rows] of each, None where it has none."""
 
 class Activations:
-    def __init__(self, f32: int, q8: int, cols: int) -> None: ...
+    rows: int
+    cols: int
+    def __init__(self, f32: torch.Tensor | None, q8: torch.Tensor | None, cols: int) -> None:
+        """Borrows the tensors."""
 
 class AttentionPlan:
     def __init__(self) -> None: ...
@@ -52,7 +59,7 @@ class AttentionPlan:
         position: int,
         req_slot: int,
         table: int,
-        rows: int,
+        table_rows: int,
         stride: int,
         heads: int,
         kv_heads: int,
@@ -66,60 +73,92 @@ class Stream:
     isa: str
     threads: int
     pool: Pool
-    def __init__(self, places: list[tuple[int, list[int]]], isa: str = "") -> None: ...
+    def __init__(self, threads: list[tuple[int, list[int]]], isa: str = "") -> None: ...
     def wait(self) -> None: ...
-    def pack(self, source: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
-    def view(self, source: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
-    def embed(self, table: int, type: int, rows: int, ids: int, n: int, cols: int, x: int) -> None: ...
-    def norm(self, x: int, w: int, eps: float, rows: int, n: int, y: Activations) -> None: ...
-    def linear(self, x: Activations, n: int, group: LinearGroup, out: list[int], add: bool) -> None: ...
+    def pack(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
+    def view(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
+    def embed(
+        self, table: int, bytes: int, type: int, ids: torch.Tensor, n: int, x: torch.Tensor
+    ) -> None: ...
+    def norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        n: int,
+        y: Activations,
+        rows: torch.Tensor | None,
+    ) -> None: ...
+    def linear(
+        self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], add: bool
+    ) -> None: ...
     def rope_store(
         self,
-        q: int,
-        k: int,
-        v: int,
-        q_norm: int,
-        k_norm: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
         eps: float,
-        cos: int,
-        sin: int,
-        slots: int,
-        key_pool: int,
-        value_pool: int,
-        num_slots: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         n: int,
         heads: int,
         kv_heads: int,
         dim: int,
+        scale: float | None,
     ) -> None: ...
     def attention(
         self,
         plan: AttentionPlan,
-        q: int,
-        key_pool: int,
-        value_pool: int,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
         out: Activations,
         heads: int,
         kv_heads: int,
         dim: int,
+        window: int,
+        sinks: torch.Tensor | None,
     ) -> None: ...
-    def route(self, logits: int, n: int, experts: int, top_k: int, ids: int, weights: int) -> None: ...
+    def route(
+        self,
+        logits: torch.Tensor,
+        n: int,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        scoring: str,
+        normalize: bool,
+        scale: float,
+        groups: int,
+        top_groups: int,
+        bias: torch.Tensor | None,
+    ) -> None: ...
+    def shared_gate(
+        self, y: Activations, n: int, weight: torch.Tensor | None, ids: torch.Tensor, weights: torch.Tensor
+    ) -> None: ...
     def experts(
         self,
         gate: Matrix,
         up: Matrix,
         down: Matrix,
         y: Activations,
-        ids: int,
-        weights: int,
         n: int,
-        top_k: int,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        starts: torch.Tensor,
+        active: torch.Tensor,
+        routes: torch.Tensor,
         h: Activations,
-        starts: int,
-        active: int,
-        routes: int,
-        heat: int,
-        x: int,
+        expert_token_counts: torch.Tensor | None,
+        x: torch.Tensor,
+        activation: str,
+        gate_bias: torch.Tensor | None,
+        up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
     ) -> None: ...
     def read(self, matrix: Matrix) -> None: ...
 
@@ -166,7 +205,17 @@ def cuda_stream_wait_value(stream: int, address: int, value: int) -> str: ...
 def cuda_device_address(host: int) -> tuple[int, str]: ...
 
 class HandoffLayer:
-    def __init__(self, gate: Matrix | None, up: Matrix | None, down: Matrix | None, heat: int) -> None: ...
+    def __init__(
+        self,
+        gate: Matrix | None,
+        up: Matrix | None,
+        down: Matrix | None,
+        expert_token_counts: int,
+        activation: str = "silu",
+        gate_bias: int = 0,
+        up_bias: int = 0,
+        down_bias: int = 0,
+    ) -> None: ...
 
 class HandoffSlot:
     def __init__(self, y: Activations, ids: int, deferred_ids: int, weights: int, result: int) -> None: ...

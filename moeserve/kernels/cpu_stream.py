@@ -3,27 +3,35 @@
 Calls queue an operation and return; `wait()` blocks until all are done. Until then what was passed must stay
 unread and unwritten, as with a GPU stream; the stream keeps it alive. What each operation computes is specified by
 the `reference.py` of its folder. Shapes are row-major; n is the number of tokens of the step; every tensor is
-contiguous and on the CPU.
+contiguous and on the CPU, float32 where nothing else is said, and may have more than n rows.
+
+Each call checks its tensors before it queues anything (in C++, csrc/stream.cpp: 30 ns a tensor): ValueError, which
+begins with the argument's name, for an element type, a device, a stride or a size that does not fit; IndexError for a
+token id, row or KV slot that is not there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from moeserve.kernels import _C
+from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 
 Matrix = _C.Matrix
 LinearGroup = _C.LinearGroup
 AttentionPlan = _C.AttentionPlan
+# silu: silu(gate) * up. swiglu_oai: gpt-oss's, see experts/reference.py.
+Activation = Literal["silu", "swiglu_oai"]
 
 
 class Activations:
-    """Room for up to `tokens` rows of `cols` activations, as float32 and as int8 with a scale per 32 columns.
+    """A workspace for up to `tokens` rows of `cols` activations, as float32 and as int8 with a scale per 32 columns.
 
     A form that no weight asks for may be left out. `f32`: float32 [tokens, cols]; `q8`: uint8 [tokens, 1.5 * cols],
     laid out as kernels.h describes.
@@ -32,11 +40,11 @@ class Activations:
     def __init__(self, tokens: int, cols: int, *, f32: bool = True, q8: bool = True) -> None:
         self.f32 = torch.empty(tokens if f32 else 0, cols)
         self.q8 = torch.empty(tokens if q8 else 0, _C.quantized_row_bytes(cols), dtype=torch.uint8)
-        self.native = _C.Activations(self.f32.data_ptr() if f32 else 0, self.q8.data_ptr() if q8 else 0, cols)
+        self.native = _C.Activations(self.f32 if f32 else None, self.q8 if q8 else None, cols)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ThreadPlacement:
     """Where a thread of the pool runs. A node's threads stand side by side, nodes count from 0."""
 
     node: int = 0  # memory node
@@ -58,8 +66,8 @@ class Heads:
     dim: int  # a multiple of 32
 
 
-class RoutingRoom:
-    """Scratch of one MoE layer's routing for up to `tokens` tokens; the next layer reuses it."""
+class RoutingWorkspace:
+    """The routes of one MoE layer for up to `tokens` tokens, and what sorting them takes; the next layer reuses it."""
 
     def __init__(self, tokens: int, experts: int, top_k: int) -> None:
         self.ids = torch.empty(tokens, top_k, dtype=torch.int32)
@@ -70,15 +78,15 @@ class RoutingRoom:
 
 
 class CpuStream:
-    def __init__(self, threads: int | Sequence[Place], isa: str = "") -> None:
-        """`threads`: how many, unbound and on one memory node, or the place of each.
+    def __init__(self, threads: int | Sequence[ThreadPlacement], isa: str = "") -> None:
+        """`threads`: how many, unbound and on one memory node, or the placement of each.
         `isa`: "plain", "avx2" or "avx512_vnni"; empty takes the best this CPU runs.
 
         Raises ValueError for an ISA that this CPU or build lacks.
         """
-        places = [Place()] * threads if isinstance(threads, int) else threads
-        self.nodes = 1 + max(place.node for place in places)
-        self._native = _C.Stream([(place.node, list(place.cpus)) for place in places], isa)
+        placements = [ThreadPlacement()] * threads if isinstance(threads, int) else threads
+        self.nodes = 1 + max(p.node for p in placements)
+        self._native = _C.Stream([(p.node, list(p.cpus)) for p in placements], isa)
         # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
         # while the pool still reads it.
         self._held: list[object] = []
@@ -105,23 +113,19 @@ class CpuStream:
         Raises ValueError for a type without kernels, MemoryError when there is no memory for it.
         """
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
-        return self._native.pack(source.ctypes.data, ggml_type, rows, cols, experts)
+        return self._native.pack(*_gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """The same matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
-        return self._native.view(source.ctypes.data, ggml_type, rows, cols, experts)
+        return self._native.view(*_gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def embed(
         self, table: npt.NDArray[np.uint8], ggml_type: int, ids: torch.Tensor, n: int, x: torch.Tensor
     ) -> None:
-        """x[t] = row ids[t] of the table (GGUF rows, uint8 [.., rows, bytes]). ids: int32 [n], x: float32 [n, hidden].
-
-        Raises IndexError, before anything is queued, for an id that is no row.
-        """
+        """x[t] = row ids[t] of the table (GGUF rows, uint8). ids: int32 [n], x: [n, hidden]."""
+        self._native.embed(*_gguf_rows(table, "table"), ggml_type, ids, n, x)
         self._held.append((table, ids, x))
-        rows = table.nbytes // table.shape[-1]
-        self._native.embed(table.ctypes.data, ggml_type, rows, ids.data_ptr(), n, x.shape[1], x.data_ptr())
 
     def norm(
         self,
@@ -133,24 +137,23 @@ class CpuStream:
         rows: torch.Tensor | None = None,
     ) -> None:
         """y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None."""
+        self._native.norm(x, weight, eps, n, y.native, rows)
         self._held.append((x, weight, y, rows))
-        index = 0 if rows is None else rows.data_ptr()
-        self._native.norm(x.data_ptr(), weight.data_ptr(), eps, index, n, y.native)
 
     def linear(
         self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], *, add: bool = False
     ) -> None:
-        """out[j] = x W_j^T, or added to out[j] (a residual). out[j]: float32 [n, W_j.rows]."""
+        """out[j] = x W_j^T + b_j, or that added to out[j] (a residual). out[j]: [n, W_j.rows]."""
+        self._native.linear(x.native, n, weights, out, add)
         self._held.append((x, weights, *out))
-        self._native.linear(x.native, n, weights, [o.data_ptr() for o in out], add)
 
     def rope_store(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        q_norm: torch.Tensor,
-        k_norm: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
         eps: float,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -158,53 +161,72 @@ class CpuStream:
         kv: KvLayer,
         n: int,
         heads: Heads,
+        *,
+        scale: float | None = None,
     ) -> None:
-        """Per-head RMSNorm of q and k, NeoX rotation, q scaled by 1/sqrt(dim); k and v into the KV pool.
+        """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); k and v into the KV pool.
 
-        q [n, heads, dim] and k [n, kv_heads, dim] are changed in place; cos, sin: float32 [n, dim / 2];
-        slots: int32 [n]. Raises IndexError, before anything is queued, for a slot that the pool lacks.
+        q [n, heads, dim] and k [n, kv_heads, dim] are changed in place. q_norm, k_norm: [dim] for a norm of each
+        head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin: [n, rotary_dim / 2];
+        the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32 [n].
         """
+        pool = kv.keys, kv.values
+        native = self._native
+        native.rope_store(
+            q, k, v, q_norm, k_norm, eps, cos, sin, slots, *pool, n, heads.num, heads.num_kv, heads.dim, scale
+        )  # fmt: skip
         self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv))
-        self._native.rope_store(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            q_norm.data_ptr(),
-            k_norm.data_ptr(),
-            eps,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            slots.data_ptr(),
-            kv.keys.data_ptr(),
-            kv.values.data_ptr(),
-            len(kv.keys),
-            n,
-            heads.num,
-            heads.num_kv,
-            heads.dim,
-        )
 
     def attention(
-        self, plan: AttentionPlan, q: torch.Tensor, kv: KvLayer, out: Activations, heads: Heads
+        self,
+        plan: AttentionPlan,
+        q: torch.Tensor,
+        kv: KvLayer,
+        out: Activations,
+        heads: Heads,
+        *,
+        window: int = 0,
+        sinks: torch.Tensor | None = None,
     ) -> None:
-        """Causal paged GQA attention of the plan's rows. q: float32 [n, heads, dim]; out: [n, heads * dim]."""
-        self._held.append((plan, q, kv, out))
-        self._native.attention(
-            plan,
-            q.data_ptr(),
-            kv.keys.data_ptr(),
-            kv.values.data_ptr(),
-            out.native,
-            heads.num,
-            heads.num_kv,
-            heads.dim,
-        )
+        """Causal paged GQA attention of the plan's rows. q: [n, heads, dim]; out: [n, heads * dim].
 
-    def route(self, logits: torch.Tensor, n: int, room: RoutingRoom) -> None:
-        """room.ids, room.weights [n, top_k] of the largest softmax weights, renormalised. logits: [n, experts]."""
-        self._held.append((logits, room))
-        experts, top_k = logits.shape[1], room.ids.shape[1]
-        self._native.route(logits.data_ptr(), n, experts, top_k, room.ids.data_ptr(), room.weights.data_ptr())
+        With a window above 0 a position sees itself and the window - 1 before it; slots up to 31 positions before
+        that are still read, and must hold finite values. sinks [heads]: one more logit of each head's softmax, which
+        has no value.
+        """
+        self._native.attention(
+            plan, q, kv.keys, kv.values, out.native, heads.num, heads.num_kv, heads.dim, window, sinks
+        )
+        self._held.append((plan, q, kv, out, sinks))
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        n: int,
+        workspace: RoutingWorkspace,
+        router: RouterOptions = DEFAULT_ROUTER,
+        *,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """workspace.ids, workspace.weights [n, top_k]: each token's experts by `router`. logits: [n, experts].
+
+        bias [experts]: added to the scores that choose, not to the weights.
+        """
+        r, ids, weights = router, workspace.ids, workspace.weights
+        self._native.route(
+            logits, n, ids, weights, r.scoring, r.normalize, r.scale, r.groups, r.top_groups, bias
+        )
+        self._held.append((logits, workspace, bias))
+
+    def shared_gate(
+        self, y: Activations, n: int, weight: torch.Tensor | None, routing: RoutingWorkspace
+    ) -> None:
+        """The routes of a shared expert, to be run as `experts` of one: ids 0, weights sigmoid(y[t] . weight).
+
+        weight: [hidden], or None for weights of 1. routing: of one expert and top_k 1.
+        """
+        self._native.shared_gate(y.native, n, weight, routing.ids, routing.weights)
+        self._held.append((y, weight, routing))
 
     def experts(
         self,
@@ -213,39 +235,34 @@ class CpuStream:
         down: Matrix,
         y: Activations,
         n: int,
-        room: RoutingRoom,
+        routing: RoutingWorkspace,
         h: Activations,
-        heat: torch.Tensor,
+        expert_token_counts: torch.Tensor | None,
         x: torch.Tensor,
+        *,
+        activation: Activation = "silu",
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
     ) -> None:
-        """x[t] += sum_j weights[t, j] * down(silu(gate(y[t])) * up(y[t])) of expert ids[t, j].
+        """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j].
 
-        h: room for n * top_k intermediate rows of the experts' width. x: float32 [n, hidden].
-        heat: int64 [2, experts], to which are added each expert's tokens and 1 if it has any (its weights
-        were read once).
+        h: a workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
+        gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64
+        [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
+        counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes.
         """
-        self._held.append((gate, up, down, y, room, h, heat, x))
+        r, counts = routing, expert_token_counts
         self._native.experts(
-            gate,
-            up,
-            down,
-            y.native,
-            room.ids.data_ptr(),
-            room.weights.data_ptr(),
-            n,
-            room.ids.shape[1],
-            h.native,
-            room.starts.data_ptr(),
-            room.active.data_ptr(),
-            room.routes.data_ptr(),
-            heat.data_ptr(),
-            x.data_ptr(),
-        )
+            gate, up, down, y.native, n, r.ids, r.weights, r.starts, r.active, r.routes, h.native, counts, x,
+            activation, gate_bias, up_bias, down_bias,
+        )  # fmt: skip
+        self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias))
 
     def read(self, matrix: Matrix) -> None:
         """Reads every byte of the matrix: the memory's speed without any arithmetic."""
-        self._held.append((matrix,))
         self._native.read(matrix)
+        self._held.append((matrix,))
 
 
 def build_attention_plan(
@@ -261,8 +278,16 @@ def build_attention_plan(
     """Sequence i: rows rows[i] .. +counts[i]-1 of the step, at positions[i] on, KV slots in slot_table[req_slots[i]].
 
     The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len], C order). Raises
-    IndexError for rows, positions or request slots that the table has no place for.
+    ValueError as the stream's calls do, and IndexError for rows, positions or request slots beside the table.
     """
+    columns = {"rows": rows, "counts": counts, "positions": positions, "req_slots": req_slots}
+    for name, column in columns.items():
+        _check_array(column, name, np.int32)
+        if column.shape != (len(rows),):
+            raise ValueError(f"{name}: shape {(len(rows),)} wanted, not {column.shape}")
+    _check_array(slot_table, "slot_table", np.int32)
+    if slot_table.ndim != 2:
+        raise ValueError(f"slot_table: two dimensions wanted, not {slot_table.ndim}")
     plan.build(
         len(rows),
         rows.ctypes.data,
@@ -277,3 +302,16 @@ def build_attention_plan(
         heads.dim,
         threads,
     )
+
+
+def _gguf_rows(array: npt.NDArray[np.uint8], name: str) -> tuple[int, int]:
+    """Address and bytes."""
+    _check_array(array, name, np.uint8)
+    return array.ctypes.data, array.nbytes
+
+
+def _check_array(array: npt.NDArray[np.generic], name: str, dtype: type[np.generic]) -> None:
+    if array.dtype != dtype:
+        raise ValueError(f"{name}: {np.dtype(dtype)} wanted, not {array.dtype}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}: a contiguous array wanted")

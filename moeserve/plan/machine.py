@@ -13,7 +13,7 @@ import torch
 
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
-from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingRoom
+from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingWorkspace
 from moeserve.kv.layout import KvLayout
 from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.gguf import names as n
@@ -140,7 +140,7 @@ def _expert_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> flo
     tokens = max(1, TOKENS * experts // model.num_experts)  # as many for each expert as a step has
     y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, model.expert_width)
     _clear(y)
-    room = RoutingRoom(tokens, experts, top_k)
+    room = RoutingWorkspace(tokens, experts, top_k)
     room.ids[:] = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts
     room.weights.fill_(1 / top_k)
     heat, out = torch.zeros(2, experts, dtype=torch.int64), torch.zeros(tokens, model.hidden_size)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from moeserve.cpus import cores
 from moeserve.errors import ConfigError
-from moeserve.kernels.cpu_stream import Place
+from moeserve.kernels.cpu_stream import ThreadPlacement
 
 SYSFS = Path("/sys")
 
 
-def plan_places(threads: int, num_nodes: int | None, binding: str, sysfs: Path = SYSFS) -> list[Place]:
+def plan_places(
+    threads: int, num_nodes: int | None, binding: str, sysfs: Path = SYSFS
+) -> list[ThreadPlacement]:
     """One place a thread, node by node. Only CPUs of our affinity (a container's cpuset) are used.
 
     Threads and weights are divided evenly among `num_nodes` memory nodes; None takes the machine's. Asking for more
@@ -34,7 +36,7 @@ def plan_places(threads: int, num_nodes: int | None, binding: str, sysfs: Path =
     if binding == "auto":
         binding = "cores" if _enough_cores(machine, threads, sysfs) else "nodes"
     return [
-        Place(node, cpus)
+        ThreadPlacement(node, cpus)
         for node, own in enumerate(_divide(list(range(threads)), num_nodes))
         for cpus in _bound(machine[node], len(own), binding, sysfs)
     ]

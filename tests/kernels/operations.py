@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence as List
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +18,11 @@ from moeserve.kernels.cpu_stream import (
     KvLayer,
     LinearGroup,
     Matrix,
-    RoutingRoom,
+    RoutingWorkspace,
     build_attention_plan,
 )
 from moeserve.kernels.quantize.reference import quantize
+from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 
 GUARD = 12345.0  # stands where no operation may write
 
@@ -73,6 +75,7 @@ def run_linear(
     x: Activations,
     matrices: List[Matrix],
     residual: List[torch.Tensor] | None = None,
+    biases: List[torch.Tensor | None] | None = None,
 ) -> list[torch.Tensor]:
     """float32 [n, rows] for each matrix; with `residual`, added to it."""
     n = len(x.f32)
@@ -80,7 +83,7 @@ def run_linear(
     if residual is not None:
         for o, r in zip(out, residual, strict=True):
             o[:n] = r
-    stream.linear(x, n, LinearGroup(list(matrices)), out, add=residual is not None)
+    stream.linear(x, n, LinearGroup(list(matrices), biases), out, add=residual is not None)
     stream.wait()
     return [unguard(o) for o in out]
 
@@ -98,22 +101,31 @@ def run_norm(
 def run_rope_store(
     stream: CpuStream,
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    norms: tuple[torch.Tensor, torch.Tensor],
+    norms: tuple[torch.Tensor | None, torch.Tensor | None],
     eps: float,
     tables: tuple[torch.Tensor, torch.Tensor],
     slots: torch.Tensor,
     kv: KvLayer,
+    *,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """The new q; k and v go to kv. The arguments are those of the reference."""
     q, k, v = (t.clone() for t in qkv)
     heads = Heads(q.shape[1], k.shape[1], q.shape[2])
-    stream.rope_store(q, k, v, *norms, eps, *tables, slots, kv, len(q), heads)
+    stream.rope_store(q, k, v, *norms, eps, *tables, slots, kv, len(q), heads, scale=scale)
     stream.wait()
     return q
 
 
 def run_attention(
-    stream: CpuStream, q: torch.Tensor, kv: KvLayer, sequences: List[Sequence], *, split: bool | None = None
+    stream: CpuStream,
+    q: torch.Tensor,
+    kv: KvLayer,
+    sequences: List[Sequence],
+    *,
+    split: bool | None = None,
+    window: int = 0,
+    sinks: torch.Tensor | None = None,
 ) -> Activations:
     """`split`: whether a tile's segments are shared out to threads; by default the plan decides."""
     n, num, dim = q.shape
@@ -138,17 +150,31 @@ def run_attention(
         {None: stream.threads, False: 0, True: 1 << 20}[split],
     )
     out = Activations(n, num * dim)
-    stream.attention(plan, q, kv, out, heads)
+    stream.attention(plan, q, kv, out, heads, window=window, sinks=sinks)
     stream.wait()
     return out
 
 
-def run_route(stream: CpuStream, logits: torch.Tensor, top_k: int) -> RoutingRoom:
+def run_route(
+    stream: CpuStream,
+    logits: torch.Tensor,
+    top_k: int,
+    router: RouterOptions = DEFAULT_ROUTER,
+    bias: torch.Tensor | None = None,
+) -> RoutingWorkspace:
     n, experts = logits.shape
-    room = RoutingRoom(n, experts, top_k)
-    stream.route(logits, n, room)
+    workspace = RoutingWorkspace(n, experts, top_k)
+    stream.route(logits, n, workspace, router, bias=bias)
     stream.wait()
-    return room
+    return workspace
+
+
+def run_shared_gate(stream: CpuStream, y: Activations, weight: torch.Tensor | None) -> RoutingWorkspace:
+    n = len(y.f32)
+    routing = RoutingWorkspace(n, 1, 1)
+    stream.shared_gate(y, n, weight, routing)
+    stream.wait()
+    return routing
 
 
 def run_experts(
@@ -158,19 +184,23 @@ def run_experts(
     ids: torch.Tensor,
     weights: torch.Tensor,
     residual: torch.Tensor | None = None,
+    *,
+    counted: bool = True,
+    **options: Any,
 ) -> torch.Tensor:
-    """float32 [n, hidden]: residual (zeros without one) plus the chosen experts' sum. The heat counts must add up."""
+    """float32 [n, hidden]: residual (zeros without one) plus the chosen experts' sum. The token counts must add up.
+    `options`: the activation and biases of `CpuStream.experts`."""
     gate, up, down = matrices
     n, top_k = ids.shape
-    room = RoutingRoom(n, gate.experts, top_k)
+    room = RoutingWorkspace(n, gate.experts, top_k)
     room.ids.copy_(ids)
     room.weights.copy_(weights)
     h = Activations(n * top_k, down.cols)
     x = guarded(n, down.rows)
     x[:n] = 0.0 if residual is None else residual
-    heat = torch.full((2, gate.experts), 10, dtype=torch.int64)
-    stream.experts(gate, up, down, y, n, room, h, heat, x)
+    counts = torch.full((2, gate.experts), 10, dtype=torch.int64)
+    stream.experts(gate, up, down, y, n, room, h, counts if counted else None, x, **options)
     stream.wait()
-    tokens = torch.bincount(ids.flatten(), minlength=gate.experts)
-    assert torch.equal(heat, 10 + torch.stack([tokens, (tokens > 0).long()]))
+    tokens = torch.bincount(ids.flatten(), minlength=gate.experts) * counted
+    assert torch.equal(counts, 10 + torch.stack([tokens, (tokens > 0).long()]))
     return unguard(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from typing import Any
 
 import pytest
 import torch
@@ -42,11 +43,11 @@ class Step:
         self.kv = KvLayer(keys, values)
         self.q = torch.randn(row, heads, dim, generator=generator) * (sharpness / dim**0.5)
 
-    def expected(self) -> torch.Tensor:
-        return attention(self.q, self.kv.keys, self.kv.values, self.sequences)
+    def expected(self, **options: Any) -> torch.Tensor:
+        return attention(self.q, self.kv.keys, self.kv.values, self.sequences, **options)
 
-    def run(self, isa: str, threads: int = 2, *, split: bool | None = None) -> torch.Tensor:
-        return run_attention(stream_of(isa, threads), self.q, self.kv, self.sequences, split=split).f32
+    def run(self, isa: str, threads: int = 2, **options: Any) -> torch.Tensor:
+        return run_attention(stream_of(isa, threads), self.q, self.kv, self.sequences, **options).f32
 
 
 @each_isa
@@ -112,6 +113,74 @@ def test_alone_and_in_a_crowd_the_same_bits(isa: str) -> None:
             stream_of(isa), step.q[rows].contiguous(), step.kv, [Sequence(0, s.count, s.position, s.slots)]
         )
         assert torch.equal(alone.f32, crowd[rows])
+
+
+WINDOWS = [1, 2, 31, 32, 33, 128, 1000, 1024, 1040, 5000]
+
+
+@each_isa
+@pytest.mark.parametrize("window", WINDOWS)
+def test_windows_against_float64(isa: str, window: int) -> None:
+    """Windows that end in every place of a block and of a segment, and wider ones than any context."""
+    step = Step(BORDERS, 4, 2, 64)
+    expected = step.expected(window=window)
+    for split in (False, True):
+        out = step.run(isa, split=split, window=window)
+        for s in step.sequences:
+            rows = slice(s.row, s.row + s.count)
+            assert nmse(out[rows], expected[rows]) < 1e-12, (s.position, s.count, split)
+
+
+@each_isa
+@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("height", [-1000.0, -2.0, 3.0, 50.0])
+def test_sinks_against_float64(isa: str, height: float, window: int) -> None:
+    """Below every score, among them, and above them all: then little is left of the values, and that is known to 4e-6,
+    as a difference of 50 is in float32."""
+    step = Step([(0, 20), (1030, 3), (2100, 1)], 8, 2, 64, sharpness=2.0)
+    sinks = torch.randn(8, generator=torch.Generator().manual_seed(1)) + height
+    expected = step.expected(sinks=sinks, window=window)
+    for split in (False, True):
+        out = step.run(isa, split=split, sinks=sinks, window=window)
+        assert nmse(out, expected) < (1e-10 if height == 50.0 else 1e-12)
+    if height == -1000.0:
+        assert torch.equal(step.run(isa, sinks=sinks, window=window), step.run(isa, window=window))
+
+
+@each_isa
+def test_a_window_as_wide_as_the_context_changes_no_bit(isa: str) -> None:
+    step = Step([(0, 40), (1030, 1), (2100, 20)], 4, 2, 64)
+    assert torch.equal(step.run(isa, window=2120), step.run(isa))
+
+
+@each_isa
+@pytest.mark.parametrize("window", [1, 20, 100, 1000, 1100])
+def test_windows_and_sinks_in_any_chunks_and_on_any_threads(isa: str, window: int) -> None:
+    """A prompt of 70 after 2000 cached tokens: at once, in chunks, token by token; split among threads or not."""
+    step, sinks = Step([(2000, 70)], 4, 2, 64), torch.randn(4)
+    whole, slots = step.run(isa, 1, split=False, window=window, sinks=sinks), step.sequences[0].slots
+    for threads in (2, 3):
+        for split in (False, True, None):
+            assert torch.equal(step.run(isa, threads, split=split, window=window, sinks=sinks), whole)
+    for chunk in (1, 7, 16, 33):
+        for first in range(0, 70, chunk):
+            count = min(chunk, 70 - first)
+            rows, part = slice(first, first + count), Sequence(0, count, 2000 + first, slots)
+            out = run_attention(
+                stream_of(isa), step.q[rows].contiguous(), step.kv, [part], window=window, sinks=sinks
+            )
+            assert torch.equal(out.f32, whole[rows])
+
+
+@each_isa
+@pytest.mark.parametrize("split", [False, True])
+def test_blocks_before_the_window_are_not_read(isa: str, split: bool) -> None:
+    """They may belong to another sequence by then."""
+    step = Step([(3000, 20)], 4, 2, 64)
+    expected = step.expected(window=50)
+    unread = step.sequences[0].slots[: (3000 - 49) // 32 * 32]
+    step.kv.keys[unread] = step.kv.values[unread] = float("nan")
+    assert nmse(step.run(isa, split=split, window=50), expected) < 1e-12
 
 
 def test_a_plan_is_rebuilt_in_place() -> None:

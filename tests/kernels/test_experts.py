@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -38,15 +39,19 @@ class Layer:
             random_weights(down, num, hidden, ff, seed=3, centred=True),
         )
 
-    def run(self, stream: CpuStream, y: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def run(self, stream: CpuStream, y: Tensor, ids: Tensor, weights: Tensor, **options: Any) -> Tensor:
         matrices = (self.gate.pack(stream), self.up.pack(stream), self.down.pack(stream))
-        return run_experts(stream, load(y), matrices, ids, weights)
+        return run_experts(stream, load(y), matrices, ids, weights, **options)
 
-    def expected(self, y: Tensor, ids: Tensor, weights: Tensor, *, truth: bool = False) -> Tensor:
+    def expected(
+        self, y: Tensor, ids: Tensor, weights: Tensor, *, truth: bool = False, **options: Any
+    ) -> Tensor:
         """The truth, or what the kernels compute of int8 activations where a matrix takes them."""
-        matrices = (self.gate, self.up, self.down)
-        through = [round_trip if w.integer and not truth else Tensor.double for w in matrices]
-        return experts(y, *(w.values() for w in matrices), ids, weights, *through)
+        gate, up, down = (
+            round_trip if w.integer and not truth else Tensor.double for w in (self.gate, self.up, self.down)
+        )
+        values = self.gate.values(), self.up.values(), self.down.values()
+        return experts(y, *values, ids, weights, gate, up, down, **options)
 
 
 def routing(n: int, num: int = EXPERTS, top_k: int = TOP_K, seed: int = 0) -> tuple[Tensor, Tensor]:

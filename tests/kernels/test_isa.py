@@ -12,12 +12,14 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.kernels.routing.options import RouterOptions
 from tests.kernels.operations import (
     ISAS,
     load,
     run_linear,
     run_norm,
     run_route,
+    run_shared_gate,
     stream_of,
 )
 from tests.kernels.test_attention import Step as AttentionStep
@@ -49,6 +51,7 @@ def test_linear(kind: Type) -> None:
 def test_experts(kinds: tuple[Type, Type, Type]) -> None:
     layer, y = Layer.random(*kinds), activations("heavy-tailed", 67, HIDDEN) * 5
     assert_same_bits(lambda isa: [layer.run(stream_of(isa), y, *routing(67))])
+    assert_same_bits(lambda isa: [layer.run(stream_of(isa), y, *routing(67), activation="swiglu_oai")])
 
 
 @needs_both
@@ -72,7 +75,17 @@ def test_norm_rope_attention_route() -> None:
         room = run_route(stream_of(isa), logits, 8)
         return [room.ids, room.weights]
 
-    for operation in (norm, rope, attention, route):
+    def variants(isa: str) -> list[torch.Tensor]:
+        step = AttentionStep([(0, 40), (1030, 1), (3, 1)], 8, 2, 128, sharpness=5.0)
+        rope_step = RopeStep(33, 4, 2, 128, 64)
+        rope_step.norms = torch.ones(4 * 128), torch.ones(2 * 128)
+        router = RouterOptions("sigmoid", groups=8, top_groups=4)
+        routed = run_route(stream_of(isa), logits, 8, router, torch.arange(128) / 100)
+        gate = run_shared_gate(stream_of(isa), load(x), weight)
+        attended = step.run(isa, window=37, sinks=torch.arange(8.0))
+        return [attended, rope_step.run(isa), routed.ids, routed.weights, gate.weights]
+
+    for operation in (norm, rope, attention, route, variants):
         assert_same_bits(operation)
 
 

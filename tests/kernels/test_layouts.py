@@ -11,7 +11,7 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.kernels.cpu_stream import CpuStream, Matrix, Place
+from moeserve.kernels.cpu_stream import CpuStream, Matrix, ThreadPlacement
 from tests.kernels.operations import ISAS, head, load, run_experts, run_linear, stream_of
 from tests.kernels.test_experts import HIDDEN, Layer, routing
 from tests.kernels.weights import TYPES, Weights, activations, random_weights
@@ -22,9 +22,9 @@ ROWS = [1, 31, 32, 33, 100]
 
 # Logical nodes, which need no such machine: threads divided evenly, unevenly, and more nodes than panels.
 NODES = {
-    "two": [Place(0), Place(1)],
-    "two of three threads": [Place(0), Place(0), Place(1)],
-    "five": [Place(node) for node in range(5)],
+    "two": [ThreadPlacement(0), ThreadPlacement(1)],
+    "two of three threads": [ThreadPlacement(0), ThreadPlacement(0), ThreadPlacement(1)],
+    "five": [ThreadPlacement(node) for node in range(5)],
 }
 
 

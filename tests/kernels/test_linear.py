@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +123,50 @@ def test_a_group_of_matrices_and_a_residual(isa: str) -> None:
     for i, matrix in enumerate(matrices):
         assert torch.equal(together[i], run_linear(stream, load(x), [matrix])[0])
         assert torch.equal(added[i], residual[i] + together[i])
+
+
+@each_isa
+def test_biases(isa: str) -> None:
+    """Exactly the product plus the bias, also added to a residual; a matrix of the group may have none."""
+    stream, x = stream_of(isa), activations("gaussian", 67, 512)
+    group = [random_weights(k, rows, 512) for k, rows in ((Type.Q4_K, 96), (Type.F32, 40), (Type.Q6_K, 33))]
+    matrices, biases = [w.pack(stream) for w in group], [torch.randn(96), None, torch.randn(33)]
+    products = run_linear(stream, load(x), matrices)
+    residual = [activations("gaussian", 67, w.shape[0]) for w in group]
+    biased = run_linear(stream, load(x), matrices, biases=biases)
+    added = run_linear(stream, load(x), matrices, residual, biases)
+    for i, bias in enumerate(biases):
+        expected = products[i] if bias is None else products[i] + bias
+        assert torch.equal(biased[i], expected)
+        assert torch.equal(added[i], residual[i] + expected)
+        seen = round_trip(x) if group[i].integer else x
+        assert nmse(biased[i], linear(seen, group[i].values(), bias)) <= 1e-12
+
+
+@each_isa
+def test_biases_in_any_batch_and_on_any_threads(isa: str) -> None:
+    weights, x, bias = (
+        random_weights(Type.Q4_K, 70, 256),
+        load(activations("gaussian", 67, 256)),
+        torch.randn(70),
+    )
+    (whole,) = run_linear(stream_of(isa, 1), x, [weights.pack(stream_of(isa, 1))], biases=[bias])
+    for n, threads in ((1, 3), (3, 2), (64, 3), (67, 2)):
+        stream = stream_of(isa, threads)
+        (part,) = run_linear(stream, head(x, n), [weights.pack(stream)], biases=[bias])
+        assert torch.equal(part, whole[:n])
+
+
+def test_biases_outlive_what_the_caller_does_to_the_list() -> None:
+    stream, x = stream_of("plain"), load(activations("gaussian", 1, 32))
+    matrix, bias = random_weights(Type.F32, 32, 32).pack(stream), torch.randn(32)
+    biases: list[torch.Tensor | None] = [bias.clone()]
+    group, out = LinearGroup([matrix], biases), torch.empty(1, 32)
+    biases[0] = None
+    gc.collect()
+    stream.linear(x, 1, group, [out])
+    stream.wait()
+    assert torch.equal(out, run_linear(stream, x, [matrix], biases=[bias])[0])
 
 
 @pytest.mark.parametrize("count", [0, 4])

@@ -15,7 +15,7 @@ from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, Place, build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, ThreadPlacement, build_attention_plan
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -140,7 +140,7 @@ def test_chunks_and_threads_do_not_change_a_bit(isa: str) -> None:
 def test_where_the_weights_lie_does_not_change_a_bit(isa: str) -> None:
     """Packed, in the mapped file, divided among two memory nodes."""
     tokens = own_fixture().tokens[2]
-    two_nodes = CpuStream([Place(0), Place(1)], isa)
+    two_nodes = CpuStream([ThreadPlacement(0), ThreadPlacement(1)], isa)
     packed = Engine(stream_of(isa), TINY_MODEL).logits(tokens)
     assert torch.equal(Engine(stream_of(isa), TINY_MODEL, in_place=True).logits(tokens), packed)
     assert torch.equal(Engine(two_nodes, TINY_MODEL).logits(tokens), packed)

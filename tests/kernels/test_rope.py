@@ -32,21 +32,23 @@ def config(tiny_model: Path) -> ModelShape:
 class Step:
     """Random q, k, v of n tokens, with everything else the operation takes."""
 
-    def __init__(self, n: int, heads: int, kv_heads: int, dim: int) -> None:
+    def __init__(self, n: int, heads: int, kv_heads: int, dim: int, rotary: int | None = None) -> None:
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator)
 
         generator = torch.Generator().manual_seed(n * dim + heads)
         self.qkv = random(n, heads, dim), random(n, kv_heads, dim), random(n, kv_heads, dim) * 10
-        self.norms = random(dim), random(dim)
-        angles = torch.rand(n, dim // 2, generator=generator, dtype=torch.float64) * 1000
+        self.norms: tuple[torch.Tensor | None, torch.Tensor | None] = random(dim), random(dim)
+        angles = torch.rand(n, (rotary or dim) // 2, generator=generator, dtype=torch.float64) * 1000
         self.tables = angles.cos().float(), angles.sin().float()
         self.slots = torch.randperm(4 * n, generator=generator)[:n].int()
         self.kv = KvLayer(*(torch.full((4 * n, kv_heads, dim), 7.0, dtype=torch.float16) for _ in range(2)))
 
-    def run(self, isa: str, threads: int = 2) -> torch.Tensor:
+    def run(self, isa: str, threads: int = 2, *, scale: float | None = None) -> torch.Tensor:
         stream = stream_of(isa, threads)
-        return run_rope_store(stream, self.qkv, self.norms, 1e-6, self.tables, self.slots, self.kv)
+        return run_rope_store(
+            stream, self.qkv, self.norms, 1e-6, self.tables, self.slots, self.kv, scale=scale
+        )
 
 
 @each_isa
@@ -65,6 +67,49 @@ def test_against_float64(isa: str, heads: int, kv_heads: int, dim: int) -> None:
     untouched[written] = False
     assert (step.kv.keys[untouched] == 7).all()
     assert (step.kv.values[untouched] == 7).all()
+
+
+@each_isa
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary"), [(6, 2, 128, 64), (4, 4, 96, 32), (2, 1, 64, 64)]
+)
+@pytest.mark.parametrize(
+    ("q_norm", "k_norm"), [(None, None), ("full", "full"), ("head", None), (None, "full")]
+)
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_variants_against_float64(
+    isa: str, heads: int, kv_heads: int, dim: int, rotary: int, q_norm: str, k_norm: str, scale: float | None
+) -> None:
+    """Norms of each head, over all heads, or none; rotation of a head's first part; another scale."""
+    step = Step(9, heads, kv_heads, dim, rotary)
+    sizes = {"head": (dim, dim), "full": (heads * dim, kv_heads * dim)}
+    step.norms = (
+        None if q_norm is None else torch.randn(sizes[q_norm][0]),
+        None if k_norm is None else torch.randn(sizes[k_norm][1]),
+    )
+    q = step.run(isa, scale=scale)
+    keys, values = (pool.double().clone() for pool in (step.kv.keys, step.kv.values))
+    arguments = (*step.qkv, *step.norms, 1e-6, *step.tables, step.slots)
+    expected = rope_store(*arguments, keys, values, scale=scale)
+    torch.testing.assert_close(q.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(step.kv.keys.double(), keys, rtol=2**-11 + 1e-6, atol=1e-6)
+    assert torch.equal(step.kv.values[step.slots.long()], step.qkv[2].half())
+
+
+@each_isa
+def test_variants_in_any_batch_and_on_any_threads(isa: str) -> None:
+    step = Step(33, 6, 2, 128, 64)
+    step.norms = torch.randn(6 * 128), torch.randn(2 * 128)
+    whole, keys = step.run(isa, 1), step.kv.keys.clone()
+    for n, threads in ((1, 2), (7, 3), (33, 3)):
+        step.kv.keys.zero_()
+        q, k, v = (t[:n].contiguous() for t in step.qkv)
+        tables = (step.tables[0][:n], step.tables[1][:n])
+        stream, slots = stream_of(isa, threads), step.slots[:n]
+        assert torch.equal(
+            run_rope_store(stream, (q, k, v), step.norms, 1e-6, tables, slots, step.kv), whole[:n]
+        )
+        assert torch.equal(step.kv.keys[slots.long()], keys[slots.long()])
 
 
 @each_isa

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from moeserve.kernels.routing.options import RouterOptions
 from moeserve.kernels.routing.reference import route
 from tests.kernels.operations import ISAS, run_route, stream_of
 
@@ -24,6 +27,90 @@ def test_against_the_reference(experts: int, top_k: int, isa: str) -> None:
         logits = torch.randn(65, experts, generator=generator) * scale
         for n in (1, 2, 9, 65):
             check(logits[:n].clone(), top_k, isa, threads=3)
+
+
+VARIANTS = [
+    (RouterOptions(normalize=False), 128, 8),
+    (RouterOptions(scale=2.5), 64, 6),
+    (RouterOptions("softmax_topk"), 32, 4),
+    (RouterOptions("softmax_topk", normalize=False, scale=1.5), 32, 4),
+    (RouterOptions("sigmoid"), 256, 8),
+    (RouterOptions("sigmoid", normalize=False), 60, 3),
+    (RouterOptions("sigmoid", scale=2.5, groups=8, top_groups=4), 256, 8),
+    (RouterOptions("softmax", normalize=False, scale=16.0, groups=8, top_groups=3), 160, 6),
+    (RouterOptions("softmax_topk", groups=2, top_groups=1), 10, 5),
+    (RouterOptions("sigmoid", groups=16, top_groups=5), 16, 5),  # groups of one expert
+]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("router", "experts", "top_k"), VARIANTS, ids=str)
+def test_every_router_against_the_reference(
+    router: RouterOptions, experts: int, top_k: int, biased: bool, isa: str
+) -> None:
+    generator = torch.Generator().manual_seed(experts)
+    bias = torch.randn(experts, generator=generator) * 0.1 if biased else None
+    logits = torch.randn(65, experts, generator=generator) * 2
+    ids, weights = route(logits, top_k, router, bias)
+    for n, threads in ((65, 3), (9, 2), (1, 1)):
+        found = run_route(stream_of(isa, threads), logits[:n].clone(), top_k, router, bias)
+        assert torch.equal(found.ids, ids[:n])
+        torch.testing.assert_close(found.weights.double(), weights[:n], rtol=2e-6, atol=1e-9)
+        if n == 65:
+            whole = found.weights
+        assert torch.equal(found.weights, whole[:n])
+
+
+def test_the_bias_chooses_and_leaves_the_weights_alone() -> None:
+    logits, bias = torch.tensor([[3.0, 2.0, 1.0, 0.0]]), torch.tensor([-1.0, 0.0, 0.0, 1.0])
+    found = run_route(stream_of("plain"), logits, 2, RouterOptions("sigmoid", normalize=False), bias)
+    assert found.ids.tolist() == [[3, 1]]
+    torch.testing.assert_close(found.weights, torch.sigmoid(torch.tensor([[0.0, 2.0]])))
+
+
+def test_only_experts_of_the_top_groups_are_chosen() -> None:
+    """The best expert is in a group whose two best are worse together."""
+    logits = torch.tensor([[4.0, -9.0, -9.0, 2.0, 2.0, -9.0]])
+    found = run_route(stream_of("plain"), logits, 2, RouterOptions("sigmoid", groups=2, top_groups=1))
+    assert found.ids.tolist() == [[3, 4]]
+
+
+def test_a_token_that_no_expert_wants_gets_no_nan() -> None:
+    found = run_route(stream_of("plain"), torch.full((1, 4), -200.0), 2, RouterOptions("sigmoid"))
+    assert found.weights.tolist() == [[0.0, 0.0]]
+
+
+def test_a_biased_choice_far_below_the_largest_logit_has_weights() -> None:
+    """Relative to the largest of all logits, the exponentials of the chosen would both be 0."""
+    logits, bias = torch.tensor([[200.0, 1.0, 0.0]]), torch.tensor([-9.0, 0.0, 0.0])
+    found = run_route(stream_of("plain"), logits, 2, bias=bias)
+    assert found.ids.tolist() == [[1, 2]]
+    torch.testing.assert_close(found.weights, torch.tensor([[1.0, 0.0]]).softmax(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scoring": "relu"}, "scoring 'relu'"),
+        ({"groups": 2, "top_groups": 3}, "top_groups 3"),
+        ({"groups": 0, "top_groups": 0}, "top_groups 0"),
+    ],
+)
+def test_options_that_mean_nothing(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RouterOptions(**options)
+
+
+def test_routers_that_cannot_choose() -> None:
+    RouterOptions(groups=4, top_groups=2).check(16, 8)
+    with pytest.raises(ValueError, match="do not divide"):
+        RouterOptions(groups=3, top_groups=2).check(16, 8)
+    with pytest.raises(ValueError, match="top_k 9"):
+        RouterOptions(groups=4, top_groups=2).check(16, 9)
+    for top_k, router in ((8, RouterOptions(groups=3)), (9, RouterOptions(groups=4, top_groups=2))):
+        with pytest.raises(ValueError, match=r"router|workspace\.ids"):
+            run_route(stream_of("plain"), torch.zeros(1, 16), top_k, router)
 
 
 def test_of_equal_logits_the_lower_ids_are_chosen() -> None:

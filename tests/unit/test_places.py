@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.errors import ConfigError
-from moeserve.kernels.cpu_stream import Place
+from moeserve.kernels.cpu_stream import ThreadPlacement
 from moeserve.worker.places import memory_nodes, plan_places
 
 
@@ -36,18 +36,18 @@ def test_nodes_hold_only_the_cpus_of_our_cpuset(machine: Path) -> None:
 
 def test_threads_are_divided_among_the_nodes_and_bound_to_them(machine: Path) -> None:
     assert plan_places(3, None, "nodes", machine) == [
-        Place(0, (0, 1, 2)),
-        Place(1, (8, 9, 10, 11)),
-        Place(1, (8, 9, 10, 11)),
+        ThreadPlacement(0, (0, 1, 2)),
+        ThreadPlacement(1, (8, 9, 10, 11)),
+        ThreadPlacement(1, (8, 9, 10, 11)),
     ]
 
 
 def test_a_core_each_is_both_of_its_hyper_threads(machine: Path) -> None:
     assert plan_places(4, None, "cores", machine) == [
-        Place(0, (0, 1)),
-        Place(0, (2,)),
-        Place(1, (8, 9)),
-        Place(1, (10, 11)),
+        ThreadPlacement(0, (0, 1)),
+        ThreadPlacement(0, (2,)),
+        ThreadPlacement(1, (8, 9)),
+        ThreadPlacement(1, (10, 11)),
     ]
 
 
@@ -57,7 +57,7 @@ def test_auto_gives_cores_while_there_are_enough(machine: Path) -> None:
 
 
 def test_one_thread_needs_one_node(machine: Path) -> None:
-    assert plan_places(1, None, "none", machine) == [Place(0, ())]
+    assert plan_places(1, None, "none", machine) == [ThreadPlacement(0, ())]
 
 
 def test_logical_nodes_divide_the_cpus(machine: Path) -> None:

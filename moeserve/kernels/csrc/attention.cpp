@@ -32,12 +32,12 @@ struct State {
 struct Buffers {
   float *keys, *values, *scores;
   const float** queries;
-  int* visible;
+  int *first, *end;  // the keys of a block that each query sees
   State running, segment;
   static size_t bytes(const Shape& s) {
     const size_t q = s.most_queries(), d = s.dim;
     return sizeof(float) * (2 * kBlock * d + q * kBlock + 2 * q * (d + 2)) +
-           q * (sizeof(float*) + sizeof(int)) + 64;
+           q * (sizeof(float*) + 2 * sizeof(int)) + 64;
   }
   Buffers(void* memory, const Shape& s) {
     const int64_t q = s.most_queries(), d = s.dim;
@@ -50,7 +50,8 @@ struct Buffers {
     running.softmax = reinterpret_cast<Softmax*>(segment.acc + q * d);
     segment.softmax = running.softmax + q;
     queries = reinterpret_cast<const float**>(segment.softmax + q);
-    visible = reinterpret_cast<int*>(queries + q);
+    first = reinterpret_cast<int*>(queries + q);
+    end = first + q;
   }
 };
 
@@ -58,9 +59,14 @@ int segments_of(const AttentionPlan::Tile& tile) {
   return (tile.position + tile.count + AttentionPlan::kSegment - 1) / AttentionPlan::kSegment;
 }
 
-// Queries of the tile that see any key of a segment: those at or after its start. The rest come first.
-int first_query(const AttentionPlan::Tile& tile, int segment, int group) {
-  return std::clamp(segment * AttentionPlan::kSegment - tile.position, 0, tile.count) * group;
+// The first position that the token at `position` sees.
+int first_key(const AttentionOp& op, int position) {
+  return op.window > 0 ? std::max(0, position - op.window + 1) : 0;
+}
+
+// The first segment that the tile's tokens see; what lies before it is not touched.
+int first_segment(const AttentionOp& op, const AttentionPlan::Tile& tile) {
+  return first_key(op, tile.position) / AttentionPlan::kSegment;
 }
 
 void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int kv_head,
@@ -77,23 +83,47 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
   }
   state.clear(queries, op.dim);
   const int end = std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count);
-  for (int key0 = segment * AttentionPlan::kSegment; key0 < end; key0 += kBlock) {
+  // Blocks begin at multiples of kBlock, whatever the tile: a query's arithmetic does not depend on its neighbours.
+  const int begin =
+      std::max(segment * AttentionPlan::kSegment, first_key(op, tile.position) / kBlock * kBlock);
+  for (int key0 = begin; key0 < end; key0 += kBlock) {
     const int count = std::min(kBlock, end - key0);
     op.k->gather_keys(keys, stride, tile.slots + key0, count, op.dim, b.keys);
     op.k->gather_values(values, stride, tile.slots + key0, count, op.dim, b.values);
-    for (int i = 0; i < queries; ++i)
-      b.visible[i] = std::clamp(tile.position + i / group + 1 - key0, 0, count);
-    op.k->attend_block(b.queries, b.visible, queries, b.keys, b.values, op.dim, state.softmax, state.acc,
+    for (int i = 0; i < queries; ++i) {
+      const int position = tile.position + i / group;
+      b.first[i] = std::clamp(first_key(op, position) - key0, 0, kBlock);
+      b.end[i] = std::clamp(position + 1 - key0, 0, count);
+    }
+    op.k->attend_block(b.queries, b.first, b.end, queries, b.keys, b.values, op.dim, state.softmax, state.acc,
                        b.scores);
   }
 }
 
+// Adds a segment to what the tile's queries have of those before it.
 void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, State into, State from) {
   const int group = op.heads / op.kv_heads;
-  for (int i = first_query(tile, segment, group); i < tile.count * group; ++i) {
+  for (int i = 0; i < tile.count * group; ++i) {
+    const int position = tile.position + i / group;
+    const int first = first_key(op, position) / AttentionPlan::kSegment;
+    if (segment < first || segment > position / AttentionPlan::kSegment) continue;
+    if (segment == first) {  // nothing to merge with: its first segment, though not the tile's
+      into.softmax[i] = from.softmax[i];
+      std::copy_n(from.acc + i * op.dim, op.dim, into.acc + i * op.dim);
+      continue;
+    }
     merge_segments(*op.k, into.softmax[i], into.acc + i * op.dim, from.softmax[i], from.acc + i * op.dim,
                    op.dim);
   }
+}
+
+// What turns the weighted sum of values into their mean: one over the softmax's denominator. A sink is one more logit in
+// it, without a value; being the last, it may move the maximum.
+float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
+  if (op.sinks == nullptr) return 1.0f / s.sum;
+  const float m = std::max(s.max, op.sinks[head]);
+  const float factor = std::exp(s.max - m);
+  return factor / (s.sum * factor + std::exp(op.sinks[head] - m));
 }
 
 void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int kv_head, State state) {
@@ -102,7 +132,7 @@ void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int kv_he
     const int64_t row = tile.row + i / group, head = kv_head * group + i % group;
     float* out = op.out.f32 + row * op.out.cols + head * op.dim;
     std::memcpy(out, state.acc + i * op.dim, sizeof(float) * op.dim);
-    op.k->scale(1.0f / state.softmax[i].sum, op.dim, out);
+    op.k->scale(normaliser(op, head, state.softmax[i]), op.dim, out);
     if (op.out.q8 != nullptr) {
       op.k->quantize(out, op.dim, op.out.codes(row) + head * op.dim, op.out.metas(row) + head * op.dim / 32);
     }
@@ -120,13 +150,18 @@ State partial_state(const AttentionOp& op, int64_t index, int kv_head) {
 
 void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
                           const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows,
-                          int64_t table_stride, int heads, int kv_heads, int dim, int threads) {
+                          int64_t table_stride, int heads_, int kv_heads_, int dim_, int threads) {
   tiles.clear();
+  rows = 0;
+  heads = heads_;
+  kv_heads = kv_heads_;
+  dim = dim_;
   for (int i = 0; i < sequences; ++i) {
     if (req_slot[i] < 0 || req_slot[i] >= table_rows || position[i] < 0 || row[i] < 0 ||
         int64_t{position[i]} + count[i] > table_stride) {
       throw std::out_of_range("attention: sequence " + std::to_string(i) + " lies beside the slot table");
     }
+    rows = std::max(rows, row[i] + count[i]);
     for (int t = 0; t < count[i]; t += kTileTokens) {
       tiles.push_back({row[i] + t, std::min(kTileTokens, count[i] - t), position[i] + t,
                        slot_table + req_slot[i] * table_stride});
@@ -154,6 +189,7 @@ void AttentionOp::operator()(Team& team) const {
   if (plan->split) {
     team.for_units(static_cast<int64_t>(plan->parts.size()) * kv_heads, [&](int64_t unit) {
       const auto& [tile, segment, offset] = plan->parts[unit / kv_heads];
+      if (segment < first_segment(*this, plan->tiles[tile])) return;
       const int kv_head = static_cast<int>(unit % kv_heads);
       attend_segment(*this, plan->tiles[tile], segment, kv_head, b,
                      partial_state(*this, unit / kv_heads, kv_head));
@@ -161,10 +197,10 @@ void AttentionOp::operator()(Team& team) const {
     team.for_last_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
       const int64_t tile = unit / kv_heads;
       const int kv_head = static_cast<int>(unit % kv_heads);
-      const int first = plan->first_part[tile];
-      const State state = partial_state(*this, first, kv_head);
-      for (int part = first + 1; part < plan->first_part[tile + 1]; ++part) {
-        merge(*this, plan->tiles[tile], part - first, state, partial_state(*this, part, kv_head));
+      const int part0 = plan->first_part[tile], first = first_segment(*this, plan->tiles[tile]);
+      const State state = partial_state(*this, part0 + first, kv_head);
+      for (int segment = first + 1; part0 + segment < plan->first_part[tile + 1]; ++segment) {
+        merge(*this, plan->tiles[tile], segment, state, partial_state(*this, part0 + segment, kv_head));
       }
       write_out(*this, plan->tiles[tile], kv_head, state);
     });
@@ -172,8 +208,9 @@ void AttentionOp::operator()(Team& team) const {
     team.for_last_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
       const AttentionPlan::Tile& tile = plan->tiles[unit / kv_heads];
       const int kv_head = static_cast<int>(unit % kv_heads);
-      attend_segment(*this, tile, 0, kv_head, b, b.running);
-      for (int segment = 1; segment < segments_of(tile); ++segment) {
+      const int first = first_segment(*this, tile);
+      attend_segment(*this, tile, first, kv_head, b, b.running);
+      for (int segment = first + 1; segment < segments_of(tile); ++segment) {
         attend_segment(*this, tile, segment, kv_head, b, b.segment);
         merge(*this, tile, segment, b.running, b.segment);
       }

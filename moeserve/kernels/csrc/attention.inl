@@ -50,11 +50,13 @@ inline void scores(const float* const* queries, const float* keys, int dim, floa
 // Scores to probabilities relative to the running maximum; gives the factor for what came before. N queries at a
 // time, so that their chains of dependent steps overlap.
 template <int N>
-inline void update_softmax(float* const* scores, const int* visible, Softmax* const* states, float* factors) {
+inline void update_softmax(float* const* scores, const int* first, const int* end, Softmax* const* states,
+                           float* factors) {
   VF a[N], b[N];
   float new_max[N];
   for (int q = 0; q < N; ++q) {
-    for (int key = visible[q]; key < kBlockKeys; ++key) scores[q][key] = -INFINITY;
+    for (int key = 0; key < first[q]; ++key) scores[q][key] = -INFINITY;
+    for (int key = end[q]; key < kBlockKeys; ++key) scores[q][key] = -INFINITY;
     a[q] = load_f(scores[q]);
     b[q] = load_f(scores[q] + 16);
   }
@@ -104,16 +106,16 @@ inline void weigh(float* const* p, const float* factor, const float* values, int
 
 // One block for N queries that see some of it.
 template <int N>
-inline void attend(float* const* scores, const int* visible, Softmax* const* states, const float* values,
-                   int dim, float* const* acc) {
+inline void attend(float* const* scores, const int* first, const int* end, Softmax* const* states,
+                   const float* values, int dim, float* const* acc) {
   float factors[N];
-  update_softmax<N>(scores, visible, states, factors);
+  update_softmax<N>(scores, first, end, states, factors);
   int d = 0;
   for (; d + 64 <= dim; d += 64) weigh<N, 4>(scores, factors, values, dim, d, acc);
   for (; d < dim; d += 16) weigh<N, 1>(scores, factors, values, dim, d, acc);
 }
 
-void attend_block(const float* const* queries, const int* visible, int n, const float* keys,
+void attend_block(const float* const* queries, const int* first, const int* end, int n, const float* keys,
                   const float* values, int dim, Softmax* state, float* acc, float* scratch) {
   int q = 0;
   for (; q + 4 <= n; q += 4) scores<4>(queries + q, keys, dim, scratch + q * kBlockKeys);
@@ -121,18 +123,19 @@ void attend_block(const float* const* queries, const int* visible, int n, const 
   float* p[4];
   float* out[4];
   Softmax* states[4];
-  int seen[4], pending = 0;
+  int from[4], to[4], pending = 0;
   for (q = 0; q < n; ++q) {
-    if (visible[q] > 0) {
+    if (end[q] > first[q]) {
       p[pending] = scratch + q * kBlockKeys;
       out[pending] = acc + static_cast<int64_t>(q) * dim;
       states[pending] = state + q;
-      seen[pending++] = visible[q];
+      from[pending] = first[q];
+      to[pending++] = end[q];
     }
     if (pending == 4) {
-      attend<4>(p, seen, states, values, dim, out);
+      attend<4>(p, from, to, states, values, dim, out);
       pending = 0;
     }
   }
-  for (int i = 0; i < pending; ++i) attend<1>(p + i, seen + i, states + i, values, dim, out + i);
+  for (int i = 0; i < pending; ++i) attend<1>(p + i, from + i, to + i, states + i, values, dim, out + i);
 }

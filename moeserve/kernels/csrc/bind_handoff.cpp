@@ -10,6 +10,7 @@
 
 #include "cuda_driver.h"
 #include "handoff.h"
+#include "stream.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -49,10 +50,18 @@ void bind_handoff(nb::module_& m) {
   nb::class_<Handoff::Layer>(m, "HandoffLayer")
       .def(
           "__init__",
-          [](Handoff::Layer* l, const Matrix* gate, const Matrix* up, const Matrix* down, Address heat) {
-            new (l) Handoff::Layer{gate, up, down, at<int64_t>(heat)};
+          [](Handoff::Layer* l, const Matrix* gate, const Matrix* up, const Matrix* down,
+             Address expert_token_counts, const std::string& activation, Address gate_bias, Address up_bias,
+             Address down_bias) {
+            new (l) Handoff::Layer{gate,
+                                   up,
+                                   down,
+                                   at<int64_t>(expert_token_counts),
+                                   {activation_named(activation), at<const float>(gate_bias),
+                                    at<const float>(up_bias), at<const float>(down_bias)}};
           },
-          "gate"_a.none(), "up"_a.none(), "down"_a.none(), "heat"_a);
+          "gate"_a.none(), "up"_a.none(), "down"_a.none(), "expert_token_counts"_a, "activation"_a = "silu",
+          "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0);
   nb::class_<Handoff::Slot>(m, "HandoffSlot")
       .def(
           "__init__",

@@ -139,10 +139,11 @@ bool Handoff::prepare(int layer, const int32_t* ids, uint32_t rows, float* out, 
                   scratch_.starts,
                   scratch_.active,
                   scratch_.routes,
-                  l.heat,
+                  l.expert_token_counts,
                   out,
                   add,
-                  parts_.data()};
+                  parts_.data(),
+                  l.options};
   if (!op_.sort_routes()) {
     abandon("layer " + std::to_string(layer) + ": an expert was asked for that the CPU does not have");
     return false;

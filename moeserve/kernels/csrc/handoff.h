@@ -41,7 +41,8 @@ class Handoff {
     const Matrix* gate;  // nullptr: no experts on the CPU
     const Matrix* up;
     const Matrix* down;
-    int64_t* heat;  // as in ExpertsOp
+    int64_t* expert_token_counts;  // as in ExpertsOp
+    ExpertOptions options = {};
   };
   struct Slot {
     Activations y;

@@ -57,6 +57,10 @@ struct Kernels {
   void (*rope)(float* head, const float* cos, const float* sin, int n);
   // out[i] = silu(gate[i]) * up[i], n % 16 == 0.
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  // out[i] = (u + 1) * g * sigmoid(1.702 g) with g = min(gate[i], 7), u = up[i] clamped to [-7, 7]. n % 16 == 0.
+  void (*swiglu_oai)(const float* gate, const float* up, int n, float* out);
+  // sum of a[i] * b[i], n % 16 == 0.
+  float (*dot)(const float* a, const float* b, int n);
   // y += w * x, n % 16 == 0.
   void (*axpy)(float w, const float* x, int n, float* y);
   void (*scale)(float w, int n, float* x);
@@ -67,10 +71,11 @@ struct Kernels {
                       float* out);
   void (*gather_values)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,
                         float* out);
-  // One block of 32 keys for `n` query vectors; query i sees the block's first visible[i] keys (0: none, skipped).
-  // Online softmax: updates state[i] and acc + i * dim. scratch: n * 32 floats.
-  void (*attend_block)(const float* const* queries, const int* visible, int n, const float* keys,
-                       const float* values, int dim, Softmax* state, float* acc, float* scratch);
+  // One block of 32 keys for `n` query vectors; query i sees the block's keys from first[i] to before end[i] (nothing
+  // where end[i] <= first[i]: skipped). Online softmax: updates state[i] and acc + i * dim. scratch: n * 32 floats.
+  void (*attend_block)(const float* const* queries, const int* first, const int* end, int n,
+                       const float* keys, const float* values, int dim, Softmax* state, float* acc,
+                       float* scratch);
 };
 
 // Merges segment b into a (online softmax over segments, in order).

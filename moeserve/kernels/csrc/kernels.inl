@@ -33,6 +33,8 @@ constexpr Kernels make_table() {
   k.rms_norm = rms_norm;
   k.rope = rope;
   k.silu_mul = silu_mul;
+  k.swiglu_oai = swiglu_oai;
+  k.dot = dot;
   k.axpy = axpy;
   k.scale = scale;
   k.to_half = to_half_row;

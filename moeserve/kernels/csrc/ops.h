@@ -52,11 +52,11 @@ class Matrix {
   const uint8_t* file_rows_;
 };
 
-// Activations of n tokens in both forms; a form that no consumer needs is nullptr.
+// Activations of up to `rows` tokens in both forms; a form that no consumer needs is nullptr.
 struct Activations {
-  float* f32;   // [n, cols]
-  uint8_t* q8;  // [n, quantized_row_bytes(cols)]
-  int64_t cols;
+  float* f32;   // [rows, cols]
+  uint8_t* q8;  // [rows, quantized_row_bytes(cols)]
+  int64_t rows, cols;
   const void* row(bool integer, int64_t t) const {
     return integer ? static_cast<const void*>(q8 + t * quantized_row_bytes(cols)) : f32 + t * cols;
   }
@@ -95,7 +95,14 @@ struct NormOp {
   void operator()(Team& team) const;
 };
 
-// out_j = x . W_j^T for up to three matrices over the same input; `add` adds to what out holds (residual).
+// To each of the `tokens` rows of 32 outputs of a panel, of which `valid` exist.
+inline void add_bias(const float* bias, int valid, int tokens, float* tile) {
+  for (int t = 0; t < tokens; ++t, tile += kPanelRows) {
+    for (int r = 0; r < valid; ++r) tile[r] += bias[r];
+  }
+}
+
+// out_j = x . W_j^T + b_j for up to three matrices over the same input; `add` adds that to what out holds (residual).
 struct LinearOp {
   static constexpr int kMost = 3;
   const Kernels* k;
@@ -103,27 +110,35 @@ struct LinearOp {
   int n;
   int count;
   const Matrix* w[kMost];
-  float* out[kMost];  // [n, w.rows]
+  const float* bias[kMost];  // [w.rows], or nullptr
+  float* out[kMost];         // [n, w.rows]
   bool add;
   void operator()(Team& team) const;
 };
 
-// Per head RMS norm of q and k, rotation, q scaled by 1/sqrt(dim), k and v to the KV pool as float16.
+// RMS norm of q and k, per head or over all heads at once; rotation of the first `rotary` dimensions of each head; q
+// scaled; k and v to the KV pool as float16.
 struct RopeStoreOp {
   const Kernels* k;
   float* q;    // [n, heads, dim], in place
   float* key;  // [n, kv_heads, dim], in place
   const float* value;
-  const float* q_norm;
-  const float* k_norm;
+  const float* q_norm;  // [dim], [heads * dim] with full_norm, or nullptr: none
+  const float* k_norm;  // likewise
+  bool full_q_norm, full_k_norm;
   float eps;
-  const float* cos;  // [n, dim / 2]
+  const float* cos;  // [n, rotary / 2]
   const float* sin;
   const int32_t* slots;  // [n]
   uint16_t* key_pool;    // [slots, kv_heads, dim] of this layer
   uint16_t* value_pool;
-  int n, heads, kv_heads, dim;
+  int n, heads, kv_heads, dim, rotary;
+  float scale;  // of q
   void operator()(Team& team) const;
+
+ private:
+  // x [num, dim]: one token's heads.
+  void norm_rotate(float* x, int num, const float* norm, bool full, int64_t token) const;
 };
 
 // What attention needs to know of a step's rows. Built by the submitting thread, one per step.
@@ -151,6 +166,8 @@ class AttentionPlan {
              const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows, int64_t table_stride,
              int heads, int kv_heads, int dim, int threads);
 
+  int rows = 0;  // that the step has at least
+  int heads = 0, kv_heads = 0, dim = 0;
   std::vector<Tile> tiles;
   bool split;               // few tiles, long contexts: the segments of a tile go to different threads
   std::vector<Part> parts;  // split only, by tile, then segment
@@ -158,6 +175,8 @@ class AttentionPlan {
   std::vector<float> partial;       // split only
 };
 
+// Causal attention of the plan's rows. A block of keys that a window only touches is read as a whole, so that keys up to
+// 31 positions before it must be finite.
 struct AttentionOp {
   const Kernels* k;
   AttentionPlan* plan;
@@ -166,20 +185,60 @@ struct AttentionOp {
   const uint16_t* value_pool;
   Activations out;  // [n, heads * dim]
   int heads, kv_heads, dim;
+  int window;          // 0: none; else a position sees itself and the window - 1 before it
+  const float* sinks;  // [heads]: one more logit in each softmax's denominator; or nullptr
   void operator()(Team& team) const;
 };
 
-// ids, weights [n, top_k]: softmax over the experts' logits, the top_k largest (ties: lower id), renormalised.
+enum class Scoring : int { kSoftmax, kSigmoid, kSoftmaxTopK };
+
+// See routing/options.py.
+struct RouterOptions {
+  Scoring scoring;
+  bool normalize;
+  float scale;
+  int groups, top_groups;
+};
+
+// ids, weights [n, top_k] of each token's experts, best first, of equals the lower id: routing/reference.py.
 struct RouteOp {
   const float* logits;  // [n, experts]
+  const float* bias;    // [experts], or nullptr
   int n, experts, top_k;
+  RouterOptions options;
   int32_t* ids;
   float* weights;
   void operator()(Team& team) const;
+
+ private:
+  void score(const float* row, float* scores) const;
+  void keep_top_groups(float* scores, float* best, int32_t* kept) const;
+  void weigh(const float* row, const int32_t* id, float* weight) const;
 };
 
-// x[t] = or += sum over t's experts of weight * down(silu(gate(y)) * up(y)). An expert's weights are read once a step,
-// whoever asks for them.
+// The routes of an expert that every token has: ids 0; weights sigmoid(y . weight), or 1 where weight is nullptr.
+struct SharedGateOp {
+  const Kernels* k;
+  const float* y;       // [n, cols]
+  const float* weight;  // [cols], or nullptr
+  int n, cols;
+  int32_t* ids;    // [n]
+  float* weights;  // [n]
+  void operator()(Team& team) const;
+};
+
+enum class Activation : int { kSilu, kSwigluOai };
+
+// What experts have besides their matrices.
+struct ExpertOptions {
+  Activation activation = Activation::kSilu;
+  const float* gate_bias = nullptr;  // [experts, ff] each, or nullptr
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;  // [experts, hidden]
+};
+
+// x[t] = or += sum over t's experts of weight * down(activation(gate(y), up(y))), with silu(gate) * up as the usual
+// activation. An expert's weights are read once a step, whoever asks for them.
 struct ExpertsOp {
   const Kernels* k;
   const Matrix* gate;
@@ -193,12 +252,13 @@ struct ExpertsOp {
   int32_t* starts;  // [experts + 1]: rows of h of each expert
   int32_t* active;  // [experts + 1]: how many, then the ids of the experts that have rows, ascending
   int32_t* routes;  // [n * top_k]: row of h -> index into ids and weights
-  int64_t* heat;    // [2, experts]: adds the tokens routed to each expert, and 1 for each that has any
-  float* x;         // [n, hidden]
-  bool add;         // to what x holds
+  int64_t* expert_token_counts;  // [2, experts]: adds each expert's tokens, and 1 if it has any; or nullptr
+  float* x;                      // [n, hidden]
+  bool add;                      // to what x holds
   // [kMostParts, hidden], where a step of few routes puts each one's share of x (rows sorted by expert) before they are
   // added: work is then shared by (expert, panel) instead of by panel, in pieces small enough to even out.
   float* parts;
+  ExpertOptions options;
   static constexpr int kMostParts = 512;
   void operator()(Team& team) const;
 
@@ -210,6 +270,7 @@ struct ExpertsOp {
  private:
   void gate_up(int64_t rank, int64_t panel) const;
   void down_panel(Team& team, int64_t panel) const;
+  void add_down_bias(int expert, int64_t panel, int tokens, float* tile) const;
   void barrier_fetching_down(Team& team) const;
   void down_part(int64_t rank, int64_t panel) const;
   void add_parts(Team& team, int64_t panel) const;

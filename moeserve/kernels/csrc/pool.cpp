@@ -59,15 +59,16 @@ void* Team::scratch(size_t bytes) {
   return scratch_.get();
 }
 
-Pool::Pool(const std::vector<Place>& places) : slots_(kSlots), cursors_(kCursorSets * places.size()) {
-  const int threads = static_cast<int>(places.size());
+Pool::Pool(const std::vector<ThreadPlacement>& placements)
+    : slots_(kSlots), cursors_(kCursorSets * placements.size()) {
+  const int threads = static_cast<int>(placements.size());
   for (int i = 0; i < threads; ++i) {
-    if (i == 0 || places[i].node != places[i - 1].node) node_threads_.push_back(i);
-    teams_.emplace_back(new Team(*this, i, threads, places[i].node));
+    if (i == 0 || placements[i].node != placements[i - 1].node) node_threads_.push_back(i);
+    teams_.emplace_back(new Team(*this, i, threads, placements[i].node));
   }
   node_threads_.push_back(threads);
   for (int i = 0; i < threads; ++i) {
-    threads_.emplace_back([this, i, cpus = places[i].cpus] { thread_main(i, cpus); });
+    threads_.emplace_back([this, i, cpus = placements[i].cpus] { thread_main(i, cpus); });
   }
 }
 

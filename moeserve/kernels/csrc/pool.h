@@ -104,7 +104,7 @@ class Team {
 };
 
 // Where a thread runs.
-struct Place {
+struct ThreadPlacement {
   int node;               // memory node, counted from 0; a node's threads stand together
   std::vector<int> cpus;  // what it is bound to; empty: not bound
 };
@@ -117,7 +117,7 @@ constexpr int node_of_panel(int64_t panels, int64_t panel, int nodes) {
 
 class Pool {
  public:
-  explicit Pool(const std::vector<Place>& places);
+  explicit Pool(const std::vector<ThreadPlacement>& placements);
   ~Pool();
   Pool(const Pool&) = delete;
 

@@ -1,4 +1,4 @@
-// Kernels over one row: quantisation of activations, norms, rotation, SiLU.
+// Kernels over one row: quantisation of activations, norms, rotation, gated activations.
 
 // int8 with a scale and two sums per 32 columns: half the error of one scale per 256, and free in decode.
 // A group that holds NaN or infinity gets the scale NaN, so that it fails its request instead of passing for numbers;
@@ -46,6 +46,24 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
     const VF silu = div(g, add(set_f(1.0f), exp_f(sub(zero_f(), g))));
     store_f(out + i, mul(silu, load_f(up + i)));
   }
+}
+
+// gpt-oss's gated activation: the gate at most 7, up within 7 of 0. The clamped value is min's and max's second operand,
+// so that NaN stays NaN.
+void swiglu_oai(const float* gate, const float* up, int n, float* out) {
+  const VF limit = set_f(7.0f), one = set_f(1.0f);
+  for (int i = 0; i < n; i += 16) {
+    const VF g = min(limit, load_f(gate + i));
+    const VF u = max(set_f(-7.0f), min(limit, load_f(up + i)));
+    const VF swish = div(g, add(one, exp_f(mul(set_f(-1.702f), g))));
+    store_f(out + i, mul(add(u, one), swish));
+  }
+}
+
+float dot(const float* a, const float* b, int n) {
+  VF sum = zero_f();
+  for (int i = 0; i < n; i += 16) sum = fma(load_f(a + i), load_f(b + i), sum);
+  return reduce_add(sum);
 }
 
 void axpy(float w, const float* x, int n, float* y) {

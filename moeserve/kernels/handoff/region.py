@@ -36,9 +36,8 @@ class Slot:
     result: Tensor
 
     def native(self, hidden: int) -> _C.HandoffSlot:
-        f32, q8 = (0 if t is None else t.data_ptr() for t in (self.f32, self.q8))
         at = [t.data_ptr() for t in (self.ids, self.deferred, self.weights, self.result)]
-        return _C.HandoffSlot(_C.Activations(f32, q8, hidden), *at)
+        return _C.HandoffSlot(_C.Activations(self.f32, self.q8, hidden), *at)
 
 
 class Region:

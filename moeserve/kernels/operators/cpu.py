@@ -17,7 +17,7 @@ from moeserve.kernels.cpu_stream import (
     KvLayer,
     LinearGroup,
     Matrix,
-    RoutingRoom,
+    RoutingWorkspace,
     build_attention_plan,
 )
 from moeserve.kernels.quantize.reference import quantize
@@ -89,7 +89,7 @@ def attention(
 
 
 def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    room = RoutingRoom(len(logits), logits.shape[1], top_k)
+    room = RoutingWorkspace(len(logits), logits.shape[1], top_k)
     _stream().route(logits, len(logits), room)
     _stream().wait()
     return room.ids, room.weights
@@ -101,13 +101,13 @@ def experts(
 ) -> Tensor:  # fmt: skip
     (n, hidden), top_k, (num, ff) = x.shape, ids.shape[1], gate[0].shape[:2]
     g, u = _matrix(gate, gate_kind, hidden), _matrix(up, up_kind, hidden)
-    room = RoutingRoom(n, num, top_k)
+    room = RoutingWorkspace(n, num, top_k)
     room.ids.copy_(ids)
     room.weights.copy_(weights)
     out = torch.zeros(n, hidden)
-    heat = torch.zeros(2, num, dtype=torch.int64)
+    counts = torch.zeros(2, num, dtype=torch.int64)
     d, y, h = _matrix(down, down_kind, ff), _activations(x), Activations(n * top_k, ff)
-    _stream().experts(g, u, d, y, n, room, h, heat, out)
+    _stream().experts(g, u, d, y, n, room, h, counts, out)
     _stream().wait()
     return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moeserve.kernels.cpu_stream import Activations, AttentionPlan, RoutingRoom
+from moeserve.kernels.cpu_stream import Activations, AttentionPlan, RoutingWorkspace
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 
@@ -47,11 +47,11 @@ class CpuWorkspace:
         self.sin = torch.empty(tokens, s.head_dim // 2)
         self.attended = Activations(tokens, s.q_width)
         self.router_logits = torch.empty(tokens, s.num_experts)
-        self.routing = RoutingRoom(tokens, s.num_experts, s.top_k)
+        self.routing = RoutingWorkspace(tokens, s.num_experts, s.top_k)
         experts = [layer.moe.experts for layer in weights.layers]
         self.h = _between(tokens * s.top_k, s.expert_width, experts)
         shared = [layer.moe.shared.experts for layer in weights.layers if layer.moe.shared is not None]
-        self.shared_routing = RoutingRoom(tokens, 1, 1) if shared else None
+        self.shared_routing = RoutingWorkspace(tokens, 1, 1) if shared else None
         self.shared_h = _between(tokens, s.shared_width, shared) if shared else None
         self.final = Activations(logit_rows, s.hidden_size)
         self.logits = torch.empty(logit_rows, s.vocab_size)

@@ -1,0 +1,190 @@
+// The routed experts of a layer: who computes which panel of which expert, and in which order a token's are added.
+#include <algorithm>
+
+#include "ops.h"
+
+namespace moeserve {
+namespace {
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace
+
+void ExpertsOp::operator()(Team& team) const {
+  if (team.thread() == 0) sort_routes();
+  team.barrier();
+  compute(team);
+}
+
+void ExpertsOp::compute(Team& team) const {
+  team.for_last_panels(active[0], gate->panels, [&](int64_t rank, int64_t panel) { gate_up(rank, panel); });
+  if (n * top_k <= kMostParts) {
+    barrier_fetching_down(team);
+    team.for_panels(active[0], down->panels, [&](int64_t rank, int64_t panel) { down_part(rank, panel); });
+    team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { add_parts(team, panel); });
+  } else {
+    team.barrier();
+    team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { down_panel(team, panel); });
+  }
+}
+
+// Between the two products. A thread that is done early brings what it will read first into its cache, so that the
+// memory is not idle while it waits: 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four turns
+// each with and without, where a turn varied by 5%).
+void ExpertsOp::barrier_fetching_down(Team& team) const {
+  constexpr int64_t kMostBytes = 1 << 18;
+  const uint8_t *p = nullptr, *end = nullptr;
+  if (active[0] > 0 && down->packed()) {
+    const auto [rank, panel] = team.first_pair(active[0], down->panels);
+    p = down->panel(active[1 + rank], panel).data;
+    end = p + std::min<int64_t>((down->panels - panel) * down->panel_bytes, kMostBytes);
+  }
+  team.barrier_doing([&] {
+    for (int line = 0; line < 8 && p < end; ++line, p += 64) __builtin_prefetch(p, 0, 2);
+  });
+}
+
+// Counting sort of the n * top_k routes by expert. One thread: at 512 tokens it takes 10 us of a layer's 20 ms.
+bool ExpertsOp::sort_routes() const {
+  const int routes_n = n * top_k;
+  const int experts = static_cast<int>(gate->experts);
+  std::fill(starts, starts + experts + 1, 0);
+  active[0] = 0;
+  for (int i = 0; i < routes_n; ++i) {
+    if (ids[i] >= experts) {
+      std::fill(starts, starts + experts + 1, 0);
+      return false;
+    }
+    if (ids[i] >= 0) ++starts[ids[i] + 1];
+  }
+  for (int e = 0; e < experts; ++e) {
+    if (starts[e + 1] > 0) active[++active[0]] = e;
+    if (expert_token_counts != nullptr) {
+      expert_token_counts[e] += starts[e + 1];
+      expert_token_counts[experts + e] += starts[e + 1] > 0;
+    }
+    starts[e + 1] += starts[e];
+  }
+  const int routed = starts[experts];
+  for (int i = routes_n - 1; i >= 0; --i)
+    if (ids[i] >= 0) routes[--starts[ids[i] + 1]] = i;  // now starts[e + 1] is e's start
+  for (int e = 0; e < experts; ++e) starts[e] = starts[e + 1];
+  starts[experts] = routed;
+  return true;
+}
+
+// 32 rows of gate and up of the rank-th active expert, for all its tokens.
+void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
+  const int expert = active[1 + rank];
+  const int64_t row0 = panel * kPanelRows;
+  const Panel gate_panel = gate->panel(expert, panel), up_panel = up->panel(expert, panel);
+  const bool last = panel + 1 == gate->panels;
+  const uint8_t* next = last && rank + 1 < active[0] ? gate->panel(active[2 + rank], 0).data
+                                                     : gate_panel.data + gate->panel_bytes;
+  alignas(64) float g[kMostTokens * kPanelRows], u[kMostTokens * kPanelRows];
+  const void* gate_rows[kMostTokens];
+  const void* up_rows[kMostTokens];
+  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
+    for (int i = 0; i < tokens; ++i) {
+      const int token = routes[i0 + i] / top_k;
+      gate_rows[i] = y.row(gate->integer(), token);
+      up_rows[i] = y.row(up->integer(), token);
+    }
+    k->gemm[gate->type](gate_panel, up_panel.data, gate->cols, gate_rows, tokens, g);
+    k->gemm[up->type](up_panel, next, up->cols, up_rows, tokens, u);
+    if (options.gate_bias != nullptr) {
+      add_bias(options.gate_bias + expert * gate->rows + row0, kPanelRows, tokens, g);
+    }
+    if (options.up_bias != nullptr) {
+      add_bias(options.up_bias + expert * up->rows + row0, kPanelRows, tokens, u);
+    }
+    const auto activate = options.activation == Activation::kSilu ? k->silu_mul : k->swiglu_oai;
+    activate(g, u, tokens * kPanelRows, g);
+    for (int i = 0; i < tokens; ++i) {
+      const float* row = g + i * kPanelRows;
+      if (down->integer()) {
+        k->quantize(row, kPanelRows, h.codes(i0 + i) + row0, h.metas(i0 + i) + panel);
+      } else {
+        std::copy(row, row + kPanelRows, h.f32 + (i0 + i) * h.cols + row0);
+      }
+    }
+  }
+}
+
+// A thread owns the panel's 32 rows of the output for all experts: no reduction. A token's experts are added in
+// ascending order of their ids, whatever else is in the step.
+void ExpertsOp::down_panel(Team& team, int64_t panel) const {
+  auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
+  std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
+  alignas(64) float tile[kMostTokens * kPanelRows];
+  const void* rows[kMostTokens];
+  for (int a = 1; a <= active[0]; ++a) {
+    const int expert = active[a];
+    const uint8_t* next = a < active[0] ? down->panel(active[a + 1], panel).data : nullptr;
+    for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
+      const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
+      for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
+      k->gemm[down->type](down->panel(expert, panel), next, down->cols, rows, tokens, tile);
+      add_down_bias(expert, panel, tokens, tile);
+      for (int i = 0; i < tokens; ++i) {
+        const int route = routes[i0 + i];
+        k->axpy(weights[route], tile + i * kPanelRows, kPanelRows, sums + route / top_k * kPanelRows);
+      }
+    }
+  }
+  put(panel, sums);
+}
+
+void ExpertsOp::add_down_bias(int expert, int64_t panel, int tokens, float* tile) const {
+  if (options.down_bias == nullptr) return;
+  const float* bias = options.down_bias + expert * down->rows + panel * kPanelRows;
+  add_bias(bias, down->valid_rows(panel), tokens, tile);
+}
+
+// The same in two passes, with the same bits: first the products of one expert.
+void ExpertsOp::down_part(int64_t rank, int64_t panel) const {
+  const int expert = active[1 + rank];
+  const Panel own = down->panel(expert, panel);
+  const bool last = panel + 1 == down->panels;
+  const uint8_t* next =
+      last && rank + 1 < active[0] ? down->panel(active[2 + rank], 0).data : own.data + down->panel_bytes;
+  alignas(64) float tile[kMostTokens * kPanelRows];
+  const void* rows[kMostTokens];
+  const int valid = down->valid_rows(panel);
+  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
+    for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
+    k->gemm[down->type](own, next, down->cols, rows, tokens, tile);
+    add_down_bias(expert, panel, tokens, tile);
+    for (int i = 0; i < tokens; ++i) {
+      std::copy_n(tile + i * kPanelRows, valid, parts + (i0 + i) * down->rows + panel * kPanelRows);
+    }
+  }
+}
+
+// Then their weighted sums.
+void ExpertsOp::add_parts(Team& team, int64_t panel) const {
+  auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
+  std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
+  const int valid = down->valid_rows(panel);
+  alignas(64) float tile[kPanelRows] = {};
+  for (int i = 0; i < starts[down->experts]; ++i) {
+    const int route = routes[i];
+    std::copy_n(parts + i * down->rows + panel * kPanelRows, valid, tile);
+    k->axpy(weights[route], tile, kPanelRows, sums + route / top_k * kPanelRows);
+  }
+  put(panel, sums);
+}
+
+// sums [n, 32]: the panel's rows of x.
+void ExpertsOp::put(int64_t panel, const float* sums) const {
+  const int valid = down->valid_rows(panel);
+  for (int t = 0; t < n; ++t) {
+    float* out = x + t * down->rows + panel * kPanelRows;
+    const float* sum = sums + t * kPanelRows;
+    for (int r = 0; r < valid; ++r) out[r] = add ? out[r] + sum[r] : sum[r];
+  }
+}
+
+}  // namespace moeserve

@@ -1,0 +1,313 @@
+#include "stream.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "tensor_arg.h"
+
+namespace nb = nanobind;
+
+namespace moeserve {
+namespace {
+
+const Kernels* require_kernels(const std::string& isa) {
+  const Kernels* k = select_kernels(isa.empty() ? nullptr : isa.c_str());
+  if (k == nullptr) throw std::invalid_argument("this CPU or this build has no '" + isa + "' kernels");
+  return k;
+}
+
+std::vector<ThreadPlacement> to_placements(const std::vector<std::pair<int, std::vector<int>>>& pairs) {
+  if (pairs.empty()) throw std::invalid_argument("at least one thread");
+  std::vector<ThreadPlacement> placements;
+  for (const auto& [node, cpus] : pairs) {
+    const int expected = placements.empty() ? 0 : placements.back().node;
+    if (node != expected && (placements.empty() || node != expected + 1)) {
+      throw std::invalid_argument("nodes count from 0, a node's threads side by side");
+    }
+    placements.push_back({node, cpus});
+  }
+  return placements;
+}
+
+// Throws std::out_of_range unless all ids are in [0, count).
+void check_ids(const char* what, const int32_t* ids, int n, int64_t count) {
+  const auto* bad = std::find_if(ids, ids + n, [count](int32_t id) { return id < 0 || id >= count; });
+  if (bad == ids + n) return;
+  throw std::out_of_range(std::string(what) + " " + std::to_string(*bad) + " is not in [0, " +
+                          std::to_string(count) + ")");
+}
+
+void check_activations(const Activations& a, const char* name, int64_t rows, int64_t cols, bool integer) {
+  if (a.cols != cols) {
+    reject(name, std::to_string(cols) + " columns wanted, not " + std::to_string(a.cols));
+  }
+  if (rows < 0 || a.rows < rows) {
+    reject(name, std::to_string(rows) + " rows wanted, not " + std::to_string(a.rows));
+  }
+  if (rows > 0 && (integer ? static_cast<const void*>(a.q8) : a.f32) == nullptr) {
+    reject(name,
+           integer ? "it has no int8 form, which is wanted" : "it has no float32 form, which is wanted");
+  }
+}
+
+void check_heads(int heads, int kv_heads, int dim) {
+  if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || dim < 32 || dim % 32 != 0) {
+    reject("heads", "num_kv that divides num and a dim that 32 divides wanted");
+  }
+}
+
+struct KvPools {  // of one layer: [slots, kv_heads, dim] each
+  uint16_t *keys, *values;
+  int64_t slots;
+};
+
+KvPools kv_pools(nb::handle keys, nb::handle values, int64_t width) {
+  const int64_t slots = tensor_arg(keys, "kv.keys", Element::kFloat16).rows;
+  return {rows_arg<uint16_t>(keys, "kv.keys", slots, width),
+          rows_arg<uint16_t>(values, "kv.values", slots, width), slots};
+}
+
+Scoring scoring_named(const std::string& name) {
+  if (name == "softmax") return Scoring::kSoftmax;
+  if (name == "sigmoid") return Scoring::kSigmoid;
+  if (name == "softmax_topk") return Scoring::kSoftmaxTopK;
+  reject("router", "no scoring '" + name + "'");
+}
+
+// [dim], [num * dim] (then `full` is set) or None.
+const float* head_norm(nb::handle norm, const char* name, int num, int dim, bool& full) {
+  full = false;
+  if (norm.is_none()) return nullptr;
+  const int64_t size = tensor_arg(norm, name, Element::kFloat32).size();
+  full = size != dim;
+  return sized_arg<float>(norm, name, full ? int64_t{num} * dim : dim);
+}
+
+}  // namespace
+
+Activation activation_named(const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "swiglu_oai") return Activation::kSwigluOai;
+  reject("activation", "neither silu nor swiglu_oai but '" + name + "'");
+}
+
+Activations make_activations(nb::handle f32, nb::handle q8, int64_t cols) {
+  Activations a{nullptr, nullptr, 0, cols};
+  if (!f32.is_none()) {
+    a.rows = tensor_arg(f32, "f32", Element::kFloat32).rows;
+    a.f32 = rows_arg<float>(f32, "f32", a.rows, cols);
+  }
+  if (!q8.is_none()) {
+    if (cols % 32 != 0) reject("cols", "a multiple of 32 wanted where there is an int8 form");
+    const int64_t rows = tensor_arg(q8, "q8", Element::kUint8).rows;
+    a.q8 = rows_arg<uint8_t>(q8, "q8", rows, quantized_row_bytes(cols));
+    a.rows = f32.is_none() ? rows : std::min(a.rows, rows);
+  }
+  return a;
+}
+
+LinearGroup::LinearGroup(const std::vector<const Matrix*>& matrices_, nb::object biases_)
+    : matrices(matrices_), biases(matrices_.size(), nullptr) {
+  if (matrices.empty() || matrices.size() > LinearOp::kMost)
+    throw std::invalid_argument("one to three matrices");
+  if (biases_.is_none()) return;
+  held = nb::steal(PySequence_Tuple(biases_.ptr()));  // the caller's list may change
+  if (!held.is_valid()) throw nb::python_error();
+  if (nb::len(held) != matrices.size()) reject("biases", "one or None for each matrix wanted");
+  for (size_t j = 0; j < matrices.size(); ++j) {
+    biases[j] = optional_arg<float>(held[j], "biases", matrices[j]->rows);
+  }
+}
+
+Stream::Stream(const std::vector<std::pair<int, std::vector<int>>>& threads, const std::string& isa)
+    : kernels_(require_kernels(isa)), pool_(to_placements(threads)) {}
+
+std::unique_ptr<Matrix> Stream::make_matrix(size_t bytes, int type, int64_t rows, int64_t cols,
+                                            int64_t experts, const uint8_t* file_rows) {
+  if (type_info(type).name == nullptr || cols % type_info(type).block_cols != 0) {
+    throw std::invalid_argument("unsupported type or ragged row");
+  }
+  if (rows < 1 || cols < 1 || experts < 1 || bytes != row_bytes(type, cols) * rows * experts) {
+    reject("source", std::to_string(bytes) + " bytes are no " + std::to_string(experts) + " x " +
+                         std::to_string(rows) + " rows of " + std::to_string(cols) + " columns");
+  }
+  return std::make_unique<Matrix>(type, rows, cols, experts, pool_.nodes(), file_rows);
+}
+
+std::unique_ptr<Matrix> Stream::pack(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
+                                     int64_t experts) {
+  auto m = make_matrix(bytes, type, rows, cols, experts, nullptr);
+  pool_.submit(PackOp{kernels_, reinterpret_cast<const uint8_t*>(source), m.get()});
+  pool_.wait();
+  return m;
+}
+
+std::unique_ptr<Matrix> Stream::view(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
+                                     int64_t experts) {
+  return make_matrix(bytes, type, rows, cols, experts, reinterpret_cast<const uint8_t*>(source));
+}
+
+void Stream::embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x) {
+  const int64_t cols = tensor_arg(x, "x", Element::kFloat32).cols;
+  if (type_info(type).name == nullptr || cols < 1 || cols % type_info(type).block_cols != 0) {
+    reject("table", "no rows of " + std::to_string(cols) + " columns in this type");
+  }
+  const auto* id = rows_arg<int32_t>(ids, "ids", n, 1);
+  check_ids("token id", id, n, static_cast<int64_t>(bytes / row_bytes(type, cols)));
+  pool_.submit(
+      EmbedOp{reinterpret_cast<const uint8_t*>(table), type, id, n, cols, rows_arg<float>(x, "x", n, cols)});
+}
+
+void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows) {
+  const TensorArg source = tensor_arg(x, "x", Element::kFloat32);
+  if (y.cols % 16 != 0) reject("y", "columns that 16 divides wanted");
+  check_activations(y, "y", n, y.cols, false);
+  const int32_t* index = nullptr;
+  if (!rows.is_none()) {
+    index = rows_arg<int32_t>(rows, "rows", n, 1);
+    check_ids("row", index, n, source.rows);
+  }
+  pool_.submit(NormOp{kernels_, rows_arg<float>(x, "x", index == nullptr ? n : 0, y.cols),
+                      sized_arg<float>(weight, "weight", y.cols), eps, index, n, y});
+}
+
+void Stream::linear(const Activations& x, int n, const LinearGroup& weights, const nb::list& out, bool add) {
+  LinearOp op{kernels_, x, n, static_cast<int>(weights.matrices.size()), {}, {}, {}, add};
+  if (out.size() != weights.matrices.size()) reject("out", "one tensor for each matrix wanted");
+  for (int j = 0; j < op.count; ++j) {
+    const Matrix& m = *weights.matrices[j];
+    check_activations(x, "x", n, m.cols, m.integer());
+    op.w[j] = &m;
+    op.bias[j] = weights.biases[j];
+    op.out[j] = rows_arg<float>(out[j], "out", n, m.rows);
+  }
+  pool_.submit(op);
+}
+
+void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
+                        Tensor sin, Tensor slots, Tensor keys, Tensor values, int n, int heads, int kv_heads,
+                        int dim, nb::object scale) {
+  check_heads(heads, kv_heads, dim);
+  const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols, width = int64_t{kv_heads} * dim;
+  if (half < 16 || half % 16 != 0 || 2 * half > dim) {
+    reject("cos", "rows of at most dim / 2 elements, a multiple of 16, wanted, not " + std::to_string(half));
+  }
+  RopeStoreOp op{};
+  op.k = kernels_;
+  op.q = rows_arg<float>(q, "q", n, int64_t{heads} * dim);
+  op.key = rows_arg<float>(k, "k", n, width);
+  op.value = rows_arg<float>(v, "v", n, width);
+  op.q_norm = head_norm(q_norm, "q_norm", heads, dim, op.full_q_norm);
+  op.k_norm = head_norm(k_norm, "k_norm", kv_heads, dim, op.full_k_norm);
+  op.eps = eps;
+  op.cos = rows_arg<float>(cos, "cos", n, half);
+  op.sin = rows_arg<float>(sin, "sin", n, half);
+  op.slots = rows_arg<int32_t>(slots, "slots", n, 1);
+  const KvPools kv = kv_pools(keys, values, width);
+  check_ids("KV slot", op.slots, n, kv.slots);
+  op.key_pool = kv.keys;
+  op.value_pool = kv.values;
+  op.n = n;
+  op.heads = heads;
+  op.kv_heads = kv_heads;
+  op.dim = dim;
+  op.rotary = static_cast<int>(2 * half);
+  op.scale = scale.is_none() ? 1.0f / std::sqrt(static_cast<float>(dim)) : nb::cast<float>(scale);
+  pool_.submit(op);
+}
+
+void Stream::attention(AttentionPlan& plan, Tensor q, Tensor keys, Tensor values, const Activations& out,
+                       int heads, int kv_heads, int dim, int window, Tensor sinks) {
+  check_heads(heads, kv_heads, dim);
+  if (plan.rows > 0 && (plan.heads != heads || plan.kv_heads != kv_heads || plan.dim != dim)) {
+    reject("plan", "it was built for other heads");
+  }
+  if (window < 0) reject("window", "0 (none) or more wanted");
+  const int64_t width = int64_t{heads} * dim;
+  check_activations(out, "out", plan.rows, width, false);
+  AttentionOp op{};
+  op.k = kernels_;
+  op.plan = &plan;
+  op.q = rows_arg<float>(q, "q", plan.rows, width);
+  const KvPools kv = kv_pools(keys, values, int64_t{kv_heads} * dim);
+  op.key_pool = kv.keys;
+  op.value_pool = kv.values;
+  op.out = out;
+  op.heads = heads;
+  op.kv_heads = kv_heads;
+  op.dim = dim;
+  op.window = window;
+  op.sinks = optional_arg<float>(sinks, "sinks", heads);
+  pool_.submit(op);
+}
+
+void Stream::route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring,
+                   bool normalize, float scale, int groups, int top_groups, Tensor bias) {
+  const int64_t experts = tensor_arg(logits, "logits", Element::kFloat32).cols;
+  const int64_t top_k = tensor_arg(ids, "workspace.ids", Element::kInt32).cols;
+  if (groups < 1 || experts % groups != 0 || top_groups < 1 || top_groups > groups) {
+    reject("router", std::to_string(experts) + " experts in " + std::to_string(groups) +
+                         " groups, of which " + std::to_string(top_groups));
+  }
+  if (top_k < 1 || top_k > experts / groups * top_groups) {
+    reject("workspace.ids", "there are no " + std::to_string(top_k) + " experts to choose");
+  }
+  pool_.submit(RouteOp{rows_arg<float>(logits, "logits", n, experts),
+                       optional_arg<float>(bias, "bias", experts),
+                       n,
+                       static_cast<int>(experts),
+                       static_cast<int>(top_k),
+                       {scoring_named(scoring), normalize, scale, groups, top_groups},
+                       rows_arg<int32_t>(ids, "workspace.ids", n, top_k),
+                       rows_arg<float>(weights, "workspace.weights", n, top_k)});
+}
+
+void Stream::shared_gate(const Activations& y, int n, Tensor weight, Tensor ids, Tensor weights) {
+  if (!weight.is_none()) {
+    if (y.cols % 16 != 0) reject("y", "columns that 16 divides wanted");
+    check_activations(y, "y", n, y.cols, false);
+  }
+  pool_.submit(SharedGateOp{kernels_, y.f32, optional_arg<float>(weight, "weight", y.cols), n,
+                            static_cast<int>(y.cols), rows_arg<int32_t>(ids, "routing.ids", n, 1),
+                            rows_arg<float>(weights, "routing.weights", n, 1)});
+}
+
+void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
+                     Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes,
+                     const Activations& h, Tensor expert_token_counts, Tensor x,
+                     const std::string& activation, Tensor gate_bias, Tensor up_bias, Tensor down_bias) {
+  const int64_t num = gate.experts, ff = gate.rows;
+  if (ff % kPanelRows != 0) reject("gate", "rows that 32 divides wanted, not " + std::to_string(ff));
+  if (up.experts != num || up.rows != ff || up.cols != gate.cols) reject("up", "the shape of gate wanted");
+  if (down.experts != num || down.cols != ff) reject("down", "[experts, out, rows of gate] wanted");
+  const int64_t top_k = tensor_arg(ids, "routing.ids", Element::kInt32).cols, most_routes = n * top_k;
+  check_activations(y, "y", n, gate.cols, gate.integer());
+  check_activations(y, "y", n, up.cols, up.integer());
+  check_activations(h, "h", most_routes, ff, down.integer());
+  ExpertsOp op{};
+  op.k = kernels_;
+  op.gate = &gate;
+  op.up = &up;
+  op.down = &down;
+  op.y = y;
+  op.ids = rows_arg<int32_t>(ids, "routing.ids", n, top_k);
+  op.weights = rows_arg<float>(weights, "routing.weights", n, top_k);
+  op.n = n;
+  op.top_k = static_cast<int>(top_k);
+  op.h = h;
+  op.starts = rows_arg<int32_t>(starts, "routing.starts", num + 1, 1);
+  op.active = rows_arg<int32_t>(active, "routing.active", num + 1, 1);
+  op.routes = rows_arg<int32_t>(routes, "routing.routes", most_routes, 1);
+  op.expert_token_counts = optional_arg<int64_t>(expert_token_counts, "expert_token_counts", 2 * num);
+  op.x = rows_arg<float>(x, "x", n, down.rows);
+  op.add = true;
+  op.options = {activation_named(activation), optional_arg<float>(gate_bias, "gate_bias", num * ff),
+                optional_arg<float>(up_bias, "up_bias", num * ff),
+                optional_arg<float>(down_bias, "down_bias", num * down.rows)};
+  parts_.fit(pool_, static_cast<int>(most_routes), down.rows);
+  op.parts = parts_.data();
+  pool_.submit(op);
+}
+
+}  // namespace moeserve

@@ -1,0 +1,73 @@
+// What Python queues on the pool. Every call checks its tensors: element type, contiguity, device and sizes. It throws
+// std::invalid_argument (ValueError), which begins with the argument's name in cpu_stream.py, or std::out_of_range
+// (IndexError) for an id beside what it addresses, and queues nothing then.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops.h"
+
+namespace moeserve {
+
+// Weights that share an input: one operation, one pass over the activations (Q, K and V).
+struct LinearGroup {
+  // One to three matrices; biases: a float32 [rows] tensor or None for each, or None.
+  LinearGroup(const std::vector<const Matrix*>& matrices, nanobind::object biases);
+  std::vector<const Matrix*> matrices;
+  std::vector<const float*> biases;  // nullptr: none
+  nanobind::object held;             // what `biases` points into
+};
+
+// Both throw std::invalid_argument.
+Activation activation_named(const std::string& name);
+Activations make_activations(nanobind::handle f32, nanobind::handle q8, int64_t cols);
+
+class Stream {
+ public:
+  using Tensor = nanobind::handle;
+
+  // Throws std::invalid_argument for an ISA that this CPU or build lacks, and for nodes out of order.
+  Stream(const std::vector<std::pair<int, std::vector<int>>>& threads, const std::string& isa);
+
+  const char* isa() const { return kernels_->name; }
+  Pool& pool() { return pool_; }
+  void wait() { pool_.wait(); }
+
+  // GGUF rows at an address of so many bytes.
+  std::unique_ptr<Matrix> pack(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
+                               int64_t experts);
+  std::unique_ptr<Matrix> view(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
+                               int64_t experts);
+
+  void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x);
+  void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
+  void linear(const Activations& x, int n, const LinearGroup& weights, const nanobind::list& out, bool add);
+  void rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
+                  Tensor sin, Tensor slots, Tensor keys, Tensor values, int n, int heads, int kv_heads,
+                  int dim, nanobind::object scale);
+  void attention(AttentionPlan& plan, Tensor q, Tensor keys, Tensor values, const Activations& out, int heads,
+                 int kv_heads, int dim, int window, Tensor sinks);
+  void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
+             float scale, int groups, int top_groups, Tensor bias);
+  void shared_gate(const Activations& y, int n, Tensor weight, Tensor ids, Tensor weights);
+  void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
+               Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes, const Activations& h,
+               Tensor expert_token_counts, Tensor x, const std::string& activation, Tensor gate_bias,
+               Tensor up_bias, Tensor down_bias);
+  void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
+
+ private:
+  std::unique_ptr<Matrix> make_matrix(size_t bytes, int type, int64_t rows, int64_t cols, int64_t experts,
+                                      const uint8_t* file_rows);
+
+  const Kernels* kernels_;
+  Parts parts_;  // before the pool, whose last operations use it
+  Pool pool_;
+};
+
+}  // namespace moeserve
