@@ -52,6 +52,12 @@ def wide_models() -> list[Path]:
     return sorted(folder.glob("tiny-qwen3moe-*.gguf")) if folder else []
 
 
+def family_models(family: str) -> list[Path]:
+    """Those of an architecture among the wider fixtures, where they are."""
+    folder = fixtures_dir()
+    return sorted((folder / "families").glob(f"tiny-{family}-*.gguf")) if folder else []
+
+
 @pytest.fixture(scope="session")
 def wide_fixtures() -> Path:
     """The folder of the wider fixtures; a test that asks for it is skipped where there is none."""

@@ -112,11 +112,18 @@ class CpuLoader:
         has_norm = shape.qk_norm != "none"
         return CpuAttention(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
-            qkv=self._group(*(n.of_layer(index, part) for part in (n.ATTN_Q, n.ATTN_K, n.ATTN_V))),
+            qkv=self._qkv(index, has_bias=shape.qkv_bias),
             q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
             k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
             output=self._group(n.of_layer(index, n.ATTN_OUTPUT)),
         )
+
+    def _qkv(self, index: int, *, has_bias: bool) -> LinearGroup:
+        parts = (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
+        matrices = [self._matrix(n.of_layer(index, part)) for part in parts]
+        if not has_bias:
+            return LinearGroup(matrices)
+        return LinearGroup(matrices, [self._vector(n.bias_of_layer(index, part)) for part in parts])
 
     def _moe(self, index: int) -> CpuMoe:
         shared = self._shape.layers[index].ffn.shared

@@ -19,8 +19,6 @@ def attend(
     n = batch.n
     stream.norm(space.x, w.norm, eps, n, space.y)
     stream.linear(space.y, n, w.qkv, [space.q, space.k, space.v])
-    assert w.q_norm is not None
-    assert w.k_norm is not None
     stream.rope_store(
         space.q, space.k, space.v, w.q_norm, w.k_norm, eps, space.cos, space.sin, batch.kv_slots, kv, n, heads
     )  # fmt: skip

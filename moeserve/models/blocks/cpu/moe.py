@@ -1,4 +1,5 @@
-"""x += sum of the chosen experts' down(silu(gate y) * up y) with y = norm(x), queued on the pool's stream."""
+"""x += sum of the chosen experts' down(silu(gate y) * up y) with y = norm(x), and of the shared expert's, queued on the
+pool's stream."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.loading.cpu_weights import CpuMoe
+from moeserve.models.loading.cpu_weights import CpuMoe, CpuSharedExpert
 
 
 def mix(
@@ -23,5 +24,16 @@ def mix(
     e = w.experts
     stream.norm(space.x, w.norm, eps, n, space.y)
     stream.linear(space.y, n, w.router, [space.router_logits])
-    stream.route(space.router_logits, n, space.routing)
+    stream.route(space.router_logits, n, space.routing, router)
     stream.experts(e.gate, e.up, e.down, space.y, n, space.routing, space.h, expert_token_counts, space.x)
+    if w.shared is not None:
+        _add_shared_expert(stream, w.shared, n, space)
+
+
+def _add_shared_expert(stream: CpuStream, w: CpuSharedExpert, n: int, space: CpuWorkspace) -> None:
+    """x += sigmoid(gate . y) * down(silu(gate y) * up y), as a mixture of one expert that every token is routed to."""
+    e = w.experts
+    assert space.shared_routing is not None
+    assert space.shared_h is not None
+    stream.shared_gate(space.y, n, w.gate, space.shared_routing)
+    stream.experts(e.gate, e.up, e.down, space.y, n, space.shared_routing, space.shared_h, None, space.x)
