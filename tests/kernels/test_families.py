@@ -1,4 +1,4 @@
-"""Architectures beyond Qwen3-MoE on the CPU engine, beside Hugging Face's truth and llama.cpp, and their promise of bits."""
+"""Architectures beyond Qwen3-MoE on the CPU engine, beside Hugging Face's truth and llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_model import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
 
 OWN = OWN_FIXTURES / "tiny-qwen2moe-q4_k_m.gguf"
-# Weights of 8 bits leave the error to the activations, which both engines round to int8 by 32 columns: over 203 positions
-# the medians are 1.06e-3 and 0.98e-3, a ratio of 1.08 with a 90% interval of 0.94 to 1.21. Not met, and not hidden.
+# Weights of 8 bits leave the error to the activations, which both engines round to int8 by 32 columns: over 203
+# positions the medians are 1.06e-3 and 0.98e-3, a ratio of 1.08 with a 90% interval of 0.94 to 1.21. Not met, and not hidden.
 MISSED = pytest.mark.xfail(
     reason="1.08 times llama.cpp's median KL: the same rounding, another draw", strict=False
 )
