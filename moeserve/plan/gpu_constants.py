@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FEW_ROWS = 16  # up to so many, experts are multiplied route by route (kernels/experts/cuda.py: method_for)
+FEW_ROWS = 16  # up to so many, experts are multiplied route by route (kernels/experts/op.py: method_for)
 
 
 @dataclass(frozen=True, slots=True)

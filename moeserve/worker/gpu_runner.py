@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.kernels.attention.cuda import prefill_tiles
+from moeserve.kernels.attention.op import prefill_tiles
 from moeserve.messages.schema import (
     ExpertUse,
     NewSeq,
@@ -27,7 +27,7 @@ from moeserve.messages.schema import (
     WorkerReady,
 )
 from moeserve.models.qwen3moe.cpu_experts import ExpertsInRam
-from moeserve.models.qwen3moe.gpu_model import FEW_ROWS, GpuBatch, GpuQwen3Moe
+from moeserve.models.qwen3moe.gpu_model import SMALL_BATCH_ROWS, GpuBatch, GpuQwen3Moe
 from moeserve.worker.calibration import Calibration, Streaming, calibrate
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.first_layers import FirstLayers
@@ -75,7 +75,9 @@ class GpuRunner:
             for size in model.sizes
         }
         self._decode: dict[int, Launches] = {}  # by size: recorded steps whose rows are apart
-        self._few: dict[int, Launches] = {}  # and of up to FEW_ROWS rows of which some are of one prompt
+        self._small_batches: dict[
+            int, Launches
+        ] = {}  # and of up to SMALL_BATCH_ROWS rows of which some are of one prompt
         self._logits: dict[int, Tensor] = {}  # what a recorded step leaves its logits in
         self.streaming = Streaming()  # the RAM experts are never streamed
         self._step_ended = time.perf_counter()
@@ -88,9 +90,9 @@ class GpuRunner:
         recorder = Recorder(self._model.device)
         most = _rounded(self._ready.max_num_seqs, self._model.sizes)
         for size in reversed([size for size in self._model.head_sizes if size <= most]):
-            for recorded, are_apart in ((self._decode, True), (self._few, False)):
-                if are_apart or 1 < size <= FEW_ROWS:
-                    launches = partial(self._decode_step, size, are_apart)
+            for recorded, rows_independent in ((self._decode, True), (self._small_batches, False)):
+                if rows_independent or 1 < size <= SMALL_BATCH_ROWS:
+                    launches = partial(self._decode_step, size, rows_independent)
                     recorded[size] = recorder.record(launches, self._model.begin)
 
     def stream_by(self, streaming: Streaming, described: str) -> None:
@@ -143,8 +145,8 @@ class GpuRunner:
         if self._first_layers is not None:
             self._first_layers.compute(layout, self._sequences, record)
         # A request that is new may read the KV of rows of this very step, beside its own.
-        are_apart = layout.n == 1 or (layout.n == len(layout.count) and not plan.new_seqs)
-        has_logits = self._forward(inputs, layout, are_apart, record)
+        rows_independent = layout.n == 1 or (layout.n == len(layout.count) and not plan.new_seqs)
+        has_logits = self._forward(inputs, layout, rows_independent, record)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout, inputs.size)
         # What prompts asked for has overwritten the logits of a recorded step.
         sampled = self._sample(layout, inputs, has_logits and not prompt_logprobs, record)
@@ -217,11 +219,11 @@ class GpuRunner:
         self._constraints.bind(seq.req_slot, seq.sampling, output)
 
     def _forward(
-        self, inputs: StepInputs, layout: Layout, are_apart: bool, record: StepRecord | None
+        self, inputs: StepInputs, layout: Layout, rows_independent: bool, record: StepRecord | None
     ) -> bool:
         """Launches the step; True where that included the head. A step that is dumped is never a recorded one."""
-        each_alone = layout.n <= FEW_ROWS or layout.n == len(layout.count)
-        graphs = self._decode if are_apart else self._few
+        each_alone = layout.n <= SMALL_BATCH_ROWS or layout.n == len(layout.count)
+        graphs = self._decode if rows_independent else self._small_batches
         recorded = graphs.get(inputs.size) if each_alone and record is None else None
         if recorded is not None:
             self._model.begin()
@@ -231,16 +233,16 @@ class GpuRunner:
         num_decode = layout.n if each_alone else _leading_ones(layout.count)
         tiles = None if each_alone else self._tiles(layout, num_decode)
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
-        batch = self._batch(inputs, num_decode, tiles, streamed, are_apart)
+        batch = self._batch(inputs, num_decode, tiles, streamed, rows_independent)
         self._model.begin(batch)
         self._model.forward(batch, record)
         return False
 
-    def _decode_step(self, size: int, are_apart: bool) -> None:
+    def _decode_step(self, size: int, rows_independent: bool) -> None:
         """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
         inputs = self._inputs[size]
         inputs.copy()
-        self._model.forward(self._batch(inputs, size, None, 0.0, are_apart))
+        self._model.forward(self._batch(inputs, size, None, 0.0, rows_independent))
         rows, _, count = inputs.head(0, size)
         self._logits[size] = self._model.logits(size, rows, count)
 
@@ -250,7 +252,7 @@ class GpuRunner:
         num_decode: int,
         tiles: Tensor | None,
         streamed: float,
-        are_apart: bool = False,
+        rows_independent: bool = False,
     ) -> GpuBatch:
         return GpuBatch(
             inputs.count,
@@ -260,7 +262,7 @@ class GpuRunner:
             inputs.req_slots,
             num_decode,
             tiles,
-            are_apart,
+            rows_independent,
             streamed,
         )
 

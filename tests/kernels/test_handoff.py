@@ -63,7 +63,7 @@ def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:
                 heat += torch.stack([counts, (counts > 0).long()])
     stream.wait()
     h.check()
-    assert torch.equal(h.heat(2), heat)
+    assert torch.equal(h.expert_token_counts(2), heat)
     for out, case in zip(got, expected, strict=True):
         assert torch.equal(out, alone(stream, *case))
     h.close()
@@ -230,8 +230,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     stream = CpuStream(1)
     good = Layer.random(stream).experts
     for bad in (
-        CpuExperts(good.gate, good.down, good.down, good.local_ids),
-        CpuExperts(good.up, good.gate, good.gate, good.local_ids),
+        CpuExperts(good.gate, good.down, good.down, good.expert_map),
+        CpuExperts(good.up, good.gate, good.gate, good.expert_map),
     ):
         with pytest.raises(ValueError, match="layer 1: experts of shapes"):
             ExpertHandoff(stream, [good, bad], MAX_TOKENS, HIDDEN, TOP_K, "cpu")

@@ -10,8 +10,8 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import (
-    DecodeRoom,
+from moeserve.kernels.attention.op import (
+    DecodeWorkspace,
     NewTokens,
     decode_attention,
     prefill_attention,
@@ -58,7 +58,7 @@ def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
         Sequence(i, 1, n - 1, pool.table[r]) for i, (n, r) in enumerate(zip(lengths, requests, strict=True))
     ]
     expected = attention(q[:4], pool.keys, pool.values, sequences)
-    room = DecodeRoom(5, heads, kv_heads, dim, DEVICE)
+    room = DecodeWorkspace(5, heads, kv_heads, dim, DEVICE)
     room.sums, room.stats = room.sums[:, :, :splits], room.stats[:, :, :splits]
     out = GpuActivations.empty(5, heads * dim, DEVICE, dtype=torch.float32, quantised=dim % 32 == 0)
     assert out.x is not None
@@ -98,7 +98,7 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int) 
     )  # fmt: skip
     sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
     expected = attention(q, pool.keys, pool.values, sequences)
-    room = DecodeRoom(n + 1, heads, kv_heads, dim, DEVICE)
+    room = DecodeWorkspace(n + 1, heads, kv_heads, dim, DEVICE)
     out = torch.full((n + 1, heads * dim), GUARD, device=DEVICE)
     mine, mine_k, mine_v = fused.to(DEVICE).split(widths, dim=1)
     new = NewTokens(
@@ -116,7 +116,7 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int) 
 
 
 def test_splits_fill_the_gpu_at_any_batch() -> None:
-    assert [DecodeRoom(n, 32, 4, 128, "meta").splits for n in (1, 8, 64, 512)] == [64, 16, 2, 1]
+    assert [DecodeWorkspace(n, 32, 4, 128, "meta").splits for n in (1, 8, 64, 512)] == [64, 16, 2, 1]
 
 
 CHUNKS = [  # rows, count, position, request

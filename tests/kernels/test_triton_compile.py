@@ -55,18 +55,18 @@ CALLS = {
 }
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
-from moeserve.kernels.embed.cuda import KvPlaces, embed
-from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
-from moeserve.kernels.linear import cuda
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.embed.op import KvPlaces, embed
+from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.linear import op
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import GgmlType, empty_planes
 from moeserve.kernels.planes.from_panels import LAYOUTS
 from moeserve.kernels.planes.panels_triton import unpack_panels
-from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import norm_router, route
-from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
+from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.routing.op import norm_router, route
+from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
 
 Q4, Q6, IQ4, F32 = GgmlType.Q4_K, GgmlType.Q6_K, GgmlType.IQ4_XS, GgmlType.F32
 f32, i32 = torch.float32, torch.int32
@@ -83,26 +83,26 @@ def both(n, cols, dtype=f32):
     return a.x, a.codes, a.scales
 
 def linear(n, kind, cols, rows, beside, beside_rows):
-    x = both(n, cols, f32 if n <= cuda.GEMV_TOKENS else torch.bfloat16)
+    x = both(n, cols, f32 if n <= op.GEMV_TOKENS else torch.bfloat16)
     other = None if beside is None else weight(beside, beside_rows, cols)
-    cuda.linear(*x, empty(1, dtype=i32), weight(kind, rows, cols), kind, other, beside or 0, cols,
+    op.linear(*x, empty(1, dtype=i32), weight(kind, rows, cols), kind, other, beside or 0, cols,
                 empty(n, rows + beside_rows))
 
 # A router of bfloat16.
 def exact(n):
-    cuda.linear(empty(n, 512), None, None, empty(1, dtype=i32), weight(GgmlType.BF16, 128, 512), GgmlType.BF16, None, 0,
+    op.linear(empty(n, 512), None, None, empty(1, dtype=i32), weight(GgmlType.BF16, 128, 512), GgmlType.BF16, None, 0,
                 512, empty(n, 128))
 
 def experts(n, kind, down):
     experts, top_k, hidden, ff = 128, 8, 512, 256
-    room, ids, count = BlockRoom(n, top_k, experts, "meta"), empty(n, top_k, dtype=i32), empty(1, dtype=i32)
+    room, ids, count = BlockWorkspace(n, top_k, experts, "meta"), empty(n, top_k, dtype=i32), empty(1, dtype=i32)
     few = room.method.up is None
     dtype = f32 if few else torch.bfloat16
     gate, half = weight(kind, experts, ff, hidden), empty(n * top_k, ff, dtype=dtype)
     if few:
         h = both(n * top_k, ff, dtype)
-        few_experts_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, *h)
-        few_experts_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, top_k), count,
+        small_batch_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, *h)
+        small_batch_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, top_k), count,
                          empty(n, hidden))
         return
     align_routes(ids, count, experts, room.expert, room.routes)
@@ -127,7 +127,7 @@ def rows(n, kind):
 def attention(n):
     heads, kv_heads, dim, at = 32, 4, 128, empty(n, dtype=i32)
     q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
-    room = DecodeRoom(n, heads, kv_heads, dim, "meta")
+    room = DecodeWorkspace(n, heads, kv_heads, dim, "meta")
     table = empty(3, 64, dtype=i32)
     k, angles = empty(n, kv_heads * dim), empty(64, dim // 2)
     projected = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, at)
@@ -138,7 +138,7 @@ def attention(n):
 
 def sampling(n):
     vocab, at, count = 5000, empty(n, dtype=i32), empty(1, dtype=i32)
-    s, r = DeviceSamplerState(n, vocab, "meta"), SamplingRoom(n, vocab, "meta")
+    s, r = DeviceSamplerState(n, vocab, "meta"), SamplingWorkspace(n, vocab, "meta")
     state = (s.params, s.bias_ids, s.bias_values, s.stop_ids, s.history)
     room = (r.block_max, r.block_sum, r.values, r.ids)
     sample(empty(n, vocab), at, count, *state, empty(n, 157, dtype=i32), r.edited, *room, at)

@@ -7,9 +7,9 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts import cuda
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
+from moeserve.kernels.experts import op
 from moeserve.kernels.experts.reference import experts as reference
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from tests.kernels.test_triton_linear import planes_of, tensors
@@ -29,10 +29,10 @@ def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
     live = max(1, n - 2)
     ids = random_ids(n, experts, top_k)
     ids[0, 0] = -1  # an expert that is elsewhere
-    blocks = cuda.num_blocks(n, top_k, experts, block)
+    blocks = op.num_blocks(n, top_k, experts, block)
     expert = torch.full((blocks,), -7, dtype=torch.int32, device=DEVICE)
     routes = torch.full((blocks, block), -7, dtype=torch.int32, device=DEVICE)
-    cuda.align_routes(ids.to(DEVICE), counter(live), experts, expert, routes)
+    op.align_routes(ids.to(DEVICE), counter(live), experts, expert, routes)
     flat = ids[:live].flatten()
     expected_experts, expected_routes = [], []
     for e in range(experts):
@@ -49,7 +49,7 @@ def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
 def run(
     kinds: tuple[Type, Type, Type],
     n: int,
-    method: cuda.Method,
+    method: op.Method,
     *,
     hidden: int = 256,
     ff: int = 64,
@@ -79,8 +79,8 @@ def run(
         ids_there = ids.clone()
         ids_there[live:] = -1
         out = torch.ones(n, hidden, device=DEVICE)
-        few_experts_up(*xs, *matrices, ids_there.to(DEVICE), h.x, h.codes, h.scales)
-        few_experts_down(
+        small_batch_up(*xs, *matrices, ids_there.to(DEVICE), h.x, h.codes, h.scales)
+        small_batch_down(
             h.x, h.codes, h.scales, tensors(down), int(down.type), ff, ids_there.to(DEVICE), weights.to(DEVICE),
             counter(live), out, adds=True,
         )  # fmt: skip
@@ -88,13 +88,13 @@ def run(
         got = out.cpu()[:live] - 1
     else:
         assert h.x is not None
-        blocks = cuda.num_blocks(n, top_k, experts, method.block)
+        blocks = op.num_blocks(n, top_k, experts, method.block)
         block_expert = torch.empty(blocks, dtype=torch.int32, device=DEVICE)
         block_routes = torch.empty(blocks, method.block, dtype=torch.int32, device=DEVICE)
-        cuda.align_routes(ids.to(DEVICE), counter(live), experts, block_expert, block_routes)
+        op.align_routes(ids.to(DEVICE), counter(live), experts, block_expert, block_routes)
         parts = torch.zeros(n, top_k, hidden, device=DEVICE)
-        cuda.experts_up(xs[0], *matrices, block_expert, block_routes, top_k, h.x)
-        cuda.experts_down(
+        op.experts_up(xs[0], *matrices, block_expert, block_routes, top_k, h.x)
+        op.experts_down(
             h.x, tensors(down), int(down.type), ff, block_expert, block_routes, counter(live), parts
         )  # fmt: skip
         got = (parts.cpu() * weights[..., None] * there).sum(1)[:live]
@@ -120,13 +120,13 @@ FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
 def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few. A code of h may round the other way where a value lies between two: 1e-6
     of the power."""
-    got, expected = run(kinds, min(tokens, 5), cuda.method_for(tokens))
+    got, expected = run(kinds, min(tokens, 5), op.method_for(tokens))
     assert nmse(got, expected) < 1e-5
 
 
 def test_up_of_more_units_than_threads_take_at_once() -> None:
     """Nine units of columns, of which it takes eight at once."""
-    got, expected = run(OTHERS, 5, cuda.method_for(8), hidden=1056, ff=32, top_k=1)
+    got, expected = run(OTHERS, 5, op.method_for(8), hidden=1056, ff=32, top_k=1)
     assert nmse(got, expected) < 1e-5
 
 
@@ -137,7 +137,7 @@ def test_down_of_more_units_than_threads_take_at_once() -> None:
     h = torch.randn(n * top_k, ff, generator=torch.Generator().manual_seed(1))
     ids, weights, q = random_ids(n, top_k, top_k), torch.rand(n, top_k), quantize(h)
     out = torch.empty(n, hidden, device=DEVICE)
-    few_experts_down(
+    small_batch_down(
         None, q.codes.to(DEVICE), q.scales.to(DEVICE), tensors(down), int(down.type), ff, ids.to(DEVICE),
         weights.to(DEVICE), counter(n), out,
     )  # fmt: skip
@@ -160,5 +160,5 @@ def test_down_of_more_units_than_threads_take_at_once() -> None:
 )
 def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few; float16 activations, weights and products."""
-    got, expected = run(kinds, 9, cuda.method_for(tokens), dtype=torch.float16)
+    got, expected = run(kinds, 9, op.method_for(tokens), dtype=torch.float16)
     assert nmse(got, expected) < 1e-6

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
-from moeserve.kernels.embed.cuda import KvPlaces, embed
-from moeserve.kernels.linear.cuda import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
+from moeserve.kernels.embed.op import KvPlaces, embed
+from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import GgmlType, Planes, dequantize, repack
 from moeserve.kernels.quantize.reference import quantize, round_trip
@@ -108,7 +108,7 @@ def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:
     x = activations("gaussian", 19, 768).half()
     out = torch.full((20, 70), GUARD, device=DEVICE)
     weight = weight_of(tensors(p), int(p.type), p.cols)
-    run_gemm(x.to(DEVICE), weight, None, None, counter(19), out[:19], tile=GemmTile(*tile, by_unit=True))
+    run_gemm(x.to(DEVICE), weight, None, None, counter(19), out[:19], tile=GemmTile(*tile, sliced_k=True))
     largest = 1e-11 if tile[0] <= 16 else 1e-7
     assert nmse(out[:19].cpu(), reference(x, dequantize(p, 0).cpu())) < largest
     assert (out[19] == GUARD).all()

@@ -7,14 +7,14 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.quantize.reference import quantize
-from moeserve.kernels.rope.cuda import rope_store
+from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
-from moeserve.kernels.routing.cuda import norm_router, route, take_over
+from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.kernels.routing.reference import route as route_reference
-from moeserve.kernels.routing.reference import take_over as reference_take_over
+from moeserve.kernels.routing.reference import select_streamed_routes as reference_select
 from tests.kernels.weights import nmse
 
 EPS = 1e-6
@@ -168,8 +168,8 @@ def test_routes_taken_over() -> None:
     places = torch.randint(-1, 2, (91, 3), generator=g).int()
     expert_map = torch.tensor([-1, 3, -1, 0, 1, -1, 2]).int()
     taken, found = torch.full((91, 3), 77).int().to(DEVICE), places.to(DEVICE)
-    take_over(ids.to(DEVICE), expert_map.to(DEVICE), taken[:-1], found[:-1])
-    expected = reference_take_over(ids, expert_map, places[:-1])
+    select_streamed_routes(ids.to(DEVICE), expert_map.to(DEVICE), taken[:-1], found[:-1])
+    expected = reference_select(ids, expert_map, places[:-1])
     assert torch.equal(taken[:-1].cpu(), expected[0])
     assert torch.equal(found[:-1].cpu(), expected[1])
     assert (taken[-1] == 77).all()

@@ -1,4 +1,4 @@
-"""The experts of few tokens: no route is sorted, the integer dot products of linear/units.py.
+"""The experts of few tokens: no route is sorted, the integer dot products of linear/k_blocks.py.
 
 Two routes of one expert share its bytes through the L2: what sorting would save in bytes it would lose in unpacking for
 routes that a block lacks (measured at 8 tokens).
@@ -13,15 +13,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.linear.units import (
+from moeserve.kernels.linear.k_blocks import (
     dot_floats,
-    dot_units,
+    dot_k_blocks,
     expert_planes,
+    k_block_indices,
     load_columns,
-    load_units,
+    load_k_blocks,
     multiply_columns,
     tile_rows,
-    unit_indices,
 )
 from moeserve.kernels.quantize.triton import store_quantized
 
@@ -32,15 +32,15 @@ def gate_and_up(
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Rows r [1, BR, NB] of both matrices times a row of activations: float32 [BR, NB] each."""
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    u = unit_indices(BK // 128, r.shape[1])
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    u = k_block_indices(BK // 128, r.shape[1])
     y = tl.zeros((u + r).shape, tl.float32)
     z = y
-    for at in tl.static_range(0, UNITS, BK // 128):
+    for at in tl.static_range(0, K_BLOCKS, BK // 128):
         v = at + u
-        live = (v < UNITS) & (r >= 0)
-        gate = load_units(codes, scales, supers, r, v, live, COLS, F)
-        up = load_units(up_codes, up_scales, up_supers, r, v, live, COLS, F_UP)
+        live = (v < K_BLOCKS) & (r >= 0)
+        gate = load_k_blocks(codes, scales, supers, r, v, live, COLS, F)
+        up = load_k_blocks(up_codes, up_scales, up_supers, r, v, live, COLS, F_UP)
         for h in tl.static_range(4):
             column = v * 128 + h * 32
             x = load_columns(x_codes, x_scales, column, column < COLS)
@@ -57,13 +57,13 @@ def dot_row(
     if F is None:
         out = dot_floats(codes, x, r, COLS, BK)
     else:
-        u = unit_indices(BK // 128, r.shape[1])
+        u = k_block_indices(BK // 128, r.shape[1])
         acc = tl.zeros((u + r).shape, tl.float32)
         for at in tl.static_range(0, (COLS + 127) // 128, BK // 128):
             v = at + u
             live = (v < (COLS + 127) // 128) & (r >= 0)
-            units = load_units(codes, scales, supers, r, v, live, COLS, F)
-            acc = dot_units(acc, units, v, x_codes, x_scales, COLS, F)
+            k_blocks = load_k_blocks(codes, scales, supers, r, v, live, COLS, F)
+            acc = dot_k_blocks(acc, k_blocks, v, x_codes, x_scales, COLS, F)
         out = tl.sum(acc, 0)
     return out
 
@@ -112,27 +112,27 @@ def up_kernel(
 @triton.jit
 def dot_experts(
     x_codes, x_scales, codes, scales, supers, experts, weights, r,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, UB: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
     """Of a token: rows r [1, BR, NB] of its experts' matrices times their rows of activations, weighed and summed,
     float32 [BR, NB]. All pointers but the matrices' at its first route.
 
-    Its experts are one long row of TOP_K times as many units, of which a thread takes every UB-th.
+    Its experts are one long row of TOP_K times as many K blocks, of which a thread takes every KB-th.
     """
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    every = unit_indices(UB, r.shape[1])
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    every = k_block_indices(KB, r.shape[1])
     acc = tl.zeros((every + r).shape, tl.float32)
-    for at in tl.static_range(0, TOP_K * UNITS, UB):
-        j, u = (at + every) // UNITS, (at + every) % UNITS
+    for at in tl.static_range(0, TOP_K * K_BLOCKS, KB):
+        j, u = (at + every) // K_BLOCKS, (at + every) % K_BLOCKS
         expert = tl.load(experts + j, j < TOP_K, -1).to(tl.int64)
         there = expert >= 0
         share = tl.load(weights + j, there, 0.0)
         c, s, d = expert_planes(codes, scales, supers, tl.where(there, expert, 0), ROWS, COLS, F)
-        units = load_units(c, s, d, r, u, there & (r >= 0), COLS, F)
+        k_blocks = load_k_blocks(c, s, d, r, u, there & (r >= 0), COLS, F)
         for h in tl.static_range(4):
             column = u * 128 + h * 32
             x = load_columns(x_codes, x_scales, j * COLS + column, there & (column < COLS))
-            acc += share * multiply_columns(x, units, h, F)
+            acc += share * multiply_columns(x, k_blocks, h, F)
     return tl.sum(acc, 0)
 
 

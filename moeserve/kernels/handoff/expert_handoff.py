@@ -39,7 +39,7 @@ class CpuExperts:
     gate: Matrix  # [E, ff, hidden], only the E experts that are here
     up: Matrix  # [E, ff, hidden]
     down: Matrix  # [E, hidden, ff]
-    local_ids: (
+    expert_map: (
         Tensor  # int32 [the layer's experts], on the GPU: an expert's place in the matrices, -1: not here
     )
 
@@ -104,7 +104,9 @@ class ExpertHandoff:
         self._deferred = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
         self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
-        self._heat = [torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers]
+        self._token_counts = [
+            torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers
+        ]
         self._polls = polling or self._device.type != "cuda" or not driver_can_wait(self._region.answers[0])
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
 
@@ -122,13 +124,13 @@ class ExpertHandoff:
         self._live().begin()
 
     def publish(
-        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, local_ids: Tensor | None = None
+        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, expert_map: Tensor | None = None
     ) -> None:
         """Queues: rows to the CPU, where its experts start on them at once.
 
         x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
         padding row has nothing else); weights: float32 [n, top_k], those of ids below 0 the least of their row.
-        local_ids: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
+        expert_map: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
         Contiguous, on the device, n <= max_tokens. What is not on the CPU is left out; when that is
         everything, the stream will not wait.
         """
@@ -145,7 +147,7 @@ class ExpertHandoff:
             region.requests[layer],
             region.answers[layer],
             self._steps[layer:],
-            local_ids,
+            expert_map,
         )
 
     def collect(self, layer: int, out: Tensor) -> None:
@@ -178,10 +180,10 @@ class ExpertHandoff:
         an error the stream goes on with worthless results."""
         self._live()
 
-    def heat(self, layer: int) -> Tensor:
+    def expert_token_counts(self, layer: int) -> Tensor:
         """int64 [2, E]: tokens that went to each CPU expert, and steps that read its weights, since the start.
         Written by the pool: read it between steps."""
-        return self._heat[layer]
+        return self._token_counts[layer]
 
     def close(self) -> None:
         """Ends the watchdog; a step still under way is abandoned, which lets the device finish it. May be called
@@ -211,7 +213,7 @@ class ExpertHandoff:
         request: Tensor,
         answer: Tensor,
         steps: Tensor,
-        local_ids: Tensor | None = None,
+        expert_map: Tensor | None = None,
     ) -> None:
         experts = self._layers[layer]
         assert experts is not None
@@ -223,7 +225,7 @@ class ExpertHandoff:
             x,
             ids,
             weights,
-            experts.local_ids if local_ids is None else local_ids,
+            experts.expert_map if expert_map is None else expert_map,
             codes,
             metas,
             slot.f32,
@@ -263,7 +265,10 @@ class ExpertHandoff:
         return _C.Handoff(
             self._stream.pool,
             self._stream.isa,
-            [_native_layer(e, heat) for e, heat in zip(self._layers, self._heat, strict=True)],
+            [
+                _native_layer(e, token_counts)
+                for e, token_counts in zip(self._layers, self._token_counts, strict=True)
+            ],
             self._region.requests.data_ptr(),
             self._region.answers.data_ptr(),
             even.native(self._hidden),
@@ -278,10 +283,10 @@ class ExpertHandoff:
         )
 
 
-def _native_layer(experts: CpuExperts | None, heat: Tensor) -> _C.HandoffLayer:
+def _native_layer(experts: CpuExperts | None, token_counts: Tensor) -> _C.HandoffLayer:
     if experts is None:
         return _C.HandoffLayer(None, None, None, 0)
-    return _C.HandoffLayer(experts.gate, experts.up, experts.down, heat.data_ptr())
+    return _C.HandoffLayer(experts.gate, experts.up, experts.down, token_counts.data_ptr())
 
 
 def _check_shapes(layers: Sequence[CpuExperts | None], hidden: int, max_tokens: int) -> None:

@@ -5,7 +5,7 @@
     y = torch.ops.moeserve.linear(x, w, kind)                  # x float32 [n, cols] on w's device
 
 A call allocates its result and is complete in itself: for tests, tools and other programs. The server calls what is
-below them (`cpu_stream.py`, the `cuda.py` of each operator's folder), into memory of its own and without waiting.
+below them (`cpu_stream.py`, the `op.py` of each operator's folder), into memory of its own and without waiting.
 
 Tensors are contiguous, n is at least 1. A weight is a list of tensors in its device's form with its `kind`, ggml's
 number. What an operator computes is specified in the `reference.py` of the folder named first below; activations are

@@ -12,13 +12,14 @@ from moeserve.kernels.launch import kernel
 
 @kernel
 def route_kernel(
-    logits, expert_map, count, ids, local_ids, weights, heat,
+    logits, expert_map, count, ids, local_expert_ids, weights, expert_token_counts,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BT: tl.constexpr, E: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per BT rows. logits [n, EXPERTS]; ids, local_ids int32 and weights float32 [n, TOP_K].
+    """A program per BT rows. logits [n, EXPERTS]; ids, local_expert_ids int32 and weights float32 [n, TOP_K].
 
-    local_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
-    Rows from count[0] on get ids -1 and weights 0. heat int64 [EXPERTS], where given: tokens are added to it.
+    local_expert_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
+    Rows from count[0] on get ids -1 and weights 0. expert_token_counts int64 [EXPERTS], where given: tokens are
+    added to it.
     E, K: powers of two that hold EXPERTS and TOP_K.
     """
     if PDL:
@@ -47,21 +48,21 @@ def route_kernel(
     there = live[:, None] & (k < TOP_K)
     if expert_map is not None:
         local = tl.load(expert_map + chosen, there, -1)
-        tl.store(local_ids + at, local, stored)
-    if heat is not None:
-        tl.atomic_add(heat + chosen, 1, there, sem="relaxed")
+        tl.store(local_expert_ids + at, local, stored)
+    if expert_token_counts is not None:
+        tl.atomic_add(expert_token_counts + chosen, 1, there, sem="relaxed")
 
 
 @kernel
-def take_over_kernel(
-    ids, expert_map, taken, places,
+def select_streamed_routes_kernel(
+    ids, expert_map, streamed_ids, local_expert_ids,
     ROUTES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program per BLOCK of the ROUTES of all rows. taken = expert_map[ids], -1 for ids below 0; places: the larger of
-    what is there and that. All int32."""
+    """A program per BLOCK of the ROUTES of all rows. streamed_ids = expert_map[ids], -1 for ids below 0;
+    local_expert_ids: the larger of what is there and that. All int32."""
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.load(ids + r, r < ROUTES, -1)
     place = tl.load(expert_map + expert, expert >= 0, -1)
-    before = tl.load(places + r, r < ROUTES, -1)
-    tl.store(taken + r, place, r < ROUTES)
-    tl.store(places + r, tl.maximum(place, before), r < ROUTES)
+    before = tl.load(local_expert_ids + r, r < ROUTES, -1)
+    tl.store(streamed_ids + r, place, r < ROUTES)
+    tl.store(local_expert_ids + r, tl.maximum(place, before), r < ROUTES)

@@ -65,12 +65,12 @@ def load_cpu_experts(
             continue
         gate, up, down = (_pack(stream, gguf, n.of_layer(index, part), ids) for part in PARTS)
         num_experts = gguf.tensors[n.of_layer(index, PARTS[0])].shape[0]
-        layers.append(CpuExperts(gate, up, down, places_of(ids, num_experts, device)))
+        layers.append(CpuExperts(gate, up, down, expert_map_of(ids, num_experts, device)))
         progress("packing experts into RAM", sum(layer is not None for layer in layers), total)
     return ExpertsInRam(stream, layers)
 
 
-def places_of(ids: Sequence[int], num_experts: int, device: torch.device) -> Tensor:
+def expert_map_of(ids: Sequence[int], num_experts: int, device: torch.device) -> Tensor:
     """int32 [num_experts]: each expert's place in `ids`, -1 for one that is not there."""
     places = torch.full((num_experts,), -1, dtype=torch.int32)
     places[torch.tensor(ids, dtype=torch.long)] = torch.arange(len(ids), dtype=torch.int32)

@@ -22,21 +22,21 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.cpu_stream import KvLayer
-from moeserve.kernels.embed.cuda import KvPlaces, embed
-from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
+from moeserve.kernels.embed.op import KvPlaces, embed
+from moeserve.kernels.experts.op import align_routes, experts_down, experts_up
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.linear.op import GEMV_TOKENS, linear
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import GgmlType, Planes
-from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import norm_router, route, take_over
+from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.expert_stream import ExpertStream
 from moeserve.models.qwen3moe.gpu_room import MAX_DECODE_ROWS, Arena, Head, Room, room_bytes, step_sizes
-from moeserve.models.qwen3moe.gpu_weights import GpuExperts, GpuLayer, GpuWeights, Product
+from moeserve.models.qwen3moe.gpu_weights import GpuExperts, GpuLayer, GpuWeights, MergedLinear
 from moeserve.models.qwen3moe.rope import rope_tables
 from moeserve.models.tap import Tap
 
@@ -50,13 +50,15 @@ class GpuBatch:
     positions: Tensor
     kv_slots: Tensor  # where a row's KV goes
     req_slots: Tensor  # whose row of the slot table it reads
-    num_decode: int  # the first rows, each of which attends by itself; of a step of up to FEW_ROWS rows, all
-    tiles: Tensor | None  # of the other rows, attention.cuda.prefill_tiles; None where there are none
-    are_apart: bool = False  # no row attends to another row's token of this step
+    num_decode: (
+        int  # the first rows, each of which attends by itself; of a step of up to SMALL_BATCH_ROWS rows, all
+    )
+    tiles: Tensor | None  # of the other rows, attention.op.prefill_tiles; None where there are none
+    rows_independent: bool = False  # no row attends to another row's token of this step
     streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
 
 
-FEW_ROWS = GEMV_TOKENS  # a product takes so few quantised, which only decode attention gives it
+SMALL_BATCH_ROWS = GEMV_TOKENS  # a product takes so few quantised, which only decode attention gives it
 
 
 class GpuQwen3Moe:
@@ -93,7 +95,9 @@ class GpuQwen3Moe:
         self._prefill = (
             ["cpu"] * self.num_layers if expert_stream is None or prefill is None else list(prefill)
         )
-        self._num_in_ram = [0 if e.places is None else int((e.places < 0).sum()) for e in weights.layers]
+        self._num_in_ram = [
+            0 if e.expert_map is None else int((e.expert_map < 0).sum()) for e in weights.layers
+        ]
         # Of the last step: experts streamed, by layer, and whether any were left to the pool.
         self._streamed = [0] * self.num_layers
         self._pool_works = False
@@ -168,8 +172,8 @@ class GpuQwen3Moe:
     def on_gpu(self) -> Tensor:
         """bool [layers, experts], on the CPU: which experts live in GPU memory."""
         everywhere = torch.ones(self.config.num_experts, dtype=torch.bool)
-        places = [layer.places for layer in self._weights.layers]
-        return torch.stack([everywhere if p is None else (p >= 0).cpu() for p in places])
+        maps = [layer.expert_map for layer in self._weights.layers]
+        return torch.stack([everywhere if p is None else (p >= 0).cpu() for p in maps])
 
     def weight_bytes(self, used: Tensor) -> int:
         """Of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
@@ -189,7 +193,7 @@ class GpuQwen3Moe:
         else:
             self._add_experts(index - 1, r, layer.attn_norm, count, r.y, None)
         q, k, v = self._project(layer, r, count)
-        if batch.are_apart:
+        if batch.rows_independent:
             new = NewTokens(k, v, layer.q_norm, layer.k_norm, eps, self._cos, self._sin, batch.kv_slots)
             self._attend(r, batch, kv, q, new)
         else:
@@ -235,9 +239,9 @@ class GpuQwen3Moe:
     def _experts(self, index: int, layer: GpuLayer, r: Room, batch: GpuBatch) -> None:
         count = batch.count
         self._route(layer, r, count)
-        local = None if layer.places is None else r.places
-        route(r.router_logits, layer.places, count, r.ids, local, r.weights, self.heat[index])
-        if layer.places is None:
+        local = None if layer.expert_map is None else r.local_expert_ids
+        route(r.router_logits, layer.expert_map, count, r.ids, local, r.weights, self.heat[index])
+        if layer.expert_map is None:
             assert layer.experts is not None
             self._run_experts(layer.experts, r.ids, r, count)
         else:
@@ -246,7 +250,7 @@ class GpuQwen3Moe:
     def _route(self, layer: GpuLayer, r: Room, count: Tensor) -> None:
         """y, the norm of x with the attention's output, and the router's logits."""
         y, eps = r.y, self.config.rms_eps
-        if _routes_at_once(layer, r):
+        if _fuses_router_norm(layer, r):
             router = layer.router.first.codes[0]
             x, output = r.x, r.output.view(r.rows, -1)
             norm_router(
@@ -269,10 +273,10 @@ class GpuQwen3Moe:
             left = None if stream is None else stream.left(index)
             self._handoff.publish(index, r.exact_y, r.ids, r.weights, left)
         if layer.experts is not None:
-            self._run_experts(layer.experts, r.places, r, count)
+            self._run_experts(layer.experts, r.local_expert_ids, r, count)
         if stream is not None:
-            # From here on r.places only says whether a route's part is here.
-            take_over(r.ids, stream.places(index), r.streamed, r.places)
+            # From here on r.local_expert_ids only says whether a route's part is here.
+            select_streamed_routes(r.ids, stream.expert_map(index), r.streamed, r.local_expert_ids)
             self._run_experts(stream.take(index), r.streamed, r, count, adds=layer.experts is not None)
         if self._pool_works:
             assert self._handoff is not None
@@ -287,12 +291,12 @@ class GpuQwen3Moe:
         matrices = (_tensors(gate), int(gate.type), _tensors(up), int(up.type), self.config.hidden_size)
         of_down = (_tensors(down), int(down.type), self.config.expert_ff)
         h, b = r.h, r.blocks
-        if r.is_few:
+        if r.uses_gemv:
             h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
-            few_experts_up(
+            small_batch_up(
                 r.y.x, r.y.codes, r.y.scales, *matrices, places, h.x, h.codes, h.scales
             )  # fmt: skip
-            few_experts_down(
+            small_batch_down(
                 h.x, h.codes, h.scales, *of_down, places, r.weights, count, r.parts.view(r.rows, -1), adds=adds
             )  # fmt: skip
             return
@@ -307,7 +311,7 @@ class GpuQwen3Moe:
     ) -> None:
         """x += the experts' outputs of layer `index`, and the norm of that; of `rows` alone, x stays as it was."""
         parts, weights, places, extra = self._outputs(index, r)
-        if _routes_at_once(self._weights.layers[index], r):
+        if _fuses_router_norm(self._weights.layers[index], r):
             extra = r.output.view(r.rows, -1)  # still to be added
         add_norm(
             r.x, parts, weights, places, extra, rows, count, weight, self.config.rms_eps, y.x, y.codes, y.scales
@@ -319,9 +323,11 @@ class GpuQwen3Moe:
         """What layer `index`'s experts have left to be added to x: parts by their weights, those whose place is not
         below 0 (None: all, as they are), and the pool's sum."""
         layer = self._weights.layers[index]
-        is_shared = layer.places is not None
+        is_shared = layer.expert_map is not None
         parts = r.parts if layer.experts is not None or self._streamed[index] else None
-        weights, places = (None, None) if r.is_few else (r.weights, r.places if is_shared else r.ids)
+        weights, places = (
+            (None, None) if r.uses_gemv else (r.weights, r.local_expert_ids if is_shared else r.ids)
+        )
         return parts, weights, places, r.from_cpu if is_shared and self._pool_works else None
 
     def _show_layer(self, index: int, r: Room, tap: Tap) -> None:
@@ -336,7 +342,7 @@ class GpuQwen3Moe:
                 each = each.masked_fill(places.cpu()[:, :, None] < 0, 0.0)
             output = output + each.sum(dim=1)
         after_attention = r.x
-        if _routes_at_once(self._weights.layers[index], r):
+        if _fuses_router_norm(self._weights.layers[index], r):
             after_attention = r.x.cpu() + r.output.view(r.rows, -1).cpu().float()
         first = self.config.num_layers - self.num_layers  # the CPU has shown those before
         tap.layer(
@@ -350,16 +356,16 @@ class GpuQwen3Moe:
         )
 
 
-def _routes_at_once(layer: GpuLayer, r: Room) -> bool:
+def _fuses_router_norm(layer: GpuLayer, r: Room) -> bool:
     """The norm before the router and its product are one kernel, and the next norm adds the attention's output."""
-    return r.is_few and layer.places is None and not layer.router.first.quantised
+    return r.uses_gemv and layer.expert_map is None and not layer.router.first.quantised
 
 
-def _multiply(product: Product, x: GpuActivations, count: Tensor, out: Tensor) -> None:
-    first, beside = product.first, product.beside
+def _multiply(product: MergedLinear, x: GpuActivations, count: Tensor, out: Tensor) -> None:
+    first, second = product.first, product.second
     linear(
-        x.x, x.codes, x.scales, count, _tensors(first), int(first.type), None if beside is None else _tensors(beside),
-        0 if beside is None else int(beside.type), first.cols, out,
+        x.x, x.codes, x.scales, count, _tensors(first), int(first.type), None if second is None else _tensors(second),
+        0 if second is None else int(second.type), first.cols, out,
     )  # fmt: skip
 
 

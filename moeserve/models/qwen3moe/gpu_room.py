@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom
-from moeserve.kernels.experts.cuda import BlockRoom
-from moeserve.kernels.linear.cuda import GEMV_TOKENS, gemv_tokens
+from moeserve.kernels.attention.op import DecodeWorkspace
+from moeserve.kernels.experts.op import BlockWorkspace
+from moeserve.kernels.linear.op import GEMV_TOKENS, gemv_tokens
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 
 ALIGNMENT = 256
@@ -67,11 +67,11 @@ class Room:
         self.rows = rows
         wide = torch.float32 if rows <= FLOAT_ROWS or float_weights else floats
         acts = torch.float32 if rows <= GEMV_TOKENS else floats
-        self.blocks = BlockRoom(rows, c.top_k, c.num_experts, device)
-        self.is_few = self.blocks.method.up is None  # experts/few.py's
+        self.blocks = BlockWorkspace(rows, c.top_k, c.num_experts, device)
+        self.uses_gemv = self.blocks.method.up is None  # experts/small_batch.py's
         heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         self.x = arena.take(rows, c.hidden_size)  # the residual stream
-        self.y = _activations(arena, rows, c.hidden_size, acts, quantised=self.is_few)  # its norm
+        self.y = _activations(arena, rows, c.hidden_size, acts, quantised=self.uses_gemv)  # its norm
         # The same in float32. Of all products the router's is where rounding tells most: it moves a token to another
         # expert (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).
         assert self.y.x is not None
@@ -82,14 +82,18 @@ class Room:
         self.output = arena.take(rows, 1, c.hidden_size, dtype=wide)  # of the attention block
         self.router_logits = arena.take(rows, c.num_experts)
         self.ids = arena.take(rows, c.top_k, dtype=torch.int32)
-        self.places = arena.take(rows, c.top_k, dtype=torch.int32)  # ids' places among the GPU's experts
+        self.local_expert_ids = arena.take(
+            rows, c.top_k, dtype=torch.int32
+        )  # ids' places among the GPU's experts
         self.streamed = arena.take(rows, c.top_k, dtype=torch.int32)  # among those streamed to it
         self.weights = arena.take(rows, c.top_k)
-        self.h = _activations(arena, rows * c.top_k, c.expert_ff, acts, quantised=self.is_few)
+        self.h = _activations(arena, rows * c.top_k, c.expert_ff, acts, quantised=self.uses_gemv)
         # Of the experts here: a token's sum, or for many tokens a part for every route.
-        self.parts = arena.take(rows, 1 if self.is_few else c.top_k, c.hidden_size, dtype=wide)
+        self.parts = arena.take(rows, 1 if self.uses_gemv else c.top_k, c.hidden_size, dtype=wide)
         self.from_cpu = arena.take(rows, c.hidden_size)  # what the experts in RAM add
-        self.decode = DecodeRoom(min(rows, MAX_DECODE_ROWS), c.num_heads, c.num_kv_heads, c.head_dim, device)
+        self.decode = DecodeWorkspace(
+            min(rows, MAX_DECODE_ROWS), c.num_heads, c.num_kv_heads, c.head_dim, device
+        )
 
 
 class Head:

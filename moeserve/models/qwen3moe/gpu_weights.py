@@ -18,7 +18,7 @@ from moeserve.kernels import _C
 from moeserve.kernels.planes import FORMATS, GgmlType, Planes, empty_planes, repack_into
 from moeserve.models.gguf import names as n
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
-from moeserve.models.qwen3moe.cpu_experts import places_of
+from moeserve.models.qwen3moe.cpu_experts import expert_map_of
 from moeserve.models.source import ModelSource
 
 PIECE_BYTES = 32 << 20
@@ -27,19 +27,19 @@ Progress = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MergedLinear:
     """One launch: a matrix, or two of different types whose outputs stand side by side."""
 
     first: Planes
-    beside: Planes | None = None
+    second: Planes | None = None
 
     @property
     def rows(self) -> int:
-        return self.first.rows + (0 if self.beside is None else self.beside.rows)
+        return self.first.rows + (0 if self.second is None else self.second.rows)
 
     @property
     def nbytes(self) -> int:
-        return self.first.nbytes + (0 if self.beside is None else self.beside.nbytes)
+        return self.first.nbytes + (0 if self.second is None else self.second.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class GpuExperts:
 @dataclass(frozen=True, slots=True)
 class GpuLayer:
     attn_norm: Tensor  # float32 [hidden]
-    qkv: list[Product]  # the rows of q, k and v, in that order
+    qkv: list[MergedLinear]  # the rows of q, k and v, in that order
     q_norm: Tensor  # float32 [dim]
     k_norm: Tensor
-    attn_output: Product
+    attn_output: MergedLinear
     ffn_norm: Tensor
-    router: Product
+    router: MergedLinear
     experts: GpuExperts | None  # None: none is here
-    places: (
+    expert_map: (
         Tensor | None
     )  # int32 [E]: an expert's place in `experts`, -1 for one that is not there; None: all, in order
 
@@ -75,7 +75,7 @@ class GpuWeights:
     embedding: Planes | None  # None: x comes from the CPU, which has it and perhaps the first layers
     layers: list[GpuLayer]  # all, or the last ones
     output_norm: Tensor
-    output: Product
+    output: MergedLinear
 
 
 class GpuLoader:
@@ -110,7 +110,7 @@ class GpuLoader:
             embedding=embedding,
             layers=[self._layer(index, ids) for index, ids in enumerate(gpu_experts, first_layer)],
             output_norm=self._vector(n.OUTPUT_NORM),
-            output=Product(output),
+            output=MergedLinear(output),
         )
 
     def _bytes_from(self, first_layer: int, *, with_embedding: bool) -> int:
@@ -132,11 +132,11 @@ class GpuLoader:
             qkv=self._products(name(n.ATTN_Q), name(n.ATTN_K), name(n.ATTN_V)),
             q_norm=self._vector(name(n.ATTN_Q_NORM)),
             k_norm=self._vector(name(n.ATTN_K_NORM)),
-            attn_output=Product(self._planes(name(n.ATTN_OUTPUT))),
+            attn_output=MergedLinear(self._planes(name(n.ATTN_OUTPUT))),
             ffn_norm=self._vector(name(n.FFN_NORM)),
-            router=Product(self._planes(name(n.FFN_GATE_INP))),
+            router=MergedLinear(self._planes(name(n.FFN_GATE_INP))),
             experts=self._experts(index, ids) if len(ids) else None,
-            places=None if len(ids) == c.num_experts else places_of(ids, c.num_experts, self._device),
+            expert_map=None if len(ids) == c.num_experts else expert_map_of(ids, c.num_experts, self._device),
         )
 
     def _experts(self, index: int, ids: Sequence[int]) -> GpuExperts:
@@ -146,7 +146,7 @@ class GpuLoader:
         )
         return GpuExperts(gate, up, down)
 
-    def _products(self, *names: str) -> list[Product]:
+    def _products(self, *names: str) -> list[MergedLinear]:
         """As few launches as the types allow: neighbours of one type in one matrix, two such matrices in one launch
         where both or neither are quantised."""
         groups: list[list[str]] = []
@@ -156,13 +156,13 @@ class GpuLoader:
             else:
                 groups.append([name])
         matrices = [self._planes(*group) for group in groups]
-        products: list[Product] = []
+        products: list[MergedLinear] = []
         for matrix in matrices:
             last = products[-1] if products else None
-            if last and last.beside is None and last.first.quantised == matrix.quantised:
-                products[-1] = Product(last.first, matrix)
+            if last and last.second is None and last.first.quantised == matrix.quantised:
+                products[-1] = MergedLinear(last.first, matrix)
             else:
-                products.append(Product(matrix))
+                products.append(MergedLinear(matrix))
         return products
 
     def _planes(self, *names: str) -> Planes:

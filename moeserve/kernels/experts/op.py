@@ -1,6 +1,6 @@
 """Launches the routed experts of many tokens: routes sorted into blocks, then gate and up with SiLU, then down.
 
-Those of few tokens are in `few.py`; `method_for` says which are few.
+Those of few tokens are in `small_batch.py`; `method_for` says which are few.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from moeserve.kernels.experts.align import align_kernel
 from moeserve.kernels.launch import PDL
-from moeserve.kernels.linear.cuda import (
+from moeserve.kernels.linear.op import (
     GemmTile,
-    Routing,
+    RouteBlocks,
     run_gated_gemm,
     run_gemm,
     weight_of,
@@ -25,7 +25,7 @@ from moeserve.kernels.linear.cuda import (
 class Method:
     """How a batch of some size goes through the experts."""
 
-    block: int  # routes of a block; 1: `few.py`, nothing is sorted
+    block: int  # routes of a block; 1: `small_batch.py`, nothing is sorted
     up: GemmTile | None = None
     down: GemmTile | None = None
 
@@ -36,8 +36,8 @@ def method_for(tokens: int) -> Method:
         return Method(1)
     if tokens <= 64:
         # 133 registers, the compiler's choice, leave room for 3 programs of a multiprocessor instead of 4.
-        up = GemmTile(8, 32, 4, 4, 2, by_unit=True, registers=128)
-        return Method(8, up, GemmTile(8, 64, 2, 2, 2, by_unit=True))
+        up = GemmTile(8, 32, 4, 4, 2, sliced_k=True, registers=128)
+        return Method(8, up, GemmTile(8, 64, 2, 2, 2, sliced_k=True))
     if tokens <= 128:
         return Method(16, GemmTile(16, 32, 2, 2, 2), GemmTile(16, 64, 2, 2, 2))
     if tokens <= 256:
@@ -93,7 +93,7 @@ def experts_up(
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     tile_up = _METHODS[block_routes.shape[1]].up
     assert tile_up is not None
-    run_gated_gemm(x, g, u, Routing(block_expert, block_routes), top_k, h, tile=tile_up)
+    run_gated_gemm(x, g, u, RouteBlocks(block_expert, block_routes), top_k, h, tile=tile_up)
 
 
 def experts_down(
@@ -112,7 +112,7 @@ def experts_down(
     out = parts.view(-1, parts.shape[-1])
     tile = _METHODS[block_routes.shape[1]].down
     assert tile is not None
-    run_gemm(h, w, None, Routing(block_expert, block_routes), count, out, tile=tile)
+    run_gemm(h, w, None, RouteBlocks(block_expert, block_routes), count, out, tile=tile)
 
 
 _METHODS = {
@@ -120,7 +120,7 @@ _METHODS = {
 }  # blocks of different sizes are different methods'
 
 
-class BlockRoom:
+class BlockWorkspace:
     """Where routes go sorted: for batches of up to `tokens` rows with that many's method."""
 
     def __init__(self, tokens: int, top_k: int, experts: int, device: torch.device | str) -> None:

@@ -33,7 +33,7 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class DecodeRoom:
+class DecodeWorkspace:
     """The splits of decode rows on their way together, for batches of up to `rows`. Every layer reuses it."""
 
     def __init__(self, rows: int, heads: int, kv_heads: int, dim: int, device: torch.device | str) -> None:
@@ -47,7 +47,7 @@ class DecodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Rows' own tokens as they were projected, and what rope/cuda.py's `rope_store` does with them."""
+    """Rows' own tokens as they were projected, and what rope/op.py's `rope_store` does with them."""
 
     k: Tensor  # [n, kv_heads * dim], rows at any stride, as v and as q
     v: Tensor
@@ -82,7 +82,7 @@ def decode_attention(
     attended to; then no row may attend to another's token of this call, and the table, req_slots, positions, count and
     the pool are read before the kernel ahead has ended: it writes none of them, nor those before it since one that was
     launched without programmatic dependent launch.
-    part_sums, part_stats, counters: a DecodeRoom's. out and codes with scales: GpuActivations [n, heads * dim].
+    part_sums, part_stats, counters: a DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * dim].
     """
     n, (kv_heads, dim) = len(q), keys.shape[1:]
     splits, group, size = part_sums.shape[2:]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moeserve.kernels.launch import PDL
 from moeserve.kernels.routing.norm_router import norm_router_kernel
-from moeserve.kernels.routing.triton import route_kernel, take_over_kernel
+from moeserve.kernels.routing.triton import route_kernel, select_streamed_routes_kernel
 
 BLOCK = 256  # routes
 
@@ -16,14 +16,15 @@ def route(
     expert_map: Tensor | None,
     count: Tensor,
     ids: Tensor,
-    local_ids: Tensor | None,
+    local_expert_ids: Tensor | None,
     weights: Tensor,
-    heat: Tensor | None,
+    expert_token_counts: Tensor | None,
 ) -> None:
     """ids int32, weights float32 [n, top_k] of logits [n, experts]; rows from count[0] on get -1 and 0.
 
-    local_ids int32 [n, top_k] = expert_map[ids], int32 [experts]: an expert's place on this device, below 0 elsewhere.
-    heat int64 [experts]: to which each expert's tokens are added.
+    local_expert_ids int32 [n, top_k] = expert_map[ids], int32 [experts]: an expert's place on this device, below 0
+    elsewhere.
+    expert_token_counts int64 [experts]: to which each expert's tokens are added.
     """
     n, experts = logits.shape
     per_program = 4 if n % 4 == 0 and n >= 1024 else 1
@@ -34,9 +35,9 @@ def route(
         expert_map,
         count,
         ids,
-        local_ids,
+        local_expert_ids,
         weights,
-        heat,
+        expert_token_counts,
         experts,
         top_k,
         per_program,
@@ -90,9 +91,19 @@ def norm_router(
     )
 
 
-def take_over(ids: Tensor, expert_map: Tensor, taken: Tensor, places: Tensor) -> None:
+def select_streamed_routes(
+    ids: Tensor, expert_map: Tensor, streamed_ids: Tensor, local_expert_ids: Tensor
+) -> None:
     """Of routes ids int32 [n, top_k], those to the experts of expert_map int32 [experts] (below 0: not one of them) as
-    well: taken int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and places = max(places, taken)."""
-    take_over_kernel(
-        (-(-ids.numel() // BLOCK),), ids, expert_map, taken, places, ids.numel(), BLOCK, num_warps=4
+    well: streamed_ids int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and
+    local_expert_ids = max(local_expert_ids, streamed_ids)."""
+    select_streamed_routes_kernel(
+        (-(-ids.numel() // BLOCK),),
+        ids,
+        expert_map,
+        streamed_ids,
+        local_expert_ids,
+        ids.numel(),
+        BLOCK,
+        num_warps=4,
     )

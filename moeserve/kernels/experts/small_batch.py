@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moeserve.kernels.experts.gemv import down_kernel, up_kernel
 from moeserve.kernels.launch import PDL
-from moeserve.kernels.linear.cuda import (
+from moeserve.kernels.linear.op import (
     GemvTile,
     Weight,
     float_columns,
@@ -20,32 +20,32 @@ SOME = 4  # tokens: more have tiles of their own
 
 
 def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
-    """A program's rows are a multiple of 32: they may be quantised. One unit of two rows of both matrices to a thread,
-    or of more where there are few columns. Of more than SOME tokens a thread has two units, one after the other:
-    programs half as large hide one another's waiting (8 tokens: 2 us a layer, 16: 4)."""
+    """A program's rows are a multiple of 32: they may be quantised. One K block of two rows of both matrices to a
+    thread, or of more where there are few columns. Of more than SOME tokens a thread has two K blocks, one after the
+    other: programs half as large hide one another's waiting (8 tokens: 2 us a layer, 16: 4)."""
     if gate.format is None or up.format is None:
         weight = gate if gate.format is None else up
         return GemvTile(32, 1, float_columns(weight, 32), 4)
     most, warps = (32, 8) if tokens <= SOME else (8, 4)
-    units = min(power_of_two(units_of(gate.cols)), most)
-    br = 32 * warps // units
-    return GemvTile(br, max(2, QUANT_GROUP // br), units * UNIT, warps)
+    k_blocks = min(power_of_two(units_of(gate.cols)), most)
+    br = 32 * warps // k_blocks
+    return GemvTile(br, max(2, QUANT_GROUP // br), k_blocks * UNIT, warps)
 
 
 def down_tile(weight: Weight, top_k: int, tokens: int) -> GemvTile:
-    """One token: all units of its experts at once, as their loads are on their way together; a fourth of the threads
+    """One token: all K blocks of its experts at once, as their loads are on their way together; a fourth of the threads
     have none where they are 48 of 64, and yet it is quicker than three times 16. More tokens make programs enough to
-    hide one another's waiting, if several fit a multiprocessor: smaller ones, and of more than SOME half the units at a
-    time (2 tokens: 1 us a layer, 4: 2, 8: 6, 16: 12, measured in whole layers: by itself, with its weights in the L2,
-    the kernel shows none of it)."""
+    hide one another's waiting, if several fit a multiprocessor: smaller ones, and of more than SOME half the K blocks
+    at a time (2 tokens: 1 us a layer, 4: 2, 8: 6, 16: 12, measured in whole layers: by itself, with its weights in the
+    L2, the kernel shows none of it)."""
     if weight.format is None:
         return GemvTile(8, 1, float_columns(weight, 8), 4)
     most, warps, nb = (64, 8, 4) if tokens == 1 else (64, 4, 8) if tokens <= SOME else (32, 4, 4)
-    units = min(power_of_two(top_k * units_of(weight.cols)), most)
-    return GemvTile(32 * warps // units, nb, units * UNIT, warps)
+    k_blocks = min(power_of_two(top_k * units_of(weight.cols)), most)
+    return GemvTile(32 * warps // k_blocks, nb, k_blocks * UNIT, warps)
 
 
-def few_experts_up(
+def small_batch_up(
     x: Tensor | None,
     codes: Tensor | None,
     scales: Tensor | None,
@@ -97,7 +97,7 @@ def few_experts_up(
     )
 
 
-def few_experts_down(
+def small_batch_down(
     h: Tensor | None,
     h_codes: Tensor | None,
     h_scales: Tensor | None,
