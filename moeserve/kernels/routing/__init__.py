@@ -1,5 +1,1 @@
-"""Choosing a token's experts. In C++: `CpuStream.route`."""
-
-from moeserve.kernels.routing import reference
-
-__all__ = ["reference"]
+"""Choosing a token's experts. In C++: `CpuStream.route`. Imports nothing, so that `options` comes without torch."""

@@ -1,19 +1,58 @@
-"""The specification of the router's choice (Qwen3: softmax over all experts, top-k, renormalised)."""
+"""The specification of the router's choice. The defaults are Qwen3's: softmax over all experts, top-k, renormalised."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 
-def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The experts of each token, most likely first, of equals the lower id, and their weights, which sum to 1.
+# Added to the sum of sigmoid scores before they are divided by it (DeepSeek-V3): a token that no expert wants at all
+# gets zeros, not NaN.
+SIGMOID_EPS = 1e-20
 
-    logits [n, experts], finite. Gives ids int32 [n, top_k] and weights float64 [n, top_k].
+
+def route(
+    logits: Tensor, top_k: int, router: RouterOptions = DEFAULT_ROUTER, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The experts of each token, best first, of equals the lower id, and their weights.
+
+    logits [n, experts], finite; bias [experts]: added to the scores that choose, not to the weights. Gives ids int32
+    [n, top_k] and weights float64 [n, top_k], which sum to 1 with the default options.
     """
-    ordered, ids = torch.sort(logits.double(), dim=1, descending=True, stable=True)
-    # A softmax over all experts and its renormalisation over the chosen is a softmax over the chosen.
-    return ids[:, :top_k].int(), ordered[:, :top_k].softmax(dim=1)
+    router.check(logits.shape[1], top_k)
+    logits = logits.double()
+    scores = _scores(logits, router)
+    # Scores rise with their logits: alone, the logits choose the same experts, and do so where scores round to equals.
+    choosing = logits if bias is None and router.groups == 1 else scores
+    if bias is not None:
+        choosing = choosing + bias.double()
+    ids = torch.sort(_within_groups(choosing, router), dim=1, descending=True, stable=True).indices[:, :top_k]
+    if router.scoring == "softmax_topk" or (router.scoring == "softmax" and router.normalize):
+        # A softmax over all experts and its renormalisation over the chosen is a softmax over the chosen.
+        weights = logits.gather(1, ids).softmax(dim=1)
+    else:
+        weights = scores.gather(1, ids)
+        if router.normalize:
+            weights = weights / (weights.sum(dim=1, keepdim=True) + SIGMOID_EPS)
+    return ids.int(), weights * router.scale
+
+
+def _scores(logits: Tensor, router: RouterOptions) -> Tensor:
+    if router.scoring == "sigmoid":
+        return logits.sigmoid()
+    return logits.softmax(dim=1) if router.scoring == "softmax" else logits
+
+
+def _within_groups(choosing: Tensor, router: RouterOptions) -> Tensor:
+    """-inf outside the top groups of each row; of equal groups the lower stays."""
+    if router.groups == 1:
+        return choosing
+    groups = choosing.unflatten(1, (router.groups, -1))
+    best = groups.topk(min(2, groups.shape[2]), dim=2).values.sum(dim=2)
+    kept = torch.sort(best, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
+    allowed = torch.zeros_like(best, dtype=torch.bool).scatter(1, kept, True)
+    return groups.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
 
 
 def select_streamed_routes(

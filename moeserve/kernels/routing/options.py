@@ -1,0 +1,45 @@
+"""How a MoE layer's router turns logits into experts and weights. Plain fields: code without torch may hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Scoring = Literal["softmax", "sigmoid", "softmax_topk"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """What a family's router computes; the defaults are Qwen3-MoE's. `reference.py` is the specification.
+
+    Experts are chosen by score plus bias (a tensor, passed to the operation beside these options; it chooses only), of
+    equals the lower id. The weights are the chosen experts' scores without the bias.
+    """
+
+    # softmax, sigmoid: of all experts' logits. softmax_topk: the logits themselves choose, and the weights are the
+    # softmax of the chosen logits (gpt-oss), which `normalize` does not change.
+    scoring: Scoring = "softmax"
+    normalize: bool = True  # the weights are divided by their sum
+    scale: float = 1.0  # multiplies the weights, last
+    # Group-limited choice (DeepSeek-V3, https://arxiv.org/abs/2412.19437): the experts stand in `groups` equal ranges,
+    # and only those of the `top_groups` ranges with the largest sums of their two best biased scores can be chosen.
+    groups: int = 1
+    top_groups: int = 1
+
+    def __post_init__(self) -> None:
+        if self.scoring not in get_args(Scoring):
+            raise ValueError(f"scoring {self.scoring!r} is none of {', '.join(get_args(Scoring))}")
+        if not 1 <= self.top_groups <= self.groups:
+            raise ValueError(f"top_groups {self.top_groups} is not from 1 to {self.groups} groups")
+
+    def check(self, experts: int, top_k: int) -> None:
+        """Raises ValueError where a router of so many experts cannot choose top_k of them in this way."""
+        if experts % self.groups:
+            raise ValueError(f"{experts} experts do not divide into {self.groups} groups")
+        if not 1 <= top_k <= experts // self.groups * self.top_groups:
+            raise ValueError(
+                f"top_k {top_k} of {experts} experts in {self.top_groups} of {self.groups} groups"
+            )
+
+
+DEFAULT_ROUTER = RouterOptions()
