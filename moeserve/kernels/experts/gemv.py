@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.linear.gated import gated
 from moeserve.kernels.linear.k_blocks import (
     dot_floats,
     dot_k_blocks,
@@ -68,19 +69,31 @@ def dot_row(
     return out
 
 
+@triton.jit
+def load_bias(bias, expert, r, ROWS: tl.constexpr):
+    """float32 [BR, NB] of an expert's rows r [1, BR, NB]; zeros beyond ROWS, where r is -1."""
+    rows = tl.reshape(r, [r.shape[1], r.shape[2]])
+    return tl.load(bias + expert * ROWS + rows, (rows >= 0) & (rows < ROWS), 0.0)
+
+
 @kernel
 def up_kernel(
-    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, experts, out, out_codes, out_scales,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
-    BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, experts, out, out_codes,
+    out_scales,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    TOP_K: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes
-    and out_scales, by the matrices of experts[route] (nothing where that is below 0). Grid (row tiles, routes)."""
+    """gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes and
+    out_scales, by the matrices of experts[route] (nothing where that is below 0), of experts [.., TOP_K] with rows
+    STRIDE apart. bias, up_bias: float32 [experts, ROWS], where given. Grid (row tiles, routes)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     tile, route = tl.program_id(0), tl.program_id(1)
-    expert = tl.load(experts + route).to(tl.int64)
+    at = route
+    if STRIDE != TOP_K:
+        at = route // TOP_K * STRIDE + route % TOP_K
+    expert = tl.load(experts + at).to(tl.int64)
     if expert < 0:
         return
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
@@ -100,13 +113,17 @@ def up_kernel(
     else:
         y = dot_row(x, x_codes, x_scales, codes, scales, supers, r, COLS, F, BK)
         z = dot_row(x, x_codes, x_scales, up_codes, up_scales, up_supers, r, COLS, F_UP, BK)
-    gated = tl.reshape(y / (1.0 + tl.exp(-y)) * z, [BR * NB])
+    if bias is not None:
+        y += load_bias(bias, expert, r, ROWS)
+    if up_bias is not None:
+        z += load_bias(up_bias, expert, r, ROWS)
+    h = tl.reshape(gated(y, z, ACTIVATION), [BR * NB])
     at = route.to(tl.int64) * ROWS
     if out_codes is not None:
-        store_quantized(gated, out_codes + at, out_scales + at // 32, first_row, ROWS, BR * NB)
+        store_quantized(h, out_codes + at, out_scales + at // 32, first_row, ROWS, BR * NB)
     else:
         row = first_row + tl.arange(0, BR * NB)
-        tl.store(out + at + row, gated.to(out.dtype.element_ty), row < ROWS)
+        tl.store(out + at + row, h.to(out.dtype.element_ty), row < ROWS)
 
 
 @triton.jit
@@ -138,13 +155,14 @@ def dot_experts(
 
 @kernel
 def down_kernel(
-    x, x_codes, x_scales, codes, scales, supers, experts, weights, count, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, ADDS: tl.constexpr, BR: tl.constexpr,
-    NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x, x_codes, x_scales, codes, scales, supers, bias, experts, weights, count, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, IDS_STRIDE: tl.constexpr,
+    WEIGHTS_STRIDE: tl.constexpr, ADDS: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """out[token] = sum over j of weights[token, j] * W x[token * TOP_K + j] with the matrix W of experts[token, j],
     none where that is below 0; ADDS: out[token] += that. For tokens below count[0], which is read before the kernel
-    ahead has ended. Grid (row tiles, tokens)."""
+    ahead has ended. bias float32 [experts, ROWS], where given, is added to each product. Grid (row tiles, tokens)."""
     if PDL:
         gdc_launch_dependents()
     first_row = tl.program_id(0) * (BR * NB)
@@ -154,8 +172,8 @@ def down_kernel(
         gdc_wait()
     if token >= existing:
         return
-    experts += token * TOP_K
-    weights += token * TOP_K
+    experts += token * IDS_STRIDE
+    weights += token * WEIGHTS_STRIDE
     r = tile_rows(first_row, ROWS, BR, NB)
     if F is None:
         y = tl.zeros([BR, NB], tl.float32)
@@ -170,6 +188,11 @@ def down_kernel(
         y = dot_experts(
             x_codes, x_scales, codes, scales, supers, experts, weights, r, ROWS, COLS, F, TOP_K, BK // 128
         )
+    if bias is not None:
+        for j in range(TOP_K):
+            expert = tl.load(experts + j).to(tl.int64)
+            if expert >= 0:
+                y += tl.load(weights + j) * load_bias(bias, expert, r, ROWS)
     row = first_row + tl.arange(0, BR * NB)
     at = out + token * ROWS + row
     y = tl.reshape(y, [BR * NB])

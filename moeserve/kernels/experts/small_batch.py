@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.experts.gemv import down_kernel, up_kernel
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import PDL, row_stride
 from moeserve.kernels.linear.op import (
+    SILU,
+    Gated,
     GemvTile,
     Weight,
     float_columns,
@@ -59,11 +61,12 @@ def small_batch_up(
     h_codes: Tensor | None,
     h_scales: Tensor | None,
     *,
+    options: Gated = SILU,
     tile: GemvTile | None = None,
 ) -> None:
-    """h[i * top_k + j] = silu(gate(x[i])) * up(x[i]) with expert ids[i, j], int32 [n, top_k]; below 0: none.
+    """h[i * top_k + j] = gated(gate(x[i]), up(x[i])) with expert ids[i, j], int32 [n, top_k]; below 0: none.
 
-    h [n * top_k, ff], or as int8.
+    ids may be columns of a wider tensor. h [n * top_k, ff], or as int8.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     t = up_tile(g, u, len(ids)) if tile is None else tile
@@ -79,6 +82,8 @@ def small_batch_up(
         u.codes,
         u.scales,
         u.supers,
+        options.gate_bias,
+        options.up_bias,
         ids,
         h if h_codes is None else None,
         h_codes,
@@ -87,7 +92,9 @@ def small_batch_up(
         g.cols,
         g.format,
         u.format,
+        options.activation,
         ids.shape[1],
+        row_stride(ids),
         t.br,
         t.nb,
         t.bk,
@@ -110,10 +117,12 @@ def small_batch_down(
     out: Tensor,
     *,
     adds: bool = False,
+    bias: Tensor | None = None,
     tile: GemvTile | None = None,
 ) -> None:
-    """out[i] = sum_j weights[i, j] * down(h[i * top_k + j]) with expert ids[i, j], none where that is below 0, for i <
-    count[0]; adds: out[i] += that. ids, weights [n, top_k]; out [n, hidden]."""
+    """out[i] = sum_j weights[i, j] * (down(h[i * top_k + j]) + bias) with expert ids[i, j], none where that is below 0,
+    for i < count[0]; adds: out[i] += that. ids, weights [n, top_k], each may be columns of a wider tensor; bias float32
+    [experts, hidden]; out [n, hidden]."""
     w = weight_of(down, down_kind, cols)
     n, top_k = ids.shape
     t = down_tile(w, top_k, n) if tile is None else tile
@@ -126,6 +135,7 @@ def small_batch_down(
         w.codes,
         w.scales,
         w.supers,
+        bias,
         ids,
         weights,
         count,
@@ -134,6 +144,8 @@ def small_batch_down(
         w.cols,
         w.format,
         top_k,
+        row_stride(ids),
+        row_stride(weights),
         adds,
         t.br,
         t.nb,

@@ -24,7 +24,7 @@ from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix
 from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
 from moeserve.kernels.handoff.wait import driver_can_wait, wait_by_driver
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import PDL, row_stride
 
 
 class HandoffError(RuntimeError):
@@ -131,8 +131,8 @@ class ExpertHandoff:
         x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
         padding row has nothing else); weights: float32 [n, top_k], those of ids below 0 the least of their row.
         expert_map: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
-        Contiguous, on the device, n <= max_tokens. What is not on the CPU is left out; when that is
-        everything, the stream will not wait.
+        On the device; x contiguous, ids and weights contiguous or columns of wider tensors; n <= max_tokens. What is
+        not on the CPU is left out; when that is everything, the stream will not wait.
         """
         n = len(x)
         if self._layers[layer] is None or not 0 < n <= self._max_tokens:
@@ -241,6 +241,7 @@ class ExpertHandoff:
             self._deferred[layer:],
             self._hidden,
             self._top_k,
+            row_stride(ids, weights),
             self._defer[layer],
             self._size,
             1 << (self._top_k - 1).bit_length(),

@@ -13,6 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
+from moeserve.kernels.linear.gated import gated
 from moeserve.kernels.linear.k_blocks import expert_planes
 from moeserve.kernels.planes.triton import (
     BYTE_ONES,
@@ -221,6 +222,22 @@ def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl
 
 
 @triton.jit
+def add_bias(y, bias, expert, row, ROWS: tl.constexpr):
+    """y [BN, BM] plus an expert's bias float32 [.., ROWS] of rows `row` [BN], where there is one."""
+    if bias is not None:
+        y += tl.load(bias + expert * ROWS + row, row < ROWS, 0.0)[:, None]
+    return y
+
+
+@triton.jit
+def part_rows(routes, TOP_K: tl.constexpr, PARTS: tl.constexpr):
+    """The rows of out that routes have where each token has PARTS of them, the first TOP_K for its routes."""
+    if PARTS != TOP_K:
+        routes += routes // TOP_K * (PARTS - TOP_K)
+    return routes
+
+
+@triton.jit
 def store_tile(y, out, routes, live, row, STRIDE: tl.constexpr, ROWS: tl.constexpr):
     at = out + tl.where(live, routes, 0).to(tl.int64)[None, :] * STRIDE + row[:, None]
     tl.store(at, y.to(out.dtype.element_ty), live[None, :] & (row < ROWS)[:, None])
@@ -228,14 +245,15 @@ def store_tile(y, out, routes, live, row, STRIDE: tl.constexpr, ROWS: tl.constex
 
 @kernel
 def gemm_kernel(
-    x, codes, scales, supers, block_expert, block_routes, count, out, second_codes, second_scales, second_supers,
+    x, codes, scales, supers, bias, block_expert, block_routes, count, out, second_codes, second_scales, second_supers,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
+    TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there is one.
+    """out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there is one; where bias
+    float32 [experts, ROWS + SECOND_ROWS] is given, plus that.
 
-    x [tokens, COLS]. Grid (row tiles of W, then those of the second matrix; blocks), blocks as in gemv_kernel with
-    BM routes each.
+    x [tokens, COLS]. Routes are TOP_K a token, and out has PARTS rows for each token. Grid (row tiles of W, then those
+    of the second matrix; blocks), blocks as in gemv_kernel with BM routes each.
     """
     if PDL:
         gdc_launch_dependents()
@@ -251,25 +269,30 @@ def gemm_kernel(
     TILES: tl.constexpr = (ROWS + BN - 1) // BN
     STRIDE: tl.constexpr = ROWS + SECOND_ROWS
     routes, live, rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
+    routes = part_rows(routes, TOP_K, PARTS)
     if tile < TILES:
         row = tile * BN + tl.arange(0, BN)
         c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
         y = multiply(c, s, d, rows, live, tl.minimum(row, ROWS - 1), COLS, F, BM, KB)
+        y = add_bias(y, bias, expert, row, ROWS)
         store_tile(y, out, routes, live, row, STRIDE, ROWS)
     elif SECOND_ROWS > 0:
         row = (tile - TILES) * BN + tl.arange(0, BN)
         r = tl.minimum(row, SECOND_ROWS - 1)
         y = multiply(second_codes, second_scales, second_supers, rows, live, r, COLS, F_SECOND, BM, KB)
+        if bias is not None:
+            y = add_bias(y, bias + ROWS, 0, row, SECOND_ROWS)
         store_tile(y, out + ROWS, routes, live, row, STRIDE, SECOND_ROWS)
 
 
 @kernel
 def gated_gemm_kernel(
-    x, codes, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
+    x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks)."""
+    """gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks). bias,
+    up_bias: float32 [experts, ROWS], where given, added to the products."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -289,4 +312,5 @@ def gated_gemm_kernel(
     else:
         y = multiply(codes, scales, supers, rows, live, r, COLS, F, BM, KB)
         z = multiply(up_codes, up_scales, up_supers, rows, live, r, COLS, F_UP, BM, KB)
-    store_tile(y / (1.0 + tl.exp(-y)) * z, out, routes, live, row, ROWS, ROWS)
+    y, z = add_bias(y, bias, expert, row, ROWS), add_bias(z, up_bias, expert, row, ROWS)
+    store_tile(gated(y, z, ACTIVATION), out, routes, live, row, ROWS, ROWS)

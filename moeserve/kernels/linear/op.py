@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +53,21 @@ class RouteBlocks:
 
     expert: Tensor  # int32 [blocks]
     routes: Tensor  # int32 [blocks, block]
+
+
+Activation = Literal["silu", "swiglu_oai"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What becomes of the products with gate and up, see `gated` of experts/reference.py."""
+
+    activation: Activation = "silu"
+    gate_bias: Tensor | None = None  # float32 [experts, ff]
+    up_bias: Tensor | None = None
+
+
+SILU = Gated()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +141,11 @@ def linear(
     second_kind: int,
     cols: int,
     out: Tensor,
+    *,
+    bias: Tensor | None = None,
 ) -> None:
-    """out[i] = W x[i] for rows i < count[0], the last columns by the second matrix where there is one (both quantised,
-    or both floats). x, codes, scales: GpuActivations; out [n, rows of both]."""
+    """out[i] = W x[i] + bias for rows i < count[0], the last columns by the second matrix where there is one (both
+    quantised, or both floats). x, codes, scales: GpuActivations; bias float32 [rows of both], out [n, rows of both]."""
     weight = weight_of(planes, kind, cols)
     other = None if second is None else weight_of(second, second_kind, cols)
     n = len(out)
@@ -138,10 +156,10 @@ def linear(
             tokens = 2  # or there are 64 programs (4 tokens: 58 us a layer, 55 so)
         blocks = -(-n // tokens)
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens, warps=4 if weight.rows > MANY_ROWS else 2)
-        run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks)
+        run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks, bias=bias)
     else:
         assert x is not None
-        run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows))
+        run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows), bias=bias)
 
 
 def floats_and_integers(
@@ -167,6 +185,7 @@ def run_gemv(
     *,
     tile: GemvTile,
     blocks: int,
+    bias: Tensor | None = None,
 ) -> None:
     """gemv.gemv_kernel, in `blocks` blocks of tile.tokens rows."""
     floats, words, word_scales = floats_and_integers(weight, second, x, codes, scales)
@@ -179,6 +198,7 @@ def run_gemv(
         weight.codes,
         weight.scales,
         weight.supers,
+        bias,
         count,
         out,
         None if second is None else second.codes,
@@ -215,8 +235,12 @@ def run_gemm(
     out: Tensor,
     *,
     tile: GemmTile,
+    bias: Tensor | None = None,
+    top_k: int = 1,
+    parts: int = 1,
 ) -> None:
-    """gemm_kernel or sliced_k_gemm_kernel with tile.bm routes (dense: tokens) to a block."""
+    """gemm_kernel or sliced_k_gemm_kernel with tile.bm routes (dense: tokens) to a block. bias float32 [experts, rows
+    of both]; out has `parts` rows for each token, of which the first top_k are its routes'."""
     t = _fitting(tile, weight)
     run = sliced_k_gemm_kernel if t.sliced_k else gemm_kernel
     more = (max(1, t.warps // t.k_blocks), t.stages) if t.sliced_k else ()
@@ -229,6 +253,7 @@ def run_gemm(
         weight.codes,
         weight.scales,
         weight.supers,
+        bias,
         None if routing is None else routing.expert,
         None if routing is None else routing.routes,
         count,
@@ -241,6 +266,8 @@ def run_gemm(
         weight.format,
         0 if second is None else second.rows,
         None if second is None else second.format,
+        top_k,
+        parts,
         t.bm,
         t.bn,
         t.k_blocks,
@@ -254,7 +281,15 @@ def run_gemm(
 
 
 def run_gated_gemm(
-    x: Tensor, gate: Weight, up: Weight, routing: RouteBlocks, top_k: int, out: Tensor, *, tile: GemmTile
+    x: Tensor,
+    gate: Weight,
+    up: Weight,
+    routing: RouteBlocks,
+    top_k: int,
+    out: Tensor,
+    *,
+    tile: GemmTile,
+    options: Gated = SILU,
 ) -> None:
     """gated_gemm_kernel or gated_sliced_k_gemm_kernel with tile.bm routes to a block."""
     t = _fitting(tile, gate, up)
@@ -269,6 +304,8 @@ def run_gated_gemm(
         up.codes,
         up.scales,
         up.supers,
+        options.gate_bias,
+        options.up_bias,
         routing.expert,
         routing.routes,
         out,
@@ -276,6 +313,7 @@ def run_gated_gemm(
         gate.cols,
         gate.format,
         up.format,
+        options.activation,
         top_k,
         t.bm,
         t.bn,

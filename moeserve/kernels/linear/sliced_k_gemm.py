@@ -20,7 +20,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
-from moeserve.kernels.linear.gemm import field_codes, field_numbers, next_parts, route_pointers, store_tile
+from moeserve.kernels.linear.gated import gated
+from moeserve.kernels.linear.gemm import (
+    add_bias,
+    field_codes,
+    field_numbers,
+    next_parts,
+    part_rows,
+    route_pointers,
+    store_tile,
+)
 from moeserve.kernels.linear.k_blocks import expert_planes
 from moeserve.kernels.planes.formats import Scale
 from moeserve.kernels.planes.triton import scale_and_min
@@ -300,9 +309,10 @@ def multiply_k_blocks(
 
 @kernel
 def sliced_k_gemm_kernel(
-    x, codes, scales, supers, block_expert, block_routes, count, out, second_codes, second_scales, second_supers,
+    x, codes, scales, supers, bias, block_expert, block_routes, count, out, second_codes, second_scales, second_supers,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As gemm.gemm_kernel: out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there
     is one. Grid (row tiles of W, then those of the second matrix; blocks of BM tokens or routes)."""
@@ -316,6 +326,7 @@ def sliced_k_gemm_kernel(
     if block_expert is not None:
         expert = tl.load(block_expert + block).to(tl.int64)
     routes, live, _rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
+    routes = part_rows(routes, TOP_K, PARTS)
     rows, live_rows, k = activation_pointers(x, block_routes, count, block, COLS, 1, BM, KB)
     # Only here, so that the routes are not waited for after the expert.
     if block_expert is not None:
@@ -345,6 +356,7 @@ def sliced_k_gemm_kernel(
             RB,
             STAGES,
         )
+        y = add_bias(y, bias, expert, row, ROWS)
         store_tile(y, out, routes, live, row, STRIDE, ROWS)
     elif SECOND_ROWS > 0:
         row = (tile - TILES) * BN + tl.arange(0, BN)
@@ -353,16 +365,19 @@ def sliced_k_gemm_kernel(
             second_codes, second_scales, second_supers, None, None, None, rows, live_rows, k, r,
             COLS, F_SECOND, None, BM, KB, RB, STAGES,
         )  # fmt: skip
+        if bias is not None:
+            y = add_bias(y, bias + ROWS, 0, row, SECOND_ROWS)
         store_tile(y, out + ROWS, routes, live, row, STRIDE, SECOND_ROWS)
 
 
 @kernel
 def gated_sliced_k_gemm_kernel(
-    x, codes, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks)."""
+    """As gemm.gated_gemm_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -395,4 +410,5 @@ def gated_sliced_k_gemm_kernel(
         RB,
         STAGES,
     )
-    store_tile(y / (1.0 + tl.exp(-y)) * z, out, routes, live, row, ROWS, ROWS)
+    y, z = add_bias(y, bias, expert, row, ROWS), add_bias(z, up_bias, expert, row, ROWS)
+    store_tile(gated(y, z, ACTIVATION), out, routes, live, row, ROWS, ROWS)
