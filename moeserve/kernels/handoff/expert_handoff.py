@@ -23,7 +23,6 @@ from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix
 from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
-from moeserve.kernels.handoff.wait import driver_can_wait, wait_by_driver
 from moeserve.kernels.launch import PDL, row_stride
 
 
@@ -67,7 +66,6 @@ class ExpertHandoff:
         *,
         max_deferred: int = 0,
         timeout_s: float = 60.0,
-        polling: bool = True,
     ) -> None:
         """layers: each layer's CPU experts, None where there are none. max_tokens: rows of the largest step.
 
@@ -76,9 +74,7 @@ class ExpertHandoff:
         they are on the CPU, so that the CPU works on while the GPU does the next layer's attention (expert deferral:
         KTransformers, SOSP 2025); never in the last layer, nor before one without CPU experts.
         timeout_s: how long a step may stand still, on either side, before it counts as hung; it must cover
-        what compiles between `begin` and the last layer. polling: the stream waits by a kernel of one warp that polls,
-        which on an H200 costs 4 to 8 us a layer; else by a memory operation of the driver, 12 us, or by polling after
-        all where the driver refuses (the log says so).
+        what compiles between `begin` and the last layer.
 
         Raises ValueError for shapes that do not fit one another, RuntimeError where the memory cannot be pinned.
         """
@@ -107,7 +103,6 @@ class ExpertHandoff:
         self._token_counts = [
             torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers
         ]
-        self._polls = polling or self._device.type != "cuda" or not driver_can_wait(self._region.answers[0])
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
 
     def defer(self, max_deferred: int) -> None:
@@ -156,12 +151,8 @@ class ExpertHandoff:
 
         With deferral: without those of the layer that come late, and with those of the layer before.
         """
-        answer = self._region.answers[layer]
-        if self._polls:
-            poll_kernel((1,), answer, PDL, num_warps=1, launch_pdl=PDL)
-        else:
-            wait_by_driver(answer)
-        pdl = PDL and self._polls  # a kernel cannot overlap with what is no kernel
+        # On an H200 this costs 4 to 8 us a layer, the driver's stream memory operation 12 (docs/performance.md).
+        poll_kernel((1,), self._region.answers[layer], PDL, num_warps=1, launch_pdl=PDL)
         combine_kernel(
             (len(out),),
             self._region.slots[layer % 2].result,
@@ -170,9 +161,9 @@ class ExpertHandoff:
             out,
             self._hidden,
             self._size,
-            pdl,
+            PDL,
             num_warps=max(1, min(8, self._size // 256)),
-            launch_pdl=pdl,
+            launch_pdl=PDL,
         )
 
     def check(self) -> None:
