@@ -141,7 +141,9 @@ def test_decode_variants(window: int, has_sinks: bool, scale: float | None, spli
     decode_attention(
         q.flatten(1).to(DEVICE), None, *pool.on_device(), *where, *parts, out, None, None, **mine
     )  # fmt: skip
-    expected = attention(q, pool.keys, pool.values, sequences, window=window, sinks=sinks, scale=scale)
+    # What the scale leaves to be done, where q was multiplied by 1/sqrt(dim).
+    rest = 1.0 if scale is None else scale * dim**0.5
+    expected = attention(q.double() * rest, pool.keys, pool.values, sequences, window=window, sinks=sinks)
     assert nmse(out.cpu(), expected) < 1e-6
 
     g = torch.Generator().manual_seed(5)
@@ -154,7 +156,7 @@ def test_decode_variants(window: int, has_sinks: bool, scale: float | None, spli
     keys, values, table = (t.clone() for t in pool.on_device())
     rotated = rope_store(
         *(t.unflatten(1, (-1, dim)) for t in (projected, k, v)), None, None, 1e-6, angles.cos()[positions],
-        angles.sin()[positions], slots, pool.keys, pool.values,
+        angles.sin()[positions], slots, pool.keys, pool.values, scale=scale,
     )  # fmt: skip
     new = NewTokens(
         k.to(DEVICE),
@@ -167,7 +169,7 @@ def test_decode_variants(window: int, has_sinks: bool, scale: float | None, spli
         ints(slots),
     )
     decode_attention(projected.to(DEVICE), new, keys, values, table, *where, *parts, out, None, None, **mine)
-    expected = attention(rotated, pool.keys, pool.values, sequences, window=window, sinks=sinks, scale=scale)
+    expected = attention(rotated, pool.keys, pool.values, sequences, window=window, sinks=sinks)
     assert nmse(out.cpu(), expected) < 1e-6
     assert nmse(keys.cpu(), pool.keys.double()) < 1e-8
 
@@ -224,9 +226,10 @@ def test_prefill_variants(window: int, has_sinks: bool, scale: float | None) -> 
     n = 111
     pool, q = make_pool(kv_heads, dim, 3, 160), queries(n, heads, dim)
     sinks = random_sinks(heads) if has_sinks else None
+    rest = 1.0 if scale is None else scale * dim**0.5
     expected = attention(
-        q, pool.keys, pool.values, [Sequence(r, c, p, pool.table[s]) for r, c, p, s in chunks],
-        window=window, sinks=sinks, scale=scale,
+        q.double() * rest, pool.keys, pool.values, [Sequence(r, c, p, pool.table[s]) for r, c, p, s in chunks],
+        window=window, sinks=sinks,
     )  # fmt: skip
     columns = [np.array(column, np.int32) for column in zip(*chunks, strict=True)]
     tiles = torch.from_numpy(prefill_tiles(*columns, heads, kv_heads)).to(DEVICE)

@@ -10,8 +10,8 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts import op
+from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.experts.reference import experts as reference
-from moeserve.kernels.experts.reference import gated
 from moeserve.kernels.experts.reference import shared_gate as gate_reference
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.linear.op import Activation, Gated
@@ -126,7 +126,7 @@ def run(
     expected = reference(
         x[:live].float(), dequantize(gate).cpu(), dequantize(up).cpu(), dequantize(down).cpu(), ids[:live].clamp(min=0),
         weights[:live] * there[:live, :, 0], *through, activation=activation,
-        biases=(biases[0], biases[1], biases[2]) if biased else None,
+        **(dict(zip(("gate_bias", "up_bias", "down_bias"), biases, strict=True)) if biased else {}),
     )  # fmt: skip
     return got, expected
 
@@ -203,8 +203,8 @@ def test_biases_and_gpt_oss_activation(kinds: tuple[Type, Type, Type], tokens: i
 
 def test_gpt_oss_activation_clamps() -> None:
     gate, up = torch.tensor([9.0, -9.0, 7.0]), torch.tensor([8.0, -8.0, 0.0])
-    clamped = gated(torch.tensor([7.0, -9.0, 7.0]), torch.tensor([7.0, -7.0, 0.0]), "swiglu_oai")
-    assert torch.equal(gated(gate, up, "swiglu_oai"), clamped)
+    clamped = activate(torch.tensor([7.0, -9.0, 7.0]), torch.tensor([7.0, -7.0, 0.0]), "swiglu_oai")
+    assert torch.equal(activate(gate, up, "swiglu_oai"), clamped)
     assert clamped[2] == pytest.approx(7 / (1 + math.exp(-1.702 * 7)))
 
 
@@ -264,7 +264,7 @@ def test_a_shared_expert_is_one_part_more(tokens: int) -> None:
     expected = residual[:live] + reference(
         x[:live].float(), *(dequantize(p).cpu() for p in routed), ids[:live], weights[:live], *through
     )
-    one, share = torch.zeros(live, 1, dtype=torch.int32), gate_reference(x[:live], gate)[:, None]
+    one, share = torch.zeros(live, 1, dtype=torch.int32), gate_reference(x[:live], gate)
     expected += reference(x[:live].float(), *(dequantize(p).cpu() for p in shared), one, share, *through)
     assert nmse(after[:live].cpu(), expected) < 1e-6
     assert nmse(y[:live].cpu(), norm(expected, gain, 1e-6)) < 1e-6

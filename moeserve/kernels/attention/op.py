@@ -94,8 +94,8 @@ def decode_attention(
     the pool are read before the kernel ahead has ended: it writes none of them, nor those before it since one that was
     launched without programmatic dependent launch.
     part_sums, part_stats, counters: a DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * dim].
-    window, sinks (float32 [heads]) and scale as in reference.py. `scale` stands for the whole factor of q k^T: with it
-    too, q comes from `rope_store`, which has multiplied it by 1/sqrt(dim).
+    window and sinks (float32 [heads]) as in reference.py. scale: the factor of q k^T in place of 1/sqrt(dim); with it
+    too, q comes from `rope_store`, which has multiplied it by 1/sqrt(dim): only the rest is made up for here.
     Raises ValueError for a norm of all heads together, which only `rope_store` makes.
     """
     n, (kv_heads, dim) = len(q), keys.shape[1:]

@@ -1,4 +1,7 @@
-"""The specification of a layer's experts: routed, and shared by all tokens."""
+"""The specification of a layer's routed experts.
+
+Gated SiLU: Shazeer 2020, https://arxiv.org/abs/2002.05202; swiglu_oai: gpt-oss, https://arxiv.org/abs/2508.10925.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,19 @@ from moeserve.kernels.linear.reference import linear
 
 Through = Callable[[Tensor], Tensor]
 
+OAI_LIMIT = 7.0
+OAI_ALPHA = 1.702
 
-def gated(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    """What the down projection takes of the products with gate and up. "silu": silu(gate) * up (Shazeer 2020,
-    https://arxiv.org/abs/2002.05202). "swiglu_oai": gpt-oss's (https://arxiv.org/abs/2508.10925)."""
+
+def activate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """What goes into down. silu: silu(gate) * up. swiglu_oai: (up + 1) * gate * sigmoid(1.702 * gate) of a gate of at
+    most 7 and an up within 7 of 0."""
     if activation == "silu":
         return silu(gate) * up
-    assert activation == "swiglu_oai"
-    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-    return (up + 1.0) * gate * torch.sigmoid(1.702 * gate)
-
-
-def shared_gate(x: Tensor, weight: Tensor) -> Tensor:
-    """float64 [n]: what a shared expert's output is multiplied with (Qwen2-MoE: https://arxiv.org/abs/2407.10671). x
-    [n, hidden], weight [hidden]."""
-    return torch.sigmoid(x.double() @ weight.double())
+    if activation != "swiglu_oai":
+        raise ValueError(f"activation: neither silu nor swiglu_oai but {activation!r}")
+    gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
+    return (up + 1) * gate * torch.sigmoid(OAI_ALPHA * gate)
 
 
 def experts(
@@ -41,24 +42,40 @@ def experts(
     into_down: Through = Tensor.double,
     *,
     activation: str = "silu",
-    biases: tuple[Tensor, Tensor, Tensor] | None = None,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
 ) -> Tensor:
-    """sum_j weights[t, j] * down(gated(gate(y[t]), up(y[t]))) with expert ids[t, j], in float64: [n, hidden].
+    """sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) with expert ids[t, j], in float64: [n, hidden].
 
     y [n, hidden]; gate, up [E, ff, hidden] and down [E, hidden, ff], dequantised: each expert's matrix is [out, in];
-    ids (below 0: none), weights [n, top_k]. `into_gate` and so on: what happens to the activations on their way into
-    that matrix. Nothing gives the truth, `quantize.reference.round_trip` what the integer formats compute. biases:
-    added to the products of gate and up [E, ff] and of down [E, hidden].
+    gate_bias, up_bias [E, ff] and down_bias [E, hidden]: added to its product; ids (below 0: none), weights [n, top_k].
+    `into_gate` and so on: what happens to the activations on their way into that matrix. Nothing gives the truth,
+    `quantize.reference.round_trip` what the integer formats compute.
     """
     out = torch.zeros(len(y), down.shape[1], dtype=torch.float64)
     for expert in sorted(set(ids[ids >= 0].tolist())):
         tokens, j = torch.nonzero(ids == expert, as_tuple=True)
         x = y[tokens]
-        of_gate, of_up = linear(into_gate(x), gate[expert]), linear(into_up(x), up[expert])
-        if biases is not None:
-            of_gate, of_up = of_gate + biases[0][expert], of_up + biases[1][expert]
-        result = linear(into_down(gated(of_gate, of_up, activation)), down[expert])
-        if biases is not None:
-            result = result + biases[2][expert]
+        hidden = activate(
+            linear(into_gate(x), gate[expert], _of(gate_bias, expert)),
+            linear(into_up(x), up[expert], _of(up_bias, expert)),
+            activation,
+        )
+        result = linear(into_down(hidden), down[expert], _of(down_bias, expert))
         out.index_add_(0, tokens, weights[tokens, j, None].double() * result)
     return out
+
+
+def shared_gate(y: Tensor, weight: Tensor | None) -> Tensor:
+    """The weight of each token's shared expert (Qwen2-MoE's, https://arxiv.org/abs/2407.10671): float64 [n, 1].
+
+    sigmoid(y . weight) of y [n, hidden] and weight [hidden]; 1 without a weight.
+    """
+    if weight is None:
+        return torch.ones(len(y), 1, dtype=torch.float64)
+    return torch.sigmoid(y.double() @ weight.double())[:, None]
+
+
+def _of(bias: Tensor | None, expert: int) -> Tensor | None:
+    return None if bias is None else bias[expert]

@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """The specification is `gated` of ../experts/reference.py."""
+    """The specification is `activate` of ../experts/reference.py."""
     if ACTIVATION == "silu":
         out = gate / (1.0 + tl.exp(-gate)) * up
     else:

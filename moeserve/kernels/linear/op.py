@@ -60,7 +60,7 @@ Activation = Literal["silu", "swiglu_oai"]
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What becomes of the products with gate and up, see `gated` of experts/reference.py."""
+    """What becomes of the products with gate and up, see `activate` of experts/reference.py."""
 
     activation: Activation = "silu"
     gate_bias: Tensor | None = None  # float32 [experts, ff]

@@ -86,26 +86,30 @@ def rope_store_kernel(
     g = tl.arange(0, GROUP)[:, None]
     live = g < HEADS // KV_HEADS
     head = (h * (HEADS // KV_HEADS) + g) * DIM
-    scale = None
-    weight = q_norm
-    if Q_FULL:
+    if Q_FULL > 0:
         scale = full_scale(q + token * Q_STRIDE, HEADS * DIM, Q_EPS, Q_FULL)
-        weight = q_norm + tl.where(live, head, 0)
-    own, other = rotation(weight, cos, sin, DIM, ROTARY, SIZE)
-    rotated = norm_and_rotate(q + token * Q_STRIDE + head, live, own, other, scale, DIM, ROTARY, Q_EPS, SIZE)
+        own, other = rotation(q_norm + tl.where(live, head, 0), cos, sin, DIM, ROTARY, SIZE)
+        rotated = norm_and_rotate(
+            q + token * Q_STRIDE + head, live, own, other, scale, DIM, ROTARY, Q_EPS, SIZE
+        )
+    else:
+        own, other = rotation(q_norm, cos, sin, DIM, ROTARY, SIZE)
+        rotated = norm_and_rotate(
+            q + token * Q_STRIDE + head, live, own, other, None, DIM, ROTARY, Q_EPS, SIZE
+        )
     to = q_out + token * (HEADS * DIM) + head + d
     tl.store(to, (rotated * DIM**-0.5).to(q_out.dtype.element_ty), live & (d < DIM))
     if slot >= 0:
         one = tl.zeros([1, 1], tl.int32)
-        scale_k = None
-        weight_k = k_norm
-        if K_FULL:
+        if K_FULL > 0:
             scale_k = full_scale(k + token * K_STRIDE, KV_HEADS * DIM, K_EPS, K_FULL)
-            weight_k = k_norm + h * DIM
-        own, other = rotation(weight_k, cos, sin, DIM, ROTARY, SIZE)
-        key = norm_and_rotate(
-            k + token * K_STRIDE + h * DIM + one, one == 0, own, other, scale_k, DIM, ROTARY, K_EPS, SIZE
-        )
+            own_k, other_k = rotation(k_norm + h * DIM, cos, sin, DIM, ROTARY, SIZE)
+            from_k = k + token * K_STRIDE + h * DIM + one
+            key = norm_and_rotate(from_k, one == 0, own_k, other_k, scale_k, DIM, ROTARY, K_EPS, SIZE)
+        else:
+            own_k, other_k = rotation(k_norm, cos, sin, DIM, ROTARY, SIZE)
+            from_k = k + token * K_STRIDE + h * DIM + one
+            key = norm_and_rotate(from_k, one == 0, own_k, other_k, None, DIM, ROTARY, K_EPS, SIZE)
         at = (slot * KV_HEADS + h) * DIM + d
         tl.store(keys + at, key.to(keys.dtype.element_ty), d < DIM)
         value = tl.load(v + token * V_STRIDE + h * DIM + d, d < DIM, 0.0)

@@ -48,7 +48,7 @@ def _within_groups(choosing: Tensor, router: RouterOptions) -> Tensor:
     """-inf outside the top groups of each row; of equal groups the lower stays."""
     if router.groups == 1:
         return choosing
-    groups = choosing.unflatten(1, (router.groups, -1))
+    groups: Tensor = choosing.unflatten(1, (router.groups, -1))
     best = groups.topk(min(2, groups.shape[2]), dim=2).values.sum(dim=2)
     kept = torch.sort(best, dim=1, descending=True, stable=True).indices[:, : router.top_groups]
     allowed = torch.zeros_like(best, dtype=torch.bool).scatter(1, kept, True)
