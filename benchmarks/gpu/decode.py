@@ -7,10 +7,10 @@ import torch
 from benchmarks.gpu.layer import Q4, Q6, Batch, LayerWeights, Room, layer, random_layer, sums_of
 from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.embed.cuda import embed
-from moeserve.kernels.linear.cuda import gemv_tokens, linear
-from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sample
+from moeserve.kernels.embed.op import embed
+from moeserve.kernels.linear.op import gemv_tokens, linear
+from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, sample
 
 CONTEXT = 256  # tokens that every row attends to
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -61,7 +61,7 @@ class Step:
         self.logits = torch.empty(n, s.vocab, device="cuda")
         self.sampler, self.sampling = (
             DeviceSamplerState(n, s.vocab, "cuda", 0),
-            SamplingRoom(n, s.vocab, "cuda"),
+            SamplingWorkspace(n, s.vocab, "cuda"),
         )
         for slot in range(n):
             self.sampler.bind(slot, temperature=0.0)

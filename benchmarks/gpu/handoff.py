@@ -61,10 +61,8 @@ class Bench:
 
         return [(pack("up"), pack("up"), pack("more" if i % 2 == 0 else "down")) for i in range(layers)]
 
-    def handoff(self, *, polling: bool) -> ExpertHandoff:
-        return ExpertHandoff(
-            self.stream, self.layers, self.most, HIDDEN, TOP_K, timeout_s=10, polling=polling
-        )
+    def handoff(self) -> ExpertHandoff:
+        return ExpertHandoff(self.stream, self.layers, self.most, HIDDEN, TOP_K, timeout_s=10)
 
     def read_gb_s(self) -> float:
         start = time.perf_counter()
@@ -190,13 +188,10 @@ def mechanism(threads: int, layers: int, tokens: list[int]) -> None:
             f"\n{threads} threads, {n} tokens, small experts: pool alone {base * 1e6:.1f} us a layer",
             flush=True,
         )
-        for name, polling in (("memory operations", False), ("polling", True)):
-            handoff = bench.handoff(polling=polling)
-            step = Step(handoff, handoff, layers, n)
-            row(name, typical(step.seconds, on_gpu), base)
-            row("  nothing on the CPU", typical(step.seconds, nothing), 0.0)
-            handoff.close()
-        handoff = bench.handoff(polling=False)
+        handoff = bench.handoff()
+        step = Step(handoff, handoff, layers, n)
+        row("hand-off", typical(step.seconds, on_gpu), base)
+        row("  nothing on the CPU", typical(step.seconds, nothing), 0.0)
         step = Step(handoff, HostFunctions(handoff, n), layers, n)
         row("copies and host functions", typical(step.seconds, on_gpu[:3]), base)
         row("pool alone, again", typical(partial(bench.alone, x, weights), routings), base)
@@ -213,30 +208,21 @@ def whole_shape(threads: int, layers: int, tokens: list[int]) -> None:
         on_gpu = [routing.cuda() for routing in routings]
         x, weights = torch.randn(n, HIDDEN), torch.full((n, TOP_K), 1 / TOP_K)
         nbytes = distinct_bytes(bench, routings[0])
-        handoffs = [bench.handoff(polling=polling) for polling in (False, True)]
-        steps = [Step(handoff, handoff, layers, n) for handoff in handoffs]
-        check(bench, steps[0])
-        measures: list[Callable[[Tensor], float]] = [
-            partial(bench.alone, x, weights),
-            steps[0].seconds,
-            steps[1].seconds,
-        ]
+        handoff = bench.handoff()
+        step = Step(handoff, handoff, layers, n)
+        check(bench, step)
+        measures: list[Callable[[Tensor], float]] = [partial(bench.alone, x, weights), step.seconds]
         reads, times = [], []
         for i in range(REPEATS):  # in turns: the memory's speed changes from second to second
             reads.append(bench.read_gb_s())
-            times.append(
-                [measure(r[i]) for measure, r in zip(measures, (routings, on_gpu, on_gpu), strict=True)]
-            )
+            times.append([measure(r[i]) for measure, r in zip(measures, (routings, on_gpu), strict=True)])
         read = statistics.median(reads)
-        for name, seconds in zip(
-            ("pool alone", "memory operations", "polling"), zip(*times, strict=True), strict=True
-        ):
+        for name, seconds in zip(("pool alone", "hand-off"), zip(*times, strict=True), strict=True):
             typical_s = statistics.median(seconds)
             speed = nbytes / typical_s / 1e9
             print(f"  {n:>2} tokens {name:<18}{typical_s * 1e6:>8.1f} us a layer {speed:>5.0f} GB/s, "
                   f"{speed / read:.2f} of {read:.0f} read", flush=True)  # fmt: skip
-        for handoff in handoffs:
-            handoff.close()
+        handoff.close()
 
 
 def main() -> None:

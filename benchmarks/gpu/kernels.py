@@ -12,14 +12,14 @@ from benchmarks.gpu.layer import Q4, Q6, Room, product, sums_of
 from benchmarks.gpu.prefill import batch_of as prefill_batch
 from benchmarks.gpu.shape import SHAPE, random_planes, report, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
-from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.experts.op import align_routes, experts_down, experts_up
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
-from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import route
-from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, sample
+from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.routing.op import route
+from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, sample
 from moeserve.quantization.table import F32
 
 BATCHES = (1, 8, 64, 512, 2048, 8192)
@@ -97,13 +97,13 @@ def experts_launches(
     """Gate and up, and down, over several routings."""
     s, b, of_down = SHAPE, r.blocks, (tensors(down), int(Q6), SHAPE.ff)
     h = r.h
-    if r.is_few:
+    if r.uses_gemv:
         out = r.parts.view(r.n, -1)
         return (
-            lambda i: few_experts_up(
+            lambda i: small_batch_up(
                 r.y.x, r.y.codes, r.y.scales, *matrices, ids[i % 4], h.x, h.codes, h.scales
             ),
-            lambda i: few_experts_down(h.x, h.codes, h.scales, *of_down, ids[i % 4], r.weights, r.count, out),
+            lambda i: small_batch_down(h.x, h.codes, h.scales, *of_down, ids[i % 4], r.weights, r.count, out),
         )
     blocks: list[tuple[Tensor, Tensor]] = []
     for some in ids:
@@ -152,7 +152,7 @@ def attention_decode(n: int, length: int) -> None:
     q, k, v = fused.split([s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim], dim=1)
     ones, angles = torch.ones(s.dim, device="cuda"), torch.rand(length, s.dim // 2, device="cuda")
     new = NewTokens(k, v, ones, ones, s.eps, angles.cos(), angles.sin(), table[:, -1].contiguous())
-    room = DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
+    room = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
     out = GpuActivations.empty(n, s.heads * s.dim, "cuda", dtype=torch.float32, quantised=False)
     count = torch.tensor([n], dtype=torch.int32, device="cuda")
 
@@ -187,7 +187,7 @@ def sampling(n: int) -> None:
     logits = torch.randn(n, vocab, device="cuda") * 3
     count = torch.tensor([n], dtype=torch.int32, device="cuda")
     slots = torch.arange(n, dtype=torch.int32, device="cuda")
-    room, tokens = SamplingRoom(n, vocab, "cuda"), torch.empty(n, dtype=torch.int32, device="cuda")
+    room, tokens = SamplingWorkspace(n, vocab, "cuda"), torch.empty(n, dtype=torch.int32, device="cuda")
     filters: dict[str, dict[str, float]] = {
         "greedy": {"temperature": 0.0},
         "temperature": {},

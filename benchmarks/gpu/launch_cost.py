@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from moeserve.kernels.launch import PDL
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.norm.triton import add_norm_kernel
 
 

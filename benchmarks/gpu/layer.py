@@ -9,14 +9,14 @@ from torch import Tensor
 
 from benchmarks.gpu.shape import SHAPE, Shape, random_planes, tensors
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
-from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
-from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.linear.op import GEMV_TOKENS, linear
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
-from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import norm_router, route
+from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.routing.op import norm_router, route
 from moeserve.quantization.table import F32, Q4_K, Q6_K
 
 Q4, Q6 = Q4_K, Q6_K
@@ -65,7 +65,7 @@ class Room:
     def __init__(self, n: int, s: Shape = SHAPE, device: str = "cuda", *, decode: bool = True) -> None:
         few = n <= GEMV_TOKENS
         self.n, self.shape = n, s
-        self.blocks = BlockRoom(n, s.top_k, s.experts, device)
+        self.blocks = BlockWorkspace(n, s.top_k, s.experts, device)
         gemv = self.blocks.method.up is None
         acts = torch.float32 if few else torch.bfloat16
         wide = torch.float32 if n <= FLOAT_ROWS else torch.bfloat16
@@ -77,7 +77,7 @@ class Room:
         self.projected = torch.empty(n, q + 2 * kv, dtype=wide, device=device)
         self.q = torch.empty(n, s.heads, s.dim, dtype=torch.float16, device=device)
         self.attended = GpuActivations.empty(n, q, device, dtype=None if few else acts, quantised=few)
-        self.decode = DecodeRoom(n, s.heads, s.kv_heads, s.dim, device) if decode else None
+        self.decode = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, device) if decode else None
         self.output = torch.empty(n, 1, s.hidden, dtype=wide, device=device)
         self.logits = torch.empty(n, s.experts, device=device)
         # Random weights route all rows alike in the deeper layers; what is timed is a uniform routing instead, another
@@ -86,7 +86,7 @@ class Room:
         self.ids = torch.empty(n, s.top_k, dtype=torch.int32, device=device)
         self.weights = torch.empty(n, s.top_k, device=device)
         self.h = GpuActivations.empty(n * s.top_k, s.ff, device, dtype=None if gemv else acts, quantised=gemv)
-        self.is_few = gemv
+        self.uses_gemv = gemv
         self.parts = torch.empty(n, 1 if gemv else s.top_k, s.hidden, dtype=wide, device=device)
 
 
@@ -145,15 +145,15 @@ def product(x: GpuActivations, r: Room, p: Planes, out: Tensor, beside: Planes |
 def experts_block(w: LayerWeights, r: Room, index: int) -> None:
     s, b = r.shape, r.blocks
     choices = r.choices[index % 16]
-    if r.is_few:
+    if r.uses_gemv:
         output, router = r.output.view(r.n, -1), w.router.codes[0]
         norm_router(r.x, output, r.count, w.ffn_norm, s.eps, router, r.y.x, r.y.codes, r.y.scales, r.logits)
         route(choices, None, r.count, r.ids, None, r.weights, None)
-        few_experts_up(
+        small_batch_up(
             r.y.x, r.y.codes, r.y.scales, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden,
             r.ids, r.h.x, r.h.codes, r.h.scales,
         )  # fmt: skip
-        few_experts_down(
+        small_batch_down(
             r.h.x, r.h.codes, r.h.scales, tensors(w.down), int(w.down.type), s.ff, r.ids, r.weights,
             r.count, r.parts.view(r.n, -1),
         )  # fmt: skip
@@ -176,6 +176,6 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
 def sums_of(r: Room) -> Sums:
     """What the next norm adds: the experts' parts, their weights and ids where they are not summed yet, and of few rows
     the attention's output."""
-    if r.is_few:
+    if r.uses_gemv:
         return r.parts, None, None, r.output.view(r.n, -1)
     return r.parts, r.weights, r.ids, None

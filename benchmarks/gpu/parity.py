@@ -41,8 +41,8 @@ def through(x: GpuActivations) -> Tensor:
 
 
 def check_linear(kind: int) -> Result:
-    from moeserve.kernels.embed.cuda import embed
-    from moeserve.kernels.linear.cuda import GEMV_TOKENS, linear
+    from moeserve.kernels.embed.op import embed
+    from moeserve.kernels.linear.op import GEMV_TOKENS, linear
 
     p = random_planes(QUANT_TYPES[kind], 1000, SHAPE.hidden)
     w, results = dequantize(p, 0), []
@@ -64,13 +64,13 @@ def check_linear(kind: int) -> Result:
 
 
 def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
-    from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
-    from moeserve.kernels.experts.few import few_experts_down, few_experts_up
+    from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
+    from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 
     experts, top_k, hidden, ff = 16, 4, 512, 256
     gate, up = (random_planes(QUANT_TYPES[k], experts, ff, hidden, seed=i) for i, k in enumerate(kinds[:2]))
     down = random_planes(QUANT_TYPES[kinds[2]], experts, hidden, ff)
-    room = BlockRoom(n, top_k, experts, "cuda")
+    room = BlockWorkspace(n, top_k, experts, "cuda")
     gemv = room.method.up is None
     x = q8(torch.randn(n, hidden, device="cuda") * 5)
     assert x.x is not None
@@ -85,8 +85,8 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     matrices = (tensors(gate), kinds[0], tensors(up), kinds[1], hidden)
     if gemv:
         total = torch.full((n, hidden), math.nan, device="cuda")
-        few_experts_up(floats, x.codes, x.scales, *matrices, ids, h.x, h.codes, h.scales)
-        few_experts_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, ids, weights, counter(n), total)
+        small_batch_up(floats, x.codes, x.scales, *matrices, ids, h.x, h.codes, h.scales)
+        small_batch_down(h.x, h.codes, h.scales, tensors(down), kinds[2], ff, ids, weights, counter(n), total)
     else:
         assert h.x is not None
         parts = torch.zeros(n, top_k, hidden, device="cuda")
@@ -109,9 +109,9 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
 
 
 def check_norm() -> Result:
-    from moeserve.kernels.norm.cuda import add_norm
+    from moeserve.kernels.norm.op import add_norm
     from moeserve.kernels.norm.reference import norm
-    from moeserve.kernels.routing.cuda import norm_router
+    from moeserve.kernels.routing.op import norm_router
 
     results = []
     for n, dtype in ((1, torch.float32), (300, torch.bfloat16)):
@@ -145,7 +145,7 @@ def check_norm() -> Result:
 
 
 def check_rope() -> Result:
-    from moeserve.kernels.rope.cuda import rope_store
+    from moeserve.kernels.rope.op import rope_store
     from moeserve.kernels.rope.reference import rope_store as reference
 
     s, n = SHAPE, 37
@@ -168,7 +168,12 @@ def check_rope() -> Result:
 
 
 def check_attention() -> Result:
-    from moeserve.kernels.attention.cuda import DecodeRoom, decode_attention, prefill_attention, prefill_tiles
+    from moeserve.kernels.attention.op import (
+        DecodeWorkspace,
+        decode_attention,
+        prefill_attention,
+        prefill_tiles,
+    )
     from moeserve.kernels.attention.reference import Sequence, attention
 
     s, requests, length, results = SHAPE, 6, 3000, []
@@ -180,7 +185,7 @@ def check_attention() -> Result:
         q = (torch.randn(n, s.heads, s.dim, device="cuda") / s.dim**0.5).half()
         rows = torch.arange(n, dtype=torch.int32, device="cuda")
         positions = torch.tensor(lengths[:n], dtype=torch.int32, device="cuda") - 1
-        room = DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
+        room = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
         out = GpuActivations.empty(n, s.heads * s.dim, "cuda", dtype=torch.float32, quantised=True)
         assert out.x is not None
         expected = attention(
@@ -207,7 +212,7 @@ def check_attention() -> Result:
 
 def check_new_tokens(keys: Tensor, values: Tensor, table: Tensor, lengths: list[int]) -> Result:
     """Decode attention of tokens as projected, against the reference of both steps. Writes to keys and values."""
-    from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention
+    from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention
     from moeserve.kernels.attention.reference import Sequence, attention
     from moeserve.kernels.rope.reference import rope_store
 
@@ -227,7 +232,7 @@ def check_new_tokens(keys: Tensor, values: Tensor, table: Tensor, lengths: list[
     expected = attention(
         rotated.cpu(), pool[0].cpu(), pool[1].cpu(), sequences
     ).cuda()  # fmt: skip
-    room = DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
+    room = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
     out = torch.full((n, s.heads * s.dim), math.nan, device="cuda")
     new = NewTokens(k, v, q_norm, k_norm, 1e-6, cos, sin, slots)
     torch.cuda.synchronize()
@@ -239,8 +244,8 @@ def check_new_tokens(keys: Tensor, values: Tensor, table: Tensor, lengths: list[
 
 
 def check_routing() -> Result:
-    from moeserve.kernels.experts.cuda import align_routes, num_blocks
-    from moeserve.kernels.routing.cuda import route
+    from moeserve.kernels.experts.op import align_routes, num_blocks
+    from moeserve.kernels.routing.op import route
     from moeserve.kernels.routing.reference import route as reference
 
     s, results = SHAPE, []
@@ -274,7 +279,7 @@ def check_routing() -> Result:
 
 def check_sampling() -> Result:
     from moeserve.kernels.sampling import reference
-    from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
+    from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
     from moeserve.kernels.sampling.reference import Params
 
     vocab = SHAPE.vocab
@@ -285,7 +290,7 @@ def check_sampling() -> Result:
     params = [p for p in filters for _ in range(4)]
     n, rng = len(params), np.random.default_rng(0)
     logits = torch.randn(n, vocab, device="cuda") * 3
-    state, room = DeviceSamplerState(n, vocab, "cuda"), SamplingRoom(n, vocab, "cuda")
+    state, room = DeviceSamplerState(n, vocab, "cuda"), SamplingWorkspace(n, vocab, "cuda")
     seeds = rng.integers(0, 2**64, n, dtype=np.uint64)
     for i, p in enumerate(params):
         state.bind(

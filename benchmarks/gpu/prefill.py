@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu.layer import Batch, Room, attention_block, experts_block, random_layer
 from benchmarks.gpu.shape import FLOPS_PER_S, SHAPE, seconds
-from moeserve.kernels.attention.cuda import prefill_tiles
+from moeserve.kernels.attention.op import prefill_tiles
 
 TOKENS = (512, 2048, 8192)
 KeysValues = tuple[torch.Tensor, torch.Tensor]

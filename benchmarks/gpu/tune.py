@@ -1,4 +1,4 @@
-"""Tiles beside those chosen: where to look when a kernel is far from its floor. The chosen ones are in the `cuda.py`s.
+"""Tiles beside those chosen: where to look when a kernel is far from its floor. The chosen ones are in the `op.py`s.
 
 Every case is timed as in kernels.py: in a CUDA graph, over weights that do not all fit the cache. Some come from it
 even so, and beside itself a kernel waits for nobody: what is faster here may be slower in a layer
@@ -17,13 +17,13 @@ from torch import Tensor
 from benchmarks.gpu.layer import Q4, Q6
 from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention import cuda as attention
-from moeserve.kernels.experts.cuda import align_routes, num_blocks
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
-from moeserve.kernels.linear.cuda import (
+from moeserve.kernels.attention import op as attention
+from moeserve.kernels.experts.op import align_routes, num_blocks
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.linear.op import (
     GemmTile,
     GemvTile,
-    Routing,
+    RouteBlocks,
     gemv_tile,
     run_gated_gemm,
     run_gemm,
@@ -75,7 +75,7 @@ def dense(name: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     return launch, copies[0].nbytes
 
 
-def routings(n: int, block: int) -> tuple[list[Routing], list[Tensor], float]:
+def routings(n: int, block: int) -> tuple[list[RouteBlocks], list[Tensor], float]:
     """Of uniform choices, sorted in blocks and as they are, and the share of the experts that they meet."""
     s, made, every, distinct = SHAPE, [], [], 0
     for _ in range(4):
@@ -86,7 +86,7 @@ def routings(n: int, block: int) -> tuple[list[Routing], list[Tensor], float]:
         expert = torch.empty(blocks, dtype=torch.int32, device="cuda")
         routes = torch.empty(blocks, block, dtype=torch.int32, device="cuda")
         align_routes(ids, counter(n), s.experts, expert, routes)
-        made.append(Routing(expert, routes))
+        made.append(RouteBlocks(expert, routes))
     return made, every, distinct / len(made) / s.experts
 
 
@@ -102,7 +102,7 @@ def experts_up(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
 
     def launch(i: int) -> None:
         if len(tile) == 4:
-            few_experts_up(
+            small_batch_up(
                 None, x.codes, x.scales, *matrices, ids[i % 4], None, h.codes, h.scales, tile=GemvTile(*tile)
             )  # fmt: skip
         else:
@@ -125,7 +125,7 @@ def experts_down(kind: QuantType, n: int, tile: tuple[int, ...]) -> tuple[Launch
 
     def launch(i: int) -> None:
         if len(tile) == 4:
-            few_experts_down(
+            small_batch_down(
                 None, h.codes, h.scales, tensors(down), int(Q6), s.ff, ids[i % 4], weights, counts, out[:n],
                 tile=GemvTile(*tile),
             )  # fmt: skip
@@ -148,7 +148,7 @@ def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     q, k, v = fused.split([s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim], dim=1)
     ones, angles = torch.ones(s.dim, device="cuda"), torch.rand(length, s.dim // 2, device="cuda")
     new = attention.NewTokens(k, v, ones, ones, s.eps, angles.cos(), angles.sin(), table[:, -1].contiguous())
-    room = attention.DecodeRoom(n, s.heads, s.kv_heads, s.dim, "cuda")
+    room = attention.DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
     out, count = torch.empty(n, s.heads * s.dim, device="cuda"), counter(n)
 
     def launch(i: int) -> None:
@@ -174,7 +174,7 @@ def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
 
 
 Tiles = dict[int, list[tuple[int, ...]]]  # by rows
-U = 1  # by_unit
+U = 1  # sliced K
 GEMV: Tiles = {  # of the dense products: (tokens, nb, warps)
     1: [(1, 4, 2), (1, 4, 4), (1, 2, 4), (1, 2, 8)],
     8: [(4, 4, 2), (4, 4, 4), (8, 4, 4), (2, 4, 4), (8, 2, 8)],

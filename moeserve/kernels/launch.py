@@ -59,3 +59,11 @@ class Kernel:
 def kernel(function: Any) -> Kernel:
     """Decorator: `@kernel` on a Triton function with neither default values nor runtime scalars."""
     return Kernel(triton.jit(function))
+
+
+def row_stride(first: torch.Tensor, *others: torch.Tensor | None) -> int:
+    """Between the rows of matrices that lie alike, each row contiguous. ValueError where they do not."""
+    for tensor in (first, *others):
+        if tensor is not None and tensor.stride() != (first.stride(0), 1):
+            raise ValueError(f"strides {tensor.stride()} where {(first.stride(0), 1)} are expected")
+    return first.stride(0)

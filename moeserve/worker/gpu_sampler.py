@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
+from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
 from moeserve.messages.schema import SamplingParams, TokenLogprob
 from moeserve.worker.sampler import bind_arguments
 
@@ -53,7 +53,7 @@ class GpuSampler:
     def __init__(self, max_num_seqs: int, vocab: int, rows: int, device: torch.device) -> None:
         self._vocab = vocab
         self._state = DeviceSamplerState(max_num_seqs, vocab, device)
-        self._room = SamplingRoom(rows, vocab, device)
+        self._room = SamplingWorkspace(rows, vocab, device)
         self._tokens = torch.empty(rows, dtype=torch.int32, device=device)
         self._masks = torch.empty(rows, -(-vocab // 32), dtype=torch.int32, device=device)
         self._top = min(MAX_TOP, vocab)

@@ -44,7 +44,7 @@ class Layer:
 
     def expected(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         values = (w.values() for w in self.weights)
-        return reference(x, ids, weights, self.experts.local_ids.cpu(), *values)
+        return reference(x, ids, weights, self.experts.expert_map.cpu(), *values)
 
 
 def rows(n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

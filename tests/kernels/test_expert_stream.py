@@ -50,7 +50,7 @@ def test_each_expert_is_streamed_or_left() -> None:
             for planes, weights in zip((found.gate, found.up, found.down), layer.weights, strict=True):
                 for e in range(count):
                     assert torch.equal(dequantize(planes, e).cpu(), weights.values()[e])
-            assert experts.places(index).tolist() == [p if p < count else -1 for p in place]
+            assert experts.expert_map(index).tolist() == [p if p < count else -1 for p in place]
 
 
 def test_the_hottest_lie_first(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_the_hottest_lie_first(tmp_path: Path) -> None:
         if layer is None:
             assert not ids
             continue
-        assert [layer.local_ids.tolist()[e] for e in ids] == list(range(len(ids)))
+        assert [layer.expert_map.tolist()[e] for e in ids] == list(range(len(ids)))
         tensor = file.tensors[name := n.of_layer(index, n.FFN_GATE_EXPS)]
         rows = torch.from_numpy(file.data(name).copy()).view(8, -1)[ids]
         expected = repack(rows, tensor.type, (len(ids), *tensor.shape[1:]))

@@ -153,4 +153,4 @@ def pool_routes(runner: Runner) -> list[torch.Tensor]:
     """Of each layer, of the experts in RAM: tokens that the pool has computed so far."""
     handoff = gpu_engine(runner)._model._moe._handoff
     assert handoff is not None
-    return [handoff.heat(layer)[0].clone() for layer in range(2)]
+    return [handoff.expert_token_counts(layer)[0].clone() for layer in range(2)]

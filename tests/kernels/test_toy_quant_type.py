@@ -15,8 +15,8 @@ from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.cpu_experts import load_cpu_experts
 
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.embed.cuda import embed
-from moeserve.kernels.linear.cuda import linear
+from moeserve.kernels.embed.op import embed
+from moeserve.kernels.linear.op import linear
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import dequantize, empty_planes, repack
 from moeserve.kernels.quantize.reference import quantize, round_trip

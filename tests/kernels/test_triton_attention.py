@@ -10,8 +10,8 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import (
-    DecodeRoom,
+from moeserve.kernels.attention.op import (
+    DecodeWorkspace,
     NewTokens,
     decode_attention,
     prefill_attention,
@@ -58,7 +58,7 @@ def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
         Sequence(i, 1, n - 1, pool.table[r]) for i, (n, r) in enumerate(zip(lengths, requests, strict=True))
     ]
     expected = attention(q[:4], pool.keys, pool.values, sequences)
-    room = DecodeRoom(5, heads, kv_heads, dim, DEVICE)
+    room = DecodeWorkspace(5, heads, kv_heads, dim, DEVICE)
     room.sums, room.stats = room.sums[:, :, :splits], room.stats[:, :, :splits]
     out = GpuActivations.empty(5, heads * dim, DEVICE, dtype=torch.float32, quantised=dim % 32 == 0)
     assert out.x is not None
@@ -98,7 +98,7 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int) 
     )  # fmt: skip
     sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
     expected = attention(q, pool.keys, pool.values, sequences)
-    room = DecodeRoom(n + 1, heads, kv_heads, dim, DEVICE)
+    room = DecodeWorkspace(n + 1, heads, kv_heads, dim, DEVICE)
     out = torch.full((n + 1, heads * dim), GUARD, device=DEVICE)
     mine, mine_k, mine_v = fused.to(DEVICE).split(widths, dim=1)
     new = NewTokens(
@@ -115,8 +115,82 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int) 
     assert torch.equal(values.cpu(), pool.values)
 
 
+# window, sinks, scale
+VARIANTS = [(0, True, None), (20, False, None), (65, True, 0.3), (1, False, 1.0), (1000, True, 0.05)]
+
+
+def random_sinks(heads: int) -> torch.Tensor:
+    return torch.randn(heads, generator=torch.Generator().manual_seed(11)) * 3
+
+
+@pytest.mark.parametrize(("window", "has_sinks", "scale"), VARIANTS)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_variants(window: int, has_sinks: bool, scale: float | None, splits: int) -> None:
+    """Also of new tokens, with a partial rotation and without norms."""
+    heads, kv_heads, dim, rotary = 4, 2, 32, 16
+    lengths, requests, n = [300, 1, 64, 129], [3, 0, 2, 1], 4
+    pool, q = make_pool(kv_heads, dim, 4, 300), queries(n, heads, dim)
+    sinks = random_sinks(heads) if has_sinks else None
+    mine = {"window": window, "sinks": None if sinks is None else sinks.to(DEVICE), "scale": scale}
+    sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
+    positions = torch.tensor(lengths) - 1
+    room = DecodeWorkspace(n, heads, kv_heads, dim, DEVICE)
+    parts = (room.sums[:, :, :splits].contiguous(), room.stats[:, :, :splits].contiguous(), room.counters)
+    out = torch.full((n, heads * dim), GUARD, device=DEVICE)
+    where = (ints(requests), ints(positions), counter(n))
+    decode_attention(
+        q.flatten(1).to(DEVICE), None, *pool.on_device(), *where, *parts, out, None, None, **mine
+    )  # fmt: skip
+    # What the scale leaves to be done, where q was multiplied by 1/sqrt(dim).
+    rest = 1.0 if scale is None else scale * dim**0.5
+    expected = attention(q.double() * rest, pool.keys, pool.values, sequences, window=window, sinks=sinks)
+    assert nmse(out.cpu(), expected) < 1e-6
+
+    g = torch.Generator().manual_seed(5)
+    k, v = (torch.randn(n, kv_heads * dim, generator=g) for _ in "kv")
+    projected, angles = (
+        torch.randn(n, heads * dim, generator=g),
+        torch.rand(300, rotary // 2, generator=g) * 6,
+    )
+    slots = pool.table[torch.tensor(requests), positions]
+    keys, values, table = (t.clone() for t in pool.on_device())
+    rotated = rope_store(
+        *(t.unflatten(1, (-1, dim)) for t in (projected, k, v)), None, None, 1e-6, angles.cos()[positions],
+        angles.sin()[positions], slots, pool.keys, pool.values, scale=scale,
+    )  # fmt: skip
+    new = NewTokens(
+        k.to(DEVICE),
+        v.to(DEVICE),
+        None,
+        None,
+        1e-6,
+        angles.cos().to(DEVICE),
+        angles.sin().to(DEVICE),
+        ints(slots),
+    )
+    decode_attention(projected.to(DEVICE), new, keys, values, table, *where, *parts, out, None, None, **mine)
+    expected = attention(rotated, pool.keys, pool.values, sequences, window=window, sinks=sinks)
+    assert nmse(out.cpu(), expected) < 1e-6
+    assert nmse(keys.cpu(), pool.keys.double()) < 1e-8
+
+
+def test_a_norm_of_all_heads_is_not_fused() -> None:
+    row, pool, room = (
+        torch.zeros(1, 64, device=DEVICE),
+        make_pool(2, 32, 1, 4),
+        DecodeWorkspace(1, 2, 2, 32, DEVICE),
+    )
+    angles, weight = torch.zeros(4, 16, device=DEVICE), torch.ones(64, device=DEVICE)
+    new = NewTokens(row, row, weight, weight, 1e-6, angles, angles, ints([0]))
+    with pytest.raises(ValueError, match="rope_store"):
+        decode_attention(
+            row, new, *pool.on_device(), ints([0]), ints([0]), counter(1), room.sums, room.stats, room.counters,
+            row.clone(), None, None,
+        )  # fmt: skip
+
+
 def test_splits_fill_the_gpu_at_any_batch() -> None:
-    assert [DecodeRoom(n, 32, 4, 128, "meta").splits for n in (1, 8, 64, 512)] == [64, 16, 2, 1]
+    assert [DecodeWorkspace(n, 32, 4, 128, "meta").splits for n in (1, 8, 64, 512)] == [64, 16, 2, 1]
 
 
 CHUNKS = [  # rows, count, position, request
@@ -143,3 +217,35 @@ def test_prefill(heads: int, kv_heads: int, dim: int, chunks: list[tuple[int, in
         inside[row : row + count] = True
     assert nmse(out.cpu()[inside], expected[inside]) < 1e-6
     assert (out.cpu()[~inside] == GUARD).all()
+
+
+@pytest.mark.parametrize(("window", "has_sinks", "scale"), VARIANTS)
+def test_prefill_variants(window: int, has_sinks: bool, scale: float | None) -> None:
+    heads, kv_heads, dim = 4, 2, 32
+    chunks = [(0, 70, 0, 0), (70, 1, 99, 2), (71, 40, 61, 1)]
+    n = 111
+    pool, q = make_pool(kv_heads, dim, 3, 160), queries(n, heads, dim)
+    sinks = random_sinks(heads) if has_sinks else None
+    rest = 1.0 if scale is None else scale * dim**0.5
+    expected = attention(
+        q.double() * rest, pool.keys, pool.values, [Sequence(r, c, p, pool.table[s]) for r, c, p, s in chunks],
+        window=window, sinks=sinks,
+    )  # fmt: skip
+    columns = [np.array(column, np.int32) for column in zip(*chunks, strict=True)]
+    tiles = torch.from_numpy(prefill_tiles(*columns, heads, kv_heads)).to(DEVICE)
+    out = torch.full((n, heads * dim), GUARD, device=DEVICE)
+    prefill_attention(
+        q.to(DEVICE), *pool.on_device(), tiles, out,
+        window=window, sinks=None if sinks is None else sinks.to(DEVICE), scale=scale,
+    )  # fmt: skip
+    assert nmse(out.cpu(), expected) < 1e-6
+
+
+def test_a_sink_is_a_key_of_value_zero() -> None:
+    """The reference of what a sink is: one key more whose score is the sink's."""
+    q, keys, values = torch.ones(1, 1, 4), torch.eye(4)[:2, None], torch.randn(2, 1, 4)
+    sequence = [Sequence(0, 1, 1, torch.tensor([0, 1]))]
+    more = Sequence(0, 1, 2, torch.tensor([2, 0, 1]))
+    sink_key = torch.tensor([[[0.25, 0.25, 0.25, 1.25]]])  # scores 2.0
+    expected = attention(q, torch.cat([keys, sink_key]), torch.cat([values, torch.zeros(1, 1, 4)]), [more])
+    assert torch.allclose(attention(q, keys, values, sequence, sinks=torch.tensor([2.0])), expected)

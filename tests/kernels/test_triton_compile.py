@@ -50,24 +50,34 @@ CALLS = {
     "rows": "rows(3, Q4)",
     "rows, looked up": "rows(3, IQ4)",
     "attention": "attention(3)",
+    "linear, bias": "linear(4, Q4, 512, 96, Q6, 32, bias=True), linear(20, Q4, 512, 96, Q6, 32, bias=True)",
+    "linear, bias, many": "linear(200, Q4, 512, 96, Q6, 32, bias=True), linear(2, F32, 512, 96, F32, 32, bias=True)",
+    "experts, gpt-oss, few": "experts(2, MXFP4, MXFP4, oai=True)",
+    "experts, gpt-oss, some": "experts(30, MXFP4, MXFP4, oai=True)",
+    "experts, gpt-oss, many": "experts(2000, MXFP4, MXFP4, oai=True)",
+    "experts, shared": "experts(2, Q4, Q6, experts=1, top_k=1), experts(30, Q4, Q6, experts=1, top_k=1)",
+    "rows of other families": "rows_of_others(3)",
+    "attention of other families": "attention_of_others(3)",
     "sampling": "sampling(2)",
     "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom, NewTokens, decode_attention, prefill_attention
-from moeserve.kernels.embed.cuda import KvPlaces, embed
-from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
-from moeserve.kernels.linear import cuda
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.embed.op import KvPlaces, embed
+from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.linear import op
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.from_panels import PanelLayout
 from moeserve.kernels.planes.panels_triton import unpack_panels
-from moeserve.quantization.table import BF16, F32, IQ4_XS, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0
-from moeserve.kernels.rope.cuda import rope_store
-from moeserve.kernels.routing.cuda import norm_router, route
-from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom, logprobs, sample
+from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
+from moeserve.kernels.routing.options import RouterOptions
+from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
+
+from moeserve.quantization.table import BF16, F32, IQ4_XS, MXFP4, Q3_K, Q4_K, Q5_K, Q6_K, Q8_0
 
 Q4, Q6, IQ4 = Q4_K, Q6_K, IQ4_XS
 f32, i32 = torch.float32, torch.int32
@@ -83,33 +93,36 @@ def both(n, cols, dtype=f32):
     a = GpuActivations.empty(n, cols, "meta", dtype=dtype, quantised=True)
     return a.x, a.codes, a.scales
 
-def linear(n, kind, cols, rows, beside, beside_rows):
-    x = both(n, cols, f32 if n <= cuda.GEMV_TOKENS else torch.bfloat16)
-    other = None if beside is None else weight(beside, beside_rows, cols)
-    cuda.linear(*x, empty(1, dtype=i32), weight(kind, rows, cols), kind, other, beside or 0, cols,
-                empty(n, rows + beside_rows))
+def linear(n, kind, cols, rows, second, second_rows, bias=False):
+    x = both(n, cols, f32 if n <= op.GEMV_TOKENS else torch.bfloat16)
+    other = None if second is None else weight(second, second_rows, cols)
+    op.linear(*x, empty(1, dtype=i32), weight(kind, rows, cols), kind, other, second or 0, cols,
+              empty(n, rows + second_rows), bias=empty(rows + second_rows) if bias else None)
 
 # A router of bfloat16.
 def exact(n):
-    cuda.linear(empty(n, 512), None, None, empty(1, dtype=i32), weight(BF16, 128, 512), int(BF16), None, 0,
+    op.linear(empty(n, 512), None, None, empty(1, dtype=i32), weight(BF16, 128, 512), int(BF16), None, 0,
                 512, empty(n, 128))
 
-def experts(n, kind, down):
-    experts, top_k, hidden, ff = 128, 8, 512, 256
-    room, ids, count = BlockRoom(n, top_k, experts, "meta"), empty(n, top_k, dtype=i32), empty(1, dtype=i32)
-    few = room.method.up is None
+def experts(n, kind, down, experts=128, top_k=8, oai=False):
+    hidden, ff, wide = 512, 256, top_k + 1 if experts == 1 else top_k
+    room, ids = BlockWorkspace(n, top_k, experts, "meta"), empty(n, wide, dtype=i32)[:, :top_k]
+    count, few = empty(1, dtype=i32), room.method.up is None
     dtype = f32 if few else torch.bfloat16
     gate, half = weight(kind, experts, ff, hidden), empty(n * top_k, ff, dtype=dtype)
+    biases = [empty(experts, size) if oai else None for size in (ff, ff, hidden)]
+    options = op.Gated("swiglu_oai" if oai else "silu", *biases[:2])
     if few:
         h = both(n * top_k, ff, dtype)
-        few_experts_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, *h)
-        few_experts_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, top_k), count,
-                         empty(n, hidden))
+        small_batch_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, *h, options=options)
+        small_batch_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, wide)[:, :top_k], count,
+                         empty(n, hidden), bias=biases[2])
         return
     align_routes(ids, count, experts, room.expert, room.routes)
-    experts_up(empty(n, hidden, dtype=dtype), gate, kind, gate, kind, hidden, room.expert, room.routes, top_k, half)
+    experts_up(empty(n, hidden, dtype=dtype), gate, kind, gate, kind, hidden, room.expert, room.routes, top_k, half,
+               options=options)
     experts_down(half, weight(down, experts, hidden, ff), down, ff, room.expert, room.routes, count,
-                 empty(n, top_k, hidden, dtype=dtype))
+                 empty(n, wide, hidden, dtype=dtype)[:, :top_k], bias=biases[2])
 
 def rows(n, kind):
     heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
@@ -128,7 +141,7 @@ def rows(n, kind):
 def attention(n):
     heads, kv_heads, dim, at = 32, 4, 128, empty(n, dtype=i32)
     q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
-    room = DecodeRoom(n, heads, kv_heads, dim, "meta")
+    room = DecodeWorkspace(n, heads, kv_heads, dim, "meta")
     table = empty(3, 64, dtype=i32)
     k, angles = empty(n, kv_heads * dim), empty(64, dim // 2)
     projected = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, at)
@@ -137,9 +150,43 @@ def attention(n):
                          *both(n, heads * dim))
     prefill_attention(q, pool, pool, table, empty(2, 4, dtype=i32), empty(n, heads * dim, dtype=torch.bfloat16))
 
+def rows_of_others(n):
+    heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
+    at, wide = empty(n, dtype=i32), empty(n, 9, dtype=i32)
+    ids, weights = wide[:, :8], empty(n, 9)[:, :8]
+    for options in (RouterOptions("sigmoid", scale=2.5, groups=8, top_groups=4), RouterOptions("softmax_topk"),
+                    RouterOptions("softmax", normalize=False)):
+        route(empty(n, 128), empty(128, dtype=i32), count, ids, ids, weights, None, options=options, bias=empty(128))
+        route(empty(n, 128), None, count, ids, None, weights, None, options=options)
+    select_streamed_routes(ids, empty(128, dtype=i32), ids, ids)
+    shared_gate(empty(n, 256), empty(256), count, empty(n, 9)[:, 8], wide[:, 8])
+    shared_gate(empty(n, 256), None, count, empty(n, 9)[:, 8])
+    norm_router(empty(n, 256), empty(n, 256), count, empty(256), 1e-6, empty(128, 256), *both(n, 256), empty(n, 128),
+                bias=empty(128))
+    q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
+    pool = empty(50, kv_heads, dim, dtype=torch.float16)
+    for rotary, q_norm, k_norm in ((64, None, None), (128, empty(heads * dim), empty(kv_heads * dim)),
+                                   (32, empty(dim), None)):
+        rope_store(q, k, k, q_norm, k_norm, 1e-6, empty(9, rotary // 2), empty(9, rotary // 2), at, at, count,
+                   empty(n, heads, dim, dtype=torch.float16), pool, pool)
+
+def attention_of_others(n):
+    heads, kv_heads, dim, at = 64, 8, 64, empty(n, dtype=i32)
+    q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
+    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
+    k, angles = empty(n, kv_heads * dim), empty(64, 16)
+    projected = NewTokens(k, k, None, None, 1e-6, angles, angles, at)
+    options = {"window": 128, "sinks": empty(heads), "scale": 0.1}
+    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+        decode_attention(x, new, pool, pool, table, at, at, empty(1, dtype=i32), room.sums, room.stats, room.counters,
+                         *both(n, heads * dim), **options)
+    out, tiles = empty(n, heads * dim, dtype=torch.bfloat16), empty(2, 4, dtype=i32)
+    prefill_attention(q, pool, pool, table, tiles, out, **options)
+    prefill_attention(q, pool, pool, table, tiles, out, sinks=empty(heads))
+
 def sampling(n):
     vocab, at, count = 5000, empty(n, dtype=i32), empty(1, dtype=i32)
-    s, r = DeviceSamplerState(n, vocab, "meta"), SamplingRoom(n, vocab, "meta")
+    s, r = DeviceSamplerState(n, vocab, "meta"), SamplingWorkspace(n, vocab, "meta")
     state = (s.params, s.bias_ids, s.bias_values, s.stop_ids, s.history)
     room = (r.block_max, r.block_sum, r.values, r.ids)
     sample(empty(n, vocab), at, count, *state, empty(n, 157, dtype=i32), r.edited, *room, at)
@@ -155,7 +202,7 @@ eval(sys.argv[1])
 """
 
 
-@pytest.mark.slow  # 60 s of one core together
+@pytest.mark.slow  # 90 s of one core together
 @pytest.mark.parametrize("name", CALLS)
 def test_compiles(name: str) -> None:
     # A process of its own: the others in this one are interpreted.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts import cuda
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
+from moeserve.kernels.experts import op
+from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.experts.reference import experts as reference
+from moeserve.kernels.experts.reference import shared_gate as gate_reference
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.linear.op import Activation, Gated
+from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from tests.kernels.test_triton_linear import planes_of, tensors
@@ -29,10 +36,10 @@ def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
     live = max(1, n - 2)
     ids = random_ids(n, experts, top_k)
     ids[0, 0] = -1  # an expert that is elsewhere
-    blocks = cuda.num_blocks(n, top_k, experts, block)
+    blocks = op.num_blocks(n, top_k, experts, block)
     expert = torch.full((blocks,), -7, dtype=torch.int32, device=DEVICE)
     routes = torch.full((blocks, block), -7, dtype=torch.int32, device=DEVICE)
-    cuda.align_routes(ids.to(DEVICE), counter(live), experts, expert, routes)
+    op.align_routes(ids.to(DEVICE), counter(live), experts, expert, routes)
     flat = ids[:live].flatten()
     expected_experts, expected_routes = [], []
     for e in range(experts):
@@ -46,17 +53,29 @@ def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
     assert routes[:used].tolist() == expected_routes
 
 
+def widened(values: torch.Tensor) -> torch.Tensor:
+    """The same values as the first columns of a tensor with two more."""
+    wide = torch.full(
+        (len(values), values.shape[1] + 2, *values.shape[2:]), 77, dtype=values.dtype, device=DEVICE
+    )
+    wide[:, : values.shape[1]] = values.to(DEVICE)
+    return wide[:, : values.shape[1]]
+
+
 def run(
     kinds: tuple[Type, Type, Type],
     n: int,
-    method: cuda.Method,
+    method: op.Method,
     *,
     hidden: int = 256,
     ff: int = 64,
     top_k: int = 2,
     dtype: torch.dtype = torch.float32,
+    activation: Activation = "silu",
+    biased: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One expert layer by a method, and its reference. One expert more than are chosen, the last row not live."""
+    """One expert layer by a method, and its reference. One expert more than are chosen, the last row not live. Ids and
+    weights are columns of wider tensors, and so are the parts."""
     experts, live = top_k + 1, max(1, n - 1)
     if Type.Q6_K in kinds[2:]:
         ff = 256
@@ -66,6 +85,10 @@ def run(
     ids = random_ids(n, experts, top_k)
     ids[0, -1] = -1
     weights = torch.rand(n, top_k, generator=torch.Generator().manual_seed(2))
+    g = torch.Generator().manual_seed(3)
+    biases = [torch.randn(experts, rows, generator=g) for rows in (ff, ff, hidden)]
+    of_gate, of_up, of_down = (b.to(DEVICE) if biased else None for b in biases)
+    options = Gated(activation, of_gate, of_up)
     q = quantize(x.float())
     gemv = method.up is None
     quantised_h = gemv and down.quantised
@@ -79,29 +102,31 @@ def run(
         ids_there = ids.clone()
         ids_there[live:] = -1
         out = torch.ones(n, hidden, device=DEVICE)
-        few_experts_up(*xs, *matrices, ids_there.to(DEVICE), h.x, h.codes, h.scales)
-        few_experts_down(
-            h.x, h.codes, h.scales, tensors(down), int(down.type), ff, ids_there.to(DEVICE), weights.to(DEVICE),
-            counter(live), out, adds=True,
+        small_batch_up(*xs, *matrices, widened(ids_there), h.x, h.codes, h.scales, options=options)
+        small_batch_down(
+            h.x, h.codes, h.scales, tensors(down), int(down.type), ff, widened(ids_there), widened(weights),
+            counter(live), out, adds=True, bias=of_down,
         )  # fmt: skip
         assert (out[live:] == 1).all()
         got = out.cpu()[:live] - 1
     else:
         assert h.x is not None
-        blocks = cuda.num_blocks(n, top_k, experts, method.block)
+        blocks = op.num_blocks(n, top_k, experts, method.block)
         block_expert = torch.empty(blocks, dtype=torch.int32, device=DEVICE)
         block_routes = torch.empty(blocks, method.block, dtype=torch.int32, device=DEVICE)
-        cuda.align_routes(ids.to(DEVICE), counter(live), experts, block_expert, block_routes)
-        parts = torch.zeros(n, top_k, hidden, device=DEVICE)
-        cuda.experts_up(xs[0], *matrices, block_expert, block_routes, top_k, h.x)
-        cuda.experts_down(
-            h.x, tensors(down), int(down.type), ff, block_expert, block_routes, counter(live), parts
+        op.align_routes(widened(ids), counter(live), experts, block_expert, block_routes)
+        parts = widened(torch.zeros(n, top_k, hidden))
+        op.experts_up(xs[0], *matrices, block_expert, block_routes, top_k, h.x, options=options)
+        op.experts_down(
+            h.x, tensors(down), int(down.type), ff, block_expert, block_routes, counter(live), parts, bias=of_down
         )  # fmt: skip
+        assert (parts._base[:, top_k:] == 77).all()  # type: ignore[index]
         got = (parts.cpu() * weights[..., None] * there).sum(1)[:live]
     through = [round_trip if gemv and p.quantised else torch.Tensor.double for p in (gate, up, down)]
     expected = reference(
         x[:live].float(), dequantize(gate).cpu(), dequantize(up).cpu(), dequantize(down).cpu(), ids[:live].clamp(min=0),
-        weights[:live] * there[:live, :, 0], *through,
+        weights[:live] * there[:live, :, 0], *through, activation=activation,
+        **(dict(zip(("gate_bias", "up_bias", "down_bias"), biases, strict=True)) if biased else {}),
     )  # fmt: skip
     return got, expected
 
@@ -120,13 +145,13 @@ FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
 def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few. A code of h may round the other way where a value lies between two: 1e-6
     of the power."""
-    got, expected = run(kinds, min(tokens, 5), cuda.method_for(tokens))
+    got, expected = run(kinds, min(tokens, 5), op.method_for(tokens))
     assert nmse(got, expected) < 1e-5
 
 
 def test_up_of_more_units_than_threads_take_at_once() -> None:
     """Nine units of columns, of which it takes eight at once."""
-    got, expected = run(OTHERS, 5, cuda.method_for(8), hidden=1056, ff=32, top_k=1)
+    got, expected = run(OTHERS, 5, op.method_for(8), hidden=1056, ff=32, top_k=1)
     assert nmse(got, expected) < 1e-5
 
 
@@ -137,7 +162,7 @@ def test_down_of_more_units_than_threads_take_at_once() -> None:
     h = torch.randn(n * top_k, ff, generator=torch.Generator().manual_seed(1))
     ids, weights, q = random_ids(n, top_k, top_k), torch.rand(n, top_k), quantize(h)
     out = torch.empty(n, hidden, device=DEVICE)
-    few_experts_down(
+    small_batch_down(
         None, q.codes.to(DEVICE), q.scales.to(DEVICE), tensors(down), int(down.type), ff, ids.to(DEVICE),
         weights.to(DEVICE), counter(n), out,
     )  # fmt: skip
@@ -160,5 +185,87 @@ def test_down_of_more_units_than_threads_take_at_once() -> None:
 )
 def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few; float16 activations, weights and products."""
-    got, expected = run(kinds, 9, cuda.method_for(tokens), dtype=torch.float16)
+    got, expected = run(kinds, 9, op.method_for(tokens), dtype=torch.float16)
     assert nmse(got, expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kinds", "tokens"), [(OTHERS, 2), (FLOATS[0], 2), (MIX, 64), (MIX, 256), (FLOATS[1], 256)]
+)
+def test_biases_and_gpt_oss_activation(kinds: tuple[Type, Type, Type], tokens: int) -> None:
+    """Of both ways, with quantised matrices and floats, by units of columns and not."""
+    dtype = torch.float32 if tokens <= 16 else torch.float16
+    got, expected = run(
+        kinds, 5, op.method_for(tokens), dtype=dtype, hidden=256, activation="swiglu_oai", biased=True
+    )
+    assert nmse(got, expected) < (1e-5 if tokens <= 16 else 1e-6)
+
+
+def test_gpt_oss_activation_clamps() -> None:
+    gate, up = torch.tensor([9.0, -9.0, 7.0]), torch.tensor([8.0, -8.0, 0.0])
+    clamped = activate(torch.tensor([7.0, -9.0, 7.0]), torch.tensor([7.0, -7.0, 0.0]), "swiglu_oai")
+    assert torch.equal(activate(gate, up, "swiglu_oai"), clamped)
+    assert clamped[2] == pytest.approx(7 / (1 + math.exp(-1.702 * 7)))
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_a_shared_expert_is_one_part_more(tokens: int) -> None:
+    """Routed and shared experts of different widths: few tokens have one sum, to which the shared expert is added by
+    its gate; many have a part for each route and one for it, which the next norm weighs and adds."""
+    hidden, ff, shared_ff, experts, top_k, live = 256, 64, 96, 5, 2, tokens - 1
+    kind = Type.Q5_0
+    routed = [planes_of(kind, experts, *shape) for shape in ((ff, hidden), (ff, hidden), (hidden, ff))]
+    up, down = (shared_ff, hidden), (hidden, shared_ff)
+    shared = [planes_of(kind, 1, *shape) for shape in (up, up, down)]
+    g = torch.Generator().manual_seed(1)
+    x, gate = torch.randn(tokens, hidden, generator=g).half(), torch.randn(hidden, generator=g) / 16
+    residual, gain = torch.randn(tokens, hidden, generator=g), torch.rand(hidden, generator=g)
+    ids, weights = random_ids(tokens, experts, top_k), torch.rand(tokens, top_k, generator=g)
+    all_ids = torch.full((tokens, top_k + 1), -7, dtype=torch.int32, device=DEVICE)
+    all_weights = torch.full((tokens, top_k + 1), 77.0, device=DEVICE)
+    all_ids[:, :top_k], all_weights[:, :top_k] = ids.to(DEVICE), weights.to(DEVICE)
+    all_ids[live:] = -1
+    count, q = counter(live), quantize(x.float())
+    op.shared_gate(x.to(DEVICE), gate.to(DEVICE), count, all_weights[:, top_k], all_ids[:, top_k])
+
+    few = tokens <= 16
+    parts = torch.zeros(tokens, 1 if few else top_k + 1, hidden, device=DEVICE)
+    method = op.method_for(tokens)
+    for matrices, columns in ((routed, slice(0, top_k)), (shared, slice(top_k, None))):
+        k, num, width = len(range(top_k + 1)[columns]), matrices[0].experts, matrices[0].rows
+        my_ids, my_weights = all_ids[:, columns], all_weights[:, columns]
+        of_up = [a for p in matrices[:2] for a in (tensors(p), int(p.type))]
+        of_down = (tensors(matrices[2]), int(kind), width)
+        h = GpuActivations.empty(
+            tokens * k, width, DEVICE, dtype=None if few else torch.float16, quantised=few
+        )
+        if few:
+            small_batch_up(
+                None, q.codes.to(DEVICE), q.scales.to(DEVICE), *of_up, hidden, my_ids, h.x, h.codes, h.scales
+            )  # fmt: skip
+            small_batch_down(
+                h.x, h.codes, h.scales, *of_down, my_ids, my_weights, count, parts[:, 0], adds=matrices is shared
+            )  # fmt: skip
+            continue
+        assert h.x is not None
+        blocks = op.num_blocks(tokens, k, num, method.block)
+        block_expert = torch.empty(blocks, dtype=torch.int32, device=DEVICE)
+        block_routes = torch.empty(blocks, method.block, dtype=torch.int32, device=DEVICE)
+        op.align_routes(my_ids, count, num, block_expert, block_routes)
+        op.experts_up(x.to(DEVICE), *of_up, hidden, block_expert, block_routes, k, h.x)
+        op.experts_down(h.x, *of_down, block_expert, block_routes, count, parts[:, columns])
+    after, y = residual.clone().to(DEVICE), torch.empty(tokens, hidden, device=DEVICE)
+    add_norm(
+        after, parts, None if few else all_weights, None if few else all_ids, None, None, count, gain.to(DEVICE), 1e-6,
+        y, None, None,
+    )  # fmt: skip
+
+    through = [round_trip if few else torch.Tensor.double] * 3
+    expected = residual[:live] + reference(
+        x[:live].float(), *(dequantize(p).cpu() for p in routed), ids[:live], weights[:live], *through
+    )
+    one, share = torch.zeros(live, 1, dtype=torch.int32), gate_reference(x[:live], gate)
+    expected += reference(x[:live].float(), *(dequantize(p).cpu() for p in shared), one, share, *through)
+    assert nmse(after[:live].cpu(), expected) < 1e-6
+    assert nmse(y[:live].cpu(), norm(expected, gain, 1e-6)) < 1e-6
+    assert torch.equal(after[live:].cpu(), residual[live:])

@@ -99,7 +99,7 @@ def test_nothing_on_the_cpu_needs_no_pool(stream: CpuStream) -> None:
         assert (run_layer(h, i, x, ids, weights) == 0.0).all()
     h.begin()
     stream.wait()
-    assert not h.heat(0).any()
+    assert not h.expert_token_counts(0).any()
     finish(h)
 
 
@@ -109,7 +109,7 @@ def test_deferral_moves_the_least_of_a_token_one_layer_on(stream: CpuStream) -> 
     for n in (1, 6):
         batches = [rows(n, seed=20 * n + i) for i in range(3)]
         batches[1][1][0] = torch.tensor(HERE[:TOP_K])  # all of this row's experts are here
-        parts = [split(ids, w, layers[0].experts.local_ids.cpu(), 2) for _, ids, w in batches]
+        parts = [split(ids, w, layers[0].experts.expert_map.cpu(), 2) for _, ids, w in batches]
         h.begin()
         got = [run_layer(h, i, *batch) for i, batch in enumerate(batches)]
 
@@ -129,7 +129,7 @@ def test_deferral_moves_the_least_of_a_token_one_layer_on(stream: CpuStream) -> 
 
 
 def test_split_of_equal_weights_defers_the_later_column() -> None:
-    local_ids = torch.arange(4, dtype=torch.int32)
-    now, later = split(torch.tensor([[0, 1, 2]]).int(), torch.tensor([[0.3, 0.4, 0.3]]), local_ids, 1)
+    expert_map = torch.arange(4, dtype=torch.int32)
+    now, later = split(torch.tensor([[0, 1, 2]]).int(), torch.tensor([[0.3, 0.4, 0.3]]), expert_map, 1)
     assert now.tolist() == [[0, 1, -1]]
     assert later.tolist() == [[-1, -1, 2]]

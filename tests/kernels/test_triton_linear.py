@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
-from moeserve.kernels.embed.cuda import KvPlaces, embed
-from moeserve.kernels.linear.cuda import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
+from moeserve.kernels.embed.op import KvPlaces, embed
+from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import Planes, dequantize, repack
 from moeserve.kernels.quantize.reference import quantize, round_trip
@@ -77,18 +77,41 @@ def test_more_columns_than_a_pass_takes() -> None:
 
 
 @pytest.mark.parametrize("tokens", [3, 20])
-def test_a_matrix_beside(tokens: int) -> None:
-    p, beside = planes_of(weights.Type.Q4_K, 40, 256), planes_of(weights.Type.Q6_K, 24, 256)
+def test_a_second_matrix(tokens: int) -> None:
+    p, second = planes_of(weights.Type.Q4_K, 40, 256), planes_of(weights.Type.Q6_K, 24, 256)
     x = activations("gaussian", tokens, 256).half()
     q = quantize(x.float())
     out = torch.full((tokens, 64), GUARD, device=DEVICE)
     linear(
         x.to(DEVICE), q.codes.to(DEVICE), q.scales.to(DEVICE), counter(tokens - 1), tensors(p), int(p.type),
-        tensors(beside), int(beside.type), 256, out,
+        tensors(second), int(second.type), 256, out,
     )  # fmt: skip
-    w = torch.cat([dequantize(p, 0), dequantize(beside, 0)]).cpu()
+    w = torch.cat([dequantize(p, 0), dequantize(second, 0)]).cpu()
     assert nmse(out[:-1].cpu(), reference(round_trip(x) if tokens <= GEMV_TOKENS else x, w)[:-1]) < 1e-7
     assert (out[-1] == GUARD).all()
+
+
+@pytest.mark.parametrize("tokens", [3, 20, 70])
+@pytest.mark.parametrize(
+    "kinds", [(weights.Type.Q4_K, weights.Type.Q6_K), (weights.Type.F16, weights.Type.F32)]
+)
+def test_bias(kinds: tuple[weights.Type, weights.Type], tokens: int) -> None:
+    """By every method (integer dots, sliced K, tensor cores, floats), of one matrix and of two."""
+    first, second = planes_of(kinds[0], 40, 256), planes_of(kinds[1], 24, 256)
+    x, bias = activations("gaussian", tokens, 256).half(), torch.randn(64) * 3
+    q = quantize(x.float())
+    is_gemv = tokens <= GEMV_TOKENS
+    inputs = (x.to(DEVICE), q.codes.to(DEVICE), q.scales.to(DEVICE), counter(tokens - 1))
+    w = torch.cat([dequantize(first, 0), dequantize(second, 0)]).cpu()
+    expected = reference(round_trip(x) if is_gemv and first.quantised else x, w, bias)
+    out = torch.full((tokens, 64), GUARD, device=DEVICE)
+    more = (tensors(second), int(second.type))
+    linear(*inputs, tensors(first), int(first.type), *more, 256, out, bias=bias.to(DEVICE))
+    assert nmse(out[:-1].cpu(), expected[:-1]) < 1e-7
+    assert (out[-1] == GUARD).all()
+    alone = torch.full((tokens, 40), GUARD, device=DEVICE)
+    linear(*inputs, tensors(first), int(first.type), None, 0, 256, alone, bias=bias[:40].to(DEVICE))
+    assert torch.equal(alone[:-1], out[:-1, :40])
 
 
 def test_large_tiles() -> None:
@@ -109,7 +132,7 @@ def test_batches_of_units(tile: tuple[int, int, int, int, int]) -> None:
     x = activations("gaussian", 19, 768).half()
     out = torch.full((20, 70), GUARD, device=DEVICE)
     weight = weight_of(tensors(p), int(p.type), p.cols)
-    run_gemm(x.to(DEVICE), weight, None, None, counter(19), out[:19], tile=GemmTile(*tile, by_unit=True))
+    run_gemm(x.to(DEVICE), weight, None, None, counter(19), out[:19], tile=GemmTile(*tile, sliced_k=True))
     largest = 1e-11 if tile[0] <= 16 else 1e-7
     assert nmse(out[:19].cpu(), reference(x, dequantize(p, 0).cpu())) < largest
     assert (out[19] == GUARD).all()

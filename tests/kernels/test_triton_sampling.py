@@ -11,7 +11,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.sampling import reference
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
-from moeserve.kernels.sampling.cuda import MAX_STOP, DeviceSamplerState, SamplingRoom, logprobs, sample
+from moeserve.kernels.sampling.op import MAX_STOP, DeviceSamplerState, SamplingWorkspace, logprobs, sample
 from moeserve.kernels.sampling.reference import Params
 
 VOCAB = 2500
@@ -38,7 +38,7 @@ def sample_rows(
             if isinstance(v, tuple | list):
                 arguments[k] = np.asarray(v, np.float32 if k == "bias_values" else np.int32)
         state.bind(i + 1, **arguments)
-    room = SamplingRoom(n, VOCAB, DEVICE)
+    room = SamplingWorkspace(n, VOCAB, DEVICE)
     tokens = torch.full((n,), -7, dtype=torch.int32, device=DEVICE)
     edits = bool(state.edits.any()) or bitmask is not None
     sample(
@@ -164,7 +164,7 @@ def test_a_temperature_beside_zero_takes_the_largest(temperature: float) -> None
 
 
 def test_logprobs_of_what_is_no_token() -> None:
-    logits, room = logits_of(3), SamplingRoom(3, VOCAB, DEVICE)
+    logits, room = logits_of(3), SamplingWorkspace(3, VOCAB, DEVICE)
     ranks = torch.full((3,), 7, dtype=torch.int32, device=DEVICE)
     top = torch.empty(3, 2, dtype=torch.int32, device=DEVICE), torch.empty(3, 2, device=DEVICE)
     logprobs(
@@ -187,7 +187,7 @@ def test_logprobs(top_n: int) -> None:
     logits[2, 3:] = -torch.inf
     logits[3, 9] = torch.nan
     targets = [0, 1700, 1, 5]
-    room = SamplingRoom(4, VOCAB, DEVICE)
+    room = SamplingWorkspace(4, VOCAB, DEVICE)
     lp, ranks = torch.zeros(4, device=DEVICE), torch.full((4,), -7, dtype=torch.int32, device=DEVICE)
     ids = torch.full((4, top_n), -7, dtype=torch.int32, device=DEVICE)
     values = torch.zeros(4, top_n, device=DEVICE)

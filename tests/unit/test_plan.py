@@ -284,7 +284,7 @@ def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> N
 
 def test_few_rows_are_few_where_the_kernels_say_so() -> None:
     pytest.importorskip("triton")
-    from moeserve.kernels.experts.cuda import method_for
+    from moeserve.kernels.experts.op import method_for
 
     assert method_for(SMALL_BATCH_ROWS).block == 1
     assert method_for(SMALL_BATCH_ROWS + 1).block > 1

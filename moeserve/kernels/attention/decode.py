@@ -23,6 +23,8 @@ from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.triton import quantize_groups
 from moeserve.kernels.rope.triton import norm_and_rotate, rotation
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def load_block(
@@ -42,10 +44,10 @@ def load_block(
 
 
 @triton.jit
-def attend(q, k, v, live, acc, largest, total):
+def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
     """One head group q [G, SIZE] over a block of keys more: the unnormalised sum [G, SIZE], the largest score and the
     sum of the weights, [G], in powers of two."""
-    scores = tl.dot(q, tl.trans(k)) * 1.4426950408889634
+    scores = tl.dot(q, tl.trans(k)) * SCALE
     scores = tl.where(live[None, :], scores, float("-inf"))
     new = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - new[:, None])
@@ -56,13 +58,15 @@ def attend(q, k, v, live, acc, largest, total):
 
 @triton.jit
 def new_token(
-    k, v, keys, values, own, other, is_stored, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr
-):
+    k, v, keys, values, own, other, is_stored,
+    DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     """The row's own key and value [1, SIZE], stored to the pool if that is so. k, v: pointers to the KV head as
     projected; keys, values: to its place in the pool."""
     d = tl.arange(0, SIZE)[None, :]
     one = tl.zeros([1, 1], tl.int32)
-    key = norm_and_rotate(k + one, one == 0, own, other, DIM, EPS, SIZE).to(keys.dtype.element_ty)
+    key = norm_and_rotate(k + one, one == 0, own, other, None, DIM, ROTARY, EPS, SIZE)
+    key = key.to(keys.dtype.element_ty)
     value = tl.load(v + d, d < DIM, 0.0).to(values.dtype.element_ty)
     tl.store(keys + d, key, (d < DIM) & is_stored)
     tl.store(values + d, value, (d < DIM) & is_stored)
@@ -124,11 +128,12 @@ def store_heads(
 
 @kernel
 def decode_kernel(
-    q, k, v, q_norm, k_norm, cos, sin, keys, values, table, req_slots, positions, slots, count, part_sums, part_stats,
-    counters, out, codes, scales,
+    q, k, v, q_norm, k_norm, cos, sin, keys, values, sinks, table, req_slots, positions, slots, count, part_sums,
+    part_stats, counters, out, codes, scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, G: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr,
+    K_EPS: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -137,6 +142,8 @@ def decode_kernel(
     that a row attends to. part_sums [n, KV_HEADS, SPLITS, G, SIZE] and part_stats [.., 2] float32: room; counters int32
     [n, KV_HEADS]: zeros before and after. out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE:
     powers of two that hold a group, a head. A split has LEAST blocks of keys or more.
+    sinks float32 [HEADS], where given: a logit more of each head, which the first split counts. WINDOW: of a row's keys
+    only so many are seen, the last ones; 0: all. SCALE: what scores are multiplied with, to powers of two.
     """
     if PDL:
         gdc_launch_dependents()
@@ -148,6 +155,8 @@ def decode_kernel(
     if i >= existing:
         return
     length = position + 1
+    if WINDOW > 0:
+        length = tl.minimum(length, WINDOW)
     per = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK), SPLITS), LEAST) * BLOCK
     splits = tl.cdiv(length, per)
     if split >= splits:
@@ -157,6 +166,8 @@ def decode_kernel(
     head = h * (group * DIM) + g[:, None] * DIM
     live_heads = (g < group)[:, None]
     held = table + req_slot.to(tl.int64) * TABLE_STRIDE
+    if WINDOW > 0:
+        held += position + 1 - length  # tokens are counted from the first one in sight
     keys += h * DIM
     values += h * DIM
     start, end = split * per, tl.minimum(length, (split + 1) * per)
@@ -168,28 +179,34 @@ def decode_kernel(
         query = tl.load(q + token * Q_STRIDE + head + d[None, :], live_heads & (d < DIM)[None, :], 0.0)
     else:
         slot = tl.load(slots + i).to(tl.int64)
-        angles = position.to(tl.int64) * (DIM // 2)
-        own, other = rotation(q_norm, cos + angles, sin + angles, DIM, SIZE)
-        own_k, other_k = rotation(k_norm, cos + angles, sin + angles, DIM, SIZE)
+        angles = position.to(tl.int64) * (ROTARY // 2)
+        own, other = rotation(q_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
+        own_k, other_k = rotation(k_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
         if PDL:
             gdc_wait()
-        query = norm_and_rotate(q + token * Q_STRIDE + head, live_heads, own, other, DIM, EPS, SIZE)
+        query = norm_and_rotate(
+            q + token * Q_STRIDE + head, live_heads, own, other, None, DIM, ROTARY, Q_EPS, SIZE
+        )
         query = (query * DIM**-0.5).to(keys.dtype.element_ty)
         at = slot * (KV_HEADS * DIM)
         new_k, new_v = new_token(
             k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys + at, values + at, own_k, other_k,
-            (slot >= 0) & (split == 0), DIM, EPS, SIZE,
+            (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, SIZE,
         )  # fmt: skip
         some_k = tl.where((tokens == 0)[:, None], new_k, some_k)
         some_v = tl.where((tokens == 0)[:, None], new_v, some_v)
     acc, total = tl.zeros([G, SIZE], tl.float32), tl.zeros([G], tl.float32)
     largest = tl.full([G], float("-inf"), tl.float32)
-    acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total)
+    if sinks is not None:
+        sink = tl.load(sinks + h * group + g, g < group, 0.0) * LOG2E
+        largest = tl.where(split == 0, sink, largest)
+        total = tl.where(split == 0, 1.0, total)
+    acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
     for first in range(start + BLOCK, end, BLOCK):
         some_k, some_v, tokens = load_block(
             keys, values, held, first, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
         )  # fmt: skip
-        acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total)
+        acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
     to = token * (HEADS * DIM) + h * (group * DIM)
     if splits == 1:
         store_heads(acc / total[:, None], out, codes, scales, to, group, DIM, G, SIZE)

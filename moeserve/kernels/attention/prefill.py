@@ -14,13 +14,18 @@ import triton.language as tl
 
 from moeserve.kernels.launch import kernel
 
+LOG2E = tl.constexpr(1.4426950408889634)
+NO_SCORE = tl.constexpr(-1e30)  # less than any score
+
 
 @triton.jit
 def attend_block(
     acc, largest, total, q, q_position, keys, values, table, first, end,
     KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys from position `first` on. MASKED: some lie behind a row's position or the end."""
+    """One block of keys from position `first` on. MASKED: some lie behind a row's position or the end, or WINDOW or
+    more before the row's position."""
     d = tl.arange(0, SIZE)
     position = first + tl.arange(0, BLOCK)
     inside = (d < DIM)[None, :]
@@ -30,10 +35,14 @@ def attend_block(
     else:
         slot = tl.load(table + position).to(tl.int64) * KV_STRIDE
     k = tl.load(keys + slot[:, None] + d[None, :], inside, 0.0)
-    scores = tl.dot(q, tl.trans(k)) * 1.4426950408889634
+    scores = tl.dot(q, tl.trans(k)) * SCALE
     if MASKED:
         scores = tl.where(position[None, :] <= q_position[:, None], scores, float("-inf"))
+        if WINDOW > 0:
+            scores = tl.where(position[None, :] > q_position[:, None] - WINDOW, scores, float("-inf"))
     new = tl.maximum(largest, tl.max(scores, 1))
+    if WINDOW > 0:
+        new = tl.maximum(new, NO_SCORE)  # a row may see nothing of its tile's first keys
     weights = tl.exp2(scores - new[:, None])
     shrink = tl.exp2(largest - new)
     v = tl.load(values + slot[:, None] + d[None, :], inside, 0.0)
@@ -43,13 +52,14 @@ def attend_block(
 
 @kernel
 def prefill_kernel(
-    q, keys, values, table, tiles, out,
-    TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    SIZE: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    q, keys, values, sinks, table, tiles, out,
+    TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
+    SCALE: tl.constexpr, SIZE: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, KV heads). tiles int32 [tiles, 4]: first row, rows (at most BT), its position, request slot.
 
     q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type; out [n, HEADS * DIM].
+    sinks, WINDOW and SCALE as in decode.py.
     ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE: one that holds DIM.
     """
     group: tl.constexpr = HEADS // KV_HEADS
@@ -67,30 +77,23 @@ def prefill_kernel(
     acc = tl.zeros([ROWS, SIZE], tl.float32)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if sinks is not None:
+        largest = tl.load(sinks + h * group + m % group) * LOG2E
+        total += 1.0
     stride: tl.constexpr = KV_HEADS * DIM
     k, v = keys + h * DIM, values + h * DIM
     unmasked = (start + 1) // BLOCK * BLOCK
-    for first in range(0, unmasked, BLOCK):
-        acc, largest, total = attend_block(
-            acc, largest, total, query, position, k, v, table, first, 0, stride, DIM, SIZE, BLOCK, False
-        )
+    if WINDOW > 0:  # every block has keys that some row does not see
+        unmasked = tl.maximum(start - WINDOW + 1, 0) // BLOCK * BLOCK
+    else:
+        for first in range(0, unmasked, BLOCK):
+            acc, largest, total = attend_block(
+                acc, largest, total, query, position, k, v, table, first, 0, stride, DIM, SIZE, BLOCK, False, 0, SCALE
+            )  # fmt: skip
     for first in range(unmasked, start + rows, BLOCK):
         acc, largest, total = attend_block(
-            acc,
-            largest,
-            total,
-            query,
-            position,
-            k,
-            v,
-            table,
-            first,
-            start + rows,
-            stride,
-            DIM,
-            SIZE,
-            BLOCK,
-            True,
-        )
+            acc, largest, total, query, position, k, v, table, first, start + rows, stride, DIM, SIZE, BLOCK, True,
+            WINDOW, SCALE,
+        )  # fmt: skip
     result = acc / total[:, None]
     tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), live)

@@ -7,19 +7,29 @@ Every expert has a program, and every program counts all routes: no atomics, no 
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 
 
+@triton.jit
+def places(routes, TOP_K: tl.constexpr, STRIDE: tl.constexpr):
+    """Of routes row * TOP_K + j in rows that are STRIDE apart."""
+    if STRIDE != TOP_K:
+        routes = routes // TOP_K * STRIDE + routes % TOP_K
+    return routes
+
+
 @kernel
 def align_kernel(
     ids, count, block_expert, block_routes,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, CHUNK: tl.constexpr,
-    E: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    CHUNK: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (EXPERTS). ids int32 [n, TOP_K], below 0: no route; rows from count[0] on are none either.
+    """Grid (EXPERTS). ids int32 [n, TOP_K], rows STRIDE apart, below 0: no route; rows from count[0] on are none
+    either.
 
     block_expert int32 [BLOCKS]: each block's expert, -1 for unused ones; block_routes int32 [BLOCKS, BLOCK]: its routes
     (row * TOP_K + j) in rising order, -1 where it is not full. E: a power of two above EXPERTS; CHUNK: routes a pass.
@@ -33,7 +43,7 @@ def align_kernel(
     counts = tl.zeros([E], tl.int32)
     for first in range(0, routes, CHUNK):
         r = first + tl.arange(0, CHUNK)
-        expert = tl.load(ids + r, r < routes, -1)
+        expert = tl.load(ids + places(r, TOP_K, STRIDE), r < routes, -1)
         is_one = (expert >= 0) & (expert < EXPERTS)
         counts += tl.histogram(tl.where(is_one, expert, E - 1), E)  # E - 1 is no expert
     blocks = tl.where(e < EXPERTS, (counts + BLOCK - 1) // BLOCK, 0)
@@ -44,7 +54,7 @@ def align_kernel(
     done = before * BLOCK
     for first in range(0, routes, CHUNK):
         r = first + tl.arange(0, CHUNK)
-        hit = tl.load(ids + r, r < routes, -1) == mine
+        hit = tl.load(ids + places(r, TOP_K, STRIDE), r < routes, -1) == mine
         rank = tl.cumsum(hit.to(tl.int32), 0)
         tl.store(block_routes + done + rank - 1, r, hit)
         done += tl.sum(hit.to(tl.int32), 0)

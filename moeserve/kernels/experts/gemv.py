@@ -1,4 +1,4 @@
-"""The experts of few tokens: no route is sorted, the integer dot products of linear/units.py.
+"""The experts of few tokens: no route is sorted, the integer dot products of linear/k_blocks.py.
 
 Two routes of one expert share its bytes through the L2: what sorting would save in bytes it would lose in unpacking for
 routes that a block lacks (measured at 8 tokens).
@@ -13,15 +13,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.linear.units import (
+from moeserve.kernels.linear.gated import gated
+from moeserve.kernels.linear.k_blocks import (
     dot_floats,
-    dot_units,
+    dot_k_blocks,
     expert_planes,
+    k_block_indices,
     load_columns,
-    load_units,
+    load_k_blocks,
     multiply_columns,
     tile_rows,
-    unit_indices,
 )
 from moeserve.kernels.quantize.triton import store_quantized
 
@@ -32,15 +33,15 @@ def gate_and_up(
     COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Rows r [1, BR, NB] of both matrices times a row of activations: float32 [BR, NB] each."""
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    u = unit_indices(BK // 128, r.shape[1])
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    u = k_block_indices(BK // 128, r.shape[1])
     y = tl.zeros((u + r).shape, tl.float32)
     z = y
-    for at in tl.static_range(0, UNITS, BK // 128):
+    for at in tl.static_range(0, K_BLOCKS, BK // 128):
         v = at + u
-        live = (v < UNITS) & (r >= 0)
-        gate = load_units(codes, scales, supers, r, v, live, COLS, F)
-        up = load_units(up_codes, up_scales, up_supers, r, v, live, COLS, F_UP)
+        live = (v < K_BLOCKS) & (r >= 0)
+        gate = load_k_blocks(codes, scales, supers, r, v, live, COLS, F)
+        up = load_k_blocks(up_codes, up_scales, up_supers, r, v, live, COLS, F_UP)
         for h in tl.static_range(4):
             column = v * 128 + h * 32
             x = load_columns(x_codes, x_scales, column, column < COLS)
@@ -57,30 +58,42 @@ def dot_row(
     if F is None:
         out = dot_floats(codes, x, r, COLS, BK)
     else:
-        u = unit_indices(BK // 128, r.shape[1])
+        u = k_block_indices(BK // 128, r.shape[1])
         acc = tl.zeros((u + r).shape, tl.float32)
         for at in tl.static_range(0, (COLS + 127) // 128, BK // 128):
             v = at + u
             live = (v < (COLS + 127) // 128) & (r >= 0)
-            units = load_units(codes, scales, supers, r, v, live, COLS, F)
-            acc = dot_units(acc, units, v, x_codes, x_scales, COLS, F)
+            k_blocks = load_k_blocks(codes, scales, supers, r, v, live, COLS, F)
+            acc = dot_k_blocks(acc, k_blocks, v, x_codes, x_scales, COLS, F)
         out = tl.sum(acc, 0)
     return out
 
 
+@triton.jit
+def load_bias(bias, expert, r, ROWS: tl.constexpr):
+    """float32 [BR, NB] of an expert's rows r [1, BR, NB]; zeros beyond ROWS, where r is -1."""
+    rows = tl.reshape(r, [r.shape[1], r.shape[2]])
+    return tl.load(bias + expert * ROWS + rows, (rows >= 0) & (rows < ROWS), 0.0)
+
+
 @kernel
 def up_kernel(
-    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, experts, out, out_codes, out_scales,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
-    BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, experts, out, out_codes,
+    out_scales,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    TOP_K: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes
-    and out_scales, by the matrices of experts[route] (nothing where that is below 0). Grid (row tiles, routes)."""
+    """gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes and
+    out_scales, by the matrices of experts[route] (nothing where that is below 0), of experts [.., TOP_K] with rows
+    STRIDE apart. bias, up_bias: float32 [experts, ROWS], where given. Grid (row tiles, routes)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     tile, route = tl.program_id(0), tl.program_id(1)
-    expert = tl.load(experts + route).to(tl.int64)
+    at = route
+    if STRIDE != TOP_K:
+        at = route // TOP_K * STRIDE + route % TOP_K
+    expert = tl.load(experts + at).to(tl.int64)
     if expert < 0:
         return
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
@@ -100,51 +113,56 @@ def up_kernel(
     else:
         y = dot_row(x, x_codes, x_scales, codes, scales, supers, r, COLS, F, BK)
         z = dot_row(x, x_codes, x_scales, up_codes, up_scales, up_supers, r, COLS, F_UP, BK)
-    gated = tl.reshape(y / (1.0 + tl.exp(-y)) * z, [BR * NB])
+    if bias is not None:
+        y += load_bias(bias, expert, r, ROWS)
+    if up_bias is not None:
+        z += load_bias(up_bias, expert, r, ROWS)
+    h = tl.reshape(gated(y, z, ACTIVATION), [BR * NB])
     at = route.to(tl.int64) * ROWS
     if out_codes is not None:
-        store_quantized(gated, out_codes + at, out_scales + at // 32, first_row, ROWS, BR * NB)
+        store_quantized(h, out_codes + at, out_scales + at // 32, first_row, ROWS, BR * NB)
     else:
         row = first_row + tl.arange(0, BR * NB)
-        tl.store(out + at + row, gated.to(out.dtype.element_ty), row < ROWS)
+        tl.store(out + at + row, h.to(out.dtype.element_ty), row < ROWS)
 
 
 @triton.jit
 def dot_experts(
     x_codes, x_scales, codes, scales, supers, experts, weights, r,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, UB: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
     """Of a token: rows r [1, BR, NB] of its experts' matrices times their rows of activations, weighed and summed,
     float32 [BR, NB]. All pointers but the matrices' at its first route.
 
-    Its experts are one long row of TOP_K times as many units, of which a thread takes every UB-th.
+    Its experts are one long row of TOP_K times as many K blocks, of which a thread takes every KB-th.
     """
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    every = unit_indices(UB, r.shape[1])
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    every = k_block_indices(KB, r.shape[1])
     acc = tl.zeros((every + r).shape, tl.float32)
-    for at in tl.static_range(0, TOP_K * UNITS, UB):
-        j, u = (at + every) // UNITS, (at + every) % UNITS
+    for at in tl.static_range(0, TOP_K * K_BLOCKS, KB):
+        j, u = (at + every) // K_BLOCKS, (at + every) % K_BLOCKS
         expert = tl.load(experts + j, j < TOP_K, -1).to(tl.int64)
         there = expert >= 0
         share = tl.load(weights + j, there, 0.0)
         c, s, d = expert_planes(codes, scales, supers, tl.where(there, expert, 0), ROWS, COLS, F)
-        units = load_units(c, s, d, r, u, there & (r >= 0), COLS, F)
+        k_blocks = load_k_blocks(c, s, d, r, u, there & (r >= 0), COLS, F)
         for h in tl.static_range(4):
             column = u * 128 + h * 32
             x = load_columns(x_codes, x_scales, j * COLS + column, there & (column < COLS))
-            acc += share * multiply_columns(x, units, h, F)
+            acc += share * multiply_columns(x, k_blocks, h, F)
     return tl.sum(acc, 0)
 
 
 @kernel
 def down_kernel(
-    x, x_codes, x_scales, codes, scales, supers, experts, weights, count, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, ADDS: tl.constexpr, BR: tl.constexpr,
-    NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    x, x_codes, x_scales, codes, scales, supers, bias, experts, weights, count, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, TOP_K: tl.constexpr, IDS_STRIDE: tl.constexpr,
+    WEIGHTS_STRIDE: tl.constexpr, ADDS: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """out[token] = sum over j of weights[token, j] * W x[token * TOP_K + j] with the matrix W of experts[token, j],
     none where that is below 0; ADDS: out[token] += that. For tokens below count[0], which is read before the kernel
-    ahead has ended. Grid (row tiles, tokens)."""
+    ahead has ended. bias float32 [experts, ROWS], where given, is added to each product. Grid (row tiles, tokens)."""
     if PDL:
         gdc_launch_dependents()
     first_row = tl.program_id(0) * (BR * NB)
@@ -154,8 +172,8 @@ def down_kernel(
         gdc_wait()
     if token >= existing:
         return
-    experts += token * TOP_K
-    weights += token * TOP_K
+    experts += token * IDS_STRIDE
+    weights += token * WEIGHTS_STRIDE
     r = tile_rows(first_row, ROWS, BR, NB)
     if F is None:
         y = tl.zeros([BR, NB], tl.float32)
@@ -170,6 +188,11 @@ def down_kernel(
         y = dot_experts(
             x_codes, x_scales, codes, scales, supers, experts, weights, r, ROWS, COLS, F, TOP_K, BK // 128
         )
+    if bias is not None:
+        for j in range(TOP_K):
+            expert = tl.load(experts + j).to(tl.int64)
+            if expert >= 0:
+                y += tl.load(weights + j) * load_bias(bias, expert, r, ROWS)
     row = first_row + tl.arange(0, BR * NB)
     at = out + token * ROWS + row
     y = tl.reshape(y, [BR * NB])

@@ -23,8 +23,7 @@ from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix
 from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
-from moeserve.kernels.handoff.wait import driver_can_wait, wait_by_driver
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import PDL, row_stride
 
 
 class HandoffError(RuntimeError):
@@ -39,7 +38,7 @@ class CpuExperts:
     gate: Matrix  # [E, ff, hidden], only the E experts that are here
     up: Matrix  # [E, ff, hidden]
     down: Matrix  # [E, hidden, ff]
-    local_ids: (
+    expert_map: (
         Tensor  # int32 [the layer's experts], on the GPU: an expert's place in the matrices, -1: not here
     )
 
@@ -67,7 +66,6 @@ class ExpertHandoff:
         *,
         max_deferred: int = 0,
         timeout_s: float = 60.0,
-        polling: bool = True,
     ) -> None:
         """layers: each layer's CPU experts, None where there are none. max_tokens: rows of the largest step.
 
@@ -76,9 +74,7 @@ class ExpertHandoff:
         they are on the CPU, so that the CPU works on while the GPU does the next layer's attention (expert deferral:
         KTransformers, SOSP 2025); never in the last layer, nor before one without CPU experts.
         timeout_s: how long a step may stand still, on either side, before it counts as hung; it must cover
-        what compiles between `begin` and the last layer. polling: the stream waits by a kernel of one warp that polls,
-        which on an H200 costs 4 to 8 us a layer; else by a memory operation of the driver, 12 us, or by polling after
-        all where the driver refuses (the log says so).
+        what compiles between `begin` and the last layer.
 
         Raises ValueError for shapes that do not fit one another, RuntimeError where the memory cannot be pinned.
         """
@@ -104,8 +100,9 @@ class ExpertHandoff:
         self._deferred = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
         self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
-        self._heat = [torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers]
-        self._polls = polling or self._device.type != "cuda" or not driver_can_wait(self._region.answers[0])
+        self._token_counts = [
+            torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers
+        ]
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
 
     def defer(self, max_deferred: int) -> None:
@@ -122,15 +119,15 @@ class ExpertHandoff:
         self._live().begin()
 
     def publish(
-        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, local_ids: Tensor | None = None
+        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, expert_map: Tensor | None = None
     ) -> None:
         """Queues: rows to the CPU, where its experts start on them at once.
 
         x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
         padding row has nothing else); weights: float32 [n, top_k], those of ids below 0 the least of their row.
-        local_ids: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
-        Contiguous, on the device, n <= max_tokens. What is not on the CPU is left out; when that is
-        everything, the stream will not wait.
+        expert_map: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
+        On the device; x contiguous, ids and weights contiguous or columns of wider tensors; n <= max_tokens. What is
+        not on the CPU is left out; when that is everything, the stream will not wait.
         """
         n = len(x)
         if self._layers[layer] is None or not 0 < n <= self._max_tokens:
@@ -145,7 +142,7 @@ class ExpertHandoff:
             region.requests[layer],
             region.answers[layer],
             self._steps[layer:],
-            local_ids,
+            expert_map,
         )
 
     def collect(self, layer: int, out: Tensor) -> None:
@@ -154,12 +151,8 @@ class ExpertHandoff:
 
         With deferral: without those of the layer that come late, and with those of the layer before.
         """
-        answer = self._region.answers[layer]
-        if self._polls:
-            poll_kernel((1,), answer, PDL, num_warps=1, launch_pdl=PDL)
-        else:
-            wait_by_driver(answer)
-        pdl = PDL and self._polls  # a kernel cannot overlap with what is no kernel
+        # On an H200 this costs 4 to 8 us a layer, the driver's stream memory operation 12 (docs/performance.md).
+        poll_kernel((1,), self._region.answers[layer], PDL, num_warps=1, launch_pdl=PDL)
         combine_kernel(
             (len(out),),
             self._region.slots[layer % 2].result,
@@ -168,9 +161,9 @@ class ExpertHandoff:
             out,
             self._hidden,
             self._size,
-            pdl,
+            PDL,
             num_warps=max(1, min(8, self._size // 256)),
-            launch_pdl=pdl,
+            launch_pdl=PDL,
         )
 
     def check(self) -> None:
@@ -178,10 +171,10 @@ class ExpertHandoff:
         an error the stream goes on with worthless results."""
         self._live()
 
-    def heat(self, layer: int) -> Tensor:
+    def expert_token_counts(self, layer: int) -> Tensor:
         """int64 [2, E]: tokens that went to each CPU expert, and steps that read its weights, since the start.
         Written by the pool: read it between steps."""
-        return self._heat[layer]
+        return self._token_counts[layer]
 
     def close(self) -> None:
         """Ends the watchdog; a step still under way is abandoned, which lets the device finish it. May be called
@@ -211,7 +204,7 @@ class ExpertHandoff:
         request: Tensor,
         answer: Tensor,
         steps: Tensor,
-        local_ids: Tensor | None = None,
+        expert_map: Tensor | None = None,
     ) -> None:
         experts = self._layers[layer]
         assert experts is not None
@@ -223,7 +216,7 @@ class ExpertHandoff:
             x,
             ids,
             weights,
-            experts.local_ids if local_ids is None else local_ids,
+            experts.expert_map if expert_map is None else expert_map,
             codes,
             metas,
             slot.f32,
@@ -239,6 +232,7 @@ class ExpertHandoff:
             self._deferred[layer:],
             self._hidden,
             self._top_k,
+            row_stride(ids, weights),
             self._defer[layer],
             self._size,
             1 << (self._top_k - 1).bit_length(),
@@ -263,7 +257,10 @@ class ExpertHandoff:
         return _C.Handoff(
             self._stream.pool,
             self._stream.isa,
-            [_native_layer(e, heat) for e, heat in zip(self._layers, self._heat, strict=True)],
+            [
+                _native_layer(e, token_counts)
+                for e, token_counts in zip(self._layers, self._token_counts, strict=True)
+            ],
             self._region.requests.data_ptr(),
             self._region.answers.data_ptr(),
             even.native(self._hidden),
@@ -278,10 +275,10 @@ class ExpertHandoff:
         )
 
 
-def _native_layer(experts: CpuExperts | None, heat: Tensor) -> _C.HandoffLayer:
+def _native_layer(experts: CpuExperts | None, token_counts: Tensor) -> _C.HandoffLayer:
     if experts is None:
         return _C.HandoffLayer(None, None, None, 0)
-    return _C.HandoffLayer(experts.gate, experts.up, experts.down, heat.data_ptr())
+    return _C.HandoffLayer(experts.gate, experts.up, experts.down, token_counts.data_ptr())
 
 
 def _check_shapes(layers: Sequence[CpuExperts | None], hidden: int, max_tokens: int) -> None:

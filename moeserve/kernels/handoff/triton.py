@@ -1,5 +1,5 @@
-"""The GPU's side: rows out to the CPU, a flag up, a wait, the result in. All memory but x, ids, weights, local_ids, the
-counters and out is the shared region's (region.py)."""
+"""The GPU's side: rows out to the CPU, a flag up, a wait, the result in. All memory but x, ids, weights, expert_map,
+the counters and out is the shared region's (region.py)."""
 
 # mypy: ignore-errors
 
@@ -42,12 +42,13 @@ def store_row(value, codes, metas, COLS: tl.constexpr, SIZE: tl.constexpr):
 
 @kernel
 def publish_kernel(
-    x, ids, weights, local_ids, codes, metas, floats, out_ids, out_deferred, out_weights,
+    x, ids, weights, expert_map, codes, metas, floats, out_ids, out_deferred, out_weights,
     request, answer, steps, ticket, present, deferred_before, deferred_here,
-    COLS: tl.constexpr, TOP_K: tl.constexpr, DEFER: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr,
-    PDL: tl.constexpr,
+    COLS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, DEFER: tl.constexpr, SIZE: tl.constexpr,
+    K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per row. x [n, COLS]; ids int32, weights float32 [n, TOP_K]; local_ids int32 [experts].
+    """A program per row. x [n, COLS]; ids int32, weights float32 [n, TOP_K], rows STRIDE apart; expert_map int32
+    [experts].
 
     Where given: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
     steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the row
@@ -60,9 +61,9 @@ def publish_kernel(
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, K)
     live = k < TOP_K
-    expert = tl.load(ids + row * TOP_K + k, live, -1)
-    weight = tl.load(weights + row * TOP_K + k, live, 0.0)
-    local = tl.load(local_ids + expert, expert >= 0, -1)
+    expert = tl.load(ids + row * STRIDE + k, live, -1)
+    weight = tl.load(weights + row * STRIDE + k, live, 0.0)
+    local = tl.load(expert_map + expert, expert >= 0, -1)
     later = tl.full([K], -1, tl.int32)
     if DEFER > 0:
         # An expert's rank among all of the token's, those on the GPU too: what weighs most is never late.

@@ -1,7 +1,7 @@
 """Many tokens times a quantised matrix, on the tensor cores: a tile of weights is dequantised once and multiplied with
 BM tokens. out^T = W x^T: the weights are the left operand, tokens the narrow side, so that 16 tokens waste nothing.
 
-A step of the loop takes UB units of columns: 8 products of 16 * UB columns, one for each field.
+A step of the loop takes KB K blocks: 8 products of 16 * KB columns, one for each field.
 """
 
 # mypy: ignore-errors
@@ -13,7 +13,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
-from moeserve.kernels.linear.units import expert_planes
+from moeserve.kernels.linear.gated import gated
+from moeserve.kernels.linear.k_blocks import expert_planes
 from moeserve.kernels.planes.triton import (
     BYTE_ONES,
     code_assembly,
@@ -67,10 +68,10 @@ def field_codes(low, high, f: tl.constexpr, F: tl.constexpr, dtype: tl.constexpr
 
 
 @triton.jit
-def spread(values, UB: tl.constexpr):
-    """[BN, UB] to [BN, UB * 16]: a value for each column of a unit's field."""
-    wide = tl.broadcast_to(values[:, :, None], [values.shape[0], UB, 16])
-    return tl.reshape(wide, [values.shape[0], UB * 16])
+def spread(values, KB: tl.constexpr):
+    """[BN, KB] to [BN, KB * 16]: a value for each column of a K block's field."""
+    wide = tl.broadcast_to(values[:, :, None], [values.shape[0], KB, 16])
+    return tl.reshape(wide, [values.shape[0], KB * 16])
 
 
 @triton.jit
@@ -88,58 +89,58 @@ def next_parts(low, high, at, live, f: tl.constexpr, COLS: tl.constexpr, F: tl.c
 
 @triton.jit
 def field_weights(
-    low, high, word, min_word, words, d, live, f: tl.constexpr, F: tl.constexpr, UB: tl.constexpr
+    low, high, word, min_word, words, d, live, f: tl.constexpr, F: tl.constexpr, KB: tl.constexpr
 ):
-    """float32 weights [BN, UB * 16] of field f, and the scale words at hand."""
+    """float32 weights [BN, KB * 16] of field f, and the scale words at hand."""
     if f * 16 % (F.group * F.groups_per_word) == 0:
         word, min_word = load_words(words, f * 16 // F.group, live, F)
     s, m = scale_and_min(word, min_word, d, f * 16 // F.group, F)
     scale = s * (1.0 / F.unit)
-    return field_numbers(low, high, f, F) * spread(scale, UB) - spread(s * F.bias + m, UB), word, min_word
+    return field_numbers(low, high, f, F) * spread(scale, KB) - spread(s * F.bias + m, KB), word, min_word
 
 
 @triton.jit
-def row_pointers(codes, scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr):
-    """Of rows r [BN] and units `first` on: pointers to the bytes of part 0 [BN, UB * 16] and which exist, pointers to
-    the scale words [BN, UB] and which exist, the super-blocks' words. Given: pointers to the expert's first row, codes
-    uint8."""
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    u = first + tl.arange(0, UB)
-    b = tl.arange(0, UB * 16)
-    live = (u < UNITS)[None, :]
-    at = codes + r[:, None] * ((F.low_bits + F.high_bits) * UNITS * 16) + (first * 16 + b)[None, :]
+def row_pointers(codes, scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
+    """Of rows r [BN] and K blocks `first` on: pointers to the bytes of part 0 [BN, KB * 16] and which exist, pointers
+    to the scale words [BN, KB] and which exist, the super-blocks' words. Given: pointers to the expert's first row,
+    codes uint8."""
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    u = first + tl.arange(0, KB)
+    b = tl.arange(0, KB * 16)
+    live = (u < K_BLOCKS)[None, :]
+    at = codes + r[:, None] * ((F.low_bits + F.high_bits) * K_BLOCKS * 16) + (first * 16 + b)[None, :]
     d = r[:, None]
     if F.has_super:
         d = tl.load(supers + r[:, None] * ((COLS + 255) // 256) + u[None, :] // 2, live, 0)
-    words = scales + r[:, None] * (F.words * UNITS) + u[None, :] * F.words
-    return at, (first + b // 16 < UNITS)[None, :], words, live, d
+    words = scales + r[:, None] * (F.words * K_BLOCKS) + u[None, :] * F.words
+    return at, (first + b // 16 < K_BLOCKS)[None, :], words, live, d
 
 
 @triton.jit
-def accumulate_units(
+def accumulate_k_blocks(
     acc, up_acc, codes, scales, supers, up_codes, up_scales, up_supers, x, tokens_live, r, first,
-    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, UB: tl.constexpr,
+    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
-    """Adds the products of units `first` .. + UB - 1 to acc [BN, BM] and, unless F_UP is None, to up_acc. x: pointers
-    [BM] to the rows of activations; of the others as in row_pointers."""
-    at, live_bytes, words, live, d = row_pointers(codes, scales, supers, r, first, COLS, F, UB)
+    """Adds the products of K blocks `first` .. + KB - 1 to acc [BN, BM] and, unless F_UP is None, to up_acc. x:
+    pointers [BM] to the rows of activations; of the others as in row_pointers."""
+    at, live_bytes, words, live, d = row_pointers(codes, scales, supers, r, first, COLS, F, KB)
     low, high, word, min_word = at, at, words, words
     if F_UP is not None:
         up_at, up_live_bytes, up_words, up_live, up_d = row_pointers(
-            up_codes, up_scales, up_supers, r, first, COLS, F_UP, UB
+            up_codes, up_scales, up_supers, r, first, COLS, F_UP, KB
         )
         up_low, up_high, up_word, up_min_word = up_at, up_at, up_words, up_words
-    b = tl.arange(0, UB * 16)
+    b = tl.arange(0, KB * 16)
     for f in tl.static_range(8):
         k = (first + b // 16) * 128 + f * 16 + b % 16
         a = tl.trans(tl.load(x[:, None] + k[None, :], tokens_live[:, None] & (k < COLS)[None, :], 0.0))
         low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
-        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, UB)
+        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB)
         acc = tl.dot(w.to(a.dtype), a, acc)
         if F_UP is not None:
             up_low, up_high = next_parts(up_low, up_high, up_at, up_live_bytes, f, COLS, F_UP)
             w, up_word, up_min_word = field_weights(
-                up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, UB
+                up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, KB
             )
             up_acc = tl.dot(w.to(a.dtype), a, up_acc)
     return acc, up_acc
@@ -163,7 +164,7 @@ def multiply_floats(codes, x, tokens_live, r, COLS: tl.constexpr, BM: tl.constex
 @triton.jit
 def multiply_quantised(
     codes, scales, supers, up_codes, up_scales, up_supers, x, live, r,
-    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr,
+    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BM]: rows r times the rows that x points to, of the matrix and, unless F_UP is None, of up."""
     acc = tl.zeros([r.shape[0], BM], tl.float32)
@@ -172,8 +173,8 @@ def multiply_quantised(
     up_bytes = bytes
     if F_UP is not None:
         up_bytes = up_codes.to(tl.pointer_type(tl.uint8))
-    for first in range(0, (COLS + 127) // 128, UB):
-        acc, up_acc = accumulate_units(
+    for first in range(0, (COLS + 127) // 128, KB):
+        acc, up_acc = accumulate_k_blocks(
             acc,
             up_acc,
             bytes,
@@ -189,21 +190,21 @@ def multiply_quantised(
             COLS,
             F,
             F_UP,
-            UB,
+            KB,
         )
     return acc, up_acc
 
 
 @triton.jit
 def multiply(
-    codes, scales, supers, x, live, r, COLS: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr
+    codes, scales, supers, x, live, r, COLS: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr
 ):
     """The same for one matrix, floats where F is None."""
     if F is None:
         out = multiply_floats(codes, x, live, r, COLS, BM, 64)
     else:
         out, _ = multiply_quantised(
-            codes, scales, supers, None, None, None, x, live, r, COLS, F, None, BM, UB
+            codes, scales, supers, None, None, None, x, live, r, COLS, F, None, BM, KB
         )
     return out
 
@@ -221,6 +222,22 @@ def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl
 
 
 @triton.jit
+def add_bias(y, bias, expert, row, ROWS: tl.constexpr):
+    """y [BN, BM] plus an expert's bias float32 [.., ROWS] of rows `row` [BN], where there is one."""
+    if bias is not None:
+        y += tl.load(bias + expert * ROWS + row, row < ROWS, 0.0)[:, None]
+    return y
+
+
+@triton.jit
+def part_rows(routes, TOP_K: tl.constexpr, PARTS: tl.constexpr):
+    """The rows of out that routes have where each token has PARTS of them, the first TOP_K for its routes."""
+    if PARTS != TOP_K:
+        routes += routes // TOP_K * (PARTS - TOP_K)
+    return routes
+
+
+@triton.jit
 def store_tile(y, out, routes, live, row, STRIDE: tl.constexpr, ROWS: tl.constexpr):
     at = out + tl.where(live, routes, 0).to(tl.int64)[None, :] * STRIDE + row[:, None]
     tl.store(at, y.to(out.dtype.element_ty), live[None, :] & (row < ROWS)[:, None])
@@ -228,14 +245,15 @@ def store_tile(y, out, routes, live, row, STRIDE: tl.constexpr, ROWS: tl.constex
 
 @kernel
 def gemm_kernel(
-    x, codes, scales, supers, block_expert, block_routes, count, out, beside_codes, beside_scales, beside_supers,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, BESIDE_ROWS: tl.constexpr, F_BESIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, UB: tl.constexpr, PDL: tl.constexpr,
+    x, codes, scales, supers, bias, block_expert, block_routes, count, out, second_codes, second_scales, second_supers,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
+    TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i], [.., ROWS + BESIDE_ROWS], the last columns by the matrix beside where there is one.
+    """out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there is one; where bias
+    float32 [experts, ROWS + SECOND_ROWS] is given, plus that.
 
-    x [tokens, COLS]. Grid (row tiles of W, then those of the matrix beside; blocks), blocks as in gemv_kernel with
-    BM routes each.
+    x [tokens, COLS]. Routes are TOP_K a token, and out has PARTS rows for each token. Grid (row tiles of W, then those
+    of the second matrix; blocks), blocks as in gemv_kernel with BM routes each.
     """
     if PDL:
         gdc_launch_dependents()
@@ -249,27 +267,32 @@ def gemm_kernel(
     elif block * BM >= tl.load(count):
         return
     TILES: tl.constexpr = (ROWS + BN - 1) // BN
-    STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
+    STRIDE: tl.constexpr = ROWS + SECOND_ROWS
     routes, live, rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
+    routes = part_rows(routes, TOP_K, PARTS)
     if tile < TILES:
         row = tile * BN + tl.arange(0, BN)
         c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
-        y = multiply(c, s, d, rows, live, tl.minimum(row, ROWS - 1), COLS, F, BM, UB)
+        y = multiply(c, s, d, rows, live, tl.minimum(row, ROWS - 1), COLS, F, BM, KB)
+        y = add_bias(y, bias, expert, row, ROWS)
         store_tile(y, out, routes, live, row, STRIDE, ROWS)
-    elif BESIDE_ROWS > 0:
+    elif SECOND_ROWS > 0:
         row = (tile - TILES) * BN + tl.arange(0, BN)
-        r = tl.minimum(row, BESIDE_ROWS - 1)
-        y = multiply(beside_codes, beside_scales, beside_supers, rows, live, r, COLS, F_BESIDE, BM, UB)
-        store_tile(y, out + ROWS, routes, live, row, STRIDE, BESIDE_ROWS)
+        r = tl.minimum(row, SECOND_ROWS - 1)
+        y = multiply(second_codes, second_scales, second_supers, rows, live, r, COLS, F_SECOND, BM, KB)
+        if bias is not None:
+            y = add_bias(y, bias + ROWS, 0, row, SECOND_ROWS)
+        store_tile(y, out + ROWS, routes, live, row, STRIDE, SECOND_ROWS)
 
 
 @kernel
 def gated_gemm_kernel(
-    x, codes, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, UB: tl.constexpr, PDL: tl.constexpr,
+    x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks)."""
+    """gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks). bias,
+    up_bias: float32 [experts, ROWS], where given, added to the products."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -284,9 +307,10 @@ def gated_gemm_kernel(
     up_codes, up_scales, up_supers = expert_planes(up_codes, up_scales, up_supers, expert, ROWS, COLS, F_UP)
     if F is not None and F_UP is not None:
         y, z = multiply_quantised(
-            codes, scales, supers, up_codes, up_scales, up_supers, rows, live, r, COLS, F, F_UP, BM, UB
+            codes, scales, supers, up_codes, up_scales, up_supers, rows, live, r, COLS, F, F_UP, BM, KB
         )
     else:
-        y = multiply(codes, scales, supers, rows, live, r, COLS, F, BM, UB)
-        z = multiply(up_codes, up_scales, up_supers, rows, live, r, COLS, F_UP, BM, UB)
-    store_tile(y / (1.0 + tl.exp(-y)) * z, out, routes, live, row, ROWS, ROWS)
+        y = multiply(codes, scales, supers, rows, live, r, COLS, F, BM, KB)
+        z = multiply(up_codes, up_scales, up_supers, rows, live, r, COLS, F_UP, BM, KB)
+    y, z = add_bias(y, bias, expert, row, ROWS), add_bias(z, up_bias, expert, row, ROWS)
+    store_tile(gated(y, z, ACTIVATION), out, routes, live, row, ROWS, ROWS)

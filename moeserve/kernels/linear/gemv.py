@@ -13,37 +13,42 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.linear.units import dot_units, load_units, tile_rows, unit_indices
+from moeserve.kernels.linear.k_blocks import dot_k_blocks, k_block_indices, load_k_blocks, tile_rows
 
 
 @triton.jit
 def multiply_quantised(
-    x_codes, x_scales, codes, scales, supers, out, first_row, first, end,
+    x_codes, x_scales, codes, scales, supers, bias, out, first_row, first, end,
     ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    UB: tl.constexpr = BK // 128
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    u = unit_indices(UB, BR)
+    KB: tl.constexpr = BK // 128
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    if bias is not None:
+        biased = first_row + tl.arange(0, BR * NB)
+        added = tl.load(bias + biased, biased < ROWS, 0.0)
+    u = k_block_indices(KB, BR)
     r = tile_rows(first_row, ROWS, BR, NB)
-    units = load_units(codes, scales, supers, r, u, (u < UNITS) & (r >= 0), COLS, F)
+    k_blocks = load_k_blocks(codes, scales, supers, r, u, (u < K_BLOCKS) & (r >= 0), COLS, F)
     if PDL:
         gdc_wait()
     for i in range(first, end):
         from_codes, from_scales = x_codes + i * (COLS // 4), x_scales + i * (COLS // 32)
-        acc = dot_units(tl.zeros((u + r).shape, tl.float32), units, u, from_codes, from_scales, COLS, F)
-        for at in tl.static_range(UB, UNITS, UB):
+        acc = dot_k_blocks(tl.zeros((u + r).shape, tl.float32), k_blocks, u, from_codes, from_scales, COLS, F)
+        for at in tl.static_range(KB, K_BLOCKS, KB):
             v = at + u
-            more = load_units(codes, scales, supers, r, v, (v < UNITS) & (r >= 0), COLS, F)
-            acc = dot_units(acc, more, v, from_codes, from_scales, COLS, F)
+            more = load_k_blocks(codes, scales, supers, r, v, (v < K_BLOCKS) & (r >= 0), COLS, F)
+            acc = dot_k_blocks(acc, more, v, from_codes, from_scales, COLS, F)
         row = first_row + tl.arange(0, BR * NB)
         y = tl.reshape(tl.sum(acc, 0), [BR * NB])
+        if bias is not None:
+            y += added
         tl.store(out + i * STRIDE + row, y.to(out.dtype.element_ty), row < ROWS)
 
 
 @triton.jit
 def multiply_floats(
-    x, codes, out, first_row, first, end,
+    x, codes, bias, out, first_row, first, end,
     ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = first_row + tl.arange(0, BR)
@@ -57,35 +62,39 @@ def multiply_floats(
         for at in tl.static_range(BK, COLS, BK):
             more = tl.load(codes + r + (at + k)[None, :], (at + k < COLS)[None, :], 0.0).to(tl.float32)
             sums += more * tl.load(x + i * COLS + at + k, at + k < COLS, 0.0).to(tl.float32)[None, :]
-        y = tl.sum(sums, 1).to(out.dtype.element_ty)
-        tl.store(out + i * STRIDE + row, y, row < ROWS)
+        y = tl.sum(sums, 1)
+        if bias is not None:
+            y += tl.load(bias + row, row < ROWS, 0.0)
+        tl.store(out + i * STRIDE + row, y.to(out.dtype.element_ty), row < ROWS)
 
 
 @triton.jit
 def multiply_rows(
-    x, x_codes, x_scales, codes, scales, supers, out, first_row, first, end,
+    x, x_codes, x_scales, codes, scales, supers, bias, out, first_row, first, end,
     ROWS: tl.constexpr, COLS: tl.constexpr, STRIDE: tl.constexpr, F: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
     BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Rows first_row .. + BR * NB - 1 of the matrix times rows `first` .. below `end` of the activations."""
     if F is None:
-        multiply_floats(x, codes, out, first_row, first, end, ROWS, COLS, STRIDE, BR * NB, BK, PDL)
+        multiply_floats(x, codes, bias, out, first_row, first, end, ROWS, COLS, STRIDE, BR * NB, BK, PDL)
     else:
         multiply_quantised(
-            x_codes, x_scales, codes, scales, supers, out, first_row, first, end, ROWS, COLS, STRIDE, F, BR, NB, BK, PDL
+            x_codes, x_scales, codes, scales, supers, bias, out, first_row, first, end, ROWS, COLS, STRIDE, F, BR, NB,
+            BK, PDL,
         )  # fmt: skip
 
 
 @kernel
 def gemv_kernel(
-    x, x_codes, x_scales, codes, scales, supers, count, out, beside_codes, beside_scales, beside_supers,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, BESIDE_ROWS: tl.constexpr, F_BESIDE: tl.constexpr,
+    x, x_codes, x_scales, codes, scales, supers, bias, count, out, second_codes, second_scales, second_supers,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
     T: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i], [.., ROWS + BESIDE_ROWS], the last columns by the matrix beside where there is one, for rows
-    below count[0]. The matrices and the count are read before the kernel ahead has ended: it writes neither.
+    """out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there is one, for rows
+    below count[0]; where bias float32 [ROWS + SECOND_ROWS] is given, plus that. The matrices and the count are read
+    before the kernel ahead has ended: it writes neither.
 
-    Grid (row tiles of W, then those of the matrix beside; blocks of T rows of x). BK: columns at once. Offsets are
+    Grid (row tiles of W, then those of the second matrix; blocks of T rows of x). BK: columns at once. Offsets are
     int32: the tokens are few.
     """
     if PDL:
@@ -93,14 +102,17 @@ def gemv_kernel(
     tile, first = tl.program_id(0), tl.program_id(1) * T
     end = tl.minimum(first + T, tl.load(count))
     TILES: tl.constexpr = (ROWS + BR * NB - 1) // (BR * NB)
-    STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
+    STRIDE: tl.constexpr = ROWS + SECOND_ROWS
     if tile < TILES:
         multiply_rows(
-            x, x_codes, x_scales, codes, scales, supers, out, tile * (BR * NB), first, end, ROWS, COLS, STRIDE, F, BR,
-            NB, BK, PDL,
+            x, x_codes, x_scales, codes, scales, supers, bias, out, tile * (BR * NB), first, end, ROWS, COLS, STRIDE, F,
+            BR, NB, BK, PDL,
         )  # fmt: skip
-    elif BESIDE_ROWS > 0:
+    elif SECOND_ROWS > 0:
+        second_bias = bias
+        if bias is not None:
+            second_bias = bias + ROWS
         multiply_rows(
-            x, x_codes, x_scales, beside_codes, beside_scales, beside_supers, out + ROWS, (tile - TILES) * (BR * NB),
-            first, end, BESIDE_ROWS, COLS, STRIDE, F_BESIDE, BR, NB, BK, PDL,
+            x, x_codes, x_scales, second_codes, second_scales, second_supers, second_bias, out + ROWS,
+            (tile - TILES) * (BR * NB), first, end, SECOND_ROWS, COLS, STRIDE, F_SECOND, BR, NB, BK, PDL,
         )  # fmt: skip

@@ -4,8 +4,11 @@
     w = operators.weight(rows, kind, (out, cols), "cuda")      # GGUF bytes, once
     y = torch.ops.moeserve.linear(x, w, kind)                  # x float32 [n, cols] on w's device
 
-A call allocates its result and is complete in itself: for tests, tools and other programs. The server calls what is
-below them (`cpu_stream.py`, the `cuda.py` of each operator's folder), into memory of its own and without waiting.
+A call allocates its result and is complete in itself: the way in for other programs, which find every kernel under one
+name whatever the device. Nothing of the server goes through here, nor do the kernels' own tests and benchmarks: they
+call what is below (`cpu_stream.py`, the `op.py` of each operator's folder), which writes into given memory, waits for
+nothing and has options that these names leave out (windows, biases, other routers). tests/kernels/test_operators.py
+holds both devices to the references.
 
 Tensors are contiguous, n is at least 1. A weight is a list of tensors in its device's form with its `kind`, ggml's
 number. What an operator computes is specified in the `reference.py` of the folder named first below; activations are

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import prefill_attention, prefill_tiles
-from moeserve.kernels.embed.cuda import embed as launch_embed
-from moeserve.kernels.experts.cuda import BlockRoom, align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
-from moeserve.kernels.linear.cuda import gemv_tokens
-from moeserve.kernels.linear.cuda import linear as launch_linear
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.attention.op import prefill_attention, prefill_tiles
+from moeserve.kernels.embed.op import embed as launch_embed
+from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.linear.op import gemv_tokens
+from moeserve.kernels.linear.op import linear as launch_linear
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.quantize.reference import quantize
-from moeserve.kernels.rope.cuda import rope_store as launch_rope_store
-from moeserve.kernels.routing.cuda import route as launch_route
-from moeserve.kernels.sampling.cuda import DeviceSamplerState, SamplingRoom
-from moeserve.kernels.sampling.cuda import sample as launch_sample
+from moeserve.kernels.rope.op import rope_store as launch_rope_store
+from moeserve.kernels.routing.op import route as launch_route
+from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace
+from moeserve.kernels.sampling.op import sample as launch_sample
 from moeserve.quantization import QUANT_TYPES
 from moeserve.quantization.table import F16
 
@@ -93,7 +93,7 @@ def experts(
     down: list[Tensor], down_kind: int,
 ) -> Tensor:  # fmt: skip
     (n, hidden), top_k, (num, ff), device = x.shape, ids.shape[1], gate[0].shape[:2], x.device
-    room = BlockRoom(n, top_k, num, device)
+    room = BlockWorkspace(n, top_k, num, device)
     few = room.method.up is None
     a = _activations(x, few=few, kinds=(gate_kind, up_kind, down_kind))
     assert a.x is not None
@@ -101,10 +101,10 @@ def experts(
     h = GpuActivations.empty(n * top_k, ff, device, dtype=None if as_int8 else a.x.dtype, quantised=as_int8)
     if few:
         out = torch.empty(n, hidden, device=device)
-        few_experts_up(
+        small_batch_up(
             a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, ids, h.x, h.codes, h.scales
         )  # fmt: skip
-        few_experts_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, _count(x), out)
+        small_batch_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, _count(x), out)
         return out
     assert h.x is not None
     align_routes(ids, _count(x), num, room.expert, room.routes)
@@ -124,7 +124,7 @@ def sample(
     positions: Tensor,
 ) -> Tensor:
     (n, vocab), device = logits.shape, logits.device
-    state, room = DeviceSamplerState(n, vocab, device, history_rows=0), SamplingRoom(n, vocab, device)
+    state, room = DeviceSamplerState(n, vocab, device, history_rows=0), SamplingWorkspace(n, vocab, device)
     for i in range(n):
         state.bind(
             i, temperature=float(temperature[i]), top_k=int(top_k[i]), top_p=float(top_p[i]), min_p=float(min_p[i]),

@@ -12,38 +12,66 @@ from moeserve.kernels.launch import kernel
 
 
 @triton.jit
-def rotation(weight, cos, sin, DIM: tl.constexpr, SIZE: tl.constexpr):
+def rotation(weight, cos, sin, DIM: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl.constexpr):
     """What `norm_and_rotate` multiplies a head's values and their partners with, float32 [1, SIZE] each. cos, sin:
-    pointers to the position's row; weight: the norm's."""
+    pointers to the position's row; weight: the norm's, one for each row [H, 1] where they differ, None without."""
     d = tl.arange(0, SIZE)[None, :]
-    inside = d < DIM
-    is_low = d < DIM // 2
-    angle = tl.where(is_low, d, d - DIM // 2)
-    partner = tl.where(is_low, d + DIM // 2, d - DIM // 2)
-    s = tl.load(sin + angle, inside, 0.0)
-    own = tl.load(weight + d, inside, 0.0) * tl.load(cos + angle, inside, 0.0)
-    return own, tl.load(weight + partner, inside, 0.0) * tl.where(is_low, -s, s)
+    rotates = d < ROTARY
+    is_low = d < ROTARY // 2
+    angle = tl.where(is_low, d, d - ROTARY // 2)
+    partner = tl.where(is_low, d + ROTARY // 2, d - ROTARY // 2)
+    still: tl.constexpr = 1.0 if ROTARY < DIM else 0.0  # the cosine of columns that do not rotate
+    s = tl.load(sin + angle, rotates, 0.0)
+    if weight is None:
+        own = tl.load(cos + angle, rotates, still)
+        other = tl.where(is_low, -s, s)
+    else:
+        own = tl.load(weight + d, d < DIM, 0.0) * tl.load(cos + angle, rotates, still)
+        other = tl.load(weight + partner, rotates, 0.0) * tl.where(is_low, -s, s)
+    return own, other
 
 
 @triton.jit
-def norm_and_rotate(heads, live, own, other, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
-    """RMSNorm and rotation of the rows of DIM that heads [H, 1] point to, by `rotation`: float32 [H, SIZE]."""
+def norm_and_rotate(
+    heads, live, own, other, scale,
+    DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """RMSNorm and rotation of the rows of DIM that heads [H, 1] point to, by `rotation`: float32 [H, SIZE]. Without
+    norm where EPS is None; where scale is given, it is the norm's."""
     d = tl.arange(0, SIZE)[None, :]
-    inside = live & (d < DIM)
-    a = tl.load(heads + d, inside, 0.0).to(tl.float32)
-    b = tl.load(heads + tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2), inside, 0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(a * a, 1) / DIM + EPS)[:, None]
-    return scale * (a * own + b * other)
+    a = tl.load(heads + d, live & (d < DIM), 0.0).to(tl.float32)
+    partner = tl.where(d < ROTARY // 2, d + ROTARY // 2, d - ROTARY // 2)
+    b = tl.load(heads + partner, live & (d < ROTARY), 0.0).to(tl.float32)
+    if EPS is None:
+        out = a * own + b * other
+    else:
+        if scale is None:
+            scale = tl.rsqrt(tl.sum(a * a, 1) / DIM + EPS)[:, None]
+        out = scale * (a * own + b * other)
+    return out
+
+
+@triton.jit
+def full_scale(row, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
+    """1 / RMS of the WIDTH values that row points to."""
+    c = tl.arange(0, SIZE)
+    x = tl.load(row + c, c < WIDTH, 0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, 0) / WIDTH + EPS)
 
 
 @kernel
 def rope_store_kernel(
     q, k, v, q_norm, k_norm, cos, sin, positions, slots, count, q_out, keys, values,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+    DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr, Q_FULL: tl.constexpr,
+    K_FULL: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per token and KV head, with the HEADS / KV_HEADS heads that read it; GROUP and SIZE are powers of two
-    that hold the group and a head. Nothing is stored for a token whose slot is below 0 but its q."""
+    that hold the group and a head. Nothing is stored for a token whose slot is below 0 but its q.
+
+    Q_EPS, K_EPS: None without a norm. Q_FULL, K_FULL: 0 for a norm of each head, else a power of two that holds all
+    heads, which are normed as one; the norm then has a weight for each of their columns.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -52,20 +80,36 @@ def rope_store_kernel(
     if i >= existing:
         return
     token, position, slot = i.to(tl.int64), position.to(tl.int64), slot.to(tl.int64)
-    cos += position * (DIM // 2)
-    sin += position * (DIM // 2)
+    cos += position * (ROTARY // 2)
+    sin += position * (ROTARY // 2)
     d = tl.arange(0, SIZE)[None, :]
     g = tl.arange(0, GROUP)[:, None]
     live = g < HEADS // KV_HEADS
     head = (h * (HEADS // KV_HEADS) + g) * DIM
-    own, other = rotation(q_norm, cos, sin, DIM, SIZE)
-    rotated = norm_and_rotate(q + token * Q_STRIDE + head, live, own, other, DIM, EPS, SIZE)
+    if Q_FULL > 0:
+        scale = full_scale(q + token * Q_STRIDE, HEADS * DIM, Q_EPS, Q_FULL)
+        own, other = rotation(q_norm + tl.where(live, head, 0), cos, sin, DIM, ROTARY, SIZE)
+        rotated = norm_and_rotate(
+            q + token * Q_STRIDE + head, live, own, other, scale, DIM, ROTARY, Q_EPS, SIZE
+        )
+    else:
+        own, other = rotation(q_norm, cos, sin, DIM, ROTARY, SIZE)
+        rotated = norm_and_rotate(
+            q + token * Q_STRIDE + head, live, own, other, None, DIM, ROTARY, Q_EPS, SIZE
+        )
     to = q_out + token * (HEADS * DIM) + head + d
     tl.store(to, (rotated * DIM**-0.5).to(q_out.dtype.element_ty), live & (d < DIM))
     if slot >= 0:
         one = tl.zeros([1, 1], tl.int32)
-        own, other = rotation(k_norm, cos, sin, DIM, SIZE)
-        key = norm_and_rotate(k + token * K_STRIDE + h * DIM + one, one == 0, own, other, DIM, EPS, SIZE)
+        if K_FULL > 0:
+            scale_k = full_scale(k + token * K_STRIDE, KV_HEADS * DIM, K_EPS, K_FULL)
+            own_k, other_k = rotation(k_norm + h * DIM, cos, sin, DIM, ROTARY, SIZE)
+            from_k = k + token * K_STRIDE + h * DIM + one
+            key = norm_and_rotate(from_k, one == 0, own_k, other_k, scale_k, DIM, ROTARY, K_EPS, SIZE)
+        else:
+            own_k, other_k = rotation(k_norm, cos, sin, DIM, ROTARY, SIZE)
+            from_k = k + token * K_STRIDE + h * DIM + one
+            key = norm_and_rotate(from_k, one == 0, own_k, other_k, None, DIM, ROTARY, K_EPS, SIZE)
         at = (slot * KV_HEADS + h) * DIM + d
         tl.store(keys + at, key.to(keys.dtype.element_ty), d < DIM)
         value = tl.load(v + token * V_STRIDE + h * DIM + d, d < DIM, 0.0)

@@ -16,14 +16,15 @@ from moeserve.kernels.quantize.triton import store_quantized
 
 @kernel
 def norm_router_kernel(
-    x, extra, count, weight, router, y, codes, scales, logits,
+    x, extra, count, weight, router, bias, y, codes, scales, logits,
     COLS: tl.constexpr, EXPERTS: tl.constexpr, SIZE: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """y = RMSNorm(x + extra) * weight and logits = router y, for rows below count[0]; x stays as it is. Grid (EXPERTS
-    in tiles of BE, rows).
+    """y = RMSNorm(x + extra) * weight and logits = router y + bias, for rows below count[0]; x stays as it is. Grid
+    (EXPERTS in tiles of BE, rows).
 
-    x, extra float32 [n, COLS]; router [EXPERTS, COLS] floats; logits float32 [n, EXPERTS]; y, codes with scales:
+    x, extra float32 [n, COLS]; router [EXPERTS, COLS] floats; bias float32 [EXPERTS], where given; logits float32
+    [n, EXPERTS]; y, codes with scales:
     [n, COLS] each, where given. SIZE: COLS or the power of two above. The count, weight and router are read before the
     kernel ahead has ended: it writes none of them.
     """
@@ -41,7 +42,11 @@ def norm_router_kernel(
         return
     value = tl.load(x + i * COLS + c, live, 0.0) + tl.load(extra + i * COLS + c, live, 0.0)
     normed = value * tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS) * gain
-    tl.store(logits + i * EXPERTS + e, tl.sum(w.to(tl.float32) * normed[None, :], 1), e < EXPERTS)
+    at = logits + i * EXPERTS + e
+    products = tl.sum(w.to(tl.float32) * normed[None, :], 1)
+    if bias is not None:
+        products += tl.load(bias + e, e < EXPERTS, 0.0)
+    tl.store(at, products, e < EXPERTS)
     if tile == 0:
         if y is not None:
             tl.store(y + i * COLS + c, normed.to(y.dtype.element_ty), live)

@@ -55,8 +55,10 @@ def _within_groups(choosing: Tensor, router: RouterOptions) -> Tensor:
     return groups.masked_fill(~allowed[..., None], -torch.inf).flatten(1)
 
 
-def take_over(ids: Tensor, expert_map: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+def select_streamed_routes(
+    ids: Tensor, expert_map: Tensor, local_expert_ids: Tensor
+) -> tuple[Tensor, Tensor]:
     """The places of routes ids int32 [n, top_k] in expert_map int32 [experts], -1 for ids below 0; and the larger of
-    these and `places`."""
-    taken = torch.where(ids >= 0, expert_map[ids.clamp(min=0)], -1)
-    return taken, torch.maximum(places, taken)
+    these and `local_expert_ids`."""
+    streamed_ids = torch.where(ids >= 0, expert_map[ids.clamp(min=0)], -1)
+    return streamed_ids, torch.maximum(local_expert_ids, streamed_ids)

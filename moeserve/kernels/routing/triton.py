@@ -1,25 +1,92 @@
-"""The router's choice: softmax, top-k and renormalisation of a token's logits, all in registers."""
+"""The router's choice: scores, top-k and weights of a token's logits, all in registers."""
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.routing.reference import SIGMOID_EPS
+
+EPS = tl.constexpr(SIGMOID_EPS)
+
+
+@triton.jit
+def scores_of(logits, SCORING: tl.constexpr):
+    """Of all experts' logits [BT, E], those of no expert -inf."""
+    if SCORING == "sigmoid":
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    elif SCORING == "softmax":
+        likely = tl.exp(logits - tl.max(logits, 1)[:, None])
+        scores = likely / tl.sum(likely, 1)[:, None]
+    else:
+        scores = logits
+    return scores
+
+
+@triton.jit
+def within_groups(choosing, e, EXPERTS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr):
+    """choosing [BT, E] with -inf outside the TOP_GROUPS groups whose two best sum up to most; of equals the lower."""
+    WIDTH: tl.constexpr = EXPERTS // GROUPS
+    sums = ()
+    for g in tl.static_range(GROUPS):
+        mine = tl.where((e // WIDTH == g) & (e < EXPERTS), choosing, float("-inf"))
+        best = tl.max(mine, 1)[:, None]
+        if WIDTH > 1:
+            at = tl.min(tl.where(mine == best, e, EXPERTS - 1), 1)[:, None]
+            best += tl.max(tl.where(e == at, float("-inf"), mine), 1)[:, None]
+        sums = sums + (best,)
+    for g in tl.static_range(GROUPS):
+        rank = tl.zeros(sums[0].shape, tl.int32)
+        for other in tl.static_range(GROUPS):
+            if other < g:
+                rank += (sums[other] >= sums[g]).to(tl.int32)
+            elif other > g:
+                rank += (sums[other] > sums[g]).to(tl.int32)
+        choosing = tl.where((e // WIDTH == g) & (rank >= TOP_GROUPS), float("-inf"), choosing)
+    return choosing
+
+
+@triton.jit
+def chosen_weights(
+    chosen, all_logits, TOP_K: tl.constexpr, K: tl.constexpr, SCORING: tl.constexpr, NORMALIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+):  # fmt: skip
+    """float32 [BT, K] of the chosen experts' logits [BT, K], -inf behind TOP_K."""
+    if SCORING == "softmax_topk" or (SCORING == "softmax" and NORMALIZE):
+        # A softmax over all experts and its renormalisation over the chosen is a softmax over the chosen.
+        likely = tl.exp(chosen - tl.max(chosen, 1)[:, None])
+        weights = likely / tl.sum(likely, 1)[:, None]
+    elif SCORING == "softmax":
+        top = tl.max(all_logits, 1)[:, None]
+        weights = tl.exp(chosen - top) / tl.sum(tl.exp(all_logits - top), 1)[:, None]
+    else:
+        weights = tl.where(tl.arange(0, K)[None, :] < TOP_K, scores_of(chosen, SCORING), 0.0)
+        if NORMALIZE:
+            weights = weights / (tl.sum(weights, 1)[:, None] + EPS)
+    if SCALE != 1.0:
+        weights *= SCALE
+    return weights
 
 
 @kernel
 def route_kernel(
-    logits, expert_map, count, ids, local_ids, weights, heat,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BT: tl.constexpr, E: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+    logits, bias, expert_map, count, ids, local_expert_ids, weights, expert_token_counts,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, SCORING: tl.constexpr, NORMALIZE: tl.constexpr,
+    SCALE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BT: tl.constexpr, E: tl.constexpr,
+    K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per BT rows. logits [n, EXPERTS]; ids, local_ids int32 and weights float32 [n, TOP_K].
+    """A program per BT rows. logits [n, EXPERTS]; bias float32 [EXPERTS], where given; ids, local_expert_ids int32 and
+    weights float32 [n, TOP_K], rows STRIDE apart. The options are `RouterOptions`'.
 
-    local_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
-    Rows from count[0] on get ids -1 and weights 0. heat int64 [EXPERTS], where given: tokens are added to it.
-    E, K: powers of two that hold EXPERTS and TOP_K.
+    local_expert_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
+    Rows from count[0] on get ids -1 and weights 0. expert_token_counts int64 [EXPERTS], where given: tokens are
+    added to it. E, K: powers of two that hold EXPERTS and TOP_K.
     """
     if PDL:
         gdc_launch_dependents()
@@ -28,6 +95,16 @@ def route_kernel(
     existing = tl.load(count)
     e, k = tl.arange(0, E)[None, :], tl.arange(0, K)[None, :]
     left = tl.load(logits + t[:, None] * EXPERTS + e, e < EXPERTS, float("-inf")).to(tl.float32)
+    # Scores rise with their logits: alone, the logits choose the same experts, and their values are at hand.
+    BY_LOGITS: tl.constexpr = bias is None and GROUPS == 1
+    all_logits = left
+    if not BY_LOGITS:
+        left = scores_of(left, SCORING)
+        if bias is not None:
+            left += tl.load(bias + e, e < EXPERTS, 0.0)
+        left = tl.where(e < EXPERTS, left, float("-inf"))
+        if GROUPS > 1:
+            left = within_groups(left, e, EXPERTS, GROUPS, TOP_GROUPS)
     live = t < existing
     chosen = tl.zeros([BT, K], tl.int32)
     scores = tl.full([BT, K], float("-inf"), tl.float32)
@@ -37,31 +114,36 @@ def route_kernel(
         at = tl.min(tl.where(left == best, e, EXPERTS - 1), 1)[:, None]
         left = tl.where(e == at, float("-inf"), left)
         chosen = tl.where(k == j, at, chosen)
+        if not BY_LOGITS:
+            best = tl.max(tl.where(e == at, all_logits, float("-inf")), 1)[:, None]
         scores = tl.where(k == j, best, scores)
-    likely = tl.exp(scores - tl.max(scores, 1)[:, None])
-    share = tl.where(live[:, None], likely / tl.sum(likely, 1)[:, None], 0.0)
-    at = t[:, None] * TOP_K + k
+    share = chosen_weights(scores, all_logits, TOP_K, K, SCORING, NORMALIZE, SCALE)
+    share = tl.where(live[:, None], share, 0.0)
+    at = t[:, None] * STRIDE + k
     stored = (t < tl.num_programs(0) * BT)[:, None] & (k < TOP_K)
     tl.store(weights + at, share, stored)
     tl.store(ids + at, tl.where(live[:, None], chosen, -1), stored)
     there = live[:, None] & (k < TOP_K)
     if expert_map is not None:
         local = tl.load(expert_map + chosen, there, -1)
-        tl.store(local_ids + at, local, stored)
-    if heat is not None:
-        tl.atomic_add(heat + chosen, 1, there, sem="relaxed")
+        tl.store(local_expert_ids + at, local, stored)
+    if expert_token_counts is not None:
+        tl.atomic_add(expert_token_counts + chosen, 1, there, sem="relaxed")
 
 
 @kernel
-def take_over_kernel(
-    ids, expert_map, taken, places,
-    ROUTES: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+def select_streamed_routes_kernel(
+    ids, expert_map, streamed_ids, local_expert_ids,
+    ROUTES: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program per BLOCK of the ROUTES of all rows. taken = expert_map[ids], -1 for ids that no expert has;
-    places: the larger of what is there and that. All int32."""
+    """A program per BLOCK of the ROUTES of all rows, TOP_K of each, rows STRIDE apart. streamed_ids = expert_map[ids],
+    -1 for ids that no expert has; local_expert_ids: the larger of what is there and that. All int32."""
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    expert = tl.load(ids + r, r < ROUTES, -1)
+    live = r < ROUTES
+    if STRIDE != TOP_K:
+        r = r // TOP_K * STRIDE + r % TOP_K
+    expert = tl.load(ids + r, live, -1)
     place = tl.load(expert_map + expert, (expert >= 0) & (expert < EXPERTS), -1)
-    before = tl.load(places + r, r < ROUTES, -1)
-    tl.store(taken + r, place, r < ROUTES)
-    tl.store(places + r, tl.maximum(place, before), r < ROUTES)
+    before = tl.load(local_expert_ids + r, live, -1)
+    tl.store(streamed_ids + r, place, live)
+    tl.store(local_expert_ids + r, tl.maximum(place, before), live)

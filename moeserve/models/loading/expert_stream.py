@@ -42,9 +42,9 @@ class ExpertStream:
         self._is_gpu = device.type == "cuda"
         self._panels = [None if layer is None else [_bytes_of(m) for m in layer.matrices] for layer in layers]
         some = [layer for layer in layers if layer is not None]
-        nowhere = torch.full_like(some[0].local_ids, -1)
+        nowhere = torch.full_like(some[0].expert_map, -1)
         # int32 [layers, experts]: places in RAM; then those of the experts that a step streams, and of the others.
-        self._places = torch.stack([nowhere if layer is None else layer.local_ids for layer in layers])
+        self._places = torch.stack([nowhere if layer is None else layer.expert_map for layer in layers])
         self._streamed, self._left = torch.full_like(self._places, -1), self._places
         self._counts = [0] * len(layers)
         if self._is_gpu:
@@ -93,7 +93,7 @@ class ExpertStream:
         self._launch_copy()
         return GpuExperts(*buffers.planes)
 
-    def places(self, layer: int) -> Tensor:
+    def expert_map(self, layer: int) -> Tensor:
         """int32 [the layer's experts]: places among those that `take` gives, -1 for an expert that is not there."""
         return self._streamed[layer]
 

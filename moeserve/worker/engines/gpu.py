@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.kernels.attention.cuda import prefill_tiles
+from moeserve.kernels.attention.op import prefill_tiles
 from moeserve.messages.schema import NewSeq, TokenLogprob
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.loading.ram_experts import RamExperts

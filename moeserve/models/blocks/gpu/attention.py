@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from moeserve.kernels.attention.cuda import NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.cpu_stream import KvLayer
-from moeserve.kernels.rope.cuda import rope_store
+from moeserve.kernels.rope.op import rope_store
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import MAX_DECODE_ROWS, GpuBatch, GpuWorkspace
 from moeserve.models.interface import AttentionShape

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import KvLayer
-from moeserve.kernels.embed.cuda import KvPlaces, embed
+from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.kernels.norm.cuda import add_norm
+from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.linear import multiply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.linear.cuda import linear
+from moeserve.kernels.linear.op import linear
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts.cuda import align_routes, experts_down, experts_up
-from moeserve.kernels.experts.few import few_experts_down, few_experts_up
+from moeserve.kernels.experts.op import align_routes, experts_down, experts_up
+from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.kernels.norm.cuda import add_norm
-from moeserve.kernels.routing.cuda import norm_router, route, take_over
+from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.interface import ModelShape
@@ -94,7 +94,7 @@ class GpuMoeBlock:
         self.expert_token_counts.zero_()
         if self._handoff is not None:
             for layer in range(len(self._layers)):
-                self._handoff.heat(layer).zero_()
+                self._handoff.expert_token_counts(layer).zero_()
 
     def mix(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Reads s.x and s.output, attention's; leaves what `pending` gives."""
@@ -178,7 +178,9 @@ class GpuMoeBlock:
             self._run_experts(index, moe.experts, s.local_expert_ids, s, count)
         if stream is not None:
             # From here on local_expert_ids only say whether a route's part is here.
-            take_over(s.expert_ids, stream.places(index), s.streamed_expert_ids, s.local_expert_ids)
+            select_streamed_routes(
+                s.expert_ids, stream.expert_map(index), s.streamed_expert_ids, s.local_expert_ids
+            )
             adds = moe.experts is not None
             self._run_experts(index, stream.take(index), s.streamed_expert_ids, s, count, adds=adds)
         if self._pool_works:
@@ -203,8 +205,8 @@ class GpuMoeBlock:
         y, h, b = s.y, s.h, s.blocks
         if s.is_small_batch:
             h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
-            few_experts_up(y.x, y.codes, y.scales, *matrices, local_ids, h.x, h.codes, h.scales)
-            few_experts_down(
+            small_batch_up(y.x, y.codes, y.scales, *matrices, local_ids, h.x, h.codes, h.scales)
+            small_batch_down(
                 h.x, h.codes, h.scales, *of_down, local_ids, s.route_weights, count, s.parts.view(s.rows, -1),
                 adds=adds,
             )  # fmt: skip

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.cuda import DecodeRoom
-from moeserve.kernels.experts.cuda import BlockRoom
-from moeserve.kernels.linear.cuda import gemv_tokens
+from moeserve.kernels.attention.op import DecodeWorkspace
+from moeserve.kernels.experts.op import BlockWorkspace
+from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import (
     ALIGNMENT,
@@ -78,8 +78,8 @@ class GpuWorkspace:
         self.h = _activations(views, "h")
         self.parts = views["parts"]
         self.pool_sum = views["pool_sum"]
-        self.blocks = BlockRoom(rows, shape.top_k, shape.num_experts, device)
-        self.decode = DecodeRoom(
+        self.blocks = BlockWorkspace(rows, shape.top_k, shape.num_experts, device)
+        self.decode = DecodeWorkspace(
             min(rows, MAX_DECODE_ROWS), heads.num_heads, heads.num_kv_heads, heads.head_dim, device
         )
 

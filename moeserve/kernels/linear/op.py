@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from moeserve.kernels.launch import PDL
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
-from moeserve.kernels.linear.unit_gemm import gated_unit_gemm_kernel, unit_gemm_kernel
+from moeserve.kernels.linear.sliced_k_gemm import gated_sliced_k_gemm_kernel, sliced_k_gemm_kernel
 from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import QUANT_TYPES, BlockLayout
 
@@ -48,16 +49,31 @@ def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class RouteBlocks:
     """Which rows of activations meet which expert: blocks of routes, as experts/align.py makes them."""
 
     expert: Tensor  # int32 [blocks]
     routes: Tensor  # int32 [blocks, block]
 
 
+Activation = Literal["silu", "swiglu_oai"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What becomes of the products with gate and up, see `activate` of experts/reference.py."""
+
+    activation: Activation = "silu"
+    gate_bias: Tensor | None = None  # float32 [experts, ff]
+    up_bias: Tensor | None = None
+
+
+SILU = Gated()
+
+
 @dataclass(frozen=True, slots=True)
 class GemvTile:
-    """`linear/units.py` has the letters."""
+    """`linear/k_blocks.py` has the letters."""
 
     br: int
     nb: int
@@ -67,16 +83,16 @@ class GemvTile:
 
 
 def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 4, nb: int = 4) -> GemvTile:
-    """One unit of nb rows to a thread. Of a float matrix (the router) few rows, so that there are 128 programs or
+    """One K block of nb rows to a thread. Of a float matrix (the router) few rows, so that there are 128 programs or
     more, of four warps."""
     if weight.format is None:
         br = max(1, min(8, power_of_two(weight.rows) * blocks // 256))
         return GemvTile(br, 1, float_columns(weight, br), 4, tokens)
-    units = min(power_of_two(k_blocks_of(weight.cols)), 32)
-    br = 32 * warps // units
+    k_blocks = min(power_of_two(k_blocks_of(weight.cols)), 32)
+    br = 32 * warps // k_blocks
     while nb > 1 and br * nb > weight.rows:
         nb //= 2
-    return GemvTile(br, nb, units * K_BLOCK, warps, tokens)
+    return GemvTile(br, nb, k_blocks * K_BLOCK, warps, tokens)
 
 
 def float_columns(weight: Weight, rows: int) -> int:
@@ -93,10 +109,10 @@ def power_of_two(n: int) -> int:
 class GemmTile:
     bm: int  # tokens
     bn: int  # rows of the matrix, or of either matrix where there are two
-    ub: int  # units of columns at once
+    k_blocks: int  # K blocks at once
     warps: int
     stages: int
-    by_unit: bool = False  # unit_gemm.py's products for quantised matrices
+    sliced_k: bool = False  # sliced_k_gemm.py's products for quantised matrices
     registers: int | None = None  # of a thread at most
 
 
@@ -107,12 +123,12 @@ def dense_tile(tokens: int, rows: int) -> GemmTile:
     if tokens > 64:
         return GemmTile(64, 128, 2, 4, 2)
     if rows > MANY_ROWS and tokens > 32:
-        return GemmTile(64, 128, 2, 4, 2, by_unit=True)
+        return GemmTile(64, 128, 2, 4, 2, sliced_k=True)
     if rows > MANY_ROWS and tokens > 16:
-        return GemmTile(32, 64, 2, 4, 3, by_unit=True)
+        return GemmTile(32, 64, 2, 4, 3, sliced_k=True)
     bn = 32 if rows <= 4096 and tokens <= 32 else 64
     stages = 3 if 4096 < rows <= MANY_ROWS and tokens > 32 else 2
-    return GemmTile(8 if tokens <= 8 else 16, bn, 4, 4, stages, by_unit=True)
+    return GemmTile(8 if tokens <= 8 else 16, bn, 4, 4, stages, sliced_k=True)
 
 
 def linear(
@@ -122,15 +138,17 @@ def linear(
     count: Tensor,
     planes: list[Tensor],
     kind: int,
-    beside: list[Tensor] | None,
-    beside_kind: int,
+    second: list[Tensor] | None,
+    second_kind: int,
     cols: int,
     out: Tensor,
+    *,
+    bias: Tensor | None = None,
 ) -> None:
-    """out[i] = W x[i] for rows i < count[0], the last columns by the matrix beside where there is one (both quantised,
-    or both floats). x, codes, scales: GpuActivations; out [n, rows of both]."""
+    """out[i] = W x[i] + bias for rows i < count[0], the last columns by the second matrix where there is one (both
+    quantised, or both floats). x, codes, scales: GpuActivations; bias float32 [rows of both], out [n, rows of both]."""
     weight = weight_of(planes, kind, cols)
-    other = None if beside is None else weight_of(beside, beside_kind, cols)
+    other = None if second is None else weight_of(second, second_kind, cols)
     n = len(out)
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
     if n <= gemv_tokens(weight.rows) or narrow:
@@ -139,10 +157,10 @@ def linear(
             tokens = 2  # or there are 64 programs (4 tokens: 58 us a layer, 55 so)
         blocks = -(-n // tokens)
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens, warps=4 if weight.rows > MANY_ROWS else 2)
-        run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks)
+        run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks, bias=bias)
     else:
         assert x is not None
-        run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows))
+        run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows), bias=bias)
 
 
 def floats_and_integers(
@@ -162,34 +180,36 @@ def run_gemv(
     codes: Tensor | None,
     scales: Tensor | None,
     weight: Weight,
-    beside: Weight | None,
+    second: Weight | None,
     count: Tensor,
     out: Tensor,
     *,
     tile: GemvTile,
     blocks: int,
+    bias: Tensor | None = None,
 ) -> None:
     """gemv.gemv_kernel, in `blocks` blocks of tile.tokens rows."""
-    floats, words, word_scales = floats_and_integers(weight, beside, x, codes, scales)
+    floats, words, word_scales = floats_and_integers(weight, second, x, codes, scales)
     bn = tile.br * tile.nb
     gemv_kernel(
-        (-(-weight.rows // bn) + (0 if beside is None else -(-beside.rows // bn)), blocks),
+        (-(-weight.rows // bn) + (0 if second is None else -(-second.rows // bn)), blocks),
         floats,
         words,
         word_scales,
         weight.codes,
         weight.scales,
         weight.supers,
+        bias,
         count,
         out,
-        None if beside is None else beside.codes,
-        None if beside is None else beside.scales,
-        None if beside is None else beside.supers,
+        None if second is None else second.codes,
+        None if second is None else second.scales,
+        None if second is None else second.supers,
         weight.rows,
         weight.cols,
         weight.format,
-        0 if beside is None else beside.rows,
-        None if beside is None else beside.format,
+        0 if second is None else second.rows,
+        None if second is None else second.format,
         tile.tokens,
         tile.br,
         tile.nb,
@@ -201,50 +221,57 @@ def run_gemv(
 
 
 def _fitting(tile: GemmTile, *weights: Weight) -> GemmTile:
-    """Float matrices have no units, and go through shared memory at two bytes a column or more: fewer stages."""
+    """Float matrices have no K blocks, and go through shared memory at two bytes a column or more: fewer stages."""
     if all(w.format is not None for w in weights):
         return tile
-    return replace(tile, stages=2, by_unit=False)
+    return replace(tile, stages=2, sliced_k=False)
 
 
 def run_gemm(
     x: Tensor,
     weight: Weight,
-    beside: Weight | None,
-    routing: Routing | None,
+    second: Weight | None,
+    routing: RouteBlocks | None,
     count: Tensor,
     out: Tensor,
     *,
     tile: GemmTile,
+    bias: Tensor | None = None,
+    top_k: int = 1,
+    parts: int = 1,
 ) -> None:
-    """gemm_kernel or unit_gemm_kernel with tile.bm routes (dense: tokens) to a block."""
+    """gemm_kernel or sliced_k_gemm_kernel with tile.bm routes (dense: tokens) to a block. bias float32 [experts, rows
+    of both]; out has `parts` rows for each token, of which the first top_k are its routes'."""
     t = _fitting(tile, weight)
-    run = unit_gemm_kernel if t.by_unit else gemm_kernel
-    more = (max(1, t.warps // t.ub), t.stages) if t.by_unit else ()
+    run = sliced_k_gemm_kernel if t.sliced_k else gemm_kernel
+    more = (max(1, t.warps // t.k_blocks), t.stages) if t.sliced_k else ()
     run(
         (
-            -(-weight.rows // t.bn) + (0 if beside is None else -(-beside.rows // t.bn)),
+            -(-weight.rows // t.bn) + (0 if second is None else -(-second.rows // t.bn)),
             -(-len(out) // t.bm) if routing is None else len(routing.expert),
         ),
         x,
         weight.codes,
         weight.scales,
         weight.supers,
+        bias,
         None if routing is None else routing.expert,
         None if routing is None else routing.routes,
         count,
         out,
-        None if beside is None else beside.codes,
-        None if beside is None else beside.scales,
-        None if beside is None else beside.supers,
+        None if second is None else second.codes,
+        None if second is None else second.scales,
+        None if second is None else second.supers,
         weight.rows,
         weight.cols,
         weight.format,
-        0 if beside is None else beside.rows,
-        None if beside is None else beside.format,
+        0 if second is None else second.rows,
+        None if second is None else second.format,
+        top_k,
+        parts,
         t.bm,
         t.bn,
-        t.ub,
+        t.k_blocks,
         *more,
         PDL,
         num_warps=t.warps,
@@ -255,12 +282,20 @@ def run_gemm(
 
 
 def run_gated_gemm(
-    x: Tensor, gate: Weight, up: Weight, routing: Routing, top_k: int, out: Tensor, *, tile: GemmTile
+    x: Tensor,
+    gate: Weight,
+    up: Weight,
+    routing: RouteBlocks,
+    top_k: int,
+    out: Tensor,
+    *,
+    tile: GemmTile,
+    options: Gated = SILU,
 ) -> None:
-    """gated_gemm_kernel or gated_unit_gemm_kernel with tile.bm routes to a block."""
+    """gated_gemm_kernel or gated_sliced_k_gemm_kernel with tile.bm routes to a block."""
     t = _fitting(tile, gate, up)
-    run = gated_unit_gemm_kernel if t.by_unit else gated_gemm_kernel
-    more = (max(1, t.warps // t.ub), t.stages) if t.by_unit else ()
+    run = gated_sliced_k_gemm_kernel if t.sliced_k else gated_gemm_kernel
+    more = (max(1, t.warps // t.k_blocks), t.stages) if t.sliced_k else ()
     run(
         (-(-gate.rows // t.bn), len(routing.expert)),
         x,
@@ -270,6 +305,8 @@ def run_gated_gemm(
         up.codes,
         up.scales,
         up.supers,
+        options.gate_bias,
+        options.up_bias,
         routing.expert,
         routing.routes,
         out,
@@ -277,10 +314,11 @@ def run_gated_gemm(
         gate.cols,
         gate.format,
         up.format,
+        options.activation,
         top_k,
         t.bm,
         t.bn,
-        t.ub,
+        t.k_blocks,
         *more,
         PDL,
         num_warps=t.warps,

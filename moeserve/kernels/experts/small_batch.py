@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.experts.gemv import down_kernel, up_kernel
-from moeserve.kernels.launch import PDL
-from moeserve.kernels.linear.cuda import (
+from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.linear.op import (
+    SILU,
+    Gated,
     GemvTile,
     Weight,
     float_columns,
@@ -20,32 +22,32 @@ SOME = 4  # tokens: more have tiles of their own
 
 
 def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
-    """A program's rows are a multiple of 32: they may be quantised. One unit of two rows of both matrices to a thread,
-    or of more where there are few columns. Of more than SOME tokens a thread has two units, one after the other:
-    programs half as large hide one another's waiting (8 tokens: 2 us a layer, 16: 4)."""
+    """A program's rows are a multiple of 32: they may be quantised. One K block of two rows of both matrices to a
+    thread, or of more where there are few columns. Of more than SOME tokens a thread has two K blocks, one after the
+    other: programs half as large hide one another's waiting (8 tokens: 2 us a layer, 16: 4)."""
     if gate.format is None or up.format is None:
         weight = gate if gate.format is None else up
         return GemvTile(32, 1, float_columns(weight, 32), 4)
     most, warps = (32, 8) if tokens <= SOME else (8, 4)
-    units = min(power_of_two(k_blocks_of(gate.cols)), most)
-    br = 32 * warps // units
-    return GemvTile(br, max(2, QUANT_GROUP // br), units * K_BLOCK, warps)
+    k_blocks = min(power_of_two(k_blocks_of(gate.cols)), most)
+    br = 32 * warps // k_blocks
+    return GemvTile(br, max(2, QUANT_GROUP // br), k_blocks * K_BLOCK, warps)
 
 
 def down_tile(weight: Weight, top_k: int, tokens: int) -> GemvTile:
-    """One token: all units of its experts at once, as their loads are on their way together; a fourth of the threads
+    """One token: all K blocks of its experts at once, as their loads are on their way together; a fourth of the threads
     have none where they are 48 of 64, and yet it is quicker than three times 16. More tokens make programs enough to
-    hide one another's waiting, if several fit a multiprocessor: smaller ones, and of more than SOME half the units at a
-    time (2 tokens: 1 us a layer, 4: 2, 8: 6, 16: 12, measured in whole layers: by itself, with its weights in the L2,
-    the kernel shows none of it)."""
+    hide one another's waiting, if several fit a multiprocessor: smaller ones, and of more than SOME half the K blocks
+    at a time (2 tokens: 1 us a layer, 4: 2, 8: 6, 16: 12, measured in whole layers: by itself, with its weights in the
+    L2, the kernel shows none of it)."""
     if weight.format is None:
         return GemvTile(8, 1, float_columns(weight, 8), 4)
     most, warps, nb = (64, 8, 4) if tokens == 1 else (64, 4, 8) if tokens <= SOME else (32, 4, 4)
-    units = min(power_of_two(top_k * k_blocks_of(weight.cols)), most)
-    return GemvTile(32 * warps // units, nb, units * K_BLOCK, warps)
+    k_blocks = min(power_of_two(top_k * k_blocks_of(weight.cols)), most)
+    return GemvTile(32 * warps // k_blocks, nb, k_blocks * K_BLOCK, warps)
 
 
-def few_experts_up(
+def small_batch_up(
     x: Tensor | None,
     codes: Tensor | None,
     scales: Tensor | None,
@@ -59,11 +61,12 @@ def few_experts_up(
     h_codes: Tensor | None,
     h_scales: Tensor | None,
     *,
+    options: Gated = SILU,
     tile: GemvTile | None = None,
 ) -> None:
-    """h[i * top_k + j] = silu(gate(x[i])) * up(x[i]) with expert ids[i, j], int32 [n, top_k]; below 0: none.
+    """h[i * top_k + j] = gated(gate(x[i]), up(x[i])) with expert ids[i, j], int32 [n, top_k]; below 0: none.
 
-    h [n * top_k, ff], or as int8.
+    ids may be columns of a wider tensor. h [n * top_k, ff], or as int8.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     t = up_tile(g, u, len(ids)) if tile is None else tile
@@ -79,6 +82,8 @@ def few_experts_up(
         u.codes,
         u.scales,
         u.supers,
+        options.gate_bias,
+        options.up_bias,
         ids,
         h if h_codes is None else None,
         h_codes,
@@ -87,7 +92,9 @@ def few_experts_up(
         g.cols,
         g.format,
         u.format,
+        options.activation,
         ids.shape[1],
+        row_stride(ids),
         t.br,
         t.nb,
         t.bk,
@@ -97,7 +104,7 @@ def few_experts_up(
     )
 
 
-def few_experts_down(
+def small_batch_down(
     h: Tensor | None,
     h_codes: Tensor | None,
     h_scales: Tensor | None,
@@ -110,10 +117,12 @@ def few_experts_down(
     out: Tensor,
     *,
     adds: bool = False,
+    bias: Tensor | None = None,
     tile: GemvTile | None = None,
 ) -> None:
-    """out[i] = sum_j weights[i, j] * down(h[i * top_k + j]) with expert ids[i, j], none where that is below 0, for i <
-    count[0]; adds: out[i] += that. ids, weights [n, top_k]; out [n, hidden]."""
+    """out[i] = sum_j weights[i, j] * (down(h[i * top_k + j]) + bias) with expert ids[i, j], none where that is below 0,
+    for i < count[0]; adds: out[i] += that. ids, weights [n, top_k], each may be columns of a wider tensor; bias float32
+    [experts, hidden]; out [n, hidden]."""
     w = weight_of(down, down_kind, cols)
     n, top_k = ids.shape
     t = down_tile(w, top_k, n) if tile is None else tile
@@ -126,6 +135,7 @@ def few_experts_down(
         w.codes,
         w.scales,
         w.supers,
+        bias,
         ids,
         weights,
         count,
@@ -134,6 +144,8 @@ def few_experts_down(
         w.cols,
         w.format,
         top_k,
+        row_stride(ids),
+        row_stride(weights),
         adds,
         t.br,
         t.nb,

@@ -1,12 +1,12 @@
 """Dot products of rows in planes with int8 activations on the ordinary cores, as the GEMV kernels use them.
 
-Tiles are [UB units, BR rows, NB rows, 4 words] with UB * BR = the program's threads: a thread has one unit of columns
-of its NB rows. It asks for all it needs of them at once (`load_units`), and only then takes it apart: a kernel that
+Tiles are [KB K blocks, BR rows, NB rows, 4 words] with KB * BR = the program's threads: a thread has one K block
+of its NB rows. It asks for all it needs of them at once (`load_k_blocks`), and only then takes it apart: a kernel that
 does the first before it waits for the kernel ahead has its weights when the activations come. Four codes and four int8
 activations make one dp4a; the group's scale comes after the dot: acc += xs * (s * (x . q) - m * sum x).
 
-The order of the dimensions, and the thread's row in all indices (`unit_indices`), is what makes Triton lay out weights,
-scales and activations alike; a conversion would be a trip through shared memory each.
+The order of the dimensions, and the thread's row in all indices (`k_block_indices`), is what makes Triton lay out
+weights, scales and activations alike; a conversion would be a trip through shared memory each.
 """
 
 # mypy: ignore-errors
@@ -57,24 +57,24 @@ def tile_rows(first_row, ROWS: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr)
 
 
 @triton.jit
-def unit_indices(UB: tl.constexpr, BR: tl.constexpr):
-    """0 .. UB - 1 as [UB, BR, 1]."""
-    return tl.arange(0, UB)[:, None, None] + tl.zeros([1, BR, 1], tl.int32)
+def k_block_indices(KB: tl.constexpr, BR: tl.constexpr):
+    """0 .. KB - 1 as [KB, BR, 1]."""
+    return tl.arange(0, KB)[:, None, None] + tl.zeros([1, BR, 1], tl.int32)
 
 
 @triton.jit
-def load_units(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.constexpr):
-    """Of units u [UB, BR, 1] of rows r [1, BR, NB]: the words of all parts [.., 4], a tuple, the scale words, a tuple,
-    and the super-blocks' words. Zeros where not live. Pointers to the expert's first row, or one for each unit; codes
-    as int32."""
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    code = codes + r * ((F.low_bits + F.high_bits) * UNITS * 4) + u * 4
+def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.constexpr):
+    """Of K blocks u [KB, BR, 1] of rows r [1, BR, NB]: the words of all parts [.., 4], a tuple, the scale words, a
+    tuple, and the super-blocks' words. Zeros where not live. Pointers to the expert's first row, or one for each K
+    block; codes as int32."""
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    code = codes + r * ((F.low_bits + F.high_bits) * K_BLOCKS * 4) + u * 4
     code = code[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]
-    word = scales + r * (F.words * UNITS) + u * F.words
+    word = scales + r * (F.words * K_BLOCKS) + u * F.words
     WORDS: tl.constexpr = F.words
     parts, words = (), ()
     for p in tl.static_range(F.low_bits + F.high_bits):
-        parts = parts + (tl.load(code + p * (UNITS * 4), live[:, :, :, None], 0),)
+        parts = parts + (tl.load(code + p * (K_BLOCKS * 4), live[:, :, :, None], 0),)
     for w in tl.static_range(WORDS):
         words = words + (tl.load(word + w, live, 0),)
     d = words[0]
@@ -106,7 +106,7 @@ def group_scale(words, d, g: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def load_field(x_codes, at, live):
-    """16 activations from offset `at` [UB, BR, 1] on: words [.., 4] and their sum, float32."""
+    """16 activations from offset `at` [KB, BR, 1] on: words [.., 4] and their sum, float32."""
     x = tl.load(
         x_codes + (at // 4)[:, :, :, None] + tl.arange(0, 4)[None, None, None, :], live[:, :, :, None], 0
     )
@@ -116,17 +116,17 @@ def load_field(x_codes, at, live):
 
 @triton.jit
 def load_columns(x_codes, x_scales, at, live):
-    """32 activations from offset `at` [UB, BR, 1] on, those not live zeros: both fields' words and sums, the scale."""
+    """32 activations from offset `at` [KB, BR, 1] on, those not live zeros: both fields' words and sums, the scale."""
     x0, sum0 = load_field(x_codes, at, live)
     x1, sum1 = load_field(x_codes, at + 16, live)
     return x0, x1, sum0, sum1, tl.load(x_scales + at // 32, live, 0.0)
 
 
 @triton.jit
-def multiply_columns(columns, units, H: tl.constexpr, F: tl.constexpr):
-    """The dot product of loaded columns and the 32 columns H of loaded units: float32 [UB, BR, NB]."""
+def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
+    """The dot product of loaded columns and the 32 columns H of loaded K blocks: float32 [KB, BR, NB]."""
     x0, x1, sum0, sum1, xs = columns
-    parts, words, d = units
+    parts, words, d = k_blocks
     q0, q1 = field_codes(parts, 2 * H, F), field_codes(parts, 2 * H + 1, F)
     s0, m0 = group_scale(words, d, H * 32 // F.group, F)
     zero = tl.zeros_like(q0)
@@ -144,11 +144,11 @@ def multiply_columns(columns, units, H: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def dot_units(acc, units, u, x_codes, x_scales, COLS: tl.constexpr, F: tl.constexpr):
-    """acc, float32 [UB, BR, NB], and the dot products of loaded units u [UB, BR, 1] with a row of activations."""
+def dot_k_blocks(acc, k_blocks, u, x_codes, x_scales, COLS: tl.constexpr, F: tl.constexpr):
+    """acc, float32 [KB, BR, NB], and the dot products of loaded K blocks u [KB, BR, 1] with a row of activations."""
     for h in tl.static_range(4):
         column = u * 128 + h * 32
-        acc += multiply_columns(load_columns(x_codes, x_scales, column, column < COLS), units, h, F)
+        acc += multiply_columns(load_columns(x_codes, x_scales, column, column < COLS), k_blocks, h, F)
     return acc
 
 

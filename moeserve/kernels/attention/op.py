@@ -12,7 +12,9 @@ from torch import Tensor
 from moeserve.kernels.attention.decode import decode_kernel
 from moeserve.kernels.attention.prefill import prefill_kernel
 from moeserve.kernels.launch import PDL
+from moeserve.kernels.rope.op import rotary_dim
 
+LOG2E = 1.4426950408889634
 PROGRAMS = 528  # of a decode launch, about: four to a multiprocessor of an H200
 MAX_SPLITS = 64
 
@@ -33,7 +35,12 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-class DecodeRoom:
+def _score_scale(scale: float | None, dim: int) -> float:
+    """What scores of a q that was multiplied by 1/sqrt(dim) are multiplied with: to powers of two."""
+    return LOG2E if scale is None else LOG2E * scale * dim**0.5
+
+
+class DecodeWorkspace:
     """The splits of decode rows on their way together, for batches of up to `rows`. Every layer reuses it."""
 
     def __init__(self, rows: int, heads: int, kv_heads: int, dim: int, device: torch.device | str) -> None:
@@ -47,14 +54,14 @@ class DecodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Rows' own tokens as they were projected, and what rope/cuda.py's `rope_store` does with them."""
+    """Rows' own tokens as they were projected, and what rope/op.py's `rope_store` does with them."""
 
     k: Tensor  # [n, kv_heads * dim], rows at any stride, as v and as q
     v: Tensor
-    q_norm: Tensor  # float32 [dim]
-    k_norm: Tensor
+    q_norm: Tensor | None  # float32 [dim], None: no norm
+    k_norm: Tensor | None
     eps: float
-    cos: Tensor  # float32 [positions, dim / 2]
+    cos: Tensor  # float32 [positions, rotary_dim / 2]
     sin: Tensor
     slots: Tensor  # int32 [n], below 0: not stored
 
@@ -74,6 +81,10 @@ def decode_attention(
     out: Tensor | None,
     codes: Tensor | None,
     scales: Tensor | None,
+    *,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -82,9 +93,15 @@ def decode_attention(
     attended to; then no row may attend to another's token of this call, and the table, req_slots, positions, count and
     the pool are read before the kernel ahead has ended: it writes none of them, nor those before it since one that was
     launched without programmatic dependent launch.
-    part_sums, part_stats, counters: a DecodeRoom's. out and codes with scales: GpuActivations [n, heads * dim].
+    part_sums, part_stats, counters: a DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * dim].
+    window and sinks (float32 [heads]) as in reference.py. scale: the factor of q k^T in place of 1/sqrt(dim); with it
+    too, q comes from `rope_store`, which has multiplied it by 1/sqrt(dim): only the rest is made up for here.
+    Raises ValueError for a norm of all heads together, which only `rope_store` makes.
     """
     n, (kv_heads, dim) = len(q), keys.shape[1:]
+    for norm in () if new is None else (new.q_norm, new.k_norm):
+        if norm is not None and len(norm) != dim:
+            raise ValueError(f"a norm of {len(norm)} columns, not of a head's {dim}: rope_store makes it")
     splits, group, size = part_sums.shape[2:]
     decode_kernel(
         (n, kv_heads, splits),
@@ -97,6 +114,7 @@ def decode_attention(
         None if new is None else new.sin,
         keys,
         values,
+        sinks,
         table,
         req_slots,
         positions,
@@ -115,7 +133,11 @@ def decode_attention(
         q.shape[1] // dim,
         kv_heads,
         dim,
-        0.0 if new is None else new.eps,
+        dim if new is None else rotary_dim(new.cos, dim),
+        None if new is None or new.q_norm is None else new.eps,
+        None if new is None or new.k_norm is None else new.eps,
+        window,
+        _score_scale(scale, dim),
         group,
         size,
         DECODE.keys,
@@ -155,12 +177,21 @@ def tile_tokens(heads: int, kv_heads: int) -> int:
 
 
 def prefill_attention(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, tiles: Tensor, out: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    out: Tensor,
+    *,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
 ) -> None:
     """Causal attention of chunks over everything before them. tiles: `prefill_tiles`, on the device.
 
     q [n, heads, dim], scaled; keys, values [slots, kv_heads, dim], the same type, the chunks' own included; table int32
-    [requests, length]; out [n, heads * dim].
+    [requests, length]; out [n, heads * dim]. window, sinks and scale as in `decode_attention`.
     """
     (_, heads, dim), kv_heads = q.shape, keys.shape[1]
     tokens = tile_tokens(heads, kv_heads)
@@ -169,6 +200,7 @@ def prefill_attention(
         q,
         keys,
         values,
+        sinks,
         table,
         tiles,
         out,
@@ -176,6 +208,8 @@ def prefill_attention(
         heads,
         kv_heads,
         dim,
+        window,
+        _score_scale(scale, dim),
         max(16, _power_of_two(dim)),
         tokens,
         64,

@@ -1,6 +1,6 @@
 """Launches the routed experts of many tokens: routes sorted into blocks, then gate and up with SiLU, then down.
 
-Those of few tokens are in `few.py`; `method_for` says which are few.
+Those of few tokens are in `small_batch.py`; `method_for` says which are few.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.experts.align import align_kernel
-from moeserve.kernels.launch import PDL
-from moeserve.kernels.linear.cuda import (
+from moeserve.kernels.experts.shared_gate import shared_gate_kernel
+from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.linear.op import (
+    SILU,
+    Gated,
     GemmTile,
-    Routing,
+    RouteBlocks,
     run_gated_gemm,
     run_gemm,
     weight_of,
@@ -25,7 +28,7 @@ from moeserve.kernels.linear.cuda import (
 class Method:
     """How a batch of some size goes through the experts."""
 
-    block: int  # routes of a block; 1: `few.py`, nothing is sorted
+    block: int  # routes of a block; 1: `small_batch.py`, nothing is sorted
     up: GemmTile | None = None
     down: GemmTile | None = None
 
@@ -36,8 +39,8 @@ def method_for(tokens: int) -> Method:
         return Method(1)
     if tokens <= 64:
         # 133 registers, the compiler's choice, leave room for 3 programs of a multiprocessor instead of 4.
-        up = GemmTile(8, 32, 4, 4, 2, by_unit=True, registers=128)
-        return Method(8, up, GemmTile(8, 64, 2, 2, 2, by_unit=True))
+        up = GemmTile(8, 32, 4, 4, 2, sliced_k=True, registers=128)
+        return Method(8, up, GemmTile(8, 64, 2, 2, 2, sliced_k=True))
     if tokens <= 128:
         return Method(16, GemmTile(16, 32, 2, 2, 2), GemmTile(16, 64, 2, 2, 2))
     if tokens <= 256:
@@ -54,8 +57,9 @@ def num_blocks(tokens: int, top_k: int, experts: int, block: int) -> int:
 def align_routes(
     ids: Tensor, count: Tensor, experts: int, block_expert: Tensor, block_routes: Tensor
 ) -> None:
-    """Routes of rows below count[0] by expert, see experts/align.py. ids int32 [n, top_k], below 0: no route;
-    block_expert int32 [blocks], block_routes int32 [blocks, block]: at least `num_blocks` of them."""
+    """Routes of rows below count[0] by expert, see experts/align.py. ids int32 [n, top_k], below 0: no route; they may
+    be columns of a wider tensor. block_expert int32 [blocks], block_routes int32 [blocks, block]: at least `num_blocks`
+    of them."""
     blocks, block = block_routes.shape
     chunk = min(1024, max(64, 1 << (ids.numel() - 1).bit_length()))
     align_kernel(
@@ -66,6 +70,7 @@ def align_routes(
         block_routes,
         experts,
         ids.shape[1],
+        row_stride(ids),
         block,
         blocks,
         chunk,
@@ -87,13 +92,15 @@ def experts_up(
     block_routes: Tensor,
     top_k: int,
     h: Tensor,
+    *,
+    options: Gated = SILU,
 ) -> None:
-    """h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) of every route in the blocks.
+    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) of every route in the blocks.
     h [n * top_k, ff]."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     tile_up = _METHODS[block_routes.shape[1]].up
     assert tile_up is not None
-    run_gated_gemm(x, g, u, Routing(block_expert, block_routes), top_k, h, tile=tile_up)
+    run_gated_gemm(x, g, u, RouteBlocks(block_expert, block_routes), top_k, h, tile=tile_up, options=options)
 
 
 def experts_down(
@@ -105,14 +112,58 @@ def experts_down(
     block_routes: Tensor,
     count: Tensor,
     parts: Tensor,
+    *,
+    bias: Tensor | None = None,
 ) -> None:
-    """parts[route] = down(h[route]) of every route in the blocks; the others are left as they are.
-    parts [n, top_k, hidden]; norm.add_norm weighs and adds them."""
+    """parts[route] = down(h[route]) + bias of every route in the blocks; the others are left as they are.
+    parts [n, top_k, hidden], which may be a part of a wider tensor [n, .., hidden]; norm.add_norm weighs and adds them.
+    bias float32 [experts, hidden]."""
     w = weight_of(down, down_kind, cols)
-    out = parts.view(-1, parts.shape[-1])
+    _, top_k, hidden = parts.shape
+    per_token = parts.stride(0) // hidden
+    if parts.stride() != (per_token * hidden, hidden, 1):
+        raise ValueError(f"parts of strides {parts.stride()} are no columns of contiguous ones")
     tile = _METHODS[block_routes.shape[1]].down
     assert tile is not None
-    run_gemm(h, w, None, Routing(block_expert, block_routes), count, out, tile=tile)
+    run_gemm(
+        h,
+        w,
+        None,
+        RouteBlocks(block_expert, block_routes),
+        count,
+        parts,
+        tile=tile,
+        bias=bias,
+        top_k=top_k,
+        parts=per_token,
+    )
+
+
+def shared_gate(
+    x: Tensor, weight: Tensor | None, count: Tensor, weights_out: Tensor, ids_out: Tensor | None = None
+) -> None:
+    """weights_out[i] = sigmoid(weight . x[i]), 1 without weight, for i < count[0]: what a shared expert's output is
+    multiplied with.
+
+    x [n, hidden], any floats; weight float32 [hidden]; weights_out float32 [n], at any stride: a column of the routes'
+    weights. ids_out int32 [n], likewise: 0, the shared expert's id among its own, and -1 from row count[0] on.
+    """
+    hidden = x.shape[1]
+    shared_gate_kernel(
+        (len(x),),
+        x,
+        weight,
+        count,
+        weights_out,
+        ids_out,
+        hidden,
+        weights_out.stride(0),
+        0 if ids_out is None else ids_out.stride(0),
+        1 << (hidden - 1).bit_length(),
+        PDL,
+        num_warps=4,
+        launch_pdl=PDL,
+    )
 
 
 _METHODS = {
@@ -120,7 +171,7 @@ _METHODS = {
 }  # blocks of different sizes are different methods'
 
 
-class BlockRoom:
+class BlockWorkspace:
     """Where routes go sorted: for batches of up to `tokens` rows with that many's method."""
 
     def __init__(self, tokens: int, top_k: int, experts: int, device: torch.device | str) -> None:

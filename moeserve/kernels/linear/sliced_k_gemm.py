@@ -1,6 +1,6 @@
 """Some tokens (8 to 64) times a quantised matrix, on the tensor cores. As in gemm.py weights are the left operand, but
-a batch of products [BN / RB, 16] x [16, BM] is made at once: one for each of UB units of columns and RB blocks of rows.
-A warp has units of its own, so that the columns of a product share their scales. That allows two ways:
+a batch of products [BN / RB, 16] x [16, BM] is made at once: one for each of KB K blocks and RB blocks of rows.
+A warp has K blocks of its own, so that the columns of a product share their scales. That allows two ways:
 
 - Up to SCALED_AFTER tokens the bare codes are multiplied, which bfloat16 holds exactly, and the sums of a group are
   scaled: acc += s * (codes . x) - m * sum x, where weights scaled before cost three instructions each. Codes are
@@ -20,8 +20,17 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import COMPILED, kernel
-from moeserve.kernels.linear.gemm import field_codes, field_numbers, next_parts, route_pointers, store_tile
-from moeserve.kernels.linear.units import expert_planes
+from moeserve.kernels.linear.gated import gated
+from moeserve.kernels.linear.gemm import (
+    add_bias,
+    field_codes,
+    field_numbers,
+    next_parts,
+    part_rows,
+    route_pointers,
+    store_tile,
+)
+from moeserve.kernels.linear.k_blocks import expert_planes
 from moeserve.kernels.planes.triton import scale_and_min
 from moeserve.quantization import Scale
 
@@ -30,10 +39,10 @@ SCALED_AFTER = tl.constexpr(16)  # tokens
 
 
 @triton.jit
-def units_first(tile, UB: tl.constexpr, RB: tl.constexpr):
-    """[rows, UB * 16] to [UB * RB, rows / RB, 16]."""
-    tile = tl.permute(tl.reshape(tile, [tile.shape[0], UB, 16]), [1, 0, 2])
-    return tl.reshape(tile, [UB * RB, tile.shape[1] // RB, 16])
+def k_blocks_first(tile, KB: tl.constexpr, RB: tl.constexpr):
+    """[rows, KB * 16] to [KB * RB, rows / RB, 16]."""
+    tile = tl.permute(tl.reshape(tile, [tile.shape[0], KB, 16]), [1, 0, 2])
+    return tl.reshape(tile, [KB * RB, tile.shape[1] // RB, 16])
 
 
 @triton.constexpr_function
@@ -56,13 +65,13 @@ def minus_offset_like(bytes, F: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def code_pointers(codes, r, first, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr):
-    """Of rows r [BN] and units `first` on: pointers to the bytes of part 0 [BN, UB * 16], and which exist. codes:
+def code_pointers(codes, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
+    """Of rows r [BN] and K blocks `first` on: pointers to the bytes of part 0 [BN, KB * 16], and which exist. codes:
     uint8, the expert's first row."""
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    b = tl.arange(0, UB * 16)
-    at = codes + r[:, None] * ((F.low_bits + F.high_bits) * UNITS * 16) + (first * 16 + b)[None, :]
-    return at, (first + b // 16 < UNITS)[None, :]
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    b = tl.arange(0, KB * 16)
+    at = codes + r[:, None] * ((F.low_bits + F.high_bits) * K_BLOCKS * 16) + (first * 16 + b)[None, :]
+    return at, (first + b // 16 < K_BLOCKS)[None, :]
 
 
 @triton.jit
@@ -78,17 +87,17 @@ def halves(pair):
 
 
 @triton.jit
-def load_scales(scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr):
-    """Of rows r [BN] and units `first` on: a tuple of their scale words and the super-blocks' words, each [UB, BN].
+def load_scales(scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
+    """Of rows r [BN] and K blocks `first` on: a tuple of their scale words and the super-blocks' words, each [KB, BN].
     Words are loaded two at a time: the number of loads is what counts."""
-    UNITS: tl.constexpr = (COLS + 127) // 128
-    u = (first + tl.arange(0, UB))[None, :]
-    there = u < UNITS
+    K_BLOCKS: tl.constexpr = (COLS + 127) // 128
+    u = (first + tl.arange(0, KB))[None, :]
+    there = u < K_BLOCKS
     words = ()
     if F.words == 1:
-        words = (tl.trans(tl.load(scales + r[:, None] * UNITS + u, there, 0)),)
+        words = (tl.trans(tl.load(scales + r[:, None] * K_BLOCKS + u, there, 0)),)
     else:
-        at = scales.to(tl.pointer_type(tl.int64)) + (r[:, None] * UNITS + u) * (F.words // 2)
+        at = scales.to(tl.pointer_type(tl.int64)) + (r[:, None] * K_BLOCKS + u) * (F.words // 2)
         for i in tl.static_range(F.words // 2):
             pair = tl.trans(tl.load(at + i, there, 0))
             words = words + halves(pair)
@@ -101,17 +110,17 @@ def load_scales(scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, U
 @triton.jit
 def wide_as(total, BN: tl.constexpr):
     """[.., 16, BM] to [.., BN, BM], the 16 rows again and again: no data moves between threads."""
-    UB: tl.constexpr = total.shape[0]
+    KB: tl.constexpr = total.shape[0]
     BM: tl.constexpr = total.shape[2]
-    return tl.reshape(tl.broadcast_to(total[:, None, :, :], [UB, BN // 16, 16, BM]), [UB, BN, BM])
+    return tl.reshape(tl.broadcast_to(total[:, None, :, :], [KB, BN // 16, 16, BM]), [KB, BN, BM])
 
 
 @triton.jit
 def minus_offsets(bias_rows, a0, a1, like):
-    """-(bias + offset) * sum x [UB * RB, 16, BM], on 16 rows alike. a1: None for a group of 16."""
-    UB: tl.constexpr = like.shape[0]
+    """-(bias + offset) * sum x [KB * RB, 16, BM], on 16 rows alike. a1: None for a group of 16."""
+    KB: tl.constexpr = like.shape[0]
     BM: tl.constexpr = like.shape[2]
-    total = tl.dot(bias_rows, a0, tl.zeros([UB, 16, BM], tl.float32))
+    total = tl.dot(bias_rows, a0, tl.zeros([KB, 16, BM], tl.float32))
     if a1 is not None:
         total = tl.dot(bias_rows, a1, total)
     return total
@@ -136,7 +145,7 @@ def add_group(acc, w0, w1, a0, a1, bias_rows, s, m, F: tl.constexpr):
 
 @triton.jit
 def unit_scales(words, d, g: tl.constexpr, F: tl.constexpr, RB: tl.constexpr):
-    """float32 s and m [UB * RB, BN / RB] of group g."""
+    """float32 s and m [KB * RB, BN / RB] of group g."""
     if F.scale == U8_MIN:
         s, m = scale_and_min(words[0], words[1], d, g, F)
     else:
@@ -149,53 +158,53 @@ def unit_scales(words, d, g: tl.constexpr, F: tl.constexpr, RB: tl.constexpr):
 @triton.jit
 def add_pair(
     acc, low, high, at, live, words, d, bias_rows, a0, a1,
-    h: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr,
+    h: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr,
 ):  # fmt: skip
-    """Adds the products of fields 2h and 2h + 1 of the units at hand to acc [UB * RB, BN / RB, BM]. a0, a1
-    [UB * RB, 16, BM]: the activations. Gives acc and the bytes that the next fields may take."""
+    """Adds the products of fields 2h and 2h + 1 of the K blocks at hand to acc [KB * RB, BN / RB, BM]. a0, a1
+    [KB * RB, 16, BM]: the activations. Gives acc and the bytes that the next fields may take."""
     s0, m0 = unit_scales(words, d, h * 32 // F.group, F, RB)
     s1, m1 = s0, m0
     if F.group == 16:
         s1, m1 = unit_scales(words, d, h * 2 + 1, F, RB)
     low, high = next_parts(low, high, at, live, h * 2, COLS, F)
     if acc.shape[2] <= SCALED_AFTER:
-        w0 = units_first(field_codes(low, high, h * 2, F, a0.dtype), UB, RB)
+        w0 = k_blocks_first(field_codes(low, high, h * 2, F, a0.dtype), KB, RB)
         low, high = next_parts(low, high, at, live, h * 2 + 1, COLS, F)
-        w1 = units_first(field_codes(low, high, h * 2 + 1, F, a0.dtype), UB, RB)
+        w1 = k_blocks_first(field_codes(low, high, h * 2 + 1, F, a0.dtype), KB, RB)
         if F.group == 32:
             acc = add_group(acc, w0, w1, a0, a1, bias_rows, s0, m0, F)
         else:
             acc = add_group(acc, w0, None, a0, None, bias_rows, s0, m0, F)
             acc = add_group(acc, w1, None, a1, None, bias_rows, s1, m1, F)
     else:
-        acc = tl.dot(scaled_field(low, high, s0, m0, h * 2, F, UB, RB).to(a0.dtype), a0, acc)
+        acc = tl.dot(scaled_field(low, high, s0, m0, h * 2, F, KB, RB).to(a0.dtype), a0, acc)
         low, high = next_parts(low, high, at, live, h * 2 + 1, COLS, F)
-        acc = tl.dot(scaled_field(low, high, s1, m1, h * 2 + 1, F, UB, RB).to(a0.dtype), a1, acc)
+        acc = tl.dot(scaled_field(low, high, s1, m1, h * 2 + 1, F, KB, RB).to(a0.dtype), a1, acc)
     return acc, low, high
 
 
 @triton.jit
-def scaled_field(low, high, s, m, f: tl.constexpr, F: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr):
-    """float32 weights [UB * RB, BN / RB, 16] of field f."""
-    numbers = units_first(field_numbers(low, high, f, F), UB, RB)
+def scaled_field(low, high, s, m, f: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr):
+    """float32 weights [KB * RB, BN / RB, 16] of field f."""
+    numbers = k_blocks_first(field_numbers(low, high, f, F), KB, RB)
     return numbers * (s * (1.0 / F.unit))[:, :, None] - (s * F.bias + m)[:, :, None]
 
 
 @triton.jit
 def for_row_blocks(a, RB: tl.constexpr):
-    """[UB, 16, BM] to [UB * RB, 16, BM]."""
+    """[KB, 16, BM] to [KB * RB, 16, BM]."""
     wide = tl.broadcast_to(a[:, None, :, :], [a.shape[0], RB, 16, a.shape[2]])
     return tl.reshape(wide, [a.shape[0] * RB, 16, a.shape[2]])
 
 
 @triton.jit
 def activation_pointers(
-    x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr
+    x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr
 ):
-    """Pointers [UB * 8 * BM, 16] to the first UB units of the block's rows of x, which rows exist [.., 1] and the
+    """Pointers [KB * 8 * BM, 16] to the first KB K blocks of the block's rows of x, which rows exist [.., 1] and the
     columns [.., 16]: 16 columns of all tokens, then the next 16. So they also lie in shared memory. Longer pieces would
     meet more bank conflicts there, shorter ones would fetch a sector twice."""
-    at = tl.arange(0, UB * 8 * BM)
+    at = tl.arange(0, KB * 8 * BM)
     _routes, live, rows = route_pointers(x, block_routes, count, block * BM + at % BM, COLS, TOP_K)
     k = (at // BM * 16)[:, None] + tl.arange(0, 16)[None, :]
     return rows[:, None] + k, live[:, None], k
@@ -203,13 +212,13 @@ def activation_pointers(
 
 @triton.jit
 def load_activations(
-    x, live, k, first, COLS: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr
+    x, live, k, first, COLS: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr
 ):
-    """The eight fields [UB * RB, 16, BM] of units `first` on; x, live, k: of activation_pointers."""
-    if COLS % (UB * 128) != 0:
+    """The eight fields [KB * RB, 16, BM] of K blocks `first` on; x, live, k: of activation_pointers."""
+    if COLS % (KB * 128) != 0:
         live = live & (first * 128 + k < COLS)
     a = tl.load(x + first * 128, live, 0.0)
-    a = tl.reshape(a, [UB, 2, 2, 2, BM, 16])  # units, fields, tokens, columns
+    a = tl.reshape(a, [KB, 2, 2, 2, BM, 16])  # K blocks, fields, tokens, columns
     a = tl.permute(a, [0, 5, 4, 1, 2, 3])
     even, odd = tl.split(a)
     a04, a26 = tl.split(even)
@@ -225,23 +234,23 @@ def load_activations(
 
 
 @triton.jit
-def add_units(
+def add_k_blocks(
     acc, up_acc, codes, scales, supers, up_codes, up_scales, up_supers, x, live_x, k, bias_rows, up_bias_rows, r,
-    first, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr,
+    first, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr,
 ):  # fmt: skip
-    """Adds the products of units `first` .. + UB - 1 to acc [UB * RB, BN / RB, BM] and, unless F_UP is None, to
+    """Adds the products of K blocks `first` .. + KB - 1 to acc [KB * RB, BN / RB, BM] and, unless F_UP is None, to
     up_acc. x, live_x, k: of activation_pointers; the planes' pointers are at the expert's first row."""
-    at, live = code_pointers(codes, r, first, COLS, F, UB)
-    words, d = load_scales(scales, supers, r, first, COLS, F, UB)
+    at, live = code_pointers(codes, r, first, COLS, F, KB)
+    words, d = load_scales(scales, supers, r, first, COLS, F, KB)
     low, high = at, at
     if F_UP is not None:
-        up_at, up_live = code_pointers(up_codes, r, first, COLS, F_UP, UB)
-        up_words, up_d = load_scales(up_scales, up_supers, r, first, COLS, F_UP, UB)
+        up_at, up_live = code_pointers(up_codes, r, first, COLS, F_UP, KB)
+        up_words, up_d = load_scales(up_scales, up_supers, r, first, COLS, F_UP, KB)
         up_low, up_high = up_at, up_at
-    a = load_activations(x, live_x, k, first, COLS, acc.shape[2], UB, RB)
+    a = load_activations(x, live_x, k, first, COLS, acc.shape[2], KB, RB)
     for h in tl.static_range(4):
         a0, a1 = a[2 * h], a[2 * h + 1]
-        acc, low, high = add_pair(acc, low, high, at, live, words, d, bias_rows, a0, a1, h, COLS, F, UB, RB)
+        acc, low, high = add_pair(acc, low, high, at, live, words, d, bias_rows, a0, a1, h, COLS, F, KB, RB)
         if F_UP is not None:
             up_acc, up_low, up_high = add_pair(
                 up_acc,
@@ -257,58 +266,59 @@ def add_units(
                 h,
                 COLS,
                 F_UP,
-                UB,
+                KB,
                 RB,
             )
     return acc, up_acc
 
 
 @triton.jit
-def bias_rows_for(bytes, F: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr, dtype: tl.constexpr):
-    """-(bias + offset) as rows [UB * RB, 16, 16]. bytes: any 256 * RB."""
-    at = bytes + tl.arange(0, 16 * RB)[:, None] * 16 + tl.arange(0, UB * 16)[None, :] % 16
-    return units_first(minus_offset_like(tl.load(at), F, dtype), UB, RB)
+def bias_rows_for(bytes, F: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, dtype: tl.constexpr):
+    """-(bias + offset) as rows [KB * RB, 16, 16]. bytes: any 256 * RB."""
+    at = bytes + tl.arange(0, 16 * RB)[:, None] * 16 + tl.arange(0, KB * 16)[None, :] % 16
+    return k_blocks_first(minus_offset_like(tl.load(at), F, dtype), KB, RB)
 
 
 @triton.jit
-def multiply_units(
+def multiply_k_blocks(
     codes, scales, supers, up_codes, up_scales, up_supers, x, live, k, r,
-    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BM: tl.constexpr, UB: tl.constexpr,
+    COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr,
     RB: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """float32 [BN, BM]: rows r times the rows of activation_pointers, of the matrix and, unless F_UP is None, of up."""
     BN: tl.constexpr = r.shape[0]
-    acc = tl.zeros([UB * RB, BN // RB, BM], tl.float32)
+    acc = tl.zeros([KB * RB, BN // RB, BM], tl.float32)
     up_acc = acc
     bytes = codes.to(tl.pointer_type(tl.uint8))
     up_bytes = bytes
     if F_UP is not None:
         up_bytes = up_codes.to(tl.pointer_type(tl.uint8))
     dtype: tl.constexpr = x.dtype.element_ty
-    bias_rows = bias_rows_for(bytes, F, UB, RB, dtype)
+    bias_rows = bias_rows_for(bytes, F, KB, RB, dtype)
     up_bias_rows = bias_rows
     if F_UP is not None:
-        up_bias_rows = bias_rows_for(bytes, F_UP, UB, RB, dtype)
+        up_bias_rows = bias_rows_for(bytes, F_UP, KB, RB, dtype)
     # With its own number of stages the loop fetches the scales ahead too, not only what goes into products.
-    for first in tl.range(0, (COLS + 127) // 128, UB, num_stages=STAGES):
-        acc, up_acc = add_units(
+    for first in tl.range(0, (COLS + 127) // 128, KB, num_stages=STAGES):
+        acc, up_acc = add_k_blocks(
             acc, up_acc, bytes, scales, supers, up_bytes, up_scales, up_supers, x, live, k, bias_rows, up_bias_rows, r,
-            first, COLS, F, F_UP, UB, RB,
+            first, COLS, F, F_UP, KB, RB,
         )  # fmt: skip
-    return tl.sum(tl.reshape(acc, [UB, BN, BM]), 0), tl.sum(tl.reshape(up_acc, [UB, BN, BM]), 0)
+    return tl.sum(tl.reshape(acc, [KB, BN, BM]), 0), tl.sum(tl.reshape(up_acc, [KB, BN, BM]), 0)
 
 
 @kernel
-def unit_gemm_kernel(
-    x, codes, scales, supers, block_expert, block_routes, count, out, beside_codes, beside_scales, beside_supers,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, BESIDE_ROWS: tl.constexpr, F_BESIDE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+def sliced_k_gemm_kernel(
+    x, codes, scales, supers, bias, block_expert, block_routes, count, out, second_codes, second_scales, second_supers,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, SECOND_ROWS: tl.constexpr, F_SECOND: tl.constexpr,
+    TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As gemm.gemm_kernel: out[i] = W x[i], [.., ROWS + BESIDE_ROWS], the last columns by the matrix beside where there
-    is one. Grid (row tiles of W, then those of the matrix beside; blocks of BM tokens or routes)."""
+    """As gemm.gemm_kernel: out[i] = W x[i], [.., ROWS + SECOND_ROWS], the last columns by the second matrix where there
+    is one. Grid (row tiles of W, then those of the second matrix; blocks of BM tokens or routes)."""
     block, tile = tl.program_id(1), tl.program_id(0)
     TILES: tl.constexpr = (ROWS + BN - 1) // BN
-    STRIDE: tl.constexpr = ROWS + BESIDE_ROWS
+    STRIDE: tl.constexpr = ROWS + SECOND_ROWS
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -316,7 +326,8 @@ def unit_gemm_kernel(
     if block_expert is not None:
         expert = tl.load(block_expert + block).to(tl.int64)
     routes, live, _rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, 1)
-    rows, live_rows, k = activation_pointers(x, block_routes, count, block, COLS, 1, BM, UB)
+    routes = part_rows(routes, TOP_K, PARTS)
+    rows, live_rows, k = activation_pointers(x, block_routes, count, block, COLS, 1, BM, KB)
     # Only here, so that the routes are not waited for after the expert.
     if block_expert is not None:
         if expert < 0:
@@ -326,7 +337,7 @@ def unit_gemm_kernel(
     if tile < TILES:
         row = tile * BN + tl.arange(0, BN)
         c, s, d = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
-        y, _up = multiply_units(
+        y, _up = multiply_k_blocks(
             c,
             s,
             d,
@@ -341,42 +352,46 @@ def unit_gemm_kernel(
             F,
             None,
             BM,
-            UB,
+            KB,
             RB,
             STAGES,
         )
+        y = add_bias(y, bias, expert, row, ROWS)
         store_tile(y, out, routes, live, row, STRIDE, ROWS)
-    elif BESIDE_ROWS > 0:
+    elif SECOND_ROWS > 0:
         row = (tile - TILES) * BN + tl.arange(0, BN)
-        r = tl.minimum(row, BESIDE_ROWS - 1)
-        y, _up = multiply_units(
-            beside_codes, beside_scales, beside_supers, None, None, None, rows, live_rows, k, r,
-            COLS, F_BESIDE, None, BM, UB, RB, STAGES,
+        r = tl.minimum(row, SECOND_ROWS - 1)
+        y, _up = multiply_k_blocks(
+            second_codes, second_scales, second_supers, None, None, None, rows, live_rows, k, r,
+            COLS, F_SECOND, None, BM, KB, RB, STAGES,
         )  # fmt: skip
-        store_tile(y, out + ROWS, routes, live, row, STRIDE, BESIDE_ROWS)
+        if bias is not None:
+            y = add_bias(y, bias + ROWS, 0, row, SECOND_ROWS)
+        store_tile(y, out + ROWS, routes, live, row, STRIDE, SECOND_ROWS)
 
 
 @kernel
-def gated_unit_gemm_kernel(
-    x, codes, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, TOP_K: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, UB: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+def gated_sliced_k_gemm_kernel(
+    x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
+    TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks)."""
+    """As gemm.gated_gemm_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     block = tl.program_id(1)
     expert = tl.load(block_expert + block).to(tl.int64)
     routes, live, _rows = route_pointers(x, block_routes, None, block * BM + tl.arange(0, BM), COLS, TOP_K)
-    rows, live_rows, k = activation_pointers(x, block_routes, None, block, COLS, TOP_K, BM, UB)
+    rows, live_rows, k = activation_pointers(x, block_routes, None, block, COLS, TOP_K, BM, KB)
     if expert < 0:
         return
     row = tl.program_id(0) * BN + tl.arange(0, BN)
     r = tl.minimum(row, ROWS - 1)
     codes, scales, supers = expert_planes(codes, scales, supers, expert, ROWS, COLS, F)
     up_codes, up_scales, up_supers = expert_planes(up_codes, up_scales, up_supers, expert, ROWS, COLS, F_UP)
-    y, z = multiply_units(
+    y, z = multiply_k_blocks(
         codes,
         scales,
         supers,
@@ -391,8 +406,9 @@ def gated_unit_gemm_kernel(
         F,
         F_UP,
         BM,
-        UB,
+        KB,
         RB,
         STAGES,
     )
-    store_tile(y / (1.0 + tl.exp(-y)) * z, out, routes, live, row, ROWS, ROWS)
+    y, z = add_bias(y, bias, expert, row, ROWS), add_bias(z, up_bias, expert, row, ROWS)
+    store_tile(gated(y, z, ACTIVATION), out, routes, live, row, ROWS, ROWS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeserve.kernels.embed.triton import embed_kernel
 from moeserve.kernels.launch import PDL
-from moeserve.kernels.linear.cuda import weight_of
+from moeserve.kernels.linear.op import weight_of
 from moeserve.kernels.planes.layout import k_blocks_of
 
 

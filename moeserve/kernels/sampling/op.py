@@ -18,7 +18,7 @@ MAX_BIAS = 1024
 MAX_STOP = 512  # a request's own, up to 256, and the model's end tokens; a power of two
 
 
-class SamplingRoom:
+class SamplingWorkspace:
     """What rows of logits leave behind on the way to their tokens, for batches of up to `rows`."""
 
     def __init__(self, rows: int, vocab: int, device: torch.device | str) -> None:
@@ -135,7 +135,7 @@ def sample(
     -1 where the row held NaN, +inf or nothing but -inf, -2 where the masks leave none. No slot may occur twice.
     Notes the tokens as output.
 
-    params .. history: a DeviceSamplerState's; edited .. ids: a SamplingRoom's. Without `edited`, nothing edits the
+    params .. history: a DeviceSamplerState's; edited .. ids: a SamplingWorkspace's. Without `edited`, nothing edits the
     logits: no slot may have a bias, penalties or masked tokens, and bitmask (int32 [n, vocab / 32 rounded up], bit t of
     word w: token 32 w + t may come) must be None.
     """
@@ -196,7 +196,8 @@ def logprobs(
     top_logprobs: Tensor,
 ) -> None:
     """Log-softmax (natural) of raw logits [n, vocab] at targets int32 [n], its rank (1 is the largest), and the largest
-    top_ids.shape[1]; rank 0 where the row is not finite or the target no token. block_max .. ids: a SamplingRoom's."""
+    top_ids.shape[1]; rank 0 where the row is not finite or the target no token. block_max .. ids: a
+    SamplingWorkspace's."""
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)
     scan_kernel(

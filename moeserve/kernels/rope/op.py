@@ -1,0 +1,86 @@
+"""Launches norm and rotation of q and k and their way into the KV pool."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeserve.kernels.launch import PDL
+from moeserve.kernels.rope.triton import rope_store_kernel
+
+
+def rope_store(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    count: Tensor,
+    q_out: Tensor,
+    keys: Tensor,
+    values: Tensor,
+) -> None:
+    """q_out = rotate(norm(q)) / sqrt(dim); keys, values[slots[i]] = rotate(norm(k[i])), v[i], for i < count[0].
+
+    q [n, heads * dim], k, v [n, kv_heads * dim], rows at any stride; positions, slots int32 [n] (slot below 0: not
+    stored); q_out [n, heads, dim]; keys, values [slots, kv_heads, dim].
+    q_norm, k_norm: None without a norm, float32 [dim] for a norm of each head, [heads * dim] or [kv_heads * dim] for
+    one of all heads together. cos, sin float32 [positions, rotary_dim / 2]: of a head's dim, the first rotary_dim
+    rotate. Raises ValueError for a norm or angles of other sizes.
+    """
+    (n, heads, dim), kv_heads = q_out.shape, keys.shape[1]
+    rotary = rotary_dim(cos, dim)
+    q_full, k_full = full_norm_size(q_norm, heads, dim), full_norm_size(k_norm, kv_heads, dim)
+    rope_store_kernel(
+        (n, kv_heads),
+        q,
+        k,
+        v,
+        q_norm,
+        k_norm,
+        cos,
+        sin,
+        positions,
+        slots,
+        count,
+        q_out,
+        keys,
+        values,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        heads,
+        kv_heads,
+        dim,
+        rotary,
+        None if q_norm is None else eps,
+        None if k_norm is None else eps,
+        q_full,
+        k_full,
+        1 << (heads // kv_heads - 1).bit_length(),
+        1 << (dim - 1).bit_length(),
+        PDL,
+        num_warps=4,
+        launch_pdl=PDL,
+    )
+
+
+def rotary_dim(cos: Tensor, dim: int) -> int:
+    """How much of a head rotates by angles [positions, rotary_dim / 2]. ValueError where that is more than there is."""
+    rotary = 2 * cos.shape[1]
+    if rotary > dim:
+        raise ValueError(f"{rotary} columns of a head of {dim} cannot rotate")
+    return rotary
+
+
+def full_norm_size(weight: Tensor | None, heads: int, dim: int) -> int:
+    """0 for no norm or one of each head, else a power of two that holds all heads. ValueError for another length."""
+    if weight is None or len(weight) == dim:
+        return 0
+    if len(weight) != heads * dim:
+        raise ValueError(f"a norm of {len(weight)} columns fits neither {dim} nor {heads} * {dim}")
+    return 1 << (heads * dim - 1).bit_length()

@@ -1,0 +1,131 @@
+"""Launches the router: the norm before it with its product, and its choice."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.routing.norm_router import norm_router_kernel
+from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
+from moeserve.kernels.routing.triton import route_kernel, select_streamed_routes_kernel
+
+BLOCK = 256  # routes
+
+
+def route(
+    logits: Tensor,
+    expert_map: Tensor | None,
+    count: Tensor,
+    ids: Tensor,
+    local_expert_ids: Tensor | None,
+    weights: Tensor,
+    expert_token_counts: Tensor | None,
+    *,
+    options: RouterOptions = DEFAULT_ROUTER,
+    bias: Tensor | None = None,
+) -> None:
+    """ids int32, weights float32 [n, top_k] of logits [n, experts]; rows from count[0] on get -1 and 0.
+
+    ids, weights and local_expert_ids may be columns of wider tensors, all of one width. bias float32 [experts]: added
+    to the scores that choose (`RouterOptions`), not to the weights. Raises ValueError where the options do not fit.
+
+    local_expert_ids int32 [n, top_k] = expert_map[ids], int32 [experts]: an expert's place on this device, below 0
+    elsewhere.
+    expert_token_counts int64 [experts]: to which each expert's tokens are added.
+    """
+    n, experts = logits.shape
+    per_program = 4 if n % 4 == 0 and n >= 1024 else 1
+    top_k = ids.shape[1]
+    options.check(experts, top_k)
+    route_kernel(
+        (n // per_program,),
+        logits,
+        bias,
+        expert_map,
+        count,
+        ids,
+        local_expert_ids,
+        weights,
+        expert_token_counts,
+        experts,
+        top_k,
+        row_stride(ids, weights, local_expert_ids),
+        options.scoring,
+        options.normalize,
+        options.scale,
+        options.groups,
+        options.top_groups,
+        per_program,
+        1 << (experts - 1).bit_length(),
+        1 << (top_k - 1).bit_length(),
+        PDL,
+        num_warps=per_program,
+        launch_pdl=PDL,
+    )
+
+
+def norm_router(
+    x: Tensor,
+    extra: Tensor,
+    count: Tensor,
+    weight: Tensor,
+    eps: float,
+    router: Tensor,
+    y: Tensor | None,
+    codes: Tensor | None,
+    scales: Tensor | None,
+    logits: Tensor,
+    *,
+    bias: Tensor | None = None,
+) -> None:
+    """y[i] = RMSNorm(x[i] + extra[i]) * weight, logits[i] = router y[i] + bias, for i < count[0]; x stays as it is. Few
+    rows.
+
+    x, extra float32 [n, cols]; router floats [experts, cols]; bias float32 [experts]; logits float32 [n, experts]; y
+    and codes with scales: GpuActivations [n, cols].
+    """
+    n, cols = x.shape
+    experts = logits.shape[1]
+    at_once = max(1, min(8, 1 << (n - 1).bit_length() >> 1))  # 128 programs or 256
+    norm_router_kernel(
+        (-(-experts // at_once), n),
+        x,
+        extra,
+        count,
+        weight,
+        router,
+        bias,
+        y,
+        codes,
+        scales,
+        logits,
+        cols,
+        experts,
+        1 << (cols - 1).bit_length(),
+        at_once,
+        eps,
+        PDL,
+        num_warps=4 if at_once <= 2 else 8,
+        launch_pdl=PDL,
+    )
+
+
+def select_streamed_routes(
+    ids: Tensor, expert_map: Tensor, streamed_ids: Tensor, local_expert_ids: Tensor
+) -> None:
+    """Of routes ids int32 [n, top_k], those to the experts of expert_map int32 [experts] (below 0: not one of them) as
+    well: streamed_ids int32 [n, top_k] = expert_map[ids], -1 for ids below 0, and
+    local_expert_ids = max(local_expert_ids, streamed_ids). They may be columns of wider tensors, all of one width."""
+    select_streamed_routes_kernel(
+        (-(-ids.numel() // BLOCK),),
+        ids,
+        expert_map,
+        streamed_ids,
+        local_expert_ids,
+        ids.numel(),
+        expert_map.numel(),
+        ids.shape[1],
+        row_stride(ids, streamed_ids, local_expert_ids),
+        BLOCK,
+        num_warps=4,
+    )
