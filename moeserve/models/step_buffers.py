@@ -72,7 +72,7 @@ def gpu_step_buffers(
         Buffer("router_logits", (rows, model.num_experts)),
         Buffer("expert_ids", (rows, routes), "int32"),
         Buffer("local_expert_ids", (rows, routes), "int32"),  # ids' places among the GPU's experts
-        Buffer("streamed_expert_ids", (rows, top_k), "int32"),  # among those streamed to it
+        Buffer("streamed_expert_ids", (rows, routes), "int32"),  # among those streamed to it
         Buffer("route_weights", (rows, routes)),
         *_activations("h", rows * top_k, model.expert_width, acts, quantised=small),
         # Of the experts here: a token's sum, or for many tokens a part for every route.

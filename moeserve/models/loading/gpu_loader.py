@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuExperts,
     GpuLayer,
     GpuMoe,
+    GpuSharedExpert,
     GpuWeights,
     MergedLinear,
 )
@@ -73,23 +75,42 @@ class GpuLoader:
         return GpuLayer(self._attention(index), self._moe(index, ids))
 
     def _attention(self, index: int) -> GpuAttention:
-        has_norm = self._shape.layers[index].attention.qk_norm != "none"
+        shape = self._shape.layers[index].attention
+        has_norm = shape.qk_norm != "none"
         return GpuAttention(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
-            qkv=self._merged(*(n.of_layer(index, part) for part in (n.ATTN_Q, n.ATTN_K, n.ATTN_V))),
+            qkv=self._qkv(index, has_bias=shape.qkv_bias),
             q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
             k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
             output=MergedLinear(self._planes(n.of_layer(index, n.ATTN_OUTPUT))),
         )
 
+    def _qkv(self, index: int, *, has_bias: bool) -> list[MergedLinear]:
+        parts = (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
+        merged = self._merged(*(n.of_layer(index, part) for part in parts))
+        if not has_bias:
+            return merged
+        bias = torch.cat([self._vector(n.bias_of_layer(index, part)) for part in parts])
+        pieces = bias.split([matrix.rows for matrix in merged])
+        # Each piece is memory of its own: kernels are compiled for aligned addresses.
+        return [replace(m, bias=piece.clone()) for m, piece in zip(merged, pieces, strict=True)]
+
     def _moe(self, index: int, ids: Sequence[int]) -> GpuMoe:
-        num_experts = self._shape.layers[index].ffn.num_experts
+        ffn = self._shape.layers[index].ffn
+        num_experts = ffn.num_experts
         return GpuMoe(
             norm=self._vector(n.of_layer(index, n.FFN_NORM)),
             router=MergedLinear(self._planes(n.of_layer(index, n.FFN_GATE_INP))),
             experts=self._experts(index, ids) if len(ids) else None,
             expert_map=None if len(ids) == num_experts else expert_map_of(ids, num_experts, self._device),
+            shared=None if ffn.shared is None else self._shared_expert(index, is_gated=ffn.shared.is_gated),
         )
+
+    def _shared_expert(self, index: int, *, is_gated: bool) -> GpuSharedExpert:
+        parts = (n.FFN_GATE_SHEXP, n.FFN_UP_SHEXP, n.FFN_DOWN_SHEXP)
+        gate, up, down = (self._planes(n.of_layer(index, part)) for part in parts)
+        vector = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if is_gated else None
+        return GpuSharedExpert(GpuExperts(gate, up, down), vector)
 
     def _experts(self, index: int, ids: Sequence[int]) -> GpuExperts:
         gate, up, down = (self._expert_planes(name, ids) for name in expert_tensors(index))

@@ -17,6 +17,7 @@ class MergedLinear:
 
     first: Planes
     second: Planes | None = None
+    bias: Tensor | None = None  # float32 [rows]; None: nothing is added
 
     @property
     def rows(self) -> int:
@@ -54,12 +55,24 @@ class GpuAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSharedExpert:
+    experts: GpuExperts  # one
+    gate: Tensor | None  # [hidden]; None: its output is added as it is
+
+
+@dataclass(frozen=True, slots=True)
 class GpuMoe:
     norm: Tensor  # [hidden]
     router: MergedLinear
     experts: GpuExperts | None  # None: none is here
     # int32 [E]: an expert's place in `experts`, -1 for one that is not there; None: all are, in order.
     expert_map: Tensor | None
+    shared: GpuSharedExpert | None = None
+
+    @property
+    def dense_bytes(self) -> int:
+        """Of what every step reads."""
+        return self.router.nbytes + (0 if self.shared is None else self.shared.experts.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +83,7 @@ class GpuLayer:
     @property
     def dense_bytes(self) -> int:
         """Of what every step reads."""
-        return self.attention.nbytes + self.moe.router.nbytes
+        return self.attention.nbytes + self.moe.dense_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,7 @@ class GpuAttentionBlock:
         """Reads s.y, the norm of x; leaves the block's output in s.output."""
         eps, count = self._eps, batch.count
         q, k, v = _project(shape, w, s, count)
-        assert w.q_norm is not None
-        assert w.k_norm is not None
-        if batch.rows_independent:
+        if batch.rows_independent and shape.qk_norm != "full":
             new = NewTokens(k, v, w.q_norm, w.k_norm, eps, self._cos, self._sin, batch.kv_slots)
             self._attend(s, batch, kv, q, new)
         else:

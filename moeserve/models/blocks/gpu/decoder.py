@@ -169,6 +169,7 @@ class GpuDecoder:
             if ids is not None:
                 each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
             output = output + each.sum(dim=1)
+        top_k = self.shape.layers[self._first_layer + index].ffn.top_k
         after_attention = s.x
         if self._moe.fuses_router_norm(index, s):
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
@@ -177,8 +178,8 @@ class GpuDecoder:
             after_attention=after_attention,
             expert_input=s.router_input,
             router_logits=s.router_logits,
-            expert_ids=s.expert_ids,
-            expert_weights=s.route_weights,
+            expert_ids=s.expert_ids[:, :top_k],
+            expert_weights=s.route_weights[:, :top_k],
             expert_output=output,
         )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts.op import align_routes, experts_down, experts_up
+from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.norm.op import add_norm
@@ -22,7 +22,7 @@ from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
-from moeserve.models.loading.gpu_weights import GpuExperts, GpuLayer, GpuMoe, plane_tensors
+from moeserve.models.loading.gpu_weights import GpuExperts, GpuLayer, GpuMoe, GpuSharedExpert, plane_tensors
 
 
 class PendingSum(NamedTuple):
@@ -98,18 +98,21 @@ class GpuMoeBlock:
 
     def mix(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Reads s.x and s.output, attention's; leaves what `pending` gives."""
-        moe = self._layers[index]
+        moe, shape = self._layers[index], self._shapes[index]
         self._router(index, s, count)
-        local = None if moe.expert_map is None else s.local_expert_ids
+        ids, weights = s.expert_ids[:, : shape.top_k], s.route_weights[:, : shape.top_k]
+        local = None if moe.expert_map is None else s.local_expert_ids[:, : shape.top_k]
         route(
-            s.router_logits, moe.expert_map, count, s.expert_ids, local, s.route_weights,
-            self.expert_token_counts[index],
+            s.router_logits, moe.expert_map, count, ids, local, weights, self.expert_token_counts[index],
+            options=shape.router,
         )  # fmt: skip
-        if moe.expert_map is None:
+        if local is None:
             assert moe.experts is not None
-            self._run_experts(index, moe.experts, s.expert_ids, s, count)
+            self._run_experts(index, moe.experts, ids, s, count)
         else:
-            self._share_experts(index, moe, s, count)
+            self._share_experts(index, moe, local, s, count)
+        if moe.shared is not None:
+            self._add_shared_expert(index, moe.shared, s, count)
 
     def add_and_norm(
         self,
@@ -132,7 +135,8 @@ class GpuMoeBlock:
         """Returns the layer's pending residual contributions."""
         moe = self._layers[index]
         is_shared = moe.expert_map is not None
-        parts = s.parts if moe.experts is not None or self._streamed[index] else None
+        has_parts = moe.experts is not None or moe.shared is not None or self._streamed[index] > 0
+        parts = s.parts if has_parts else None
         pool_sum = s.pool_sum if is_shared and self._pool_works else None
         if s.is_small_batch:
             return PendingSum(parts, None, None, pool_sum)  # summed, in one part
@@ -166,26 +170,51 @@ class GpuMoeBlock:
         into_router = y if moe.router.first.quantised else GpuActivations(s.router_input, None, None)
         multiply(moe.router, into_router, count, s.router_logits)
 
-    def _share_experts(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
+    def _share_experts(
+        self, index: int, moe: GpuMoe, local_ids: Tensor, s: GpuWorkspace, count: Tensor
+    ) -> None:
         """The pool computes its experts while the GPU computes its own, then those that are streamed to it (which is
         not for a graph). Where the pool takes part in a step it expects all layers, those too that leave it nothing."""
         stream = self._expert_stream if self._streamed[index] else None
+        top_k = self._shapes[index].top_k
+        ids = s.expert_ids[:, :top_k]
         if self._pool_works:
             assert self._handoff is not None
             left = None if stream is None else stream.left(index)
-            self._handoff.publish(index, s.router_input, s.expert_ids, s.route_weights, left)
+            self._handoff.publish(index, s.router_input, ids, s.route_weights[:, :top_k], left)
         if moe.experts is not None:
-            self._run_experts(index, moe.experts, s.local_expert_ids, s, count)
+            self._run_experts(index, moe.experts, local_ids, s, count)
         if stream is not None:
             # From here on local_expert_ids only say whether a route's part is here.
-            select_streamed_routes(
-                s.expert_ids, stream.expert_map(index), s.streamed_expert_ids, s.local_expert_ids
-            )
+            streamed_ids = s.streamed_expert_ids[:, :top_k]
+            select_streamed_routes(ids, stream.expert_map(index), streamed_ids, local_ids)
             adds = moe.experts is not None
-            self._run_experts(index, stream.take(index), s.streamed_expert_ids, s, count, adds=adds)
+            self._run_experts(index, stream.take(index), streamed_ids, s, count, adds=adds)
         if self._pool_works:
             assert self._handoff is not None
             self._handoff.collect(index, s.pool_sum)
+
+    def _add_shared_expert(self, index: int, w: GpuSharedExpert, s: GpuWorkspace, count: Tensor) -> None:
+        """One route more of every token: the column behind those of the router."""
+        shape, moe = self._shapes[index], self._layers[index]
+        column = slice(shape.top_k, shape.top_k + 1)
+        assert shape.shared is not None
+        assert s.shared_h is not None
+        assert s.shared_blocks is not None
+        ids = (s.expert_ids if moe.expert_map is None else s.local_expert_ids)[:, column]
+        weights = s.route_weights[:, column]
+        shared_gate(s.router_input, w.gate, count, weights[:, 0], ids[:, 0])
+        run = _ExpertRun(
+            w.experts,
+            self._hidden,
+            shape.shared.width,
+            ids,
+            weights,
+            s.shared_h,
+            s.shared_blocks,
+            s.parts[:, column],
+        )
+        run.launch(s, count, adds=moe.experts is not None or self._streamed[index] > 0)
 
     def _run_experts(
         self,
@@ -197,22 +226,40 @@ class GpuMoeBlock:
         *,
         adds: bool = False,
     ) -> None:
-        """s.parts of the routes whose id in `experts` is not below 0. adds: where a token has one part, it holds
-        others' sum already."""
-        gate, up, down = experts.gate, experts.up, experts.down
-        matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self._hidden)
-        of_down = (plane_tensors(down), int(down.type), self._shapes[index].width)
-        y, h, b = s.y, s.h, s.blocks
+        """s.parts of the routes whose id in `experts` is not below 0."""
+        shape = self._shapes[index]
+        weights, parts = s.route_weights[:, : shape.top_k], s.parts[:, : shape.top_k]
+        run = _ExpertRun(experts, self._hidden, shape.width, local_ids, weights, s.h, s.blocks, parts)
+        run.launch(s, count, adds=adds)
+
+
+class _ExpertRun(NamedTuple):
+    """Some experts for the routes of all rows, and where what they compute goes."""
+
+    experts: GpuExperts
+    hidden: int
+    width: int
+    ids: Tensor  # int32 [rows, routes]: places in `experts`, below 0: elsewhere
+    weights: Tensor  # float32 [rows, routes]
+    h: GpuActivations
+    blocks: BlockWorkspace
+    parts: Tensor  # [rows, routes, hidden]: for many rows a part for every route
+
+    def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
+        """adds: where a token has one part, it holds others' sum already."""
+        gate, up, down = self.experts.gate, self.experts.up, self.experts.down
+        matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
+        of_down = (plane_tensors(down), int(down.type), self.width)
+        y, h, b = s.y, self.h, self.blocks
         if s.is_small_batch:
             h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
-            small_batch_up(y.x, y.codes, y.scales, *matrices, local_ids, h.x, h.codes, h.scales)
+            small_batch_up(y.x, y.codes, y.scales, *matrices, self.ids, h.x, h.codes, h.scales)
             small_batch_down(
-                h.x, h.codes, h.scales, *of_down, local_ids, s.route_weights, count, s.parts.view(s.rows, -1),
-                adds=adds,
+                h.x, h.codes, h.scales, *of_down, self.ids, self.weights, count, s.parts.view(s.rows, -1), adds=adds
             )  # fmt: skip
             return
         assert y.x is not None
         assert h.x is not None
-        align_routes(local_ids, count, gate.experts, b.expert, b.routes)
-        experts_up(y.x, *matrices, b.expert, b.routes, self._shapes[index].top_k, h.x)
-        experts_down(h.x, *of_down, b.expert, b.routes, count, s.parts)
+        align_routes(self.ids, count, gate.experts, b.expert, b.routes)
+        experts_up(y.x, *matrices, b.expert, b.routes, self.ids.shape[1], h.x)
+        experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts)

@@ -79,6 +79,9 @@ class GpuWorkspace:
         self.parts = views["parts"]
         self.pool_sum = views["pool_sum"]
         self.blocks = BlockWorkspace(rows, shape.top_k, shape.num_experts, device)
+        has_shared = shape.shared_width > 0
+        self.shared_h = _activations(views, "shared_h") if has_shared else None
+        self.shared_blocks = BlockWorkspace(rows, 1, 1, device) if has_shared else None
         self.decode = DecodeWorkspace(
             min(rows, MAX_DECODE_ROWS), heads.num_heads, heads.num_kv_heads, heads.head_dim, device
         )
