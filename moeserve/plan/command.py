@@ -1,4 +1,4 @@
-"""`moeserve plan`: the command line, and how its parts come together."""
+"""`moeserve plan`: the command line, and how its parts come together. torch is loaded where something is measured."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import os
 import shlex
 from pathlib import Path
 
-import torch
-
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.models.qwen3moe.config import Qwen3MoeConfig
@@ -20,8 +18,6 @@ from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.options import wishes_of
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
-from moeserve.plan.gpu_machine import measure_gpu
-from moeserve.plan.machine import measure
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, gpu_reserved_bytes, predict
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Plan, Speed, as_json, as_text
@@ -117,14 +113,22 @@ def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
         return int(args.gpu_memory * GIB)
     if choose_device(config.device) == "cpu":
         return None
+    import torch
+
     return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES  # the context is ours
+
+
+def measure_cpu(config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig) -> CpuRates:
+    from moeserve.plan.machine import measure
+
+    return measure(config, gguf, model)
 
 
 def cpu_rates_of(
     args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: Qwen3MoeConfig
 ) -> CpuRates:
     """Measured, but for what the user says. The time of operations is this machine's."""
-    rates = measure(config, gguf, model)
+    rates = measure_cpu(config, gguf, model)
     if args.cpu_bandwidth is not None:
         rates = dataclasses.replace(rates, read=args.cpu_bandwidth * 1e9)
     if args.cpu_gops is not None:
@@ -132,9 +136,17 @@ def cpu_rates_of(
     return rates
 
 
+def measure_the_gpu() -> GpuRates:
+    import torch
+
+    from moeserve.plan.gpu_machine import measure_gpu
+
+    return measure_gpu(torch.device("cuda", 0))
+
+
 def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
     """As the user says; else the GPU's here, when it is planned for."""
-    rates = GpuRates() if args.gpu_memory is not None else measure_gpu(torch.device("cuda", 0))
+    rates = GpuRates() if args.gpu_memory is not None else measure_the_gpu()
     return GpuRates(
         read=rates.read if args.gpu_bandwidth is None else args.gpu_bandwidth * 1e9,
         ops=rates.ops if args.gpu_tflops is None else args.gpu_tflops * 1e12,

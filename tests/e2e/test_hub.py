@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.server import clean_environment
 from tests.conftest import TINY_MODEL
-from tests.hub_server import COMMIT, Hub, running_hub
+from tests.support.hub_server import COMMIT, Hub, running_hub
 
 REPO = "acme/tiny-GGUF"
 FETCH = """

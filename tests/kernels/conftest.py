@@ -1,5 +1,6 @@
 """For every kernel test: torch on one thread, as in the worker, so that its threads and the pool's do not compete."""
 
+import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: whoever imports triton before it gets no interpreter)
 from collections.abc import Iterator
 
 import pytest
