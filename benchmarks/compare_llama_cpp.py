@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Our engine beside llama.cpp on one file, in one run, taking turns.
 
-    python -m benchmarks.rivals MODEL.gguf --llama-python /path/to/venv/bin/python [--threads 2] [--rounds 5]
+    python -m benchmarks.compare_llama_cpp MODEL.gguf --llama-python /path/to/venv/bin/python [--threads 2] [--rounds 5]
 
 The other Python has llama-cpp-python (built natively). llama.cpp runs twice: with its weight repacking (default)
 and without, and the better of the two counts for each figure. Everything is loaded at once and idle while another
@@ -125,8 +125,8 @@ def main() -> None:
     args = parser.parse_args()
     streams = [int(n) for n in args.streams.split(",")]
     ours = Ours(args.model, args.threads, max(streams), max(256, args.prefill))
-    rivals = [LlamaCpp(args.llama_python, args.model, args.threads, repack) for repack in (True, False)]
-    engines: list[Ours | LlamaCpp] = [ours, *rivals]
+    theirs = [LlamaCpp(args.llama_python, args.model, args.threads, repack) for repack in (True, False)]
+    engines: list[Ours | LlamaCpp] = [ours, *theirs]
     print("load: " + ", ".join(f"{engine.name} {engine.load_s:.1f} s" for engine in engines), flush=True)
     for count in streams:
         compare(
