@@ -88,7 +88,7 @@ class Client:
 
     def ask(self, *models: str, **environment: str) -> list[Any]:
         """For each model, all by one process: [path, the API's name], or the error as a string."""
-        process = self.start(*models, **environment)
+        process = self.start(*models, stderr=subprocess.PIPE, **environment)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
         return [json.loads(line) for line in out.splitlines()]

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import quants
-from gguf.constants import GGMLQuantizationType as Type
+from gguf.constants import GGMLQuantizationType
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.models.gguf.quant_types import QUANT_TYPES, UNQUANTISED
+
+Type = GGMLQuantizationType
 
 TYPES = sorted(QUANT_TYPES)
 FLOATS = [t for t in TYPES if t in UNQUANTISED]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 1000  # bytes from which a file lies on the other host
@@ -56,7 +57,7 @@ class Hub:
         return app
 
     @web.middleware
-    async def _record(self, request: web.Request, handler: web.Handler) -> web.StreamResponse:
+    async def _record(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self.requests.append((request.method, request.path, request.headers.get("Range")))
         if self.down:
             return web.Response(status=503)

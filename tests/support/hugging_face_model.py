@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -15,7 +16,7 @@ VOCAB_ROWS = 4128  # of the embedding: 32 more than there are tokens, as in the 
 def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7, **changes: object) -> None:
     """Weights in several files; the packaged model's tokenizer and chat template. `changes` are the config's."""
     torch.manual_seed(seed)
-    settings = {
+    settings: dict[str, Any] = {
         "vocab_size": VOCAB_ROWS,
         "hidden_size": 128,
         "num_hidden_layers": 3,
@@ -31,7 +32,8 @@ def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
         "eos_token_id": [4089, 4087],
     } | changes
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings)).to(dtype)
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings))
+    torch.nn.Module.to(model, dtype)  # in place; transformers' own `to` has no usable annotation
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

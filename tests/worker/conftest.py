@@ -1,6 +1,6 @@
-"""For the tests of the worker: torch on one thread, as in the worker itself."""
+"""For the tests of the worker: Triton's interpreter where there is no GPU, torch as in the worker."""
 
 import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: whoever imports triton before it gets no interpreter)
-import torch
+from tests.support.torch_settings import gradients_for_the_next
 
-torch.set_num_threads(1)
+__all__ = ["gradients_for_the_next"]

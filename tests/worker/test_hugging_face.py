@@ -52,7 +52,9 @@ def tokenizer(written: Path) -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def reference(written: Path) -> Qwen2Tokenizer:
-    return AutoTokenizer.from_pretrained(written)
+    found = AutoTokenizer.from_pretrained(written)
+    assert isinstance(found, Qwen2Tokenizer)
+    return found
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -93,16 +93,16 @@ def test_rows_of_a_batch_go_to_their_slots() -> None:
     logits = torch.zeros(3, VOCAB)
     logits[0, 10], logits[1, 20], logits[2, 30] = 9.0, 9.0, 9.0
     logits[0, 11] = 8.0
-    tokens, logprobs = state.sample(logits, ids(1, 0, 2))
+    tokens, found = state.sample(logits, ids(1, 0, 2))
     assert tokens.tolist() == [10, 20, 30]
-    first = logprobs[0]
+    first = found[0]
     assert isinstance(first, TokenLogprob)
     assert (first.token_id, first.rank, first.top_ids) == (10, 1, [10, 11])
     log_sum = math.log(math.exp(9) + math.exp(8) + VOCAB - 2)
     assert first.logprob == pytest.approx(9 - log_sum, abs=1e-6)
     assert first.top_logprobs == pytest.approx([9 - log_sum, 8 - log_sum], abs=1e-6)
-    assert logprobs[1] is None
-    third = logprobs[2]
+    assert found[1] is None
+    third = found[2]
     assert third is not None
     assert third.top_ids == []
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import pytest
@@ -20,6 +20,7 @@ from moeserve.workload.shapes import Shape, generate
 from moeserve.workload.trace import Session, Turn, Workload
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Returned = TypeVar("Returned")
 Part = bytes | float  # to send, or seconds to wait
 
 
@@ -49,7 +50,7 @@ def scripted(parts: Sequence[Part]) -> Handler:
     return handle
 
 
-async def against(handler: Handler, use: Callable[[Client], Awaitable[Any]], **common: Any) -> Any:
+async def against(handler: Handler, use: Callable[[Client], Awaitable[Returned]], **common: Any) -> Returned:
     """What `use` returns, given a client of a server that answers every request with `handler`."""
     app = web.Application()
     app.router.add_post("/v1/completions", handler)

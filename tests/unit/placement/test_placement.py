@@ -86,7 +86,8 @@ def test_so_many_of_each_layer(count: int, heat: list[list[int]] | None) -> None
     assert experts_of(placement) == [count] * 4
     if heat is None:
         assert all(layer.gpu_experts == tuple(range(count)) for layer in placement.layers)
-    for index, layer in enumerate(placement.layers if heat is not None else ()):
+        return
+    for index, layer in enumerate(placement.layers):
         chosen = sorted(heat[index][e] for e in layer.gpu_experts)
         assert chosen == sorted(heat[index])[8 - count :]
 

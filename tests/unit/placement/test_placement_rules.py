@@ -6,6 +6,7 @@ import dataclasses
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,7 @@ from tests.support.placement_world import MIB, gpu, model, rules
 GPU = gpu(4096)
 
 
-def placed(tmp_path: Path, text: str, **wishes: int) -> Placement:
+def placed(tmp_path: Path, text: str, **wishes: Any) -> Placement:
     return place(model(), Wishes(rules=rules(tmp_path, text), most_kv_tokens=1000, **wishes), GPU)
 
 

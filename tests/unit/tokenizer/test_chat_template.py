@@ -87,13 +87,14 @@ def renderer() -> Iterator[ChatRenderer]:
 
 
 def _hugging_face(template: str, conversation: dict[str, Any]) -> str:
-    rendered, _ = render_jinja_template(
+    result: Any = render_jinja_template(
         [conversation["messages"]],
         conversation.get("tools"),
         chat_template=template,
         add_generation_prompt=conversation.get("add_generation_prompt", True),
         **conversation.get("kwargs", {}),
     )
+    rendered, _ = result
     return str(rendered[0])
 
 

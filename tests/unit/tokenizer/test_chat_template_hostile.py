@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.server import REPOSITORY
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateTimeout
-from tests.conftest import REPOSITORY
 
 GO = [{"role": "user", "content": "go"}]
 FINE = [{"role": "user", "content": "fine"}]

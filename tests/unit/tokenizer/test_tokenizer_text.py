@@ -36,8 +36,8 @@ def reference() -> Qwen2Tokenizer:
     """Hugging Face's Qwen2 tokenizer over the same vocabulary."""
     metadata = open_gguf(TINY_MODEL).metadata
     vocab = {piece.decode(): i for i, piece in enumerate(metadata.require_strings("tokenizer.ggml.tokens"))}
-    merges = [tuple(m.decode().split(" ")) for m in metadata.require_strings("tokenizer.ggml.merges")]
-    return Qwen2Tokenizer(
+    merges: Any = [tuple(m.decode().split(" ")) for m in metadata.require_strings("tokenizer.ggml.merges")]
+    return Qwen2Tokenizer(  # pairs are what the tokenizers library takes; the annotation is of files
         vocab=vocab, merges=merges, additional_special_tokens=["<|im_start|>", "<|im_end|>"]
     )
 
