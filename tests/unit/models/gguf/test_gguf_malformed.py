@@ -154,14 +154,15 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
             _open(tmp_path, whole[:size])
 
 
-def test_flipped_bytes_end_in_a_gguf_error_or_in_a_usable_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [600, pytest.param(3000, marks=pytest.mark.slow)])
+def test_flipped_bytes_end_in_a_gguf_error_or_in_a_usable_file(tmp_path: Path, cases: int) -> None:
     whole = _sample()
     header_bytes = min(i.offset for i in _open(tmp_path, whole).tensors.values())
     generator = random.Random(20250711)
     refused = 0
     tracemalloc.start()
     slowest = 0.0
-    for _ in range(3000):
+    for _ in range(cases):
         damaged = bytearray(whole)
         for _ in range(generator.choice((1, 1, 2, 8))):
             replacement = generator.choice((0, 1, 0x7F, 0x80, 0xFF, generator.randrange(256)))
@@ -174,7 +175,7 @@ def test_flipped_bytes_end_in_a_gguf_error_or_in_a_usable_file(tmp_path: Path) -
         slowest = max(slowest, time.perf_counter() - start)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert refused > 1000
+    assert refused > cases // 3
     assert slowest < 1.0
     assert peak < 4 << 20
 
