@@ -3,23 +3,27 @@
 #   make serve [MODEL=/path/to/model.gguf] [ARGS="--port 9000"]   a server, on the packaged small model by default
 #   make test                                                     linters, type checker, format check, tests
 #   make test-all                                                 the same with the slow tests
+#   make test-unit                                                unit tests alone, in an environment without torch (.venv-unit)
 #   make test-gpu                                                 tests of the GPU, then the serving tests with a worker there
 #   make test-clients                                             the programs of docs/how-to/connect-a-client.md, with every client
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
 #   make fuzz-models                                              50,000 hostile model files, each a clear error or served (30 min)
 #   make schemas                                                  200 random JSON schemas, every answer valid
+#   make check-commits [COMMITS=main..HEAD]                       the messages of commits
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write docs/reference/flags.md and docs/reference/api/ anew
 
 PYTHON ?= python3
 VENV := .venv
+UNIT_VENV := .venv-unit
+COMMITS ?= main..HEAD
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(CSRC)
+BUILD_INPUTS := pyproject.toml moeserve/version.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-all test-gpu test-clients fuzz fuzz-models schemas lint browser format docs clean
+.PHONY: serve test test-unit test-all test-gpu test-clients fuzz fuzz-models schemas lint check-commits browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -27,6 +31,10 @@ serve: $(VENV)/.installed
 
 test: lint browser
 	$(BIN)/python -m pytest -m "not slow"
+
+# pyproject.toml has the floor below which the coverage fails it.
+test-unit: $(UNIT_VENV)/.installed
+	$(UNIT_VENV)/bin/python -m pytest tests/unit -m "not slow" --cov --cov-report=term:skip-covered
 
 test-all: lint browser
 	$(BIN)/python -m pytest
@@ -60,6 +68,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 
+check-commits:
+	$(PYTHON) scripts/check_commit_messages.py --range $(COMMITS)
+
 browser:
 	scripts/install_browser.sh
 
@@ -72,11 +83,16 @@ docs: $(VENV)/.installed
 	$(BIN)/python scripts/generate_docs.py
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf $(VENV) $(UNIT_VENV) build
 
 $(BIN)/python:
 	scripts/check_machine.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
+
+$(UNIT_VENV)/.installed: pyproject.toml scripts/install_unit_environment.py
+	$(PYTHON) -m venv $(UNIT_VENV)
+	$(UNIT_VENV)/bin/python scripts/install_unit_environment.py
+	touch $@
 
 # The build's own requirements live in the environment too, instead of in a throw-away one: CMake then sees
 # the same paths every time and compiles only what has changed.

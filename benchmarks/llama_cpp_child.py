@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""llama.cpp as a child of rivals.py: runs under the Python that has llama-cpp-python, which need not be ours.
+"""llama.cpp as a child of compare_llama_cpp.py: under the Python that has llama-cpp-python, which need not be ours.
 
 Commands, a line each on standard input, one JSON answer each: `load PATH THREADS REPACK`, `prefill N`,
 `decode STREAMS STEPS`. Standard output holds nothing else.

@@ -27,10 +27,10 @@ _URL = re.compile(r"http://[\w.\[\]:]+:\d+")
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
 
 
-def command(model: Path | None, *flags: str) -> list[str]:
+def command(model: Path | None, *flags: str, checkout: Path = REPOSITORY) -> list[str]:
     """The command line of a server; no model means the one that ships with moeserve."""
     chosen = [] if model is None else ["--model", str(model)]
-    return [sys.executable, str(REPOSITORY / "launch.py"), *common_flags(), *chosen, *flags]
+    return [sys.executable, str(checkout / "launch.py"), *common_flags(), *chosen, *flags]
 
 
 def common_flags() -> list[str]:
@@ -50,17 +50,23 @@ class Server:
     """`python launch.py` on a free port, ready when the constructor returns.
 
     Raises RuntimeError with the server's log if it ends, or is not ready within `ready_timeout` seconds (default:
-    READY_S, on a GPU READY_ON_GPU_S).
+    READY_S, on a GPU READY_ON_GPU_S). `checkout`: the repository whose code runs.
     """
 
-    def __init__(self, model: Path | None = None, *flags: str, ready_timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        model: Path | None = None,
+        *flags: str,
+        ready_timeout: float | None = None,
+        checkout: Path = REPOSITORY,
+    ) -> None:
         self._log_file = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="moeserve-")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*command(model, "--port", "0"), *flags],
+            command(model, "--port", "0", *flags, checkout=checkout),
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
             stderr=subprocess.STDOUT,
-            env=clean_environment(),
+            env=clean_environment() | {"PYTHONPATH": str(checkout)},
         )
         self.base_url = ""
         if ready_timeout is None:
@@ -160,13 +166,16 @@ def title_of(process: psutil.Process) -> str:
 
 @contextmanager
 def running_server(
-    model: Path | None = None, *flags: str, ready_timeout: float | None = None
+    model: Path | None = None,
+    *flags: str,
+    ready_timeout: float | None = None,
+    checkout: Path = REPOSITORY,
 ) -> Iterator[Server]:
     """A server for the length of a `with`; at its end it has exited with 0 and left no process behind.
 
     Raises RuntimeError when it did not. When the body raises, the server is killed.
     """
-    server = Server(model, *flags, ready_timeout=ready_timeout)
+    server = Server(model, *flags, ready_timeout=ready_timeout, checkout=checkout)
     try:
         yield server
     except BaseException:

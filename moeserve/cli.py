@@ -111,7 +111,7 @@ def serve_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"moeserve {version() or '(not installed)'}")
+    parser.add_argument("--version", action="version", version=f"moeserve {version()}")
     add_options(parser)
     return parser
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: whoever imports triton before it gets no interpreter)
 from benchmarks.server import REPOSITORY, Server, running_server
 
 # Where the servers run that tests start: the same tests are for a GPU (`make test-gpu`), which must be asked for.

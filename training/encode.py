@@ -16,7 +16,6 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from training.text.example import Example
 from training.text.mixture import example
 
-CHAT_TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 # What the prompt's tokens count beside the answer's: a little, for words are learnt from them, too.
 PROMPT_WEIGHT: Final = 0.05
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CHAT_TEMPLATE: Final = Path(__file__).with_name("chat_template.jinja")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from tokenizers.models import BPE
 from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer, pre_tokenizer
 from moeserve.tokenizer.vocabulary import byte_alphabet
-from training.encode import CHAT_TEMPLATE, Encoder
-from training.shape import SHAPE, Shape
+from training.encode import Encoder
+from training.shape import CHAT_TEMPLATE, SHAPE, Shape
 from training.text.mixture import example
 
 END_OF_TEXT: Final = "<|endoftext|>"

@@ -20,7 +20,7 @@ from moeserve.kernels.routing.op import norm_router, route
 from moeserve.quantization.table import F32, Q4_K, Q6_K
 
 Q4, Q6 = Q4_K, Q6_K
-FLOAT_ROWS = 64  # as models/qwen3moe/gpu_room.py
+FLOAT_ROWS = 64  # as models/step_buffers.py
 Sums = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # add_norm's parts .. extra
 
 

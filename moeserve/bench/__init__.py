@@ -1,1 +1,1 @@
-"""Measuring: the engine alone, its steps, and any server from outside. The rivals beside us are in benchmarks/."""
+"""Measuring: the engine alone, its steps, and any server from outside. Other programs beside it are in benchmarks/."""

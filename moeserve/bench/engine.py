@@ -14,19 +14,22 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from moeserve.bench.results import Measured, results_of, write_results
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.messages.schema import NewSeq, Row, SamplingParams, StepPlan
 from moeserve.options import add_shared_options, read_options, resolve
-from moeserve.worker.loading import load_runner
-from moeserve.worker.measure.step_bytes import step_bytes
-from moeserve.worker.runner import Runner
 from moeserve.workload.options import real, whole
+
+if TYPE_CHECKING:  # torch is loaded with a runner, not for --help
+    from moeserve.worker.runner import Runner
 
 # Options of the server that mean the same here.
 SHARED = (
@@ -84,6 +87,8 @@ class EngineBench:
             between = self.read_gb_s()
             decode_s, decode_bytes = self._measured(partial(self.decode, batch, prompt, gen))
             if not self._runner.engine.counts_every_step:
+                from moeserve.worker.measure.step_bytes import step_bytes
+
                 decode_bytes = gen * step_bytes(self._runner, self._decode_plan(batch, prompt + gen - 1))
             after = self.read_gb_s()
             yield _figure(
@@ -160,6 +165,8 @@ def _figure(
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments or a bad file."""
     parser, args = _parse(arguments)
+    from moeserve.worker.loading import load_runner
+
     batches, prompt, gen = args.batch, args.prompt, args.gen
     try:
         config = _config(args)
@@ -170,9 +177,33 @@ def main(arguments: list[str]) -> int:
     bench.prefill(1, min(prompt, 32))  # the first touch of every buffer
     if not args.json:
         print(f"{config.served_model_name}, {runner.ready().device}\n{_HEADER}")
+    figures = []
     for figure in bench.figures(batches, prompt, gen):
+        figures.append(figure)
         print(json.dumps(dataclasses.asdict(figure)) if args.json else _row(figure), flush=True)
+    if args.save_result is not None:
+        try:
+            _save(args, config, runner.ready().device, figures)
+        except OSError as error:
+            parser.error(f"--save-result: {error}")
     return 0
+
+
+def _save(args: argparse.Namespace, config: ServerConfig, device: str, figures: list[Figure]) -> None:
+    """Raises OSError."""
+    settings = {
+        "model": config.served_model_name,
+        "device": device,
+        "threads": config.threads,
+        "temperature": args.temperature,
+    }
+    measured = []
+    for f in figures:
+        name = f"{f.phase}, batch {f.batch}, prompt {f.prompt}" + (f", gen {f.gen}" if f.gen else "")
+        measured.append(Measured(name, f.tok_s, "tok/s", higher_is_better=True))
+    measured.append(Measured("memory read", max(f.read_gb_s for f in figures), "GB/s", higher_is_better=True))
+    gpu = None if device.startswith("cpu") else device
+    write_results(args.save_result, results_of("bench engine", settings, measured, gpu))
 
 
 def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -205,6 +236,12 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
         "streams share more experts than texts do",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    parser.add_argument(
+        "--save-result",
+        type=Path,
+        metavar="FILE",
+        help="write the figures as JSON too, for benchmarks.compare (moeserve/bench/results.py has the form)",
+    )
     return parser, parser.parse_args(arguments)
 
 

@@ -27,7 +27,6 @@ from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU
 from moeserve.simulate.fit import StepSample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time
 from moeserve.worker.device import choose_device
-from moeserve.worker.loading import load_runner
 from moeserve.workload.options import whole
 
 # Options of the server that mean the same here.
@@ -154,6 +153,8 @@ def main(arguments: list[str]) -> int:
 
 def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], object]) -> StepTime:
     """Loads the model, which may take a while, measures and fits. Raises UserError."""
+    from moeserve.worker.loading import load_runner  # torch, which --help does without
+
     runner = load_runner(config, engine.LoadingBar())
     num_seqs = config.max_num_seqs
     room = runner.ready().max_model_len - REPEATS * num_seqs.bit_length() - 1  # for what it decodes after

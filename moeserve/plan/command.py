@@ -1,4 +1,4 @@
-"""`moeserve plan`: the command line, and how its parts come together."""
+"""`moeserve plan`: the command line, and how its parts come together. torch is loaded where something is measured."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import json
 import os
 import shlex
 from pathlib import Path
-
-import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
@@ -24,8 +22,6 @@ from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.options import placement_options
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
-from moeserve.plan.gpu_machine import measure_gpu
-from moeserve.plan.machine import measure
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import Plan, Speed, as_json, as_text
@@ -121,14 +117,22 @@ def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
         return int(args.gpu_memory * GIB)
     if choose_device(config.device) == "cpu":
         return None
+    import torch
+
     return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES  # the context is ours
+
+
+def measure_cpu(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRates:
+    from moeserve.plan.machine import measure
+
+    return measure(config, gguf, model)
 
 
 def cpu_rates_of(
     args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: ModelShape
 ) -> CpuRates:
     """Measured, but for what the user says. The time of operations is this machine's."""
-    rates = measure(config, gguf, model)
+    rates = measure_cpu(config, gguf, model)
     if args.cpu_bandwidth is not None:
         rates = dataclasses.replace(rates, read=args.cpu_bandwidth * 1e9)
     if args.cpu_gops is not None:
@@ -136,9 +140,17 @@ def cpu_rates_of(
     return rates
 
 
+def measure_the_gpu() -> GpuRates:
+    import torch
+
+    from moeserve.plan.gpu_machine import measure_gpu
+
+    return measure_gpu(torch.device("cuda", 0))
+
+
 def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
     """As the user says; else the GPU's here, when it is planned for."""
-    rates = GpuRates() if args.gpu_memory is not None else measure_gpu(torch.device("cuda", 0))
+    rates = GpuRates() if args.gpu_memory is not None else measure_the_gpu()
     return GpuRates(
         read=rates.read if args.gpu_bandwidth is None else args.gpu_bandwidth * 1e9,
         ops=rates.ops if args.gpu_tflops is None else args.gpu_tflops * 1e12,

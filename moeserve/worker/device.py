@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 
-import torch
-
 from moeserve.errors import ConfigError
 
 MIN_CAPABILITY = (8, 0)  # bfloat16 on the tensor cores
@@ -24,6 +22,8 @@ def choose_device(wanted: str) -> str:
         return "cuda"
     if wanted == "cuda":
         raise ConfigError(f"--device cuda: {obstacle}; or run on the CPU with --device cpu")
+    import torch
+
     if torch.cuda.is_available():
         log.warning("the GPU is not used: %s", obstacle)
     return "cpu"
@@ -31,6 +31,8 @@ def choose_device(wanted: str) -> str:
 
 def _obstacle() -> str | None:
     """Why the first GPU cannot be used, with the remedy; None where it can."""
+    import torch  # here, for "cpu" needs none: the plan for a machine without it
+
     if torch.version.cuda is None:
         return "this PyTorch was built without CUDA: install one with it, see https://pytorch.org/get-started/locally"
     if not torch.cuda.is_available():

@@ -22,6 +22,7 @@ def open_chat(page: Page, server: Server, **settings: Any) -> list[dict[str, Any
 
     def note(request: Request) -> None:
         if request.url.endswith("/v1/chat/completions"):
+            assert request.post_data_json is not None
             bodies.append(request.post_data_json)
 
     page.on("request", note)

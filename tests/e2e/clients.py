@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -33,7 +33,9 @@ def from_cache(server: Server, **body: Any) -> dict[str, Any]:
     return completion(server, **body)
 
 
-def streamed(server: Server, path: str = "/v1/completions", **body: Any) -> Iterator[dict[str, Any]]:
+def streamed(
+    server: Server, path: str = "/v1/completions", **body: Any
+) -> Generator[dict[str, Any], None, None]:
     """The events of a streamed request; greedy and 16 tokens long unless `body` says otherwise."""
     defaults = {"temperature": 0, "max_tokens": 16, "ignore_eos": True, "stream": True}
     with (

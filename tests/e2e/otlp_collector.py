@@ -62,9 +62,10 @@ class Collector:
 
 
 def _value(value: AnyValue) -> Any:
-    if value.WhichOneof("value") == "array_value":
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
         return [_value(one) for one in value.array_value.values]
-    return getattr(value, value.WhichOneof("value"))
+    return None if kind is None else getattr(value, kind)
 
 
 def _handler(collector: Collector) -> type[BaseHTTPRequestHandler]:

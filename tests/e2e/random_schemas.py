@@ -35,8 +35,9 @@ class SchemaMaker:
         if depth == 0:
             return self._random.choice(leaves)()
         nested = [self._object, self._array, self._tuple, self._either, self._reference, self._both]
-        made = self._random.choice([*leaves, *nested, *nested])
-        return made(depth) if made in nested else made()  # type: ignore[call-arg]
+        # A leaf as often as it is listed; what is nested counts twice.
+        index = self._random.randrange(len(leaves) + 2 * len(nested))
+        return leaves[index]() if index < len(leaves) else nested[(index - len(leaves)) % len(nested)](depth)
 
     # ---- leaves
 

@@ -4,7 +4,6 @@ must hold is asked for by construction."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ def test_parallel_calls_have_indices_of_their_own(oai: openai.OpenAI, model: str
 def test_a_strict_tool_in_auto_mode(oai: openai.OpenAI, server: Server, model: str) -> None:
     """Once the model opens a call, which a bias makes it do, the call is valid."""
     (opening,) = server.post("/tokenize", {"prompt": "<tool_call>"})["tokens"]
-    function = {"name": "measure", "parameters": SCHEMA, "strict": True}
+    function: Any = {"name": "measure", "parameters": SCHEMA, "strict": True}
     answer = oai.chat.completions.create(
         model=model,
         messages=MESSAGES,
@@ -207,22 +206,22 @@ def test_responses_with_tools_over_two_turns(oai: openai.OpenAI, model: str) -> 
         reasoning={"effort": "none"},
     ) as stream:
         second = stream.get_final_response()
-    (call,) = second.output
-    assert call.type == "function_call"
-    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    (last_call,) = second.output
+    assert last_call.type == "function_call"
+    jsonschema.validate(json.loads(last_call.arguments), SCHEMA)
     assert first.usage is not None
     assert second.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
 
 
 @pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
 def test_stored_responses_outlive_the_server_and_keys_come_either_way(data_dir: Path, model: str) -> None:
     flags = ("--data-dir", str(data_dir), "--api-key", "secret", "--reasoning-parser", "none")
-    ids = []
+    ids: list[str] = []
     for _ in range(2):
         with running_server(TINY_MODEL, *flags) as server:
             client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="secret", max_retries=0)

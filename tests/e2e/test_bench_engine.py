@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.server import common_flags
+from moeserve.bench.results import read_results
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -71,3 +73,25 @@ def test_a_bad_argument_is_named(flag: str, value: str) -> None:
     assert done.returncode == 2
     assert flag in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_figures_are_saved_to_be_compared(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    flags = [*common_flags(), "--threads", "2", "--prompt", "40", "--gen", "6", "--batch", "2"]
+    done = bench(*flags, "--json", "--save-result", str(path))
+    assert done.returncode == 0, done.stderr
+    shown = {figure["phase"]: figure["tok_s"] for figure in map(json.loads, done.stdout.splitlines())}
+    results = read_results(path)
+    assert results.benchmark == "bench engine"
+    assert results.settings["threads"] == "2"
+    figures = {figure.name: figure for figure in results.figures}
+    assert figures["prefill, batch 2, prompt 40"].value == shown["prefill"]
+    assert figures["decode, batch 2, prompt 40, gen 6"].value == shown["decode"]
+    assert figures["memory read"].unit == "GB/s"
+
+
+def test_a_result_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "no folder" / "result.json"
+    done = bench(*common_flags(), "--prompt", "8", "--gen", "1", "--batch", "1", "--save-result", str(path))
+    assert done.returncode == 2
+    assert "--save-result: " in done.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.server import clean_environment
 from tests.conftest import TINY_MODEL
-from tests.hub_server import COMMIT, Hub, running_hub
+from tests.support.hub_server import COMMIT, Hub, running_hub
 
 REPO = "acme/tiny-GGUF"
 FETCH = """
@@ -88,7 +88,7 @@ class Client:
 
     def ask(self, *models: str, **environment: str) -> list[Any]:
         """For each model, all by one process: [path, the API's name], or the error as a string."""
-        process = self.start(*models, **environment)
+        process = self.start(*models, stderr=subprocess.PIPE, **environment)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err
         return [json.loads(line) for line in out.splitlines()]

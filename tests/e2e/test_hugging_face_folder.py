@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, Qwen3MoeForCausalLM
 
 from benchmarks.accuracy import GREEDY_MARGIN, distances, log_softmax, served_distributions, served_greedy
 from benchmarks.server import running_server
-from tests.hub_server import running_hub
-from tests.hugging_face_model import write_model
+from tests.support.hub_server import running_hub
+from tests.support.hugging_face_model import write_model
 
 # Ours on the bf16 fixture, whose router ties flip experts now and then, is 8.9e-5 from the truth, as llama.cpp is;
 # here the medians of the texts were 1e-10 to 1e-7.

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.server import REPOSITORY, Server
 from tests.e2e.clients import TEXT, at_once, completion, within
-from tests.unit.promql import (
+from tests.support.promql import (
     DASHBOARD,
     DEPLOY,
     alert_expressions,

@@ -104,7 +104,7 @@ def test_streams_and_choices_are_constrained_as_well(server: Server) -> None:
         "required": ["a"],
         "additionalProperties": False,
     }
-    body = {
+    body: dict[str, Any] = {
         "prompt": "Answer:",
         "guided_json": schema,
         "max_tokens": 400,

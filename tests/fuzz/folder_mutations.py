@@ -12,7 +12,7 @@ import numpy as np
 
 from moeserve.models.qwen2_split import QWEN2_SPLIT
 from tests.fuzz.gguf_mutations import EXPERTS, FF, HEAD_DIM, HEADS, HIDDEN, KV_HEADS
-from tests.unit.gguf_bytes import MERGES, TOKEN_TYPES, TOKENS
+from tests.support.gguf_bytes import MERGES, TOKEN_TYPES, TOKENS
 
 _DEEP: Any = 1
 for _ in range(60):

@@ -10,15 +10,15 @@ from typing import Any
 
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from tests.unit.gguf_bytes import TOKENS, Tensor, gguf_bytes, layer_dims, model_metadata, string, value
+from tests.support.gguf_bytes import TOKENS, Tensor, gguf_bytes, layer_dims, model_metadata, string, value
 
 # Multiples of 32, so that what a mutation leaves intact is computed with.
 HIDDEN, FF, EXPERTS, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 64, 4, 2, 1, 32, 1
 
 _COUNTS = (0, 1, 2, 31, 32, 33, 255, 65536, 1 << 20, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 _LONG = (0, 1, 7, 1 << 16, 1 << 20, 1 << 31, 1 << 32, 1 << 40, 1 << 61, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
-_FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e-12, 1e-6, 0.5, 1.0000001, 4.0, 1e6, 1e12, 3e38)
-_FLOATS += (float("inf"), float("-inf"), float("nan"))
+_FINITE = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e-12, 1e-6, 0.5, 1.0000001, 4.0, 1e6, 1e12, 3e38)
+_FLOATS = (*_FINITE, float("inf"), float("-inf"), float("nan"))
 _TEXTS = (
     "",
     "\0",
@@ -176,7 +176,7 @@ def _add_key(rng: random.Random, metadata: dict[str, Any], *_: Any) -> None:
         "tokenizer.normalizer": ("NFC", "none", ""),
         "tokenizer.generation_end_ids": ([0, 1], [-1], [1 << 30], [5] * 100_000),
     }
-    for _ in range(rng.choice((1, 2, 4))):
+    for _change in range(rng.choice((1, 2, 4))):
         key = rng.choice(sorted(options))
         metadata[key] = rng.choice(options[key])
     if rng.random() < 0.5:

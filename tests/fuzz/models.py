@@ -131,7 +131,8 @@ def fuzz(seeds: range) -> list[Finding]:
 
 def _watch(parent: Connection) -> tuple[int, list[Finding], bool]:
     """The last seed that was begun, what was found, and whether all are done."""
-    at, findings = 0, []
+    at = 0
+    findings: list[Finding] = []
     while True:
         if not parent.poll(60):
             return at, findings, False

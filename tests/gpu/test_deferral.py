@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 class LateExperts(nn.Module):
     """A layer's experts, the one of least weight left to the next layer (the last has no next)."""
 
-    def __init__(self, mlp: nn.Module, late: list[Tensor], is_last: bool, top_k: int) -> None:
+    def __init__(self, mlp: Any, late: list[Tensor], is_last: bool, top_k: int) -> None:
         super().__init__()
         self.mlp, self.late, self.is_last, self.top_k = mlp, late, is_last, top_k
 

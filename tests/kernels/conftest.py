@@ -1,15 +1,6 @@
-"""For every kernel test: torch on one thread, as in the worker, so that its threads and the pool's do not compete."""
+"""For every kernel test: Triton's interpreter where there is no GPU, torch as in the worker."""
 
-from collections.abc import Iterator
+import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: whoever imports triton before it gets no interpreter)
+from tests.support.torch_settings import gradients_for_the_next
 
-import pytest
-import torch
-
-torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def _gradients_for_the_next() -> Iterator[None]:
-    """Loading a runner turns gradients off in its process, the tests' too; training needs them."""
-    yield
-    torch.set_grad_enabled(True)
+__all__ = ["gradients_for_the_next"]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
-from moeserve.models.qwen3moe.config import Qwen3MoeConfig
 from moeserve.models.qwen3moe.cpu_experts import load_cpu_experts
 
 from moeserve.kernels.cpu_stream import CpuStream
@@ -20,10 +19,12 @@ from moeserve.kernels.linear.op import linear
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import dequantize, empty_planes, repack
 from moeserve.kernels.quantize.reference import quantize, round_trip
+from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
 from moeserve.models.gguf import open_gguf
 from moeserve.models.gguf.dummy import open_dummy, std_of
-from moeserve.placement import Gpu, ModelSizes, Wishes, place
+from moeserve.models.registry import read_checked_shape
+from moeserve.placement import Gpu, ModelSizes, PlacementOptions, place
 from moeserve.placement.sizes import plane_bytes
 from moeserve.quantization import BitField, BlockLayout, QuantType, StoredScales, registered
 from moeserve.quantization import reference as blocks_reference
@@ -31,7 +32,7 @@ from moeserve.units import GIB
 from moeserve.worker.loading import load_cpu_runner
 from tests.gpu.driver import small_config
 from tests.kernels.weights import activations, nmse
-from tests.unit.gguf_bytes import Tensor, gguf_bytes, model_metadata, model_tensors
+from tests.support.gguf_bytes import Tensor, gguf_bytes, model_metadata, model_tensors
 
 # 16 bytes of codes in runs of 4, less 3, then a float16 scale.
 TOY_LAYOUT = BlockLayout(BitField(0, 4, 4), 32, StoredScales.F16, halves_at=16, offset=3)
@@ -94,14 +95,13 @@ def test_without_its_row_the_file_is_refused(tmp_path: Path) -> None:
 
 def test_sizes_and_placement(toy: QuantType, tmp_path: Path) -> None:
     gguf = open_gguf(toy_model(tmp_path / "toy.gguf"))
-    config = Qwen3MoeConfig.from_gguf(gguf)
-    config.check_tensors(gguf)
+    config = read_checked_shape(gguf)
     for tensor in gguf.tensors.values():
         if tensor.type is toy:
             assert plane_bytes(tensor) == empty_planes(toy, tensor.shape, "meta").nbytes
-    sizes = ModelSizes.of(gguf.tensors, config)
+    sizes = ModelSizes.of(gguf.tensors, KvLayout(config))
     assert sizes.layers[0].expert.cpu == 3 * 32 * 64 // 32 * 18
-    placement = place(sizes, Wishes(most_kv_tokens=4096), Gpu(GIB, 0))
+    placement = place(sizes, PlacementOptions(most_kv_tokens=4096), Gpu(GIB, 0))
     assert [len(layer.gpu_experts) for layer in placement.layers] == [config.num_experts] * config.num_layers
 
 

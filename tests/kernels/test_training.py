@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_training_lowers_the_loss_and_balances_experts(vocabulary: Path, trained
     for batch in batches:
         counts = batch.weights > 0
 
-        def loss(model: Model, batch=batch, counts=counts) -> float:
+        def loss(model: Model, batch: Any = batch, counts: torch.Tensor = counts) -> float:
             logits, _ = model(batch.ids)
             return float(
                 torch.nn.functional.cross_entropy(

@@ -8,7 +8,9 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported: tests/conftest.py imports this first
+    os.environ["TRITON_INTERPRET"] = (
+        "1"  # before triton is imported: the conftest.py of every folder that may import it begins with this module
+    )
 
 import triton.runtime.interpreter as interpreter  # noqa: E402
 

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from gguf import quants
-from gguf.constants import GGMLQuantizationType as Type
+from gguf.constants import GGMLQuantizationType
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.quantization import QUANT_TYPES, StoredScales
+
+Type = GGMLQuantizationType
 
 TYPES = [Type(number) for number in sorted(QUANT_TYPES)]
 FLOATS = [t for t in TYPES if not QUANT_TYPES[t].is_quantised]

@@ -142,7 +142,12 @@ def test_serve_may_be_named_or_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     launched: list[ServerConfig] = []
-    monkeypatch.setattr("moeserve.launcher.launch", lambda config: launched.append(config) or 7)
+
+    def launch(config: ServerConfig) -> int:
+        launched.append(config)
+        return 7
+
+    monkeypatch.setattr("moeserve.launcher.launch", launch)
     monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
     caplog.set_level("INFO")
     for arguments in (["serve", "--port", "1"], ["--port", "1"]):

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from moeserve.config import ServerConfig, env_name
-from tests.unit.promql import DASHBOARD, DEPLOY, dashboard_expressions, without_variables
+from tests.support.promql import DASHBOARD, DEPLOY, dashboard_expressions, without_variables
 
 REPOSITORY = DEPLOY.parent
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

@@ -32,7 +32,7 @@ port, timeout = int(sys.argv[1]), float(sys.argv[2])
 config = ServerConfig(model="tiny.gguf", port=port, shutdown_timeout=timeout, api_key=("secret",))
 launcher.EXIT_TIMEOUT_S = 3.0
 set_up_logging("launcher", config.log_level)
-sys.exit(launcher.launch(config, "tests.unit.launcher_children"))
+sys.exit(launcher.launch(config, "tests.support.launcher_children"))
 """
 
 

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Our engine beside llama.cpp on one file, in one run, taking turns.
+
+    python -m benchmarks.compare_llama_cpp MODEL.gguf --llama-python /path/to/venv/bin/python [--threads 2] [--rounds 5]
+
+The other Python has llama-cpp-python (built natively). llama.cpp runs twice: with its weight repacking (default)
+and without, and the better of the two counts for each figure. Everything is loaded at once and idle while another
+runs; a round is ours, llama.cpp repacked, llama.cpp not repacked. Ratios are of neighbours in a round; given are
+the median and the least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+from moeserve.bench.engine import EngineBench
+from moeserve.config import ServerConfig
+from moeserve.options import resolve
+from moeserve.worker.loading import load_cpu_runner
+
+CHILD = Path(__file__).with_name("llama_cpp_child.py")
+PROMPT = 64  # tokens of each stream before decoding, as in the child
+
+
+class Ours:
+    name = "moeserve"
+
+    def __init__(self, model: str, threads: int, most_streams: int, longest: int) -> None:
+        config = ServerConfig(
+            model=model,
+            threads=threads,
+            max_num_seqs=max(8, most_streams),
+            max_model_len=longest,
+            max_total_tokens=max(most_streams * 256, longest),
+        )
+        start = time.perf_counter()
+        self.runner = load_cpu_runner(resolve(config), lambda *_: None)
+        self.load_s = time.perf_counter() - start
+        self.bench = EngineBench(self.runner, self.runner.ready().max_num_batched_tokens)
+        self.fractions: list[float] = []  # of the read bandwidth, of each decode with one stream
+
+    def prefill(self, tokens: int) -> float:
+        start = time.perf_counter()
+        self.bench.prefill(1, tokens)
+        return tokens / (time.perf_counter() - start)
+
+    def decode(self, streams: int, steps: int) -> float:
+        self.bench.prefill(streams, PROMPT)
+        before, read = self.bench.read_gb_s(), self.runner.engine.weight_counters()
+        start = time.perf_counter()
+        self.bench.decode(streams, PROMPT, steps)
+        seconds = time.perf_counter() - start
+        gb_s = self.runner.engine.weight_bytes_since(read) / seconds / 1e9
+        if streams == 1:
+            self.fractions.append(gb_s / statistics.mean((before, self.bench.read_gb_s())))
+        return streams * steps / seconds
+
+
+class LlamaCpp:
+    def __init__(self, python: str, model: str, threads: int, repack: bool) -> None:
+        self.name = "llama.cpp" if repack else "llama.cpp, no repack"
+        self.child = subprocess.Popen(
+            [python, CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self.load_s = self._ask(f"load {model} {threads} {int(repack)}")
+
+    def prefill(self, tokens: int) -> float:
+        return self._ask(f"prefill {tokens}")
+
+    def decode(self, streams: int, steps: int) -> float:
+        return self._ask(f"decode {streams} {steps}")
+
+    def _ask(self, command: str) -> float:
+        assert self.child.stdin
+        assert self.child.stdout
+        self.child.stdin.write(command + "\n")
+        return float(json.loads(self.child.stdout.readline()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    name: str
+    prefill: int = 0
+    streams: int = 0
+    steps: int = 0
+
+    def of(self, engine: Ours | LlamaCpp) -> float:
+        return engine.prefill(self.prefill) if self.prefill else engine.decode(self.streams, self.steps)
+
+
+def compare(engines: list[Ours | LlamaCpp], measure: Measure, rounds: int) -> None:
+    values: list[list[float]] = [[] for _ in engines]
+    for turn in range(rounds + 1):
+        for engine, tok_s in zip(engines, values, strict=True):
+            value = measure.of(engine)
+            if turn:  # the first round warms up
+                tok_s.append(value)
+    medians = [statistics.median(v) for v in values]
+    best = max(range(1, len(engines)), key=medians.__getitem__)
+    ratios = [ours / theirs for ours, theirs in zip(values[0], values[best], strict=True)]
+    figures = "  ".join(f"{e.name} {m:.1f}" for e, m in zip(engines, medians, strict=True))
+    print(
+        f"{measure.name:<20}{figures} tok/s; against the best {statistics.median(ratios):.2f}x, "
+        f"least {min(ratios):.2f}x",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--llama-python", required=True)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", default="1,8,16")
+    parser.add_argument("--prefill", type=int, default=512)
+    args = parser.parse_args()
+    streams = [int(n) for n in args.streams.split(",")]
+    ours = Ours(args.model, args.threads, max(streams), max(256, args.prefill))
+    theirs = [LlamaCpp(args.llama_python, args.model, args.threads, repack) for repack in (True, False)]
+    engines: list[Ours | LlamaCpp] = [ours, *theirs]
+    print("load: " + ", ".join(f"{engine.name} {engine.load_s:.1f} s" for engine in engines), flush=True)
+    for count in streams:
+        compare(
+            engines,
+            Measure(f"decode, {count} streams", streams=count, steps=max(8, 48 // count)),
+            args.rounds,
+        )
+        if count == 1:
+            print(f"{'':<20}of the read bandwidth: {statistics.median(ours.fractions):.0%}", flush=True)
+    compare(engines, Measure(f"prefill, {args.prefill}", prefill=args.prefill), args.rounds)
+
+
+if __name__ == "__main__":
+    main()

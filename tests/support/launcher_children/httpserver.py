@@ -1,0 +1,5 @@
+"""Stands in for the httpserver."""
+
+from tests.support.launcher_children.behaviour import run
+
+run("httpserver")

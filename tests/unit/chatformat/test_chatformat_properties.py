@@ -1,0 +1,170 @@
+"""Answers cut in every way, texts that are none of what they seem, and the time they take."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeserve.chatformat.events import CallEnd, Text
+from moeserve.chatformat.hermes import HermesBody
+from moeserve.chatformat.json_scanner import JsonScanner, Status
+from moeserve.chatformat.output import OutputParser
+from moeserve.chatformat.tool_calls import ToolCallParser
+from tests.unit.chatformat.test_chatformat import (
+    CALL,
+    SCHEMAS,
+    XML,
+    Answer,
+    Make,
+    call_xml,
+    coder,
+    events_of,
+    hermes,
+    read,
+)
+
+PARTS = [
+    *("<tool_call>", "</tool_call>", "<function=", "search>", "f>", "<parameter=", "query>", "count>", "</parameter>"),
+    *("</function>", "<think>", "</think>", "\n", " ", "<", ">", "{", "}", "[", "]", '"', ":", ",", "\\", "1", "-"),
+    *('{"name": "f", "arguments": {', '"a": true', "}}", "null", "text", "é", "</", "<t", CALL, XML, "\t"),
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PARTS), max_size=14).map("".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.lists(st.integers(0, 60), max_size=8), st.sampled_from([hermes, coder]))
+def test_however_the_text_is_cut_the_events_are_the_same(text: str, cuts: list[int], make: Make) -> None:
+    pieces = []
+    for cut in cuts:
+        pieces.append(text[:cut])
+        text = text[cut:]
+    pieces.append(text)
+    whole = "".join(pieces)
+    expected = events_of(make, [whole])
+    assert events_of(make, pieces) == expected
+    assert events_of(make, list(whole)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.sampled_from([lambda: OutputParser(None, ToolCallParser(HermesBody)), coder]))
+def test_nothing_is_lost_nor_made_up(text: str, make: Make) -> None:
+    """All but white space is in the events, where it was; a whole call counts as what it says."""
+    events = events_of(make, [text])
+    if not any(isinstance(event, CallEnd) for event in events):
+        assert "".join(Answer.of(events).text.split()) == "".join(text.split())
+    rest = "".join(text.split())
+    for event in events:
+        if isinstance(event, Text):
+            shown = "".join(event.text.split())
+            assert shown in rest
+            rest = rest[rest.index(shown) + len(shown) :]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), min_size=1).filter(str.strip),
+            st.tuples(
+                st.text(min_size=1).filter(lambda name: name.isprintable()),
+                st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.text() | st.none()), max_size=3),
+            ),
+        ),
+        max_size=4,
+    ),
+    st.booleans(),
+)  # fmt: skip
+def test_generated_conversations_come_back(parts: list[Any], ascii_only: bool) -> None:
+    text = ""
+    expected = Answer()
+    for part in parts:
+        if isinstance(part, str):
+            text += part
+            expected.text += part
+            continue
+        name, arguments = part
+        call = (
+            f'{{"name": {json.dumps(name)}, "arguments": {json.dumps(arguments, ensure_ascii=ascii_only)}}}'
+        )
+        text += f"\n<tool_call>\n{call}\n</tool_call>\n"
+        expected.calls.append((name, arguments))
+    answer = read(lambda: OutputParser(None, ToolCallParser(HermesBody)), text)
+    assert answer.calls == expected.calls
+    assert "".join(answer.text.split()) == "".join(expected.text.split())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(SCHEMAS["search"]["properties"])), st.text(max_size=30)))
+def test_every_xml_value_is_a_string_or_what_its_type_says(values: dict[str, str]) -> None:
+    values = {key: value for key, value in values.items() if "</parameter>" not in value}
+    ((name, arguments),) = read(coder, call_xml(**values)).calls
+    assert name == "search"
+    assert arguments.keys() == values.keys()
+    if "query" in values:
+        assert arguments["query"] == values["query"]
+
+
+JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(), JSON_VALUES, max_size=3), st.integers(0, 3) | st.none(), st.data())
+def test_the_scanner_takes_json_and_notices_what_is_none(
+    value: Any, indent: int | None, data: st.DataObject
+) -> None:
+    text = json.dumps(value, indent=indent)
+    assert scan(text) == (Status.DONE, len(text))
+    at = data.draw(st.integers(0, len(text)))
+    damaged = text[:at] + data.draw(st.sampled_from(',:{}[]"\\0e.-+tn\n ')) + text[at:]
+    status, length = scan(damaged)
+    try:
+        valid = isinstance(json.loads(damaged[:length]), dict)
+    except ValueError:
+        valid = False
+    assert (status is Status.DONE) == valid
+
+
+def scan(text: str) -> tuple[Status, int]:
+    scanner = JsonScanner()
+    status = Status.GOING
+    for length, char in enumerate(text, 1):
+        status = scanner.push(char)
+        if status is not Status.GOING:
+            return status, length
+    return status, len(text)
+
+
+@pytest.mark.parametrize("make", [hermes, coder])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": ['),
+        *(pytest.param(u, marks=pytest.mark.slow) for u in ('<tool_call>{"a": "', "<think>", "<", "\n", "x", " <")),
+        *(pytest.param(u, marks=pytest.mark.slow) for u in ("<think>\n", "<function=a>")),
+    ],
+)  # fmt: skip
+def test_time_is_linear_in_the_text(make: Make, unit: str) -> None:
+    def seconds(beginning: str, count: int) -> float:
+        text = beginning + unit * (count // len(unit))
+        start = time.thread_time()
+        events_of(make, [text[i : i + 5] for i in range(0, len(text), 5)])
+        return time.thread_time() - start
+
+    for beginning in (
+        "",
+        "<think>x",
+        '<tool_call>{"name": "f", "arguments": {"a": "',
+        "<function=search><parameter=tags>",
+    ):
+        short = min(seconds(beginning, 4_000) for _ in range(3))
+        long = min(seconds(beginning, 32_000) for _ in range(2))
+        assert long < 24 * short + 0.1  # eight times the text; quadratic would be 64 times

@@ -1,0 +1,282 @@
+"""`moeserve plan`: bytes and tokens that add up, a model of speed that behaves, files without their tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.header import QWEN3_30B_A3B, qwen3moe
+from moeserve.cli import main
+from moeserve.config import ServerConfig
+from moeserve.kv.layout import KvLayout
+from moeserve.models.gguf import open_gguf
+from moeserve.models.registry import read_shape
+from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
+from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.step_tokens import step_tokens
+from moeserve.plan import command
+from moeserve.plan.rates import CpuRates, GpuRates
+from moeserve.plan.routing import Routing
+from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
+from tests.support import gguf_bytes
+from tests.support.placement_world import model
+
+RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
+
+
+@pytest.fixture
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "measure_cpu", lambda *_: RATES)
+
+
+def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main(["plan", *flags, "--json"]) == 0
+    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return shown
+
+
+def fails(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", *flags])
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_on_the_cpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    shown = run(capsys, "--model", str(tiny_model), "--ram", "4", "--max-num-seqs", "8", "--device", "cpu")
+    gguf = open_gguf(tiny_model)
+    assert set(shown["tensors"]) == set(gguf.tensors)
+    assert set(shown["tensors"].values()) == {"cpu"}
+    memory = shown["memory"]
+    assert memory["ram_weights"] == shown["file_bytes"] == sum(t.nbytes for t in gguf.tensors.values())
+    assert memory["kv_tokens"] == 8 * 2048
+    assert memory["ram_kv"] == 8 * 2048 * 3 * 2 * 2 * 128 * 2
+    assert memory["ram_full"] <= 4 << 30
+    assert memory["gpu"] == 0
+    assert shown["users"] == {"2048": 8}
+    assert set(shown["speed"]["decode"]) == {"1", "4"}
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_the_command_line_is_one_that_the_server_takes(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path
+) -> None:
+    asked = ["--model", str(tiny_model), "--gpu-memory", "1.2", "--num-gpu-experts", "5", "--ram", "3"]
+    name, *flags = shlex.split(run(capsys, *asked)["command"])
+    assert name == "moeserve"
+    for flag in ("--num-gpu-experts", "--gpu-memory-budget", "--max-total-tokens"):
+        assert flag in flags
+    again = run(capsys, *flags, "--gpu-memory", "1.2", "--ram", "3")
+    assert [len(experts) for experts in again["gpu_experts"]] == [5, 5, 5]
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_with_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    shown = run(capsys, "--model", str(tiny_model), "--gpu-memory", "1.2", "--num-gpu-experts", "6")
+    assert shown["tensors"]["blk.0.ffn_gate_exps.weight"] == "cuda: 6 of 8 experts, cpu: the rest"
+    assert shown["tensors"]["output.weight"] == "cuda"
+    assert shown["memory"]["gpu"] <= 1.2 * 2**30
+    assert shown["cautions"]
+    assert main(["plan", "--model", str(tiny_model), "--gpu-memory", "1.2", "--verbose"]) == 0
+    text = capsys.readouterr().out
+    assert "blk.2.ffn_down_exps.weight" in text
+    assert "8 of 8 experts on cuda" in text
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_the_last_layer_on_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    flags = ["--model", str(tiny_model), "--gpu-memory", "1.2", "--n-gpu-layers", "1"]
+    flags += ["--max-total-tokens", "1000"]
+    shown = run(capsys, *flags)
+    assert [shown["tensors"][f"blk.{i}.attn_q.weight"] for i in range(3)] == ["cpu", "cpu", "cuda"]
+    assert (shown["tensors"]["token_embd.weight"], shown["tensors"]["output.weight"]) == ("cpu", "cuda")
+    memory, layer_kv = shown["memory"], 1000 * 2 * 2 * 128 * 2
+    assert (memory["ram_kv"], memory["gpu_kv"]) == (2 * layer_kv, layer_kv)
+    assert "--n-gpu-layers 1" in shown["command"]
+    assert main(["plan", *flags]) == 0
+    text = capsys.readouterr().out
+    assert re.search("layers 0 to 1 +attention and router on cpu, experts on cpu\n", text)
+    assert "use --device cpu" in fails(capsys, *flags[:4], "--n-gpu-layers", "0")
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    gguf = open_gguf(tiny_model)
+    model = read_shape(gguf)
+    sizes = ModelSizes.of(gguf.tensors, KvLayout(model))
+    kv = 2048 * sizes.layers[0].kv  # of a layer, for the whole context
+    two = sizes.head.cuda + sum(layer.dense.cuda + kv for layer in sizes.layers[1:])
+    budget = (
+        gpu_reserved_bytes(ServerConfig(), model, 512, float_weights=False)
+        + two
+        + sizes.layers[0].dense.cuda // 2
+    )
+    flags = [
+        "--gpu-memory",
+        "2",
+        "--gpu-memory-budget",
+        str(budget / 2**30),
+        "--max-num-batched-tokens",
+        "512",
+    ]
+    shown = run(capsys, "--model", str(tiny_model), *flags)
+    assert [shown["tensors"][f"blk.{i}.attn_q.weight"] for i in range(3)] == ["cpu", "cuda", "cuda"]
+    assert shown["memory"]["kv_tokens"] >= 2048
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_what_cannot_be(capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path) -> None:
+    model = ["--model", str(tiny_model)]
+    on_cpu = [*model, "--device", "cpu"]
+    assert "GiB of RAM are needed" in fails(capsys, *on_cpu, "--ram", "0.2")
+    assert "GiB of GPU memory do not suffice" in fails(capsys, *model, "--gpu-memory", "0.9")
+    assert "there is nothing to place" in fails(capsys, *on_cpu, "--num-gpu-experts", "1")
+    assert "there is no" in fails(capsys, "--model", str(tmp_path / "none.gguf"))
+    assert "contradicts --device cpu" in fails(capsys, *model, "--gpu-memory", "9", "--device", "cpu")
+    assert "must be above 0" in fails(capsys, *model, "--ram", "0")
+    assert "must be above 0" in fails(capsys, *model, "--ram", "nan")
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_a_file_without_its_tensors(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = tiny_model.read_bytes()
+    first = min(tensor.offset for tensor in open_gguf(tiny_model).tensors.values())
+    (tmp_path / "header.gguf").write_bytes(whole[:first])
+    shown, full = (
+        run(capsys, "--model", str(path), "--ram", "4", "--device", "cpu")
+        for path in (tmp_path / "header.gguf", tiny_model)
+    )
+    for part in ("tensors", "memory", "users", "speed"):
+        assert shown[part] == full[part]
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_a_split_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    metadata, tensors = gguf_bytes.model_metadata(), gguf_bytes.model_tensors()
+    (tmp_path / "one.gguf").write_bytes(gguf_bytes.gguf_bytes(metadata, tensors))
+    for part, own in enumerate((tensors[:9], tensors[9:])):
+        split = {"split.no": part, "split.count": 2, "split.tensors.count": len(tensors)}
+        kept = metadata if part == 0 else {"general.architecture": "qwen3moe"}
+        path = tmp_path / f"two-{part + 1:05d}-of-00002.gguf"
+        path.write_bytes(gguf_bytes.gguf_bytes(kept | split, own))
+    one, two = (
+        run(capsys, "--model", str(tmp_path / name), "--ram", "2", "--device", "cpu")
+        for name in ("one.gguf", "two-00001-of-00002.gguf")
+    )
+    assert one["tensors"] == two["tensors"]
+    assert one["memory"] == two["memory"]
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens"),
+    [(None, 512), (139, 8192), (41, 8192), (40, 4096), (24, 4096), (12, 2048), (4, 512), (1, 512)],
+)
+def test_a_step_takes_what_its_buffers_leave_room_for(gib: int | None, tokens: int) -> None:
+    assert step_tokens(None, QWEN3_30B_A3B, None if gib is None else gib << 30) == tokens
+    assert step_tokens(700, QWEN3_30B_A3B, None if gib is None else gib << 30) == 700
+
+
+# ---------------------------------------------------------------- the model of speed
+
+BIG = qwen3moe(num_layers=4, context_length=4096, vocab_size=1000)
+
+
+def sizes() -> ModelSizes:
+    return model(layers=4, experts=128)
+
+
+def test_routing_without_preference_follows_the_formula() -> None:
+    routing = Routing(BIG)
+    for tokens in (1, 2, 8, 64):
+        assert routing.touched(0, tokens).sum() == pytest.approx(128 * (1 - (1 - 8 / 128) ** tokens))
+    assert routing.share(0, range(32)) == pytest.approx(0.25)
+
+
+def test_heat_tells_which_experts_are_touched() -> None:
+    counts = np.ones((4, 128), int)
+    counts[:, :8] = 10_000  # nearly every token asks for these eight
+    counts[3] = 0  # a layer that nobody has used yet
+    routing = Routing(BIG, counts.tolist())
+    assert routing.touched(0, 16).sum() < 20
+    assert routing.share(0, range(8)) > 0.9
+    assert routing.touched(3, 1).sum() == pytest.approx(8)
+
+
+def test_more_work_takes_longer_and_more_streams_are_more_efficient() -> None:
+    speed = CpuSpeed(BIG, sizes(), Routing(BIG), RATES)
+    steps = [Step(1, 1, 0), Step(1, 1, 4000), Step(4, 1, 4000), Step(16, 1, 4000), Step(1, 512, 0)]
+    seconds = [speed.seconds(step) for step in steps]
+    assert seconds == sorted(seconds)
+    rates = [speed.decode(streams, 512) for streams in (1, 4, 16, 64)]
+    assert rates == sorted(rates)
+    assert speed.prefill(512, 512) > speed.prefill(4096, 512)
+
+
+def test_one_stream_is_bound_by_reading() -> None:
+    """Far from any overhead: what is read, over what the engine reaches of the bandwidth."""
+    bare = CpuRates(read=10e9, dense_ops=1e15, expert_ops=1e15, op_s=0.0)
+    model = sizes()
+    read = model.head.cpu + sum(layer.dense.cpu + 8 * layer.expert.cpu for layer in model.layers)
+    assert CpuSpeed(BIG, model, Routing(BIG), bare).decode(1, 0) == pytest.approx(
+        0.85 * 10e9 / read, rel=0.01
+    )
+
+
+def test_a_layer_more_on_the_gpu_is_faster() -> None:
+    model = sizes()
+
+    def rates(layers: int) -> tuple[float, float]:
+        wishes = PlacementOptions(n_gpu_layers=layers, num_gpu_experts=0)
+        placement = place(model, wishes, Gpu(64 << 30, 0))
+        speed = HybridSpeed(BIG, model, Routing(BIG), placement, RATES, GpuRates())
+        return speed.decode(1, 4000), speed.prefill(2048, 2048)
+
+    decode, prefill = zip(*(rates(layers) for layers in (1, 2, 3, 4)), strict=True)
+    assert list(decode) == sorted(decode)
+    assert list(prefill) == sorted(prefill)
+
+
+def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> None:
+    model, room = sizes(), Gpu(64 << 30, 0)
+    counts = [list(range(128, 0, -1))] * 4
+
+    def decode(count: int, heat: list[list[int]] | None) -> float:
+        placement = place(model, PlacementOptions(num_gpu_experts=count, counts=heat), room)
+        speed = HybridSpeed(BIG, model, Routing(BIG, counts), placement, RATES, GpuRates())
+        return speed.decode(1, 512)
+
+    rates = [decode(count, counts) for count in (0, 32, 64, 96, 128)]
+    assert rates == sorted(rates)
+    assert rates[-1] > 2 * rates[0]
+    coldest = [list(range(128))] * 4
+    assert decode(32, counts) > decode(32, coldest)
+
+
+def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
+    """Few tokens are the CPU's, many are streamed whole; between, neither alone is as fast."""
+    model, room = sizes(), Gpu(64 << 30, 0)
+
+    def seconds(tokens: int, prefill: Prefill) -> float:
+        placement = place(model, PlacementOptions(num_gpu_experts=0), room)
+        layers = tuple(dataclasses.replace(layer, prefill=prefill) for layer in placement.layers)
+        placement = dataclasses.replace(placement, layers=layers)
+        return tokens / HybridSpeed(BIG, model, Routing(BIG), placement, RATES, GpuRates()).prefill(
+            tokens, 4096
+        )
+
+    on_cpu, streamed, best = ({n: seconds(n, way) for n in (8, 256, 4096)} for way in ("cpu", "cuda", "auto"))
+    assert on_cpu[8] < streamed[8]
+    assert best[8] <= on_cpu[8]
+    assert on_cpu[4096] > streamed[4096]
+    assert best[4096] <= streamed[4096]
+    assert best[256] < 0.9 * min(on_cpu[256], streamed[256])

@@ -1,0 +1,121 @@
+"""What the files around the code say of it: workflows call targets that are there, the version stands in one place."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moeserve.version import version
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GITHUB = REPOSITORY / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+MAKE = re.compile(r"make ([a-z-]+)")
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+
+
+def targets() -> set[str]:
+    phony = re.search(r"^\.PHONY: (.+)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    return set(phony[1].split())
+
+
+def steps(workflow: Path) -> Iterator[dict[str, Any]]:
+    for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+        assert job["runs-on"]
+        assert job["timeout-minutes"] > 0
+        yield from job["steps"]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_the_makefiles_targets_and_nothing_else(workflow: Path) -> None:
+    commands = [step["run"] for step in steps(workflow) if "run" in step]
+    assert commands
+    for command in commands:
+        called = MAKE.fullmatch(command)
+        assert called is not None, f"{command!r} is no target of the Makefile"
+        assert called[1] in targets()
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_may_read_only_and_name_the_versions_of_actions(workflow: Path) -> None:
+    content = yaml.safe_load(workflow.read_text())
+    assert content["permissions"] == {"contents": "read"}
+    assert content["name"]
+    assert content[True]  # YAML 1.1 reads the key `on` as true
+    for step in steps(workflow):
+        assert "run" in step or re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
+
+
+def test_what_ci_checks() -> None:
+    called = {step.get("run") for workflow in WORKFLOWS for step in steps(workflow)}
+    assert called >= {
+        "make lint",
+        "make test-unit",
+        "make test",
+        "make test-all",
+        "make test-gpu",
+        "make check-commits",
+    }
+
+
+def test_no_text_from_outside_becomes_a_command() -> None:
+    """A title or a branch's name in `${{ }}` inside a `run` would be executed."""
+    for workflow in WORKFLOWS:
+        assert not [step for step in steps(workflow) if "${{" in step.get("run", "")]
+
+
+def test_every_target_is_explained() -> None:
+    explained = set(re.findall(r"^#   make ([a-z-]+)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert targets() - {"lint", "browser", "clean"} <= explained
+    assert explained <= targets()
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    provider = PROJECT["tool"]["scikit-build"]["metadata"]["version"]
+    assert provider["provider"] == "scikit_build_core.metadata.regex"
+    # The provider's own pattern for a version.
+    found = re.search(
+        r'^(?:__version__|VERSION)(?: ?: ?str)? *= *([\'"])v?(?P<value>.+?)\1',
+        (REPOSITORY / provider["input"]).read_text(),
+        re.MULTILINE,
+    )
+    assert found is not None
+    assert found["value"] == version()
+
+
+def test_the_changelog_has_this_version() -> None:
+    """The newest entry is this version's, or what comes after it."""
+    headings = re.findall(r"^## \[(.+?)\](.*)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    names = [name for name, _ in headings]
+    assert names[0] == "Unreleased"
+    assert names[1] == version()
+    for _, date in headings[1:]:
+        assert re.fullmatch(r" - \d{4}-\d\d-\d\d", date)
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", (REPOSITORY / page).read_text()):
+        assert (REPOSITORY / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "form", sorted((GITHUB / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
+)
+def test_issue_forms_are_whole(form: Path) -> None:
+    content = yaml.safe_load(form.read_text())
+    if form.stem == "config":
+        assert set(content) == {"blank_issues_enabled", "contact_links"}
+        return
+    assert {"name", "description", "body"} <= set(content)
+    for element in content["body"]:
+        assert element["type"] in {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+        assert "label" in element["attributes"] or "value" in element["attributes"]

@@ -1,0 +1,221 @@
+"""A template is a program from an untrusted file: it is stopped, and the next request is served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.server import REPOSITORY
+from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateTimeout
+
+GO = [{"role": "user", "content": "go"}]
+FINE = [{"role": "user", "content": "fine"}]
+LOOP = (
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}"
+)
+Make = Callable[..., ChatRenderer]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """A renderer whose template misbehaves when asked to "go" and is fine otherwise."""
+    made: list[ChatRenderer] = []
+
+    def build(hostile: str, timeout: float = 2.0, max_output_chars: int = 1 << 20) -> ChatRenderer:
+        source = "{% if messages[0].content == 'go' %}" + hostile + "{% else %}ok{% endif %}"
+        made.append(ChatRenderer(source, {}, timeout=timeout, max_output_chars=max_output_chars))
+        return made[-1]
+
+    yield build
+    for renderer in made:
+        renderer.close()
+
+
+def _children(name: str = "moeserve: template") -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if p.status() != "zombie" and p.cmdline()[:1] == [name]]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [LOOP, "{{ (7 + messages | length) ** 1000000000 % 10 }}"],
+    ids=["nested loops", "one operation, which no signal or thread of Python's could stop"],
+)
+def test_an_endless_render_is_killed_in_time(make: Make, hostile: str) -> None:
+    renderer = make(hostile, timeout=0.5)
+    (first,) = _children()
+    start = time.monotonic()
+    with pytest.raises(TemplateTimeout, match=r"did not finish within 0\.5 s"):
+        renderer.render_sync(GO)
+    assert time.monotonic() - start < 1.5
+    assert not first.is_running()
+    assert renderer.render_sync(FINE) == "ok"  # by a new process
+    (second,) = _children()
+    assert second.pid != first.pid
+
+
+def test_an_endless_compilation_is_found_at_the_start() -> None:
+    """Jinja folds constants while it compiles."""
+    with pytest.raises(TemplateTimeout, match=r"did not compile within 0\.5 s"):
+        ChatRenderer("{{ 7 ** (10 ** 9) }}", {}, timeout=0.5)
+    assert _children() == []
+
+
+@pytest.mark.parametrize(
+    ("hostile", "cause"),
+    [
+        ("{{ messages[0].content * 10 ** 10 }}", "needs more memory than a template is given"),
+        (
+            "{% set n = namespace(s='x' * 1000) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+            "needs more memory than a template is given",
+        ),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "wrote more than 1048576 characters"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ (messages | attr('__class__')).__base__ }}", "SecurityError"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{% set n = namespace() %}{% set n.__class__ = 1 %}", "may not begin with an underscore"),
+        ("{{ '\\ud800' }}", "surrogates not allowed"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+    ],
+)
+def test_a_hostile_render_fails_with_its_cause(make: Make, hostile: str, cause: str) -> None:
+    renderer = make(hostile)
+    with pytest.raises(TemplateError) as caught:
+        renderer.render_sync(GO)
+    assert cause in str(caught.value)
+    assert not isinstance(caught.value, TemplateTimeout)
+    assert renderer.render_sync(FINE) == "ok"
+
+
+def test_internal_attributes_are_simply_not_there(make: Make) -> None:
+    assert make("[{{ messages.__class__ }}{{ '{0.__class__}'.format(messages) }}]").render_sync(GO) == "[]"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{" + "(" * 5000 + ")" * 5000 + "}}", "{% for i in x %}" * 30, "{{ 1 | nosuch }}"]
+)
+def test_a_template_that_cannot_be_compiled_is_an_error(source: str) -> None:
+    with pytest.raises(TemplateError, match="the chat template"):
+        ChatRenderer(source + "{% endfor %}" * source.count("{% for"), {})
+    assert _children() == []
+
+
+def test_the_process_has_no_memory_files_or_secrets_to_use(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOESERVE_API_KEY", "secret")
+    make("x")
+    (child,) = _children()
+    assert child.rlimit(psutil.RLIMIT_NOFILE) == (3, 3)
+    assert child.num_fds() == 3
+    assert child.rlimit(psutil.RLIMIT_AS)[0] < 2 << 30
+    assert "MOESERVE_API_KEY" not in child.environ()
+    assert child.memory_info().rss < 64 << 20
+
+
+def test_a_killed_process_is_replaced(make: Make) -> None:
+    renderer = make("x")
+    (child,) = _children()
+    child.kill()
+    child.wait()
+    with pytest.raises(TemplateError, match="ended unexpectedly"):
+        renderer.render_sync(FINE)
+    assert renderer.render_sync(FINE) == "ok"
+
+
+def test_the_event_loop_goes_on_during_an_endless_render(make: Make) -> None:
+    renderer = make(LOOP, timeout=0.5)
+
+    async def run() -> int:
+        endless = asyncio.create_task(renderer.render(GO))
+        ticks = 0
+        while not endless.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        with pytest.raises(TemplateTimeout):
+            endless.result()
+        assert await renderer.render(FINE) == "ok"
+        return ticks
+
+    assert asyncio.run(run()) > 10
+
+
+def test_close_leaves_no_process() -> None:
+    renderer = ChatRenderer("x", {})
+    (child,) = _children()
+    renderer.close()
+    assert not child.is_running()
+
+
+def test_the_process_dies_with_its_parent_even_in_an_endless_render(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import psutil\n"
+        "from moeserve.tokenizer import ChatRenderer\n"
+        f"renderer = ChatRenderer({LOOP!r}, {{}}, timeout=60)\n"
+        "print(psutil.Process().children()[0].pid, flush=True)\n"
+        "renderer.render_sync([])\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(0.1)  # the render is under way
+        parent.send_signal(signal.SIGKILL)
+    assert psutil.wait_procs([child], timeout=5)[0] == [child]
+
+
+def test_a_sandboxed_process_can_do_nothing_to_others(tmp_path: Path) -> None:
+    """What Jinja would have to keep a template from, tried in Python itself."""
+    victim = tmp_path / "victim"
+    victim.touch()
+    script = f"""
+import os, resource, socket, sys, threading
+from moeserve.sandbox import child
+
+def attempt(name, act):
+    try:
+        act()
+    except OSError as error:
+        print(name, error.errno)
+    except ValueError:  # resource's word for EPERM
+        print(name, 1)
+    else:
+        print(name, "done")
+
+tried, go = threading.Event(), threading.Event()
+def other_thread():
+    go.wait()
+    attempt("remove in another thread", lambda: os.unlink({str(victim)!r}))
+    tried.set()
+threading.Thread(target=other_thread, daemon=True).start()
+child.confine(1 << 28)
+attempt("remove", lambda: os.unlink({str(victim)!r}))
+attempt("truncate", lambda: os.truncate({str(victim)!r}, 0))
+attempt("signal", lambda: os.kill(os.getppid(), 0))
+attempt("fork", os.fork)
+attempt("execute", lambda: os.execv("/bin/true", ["true"]))
+attempt("connect", socket.socket)
+attempt("loosen", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)))
+go.set(); tried.wait()
+"""
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=30
+    )
+    attempts = dict(line.rsplit(" ", 1) for line in run.stdout.splitlines())
+    assert len(attempts) == 8, run.stdout + run.stderr
+    assert set(attempts.values()) == {"1"}, attempts  # EPERM
+    assert victim.exists()

@@ -1,0 +1,330 @@
+"""Hugging Face folders: what GGUF's keys say of them, tokens as transformers gives them, and damage named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, Qwen2Tokenizer
+
+from moeserve.errors import ConfigError
+from moeserve.models.errors import ModelError
+from moeserve.models.gguf import names as n
+from moeserve.models.open import open_folder, open_model
+from moeserve.models.registry import read_checked_shape, read_shape
+from moeserve.models.shape_reader import check_tensors
+from moeserve.tokenizer import ChatRenderer, TextTokenizer
+from tests.support.hugging_face_model import VOCAB_ROWS, write_model
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(
+    " \n'sé1aB<|im_end|>", max_size=40
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("folder") / "tiny-moe"
+    write_model(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(written, tmp_path / "tiny-moe"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(written: Path) -> TextTokenizer:
+    return TextTokenizer.from_gguf(open_model(written))
+
+
+@pytest.fixture(scope="module")
+def reference(written: Path) -> Qwen2Tokenizer:
+    found = AutoTokenizer.from_pretrained(written)
+    assert isinstance(found, Qwen2Tokenizer)
+    return found
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def test_config_and_tensors_are_the_models(written: Path) -> None:
+    source = open_model(written)
+    config = read_shape(source)
+    assert (config.num_experts, config.top_k, config.expert_width, config.head_dim) == (8, 2, 96, 64)
+    assert (config.rope_theta, config.rms_eps, config.vocab_size) == (1e6, 1e-6, VOCAB_ROWS)
+    check_tensors(config, source)
+    stored: dict[str, torch.Tensor] = {}
+    for file in written.glob("*.safetensors"):
+        stored |= load_file(file)
+    assert source.file_bytes > sum(tensor.nbytes for tensor in stored.values())
+    # In, out and the number of experts all differ: [E, out, in].
+    name = n.of_layer(1, n.FFN_DOWN_EXPS)
+    assert source.tensors[name].shape == (8, 128, 96)
+    expected = torch.stack([stored[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] for e in range(8)])
+    for _ in range(2):  # the second time from pages that were given back
+        assert source.data(name).tobytes() == expected.view(torch.uint8).numpy().tobytes()
+        source.advise_done(name)
+
+
+def test_names_of_before_transformers_5_are_known_too(folder: Path) -> None:
+    def rename(config: dict[str, Any]) -> None:
+        config["num_experts"] = config.pop("num_local_experts")
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = {"type": "yarn", "factor": 4, "attention_factor": 1.5}
+
+    edit(folder / "config.json", rename)
+    config = read_shape(open_model(folder))
+    assert (config.num_experts, config.rope_theta, config.rope_scaling.factor) == (8, 1e6, 4.0)
+    own = 0.1 * np.log(4) + 1
+    assert config.rope_scaling.attn_factor * own == pytest.approx(1.5)
+
+
+@given(text=TEXT)
+def test_ids_are_transformers(tokenizer: TextTokenizer, reference: Qwen2Tokenizer, text: str) -> None:
+    assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False)
+
+
+def test_special_tokens_ends_and_template_are_the_folders(written: Path, reference: Qwen2Tokenizer) -> None:
+    source = open_model(written)
+    vocabulary = TextTokenizer.from_gguf(source).vocabulary
+    assert vocabulary.eos_ids == (4089, 4087)
+    assert vocabulary.special == {4087, 4088, 4089}
+    assert vocabulary.user_defined == set(range(4090, 4096))
+    assert vocabulary.unused == set(range(4096, VOCAB_ROWS))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    renderer = ChatRenderer.from_gguf(source, vocabulary)
+    try:
+        assert renderer.render_sync(messages) == reference.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+    finally:
+        renderer.close()
+
+
+def test_the_normalizer_is_obeyed(folder: Path, tokenizer: TextTokenizer) -> None:
+    """transformers 5 writes none; the published tokenizer.json has NFC."""
+    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "e\u0301"
+    edit(folder / "tokenizer.json", lambda content: content.update(normalizer={"type": "NFC"}))
+    nfc = TextTokenizer.from_gguf(open_model(folder))
+    assert nfc.decode(nfc.encode("e\u0301")) == "é"
+
+
+def test_merges_as_texts_and_templates_in_their_older_places(folder: Path) -> None:
+    template = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    edit(
+        folder / "tokenizer_config.json",
+        lambda settings: settings.update(
+            chat_template=[{"name": "rag", "template": "x"}, {"name": "default", "template": template}],
+            eos_token={"content": "<|im_end|>"},
+        ),
+    )
+    (folder / "generation_config.json").unlink()
+    before = TextTokenizer.from_gguf(open_model(folder)).encode("The quick brown fox")
+    edit(
+        folder / "tokenizer.json",
+        lambda content: content["model"].update(
+            merges=[" ".join(pair) for pair in content["model"]["merges"]]
+        ),
+    )
+    source = open_model(folder)
+    tokenizer = TextTokenizer.from_gguf(source)
+    assert tokenizer.encode("The quick brown fox") == before
+    assert tokenizer.vocabulary.eos_ids == (4089, 4087)
+    assert source.metadata.require_str("tokenizer.chat_template") == template
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def open_and_check(folder: Path) -> None:
+    source = open_model(folder)
+    read_checked_shape(source)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"model_type": "llama"}, "model_type 'llama' is not supported; supported are qwen3_moe, qwen2_moe"),
+        ({"norm_topk_prob": False}, "'norm_topk_prob' is False; only True"),
+        ({"norm_topk_prob": None}, "'norm_topk_prob' is False"),
+        ({"mlp_only_layers": [0]}, "'mlp_only_layers'"),
+        ({"decoder_sparse_step": 2}, "'decoder_sparse_step'"),
+        ({"use_sliding_window": True}, "'use_sliding_window'"),
+        ({"attention_bias": True}, "'attention_bias'"),
+        ({"hidden_act": "gelu"}, "'hidden_act'"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}},
+            "'partial_rotary_factor'",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rope_type 'llama3'"),
+        ({"rope_parameters": {"rope_type": ["yarn"], "rope_theta": 1e6}}, "rope_type"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2, "mscale": 1}}, "'mscale'"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}},
+            "'factor' of rope_type 'linear' is None",
+        ),
+        ({"rope_parameters": None}, "'rope_theta' is missing"),
+        ({"rope_parameters": 5}, "an object is expected"),
+        ({"hidden_size": None}, "'hidden_size' is missing"),
+        ({"hidden_size": "big"}, r"config\.json: 'hidden_size' is 'big', an integer is expected"),
+        ({"num_experts_per_tok": 9}, r"'num_experts_per_tok' is 9; 1 to 8"),
+        ({"num_local_experts": 9}, "experts.8.gate_proj.weight' is missing"),
+        ({"num_local_experts": 7}, "experts.7.*has no place"),
+        ({"num_hidden_layers": 2}, "model.layers.2.*has no place"),
+        ({"num_hidden_layers": 1 << 40}, "'num_hidden_layers'"),
+        ({"moe_intermediate_size": 64}, "shape"),
+        ({"vocab_size": 4095}, "has id 4095; the model's embedding has 4095 rows"),
+        ({"vocab_size": 1 << 40}, "'vocab_size'"),
+        ({"rms_norm_eps": "x"}, "'rms_norm_eps'"),
+    ],
+)
+def test_a_config_that_we_would_compute_wrongly_is_refused(
+    folder: Path, change: dict[str, Any], cause: str
+) -> None:
+    edit(folder / "config.json", lambda config: config.update(change))
+    with pytest.raises(ModelError, match=cause):
+        open_and_check(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda t: t["model"].update(type="Unigram"), "only byte-level BPE"),
+        (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
+        (lambda t: t["model"].update(vocab=5), "'vocab' is no object"),
+        (lambda t: t["model"].update(merges=None), "no list of merges"),
+        (lambda t: t["model"].update(merges=[5]), "no pair of strings"),
+        (lambda t: t.update(model=[]), "'model' is no object"),
+        (lambda t: t.update(normalizer={"type": "NFKC"}), "NFKC"),
+        (lambda t: t.update(pre_tokenizer={"type": "Whitespace"}), "pre_tokenizer"),
+        (lambda t: t["pre_tokenizer"]["pretokenizers"][0].update(pattern={"Regex": r"\s+"}), "pre_tokenizer"),
+        (lambda t: t["added_tokens"][0].update(id=1), "have the same id, 1"),
+        (lambda t: t["added_tokens"][0].update(id=-1), "has id -1"),
+        (lambda t: t["added_tokens"][0].update(id="x"), "has id 'x'"),
+        (lambda t: t["added_tokens"][0].update(lstrip=True), "lstrip"),
+        (lambda t: t["added_tokens"].append("x"), "no token"),
+        (lambda t: t.update(added_tokens=5), "no list"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused(
+    folder: Path, change: Callable[[dict[str, Any]], object], cause: str
+) -> None:
+    edit(folder / "tokenizer.json", change)
+    with pytest.raises(ModelError, match=cause):
+        open_folder(folder)
+
+
+def test_files_that_are_missing_or_no_json(folder: Path) -> None:
+    for file, damage, cause in (
+        ("generation_config.json", '{"eos_token_id": "x"}', "a token id below 4128, or a list"),
+        ("generation_config.json", '{"eos_token_id": 4000000}', "a token id below 4128"),
+        ("tokenizer_config.json", '{"eos_token": "<|nowhere|>"}', "is no token of tokenizer.json"),
+        ("tokenizer_config.json", "[]", "no JSON object"),
+        ("tokenizer.json", None, "is missing; save the tokenizer"),
+        ("config.json", "{", "not valid JSON"),
+        ("config.json", "[" * 100_000, "not valid JSON"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"a": "../../x.safetensors"}}',
+            "beside it is expected",
+        ),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"a": "x.safetensors"}}',
+            "1 of 1 weight files are missing",
+        ),
+        ("model.safetensors.index.json", '{"weight_map": []}', "no weight_map"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": ["b"]}}', "beside it is expected"),
+    ):
+        before = (folder / file).read_text()
+        if damage is None:
+            (folder / file).unlink()
+        else:
+            (folder / file).write_text(damage)
+        with pytest.raises(ModelError, match=cause):
+            TextTokenizer.from_gguf(open_folder(folder))
+        (folder / file).write_text(before)
+    TextTokenizer.from_gguf(open_folder(folder))
+
+
+def header_of(file: Path) -> tuple[dict[str, Any], bytes]:
+    content = file.read_bytes()
+    (length,) = struct.unpack_from("<Q", content)
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def write(file: Path, header: dict[str, Any], data: bytes) -> None:
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "empty", "huge header", "overlap", "outside", "no json", "fifo"]
+)
+def test_damaged_safetensors_are_refused(folder: Path, damage: str) -> None:
+    file = min(folder.glob("*.safetensors"))
+    header, data = header_of(file)
+    header.pop("__metadata__", None)
+    first, *_ = (name for name, entry in header.items() if entry["data_offsets"][0] == 0)
+    if damage == "truncated":
+        os.truncate(file, file.stat().st_size - 1)
+    elif damage == "empty":
+        os.truncate(file, 0)
+    elif damage == "huge header":
+        file.write_bytes(struct.pack("<Q", 1 << 63) + file.read_bytes()[8:])
+    elif damage == "overlap":
+        write(file, header | {"x": header[first]}, data)
+    elif damage == "outside":
+        write(file, {first: header[first] | {"data_offsets": [0, 1 << 62]}}, data)
+    elif damage == "no json":
+        file.write_bytes(struct.pack("<Q", 8) + b"notjson!" + data)
+    else:
+        file.unlink()
+        os.mkfifo(file)
+    with pytest.raises(ModelError, match=file.name):
+        open_folder(folder)
+
+
+def test_tensors_of_other_types_or_shapes_are_refused(folder: Path) -> None:
+    expert = "model.layers.0.mlp.experts.1.up_proj.weight"
+    file = next(f for f in folder.glob("*.safetensors") if expert in header_of(f)[0])
+    tensors = load_file(file)
+    for changed, cause in (
+        (tensors[expert].to(torch.float8_e4m3fn), "F8_E4M3; supported are F32, F16, BF16"),
+        (tensors[expert].float(), "expected to be alike"),
+        (tensors[expert].T.contiguous(), "expected to be alike"),
+    ):
+        save_file(tensors | {expert: changed}, file)
+        with pytest.raises(ModelError, match=cause):
+            open_folder(folder)
+
+
+def test_weights_in_place_need_a_gguf(written: Path) -> None:
+    from moeserve.config import ServerConfig
+    from moeserve.worker.loading import load_runner
+
+    config = ServerConfig(model=str(written), weight_layout="file", threads=1)
+    with pytest.raises(ConfigError, match="needs a GGUF file"):
+        load_runner(config, lambda stage, done, total: None)
