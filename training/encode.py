@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.chat_template import ChatTemplate
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from training.text.example import Example

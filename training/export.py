@@ -17,7 +17,7 @@ from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 from torch import Tensor
 
-from moeserve.models.gguf import GGUFFile, open_gguf
+from moeserve.models.sources.gguf import GGUFFile, open_gguf
 from training.model import Layer, Model
 from training.shape import Shape
 from training.tokenizer import add_vocabulary, read

@@ -19,7 +19,7 @@ from gguf.constants import TokenType
 from tokenizers import Tokenizer, trainers
 from tokenizers.models import BPE
 
-from moeserve.models.gguf import GGUFFile, open_gguf
+from moeserve.models.sources.gguf import GGUFFile, open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer, pre_tokenizer
 from moeserve.tokenizer.vocabulary import byte_alphabet
 from training.encode import Encoder

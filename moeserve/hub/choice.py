@@ -13,7 +13,7 @@ DEFAULT_TAG = "Q4_K_M"
 MAX_LISTED = 40  # files in an error message
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
-# What `models.huggingface` reads of a folder, beside *.safetensors.
+# What `models.sources.huggingface` reads of a folder, beside *.safetensors.
 FOLDER_FILES = frozenset(
     {
         "config.json",

@@ -42,8 +42,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not in __all__
 
-from moeserve.models.huggingface.json_files import read_json
 from moeserve.models.registry import family_of_config
+from moeserve.models.sources.huggingface.json_files import read_json
 
 from .choice import choose
 from .errors import HubError

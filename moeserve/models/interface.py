@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.gguf import names as n
-from moeserve.models.huggingface.mapping import HuggingFaceMapping
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
+from moeserve.models.sources.source import ModelSource
 
 # Which vectors of q and k are RMS-normalised before they are rotated: none, each head's, or all heads' as one.
 QkNorm = Literal["none", "head", "full"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import open_gguf
-from moeserve.models.gguf.dummy import open_dummy
-from moeserve.models.huggingface import (
+from moeserve.models.registry import family_of_config
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.models.sources.gguf.dummy import open_dummy
+from moeserve.models.sources.huggingface import (
     HuggingFaceFolder,
     is_hugging_face_folder,
     open_mapped_folder,
     read_config,
 )
-from moeserve.models.registry import family_of_config
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 
 
 def open_model(path: Path) -> ModelSource:

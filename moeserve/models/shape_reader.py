@@ -7,10 +7,10 @@ buffers are allocated by it.
 from __future__ import annotations
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import TensorInfo
-from moeserve.models.gguf import names as n
 from moeserve.models.interface import LayerShape, ModelShape, RopeScaling, model_tensors
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.gguf import TensorInfo
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
 
 MAX_TOP_K = 128  # choosing experts is quadratic in it; today's models have at most 16
 

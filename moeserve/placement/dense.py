@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from moeserve.errors import ConfigError
-from moeserve.models.gguf import names as n
+from moeserve.models.sources.gguf import names as n
 from moeserve.placement.placement import Device
 from moeserve.placement.rules import Decision, Rules
 from moeserve.placement.sizes import ModelSizes

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from moeserve.kv.layout import KvLayout
-from moeserve.models.gguf import TensorInfo
-from moeserve.models.gguf import names as n
 from moeserve.models.interface import dense_tensors, expert_tensors
+from moeserve.models.sources.gguf import TensorInfo
+from moeserve.models.sources.gguf import names as n
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 from moeserve.options import add_shared_options, flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes

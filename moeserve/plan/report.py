@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from moeserve.models.gguf import names as n
 from moeserve.models.interface import ModelShape
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Placement
 from moeserve.placement.sizes import plane_bytes
 from moeserve.plan.memory import Memory

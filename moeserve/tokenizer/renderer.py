@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeserve.models.errors import ModelError
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
 
 from .errors import TemplateError, TemplateMissing, TemplateTimeout

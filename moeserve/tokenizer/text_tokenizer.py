@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from moeserve.models.qwen2_split import QWEN2_SPLIT
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.qwen2_split import QWEN2_SPLIT
+from moeserve.models.sources.source import ModelSource
 
 from .vocabulary import MAX_VOCAB, Vocabulary, byte_alphabet, read_pieces
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from moeserve.models.errors import ModelError
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 
 MAX_VOCAB = 1 << 22
 

@@ -27,7 +27,7 @@ from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.progress import Progress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
 from moeserve.models.registry import read_checked_shape
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
 from moeserve.placement.heat import read_heat

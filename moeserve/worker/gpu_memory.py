@@ -10,7 +10,7 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, gpu_reserved_bytes
 from moeserve.placement.options import placement_options

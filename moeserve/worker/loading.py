@@ -17,7 +17,7 @@ from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.progress import Progress
 from moeserve.models.open import open_dummy_model, open_model
 from moeserve.models.registry import read_checked_shape
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.server import running_server
 from moeserve.kv.layout import KvLayout
-from moeserve.models.gguf import open_gguf
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
 from tests.e2e.clients import TEXT, at_once, completion, streamed
 
 KV_TOKENS = 16384

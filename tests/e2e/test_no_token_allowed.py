@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.server import Server, running_server
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import TINY_MODEL
 from tests.e2e.clients import TEXT, completion, from_cache, is_empty, within

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.qwen2_split import QWEN2_SPLIT
+from moeserve.models.sources.qwen2_split import QWEN2_SPLIT
 from tests.fuzz.gguf_mutations import EXPERTS, FF, HEAD_DIM, HEADS, HIDDEN, KV_HEADS
 from tests.support.gguf_bytes import MERGES, TOKEN_TYPES, TOKENS
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.accuracy import Fixture, distances, log_softmax
-from moeserve.models.gguf import open_gguf
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver
 from tests.gpu.test_parity import CHUNKS, runner_of, tops

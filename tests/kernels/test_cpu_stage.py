@@ -19,10 +19,10 @@ from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.schema import ExpertUse, NewSeq, Row, TokenLogprob
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
-from moeserve.models.gguf import open_gguf
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.worker.engines.cpu import cpu_batch
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.gpu_loading import load_gpu_runner

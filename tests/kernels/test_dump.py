@@ -23,8 +23,8 @@ from moeserve.dump.format import of_layer, step_path
 from moeserve.dump.reader import Dump, DumpError
 from moeserve.errors import ConfigError
 from moeserve.messages.schema import SamplingParams
-from moeserve.models.gguf import open_gguf
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.worker.loading import load_cpu_runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver, small_config

@@ -13,10 +13,10 @@ from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.planes import dequantize, empty_planes, repack
 from moeserve.kernels.planes.from_panels import panels_to_planes
-from moeserve.models.gguf import names as n
-from moeserve.models.gguf import open_gguf
 from moeserve.models.loading.expert_stream import ExpertStream, _bytes_of
 from moeserve.models.loading.ram_experts import load_ram_experts
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement.placement import LayerPlacement, Placement
 from moeserve.worker.gpu_loading import in_ram_order
 from tests.conftest import TINY_MODEL

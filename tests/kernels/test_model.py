@@ -20,11 +20,11 @@ from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.workspace import CpuBatch
-from moeserve.models.gguf import GGUFFile, open_gguf
-from moeserve.models.gguf import names as n
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import GGUFFile, open_gguf
+from moeserve.models.sources.gguf import names as n
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, wide_models
 from tests.kernels.operations import ISAS, stream_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moeserve.kernels.planes import empty_planes
-from moeserve.models.gguf import TensorInfo
+from moeserve.models.sources.gguf import TensorInfo
 from moeserve.placement.sizes import plane_bytes
 from moeserve.quantization import QUANT_TYPES, QuantType
 

@@ -15,9 +15,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbed
 from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.rope.reference import rope_store, rotate
 from moeserve.models.blocks.rope import rope_tables
-from moeserve.models.gguf import open_gguf
 from moeserve.models.interface import ModelShape, RopeScaling
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
 from tests.kernels.operations import ISAS, run_rope_store, stream_of
 from tests.kernels.weights import activations
 

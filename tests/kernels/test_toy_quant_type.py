@@ -21,9 +21,9 @@ from moeserve.kernels.planes import dequantize, empty_planes, repack
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import open_gguf
-from moeserve.models.gguf.dummy import open_dummy, std_of
 from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.models.sources.gguf.dummy import open_dummy, std_of
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, place
 from moeserve.placement.sizes import plane_bytes
 from moeserve.quantization import BitField, BlockLayout, QuantType, StoredScales, registered

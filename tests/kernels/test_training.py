@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_model import Engine
 from training import tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 
 
 def write_header_only(model: Path, to: Path) -> Path:

@@ -40,7 +40,7 @@ from moeserve.messages.schema import (
     Usage,
     WorkerReady,
 )
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -31,11 +31,11 @@ FAMILIES = {f"moeserve.models.{path.parent.name}" for path in (PACKAGE / "models
 # What a model is loaded from, and what may be known of it; none of it knows torch.
 MODEL_FILES = {
     "moeserve.models.errors",
-    "moeserve.models.gguf",
-    "moeserve.models.huggingface",
-    "moeserve.models.qwen2_split",
-    "moeserve.models.regular_file",
-    "moeserve.models.source",
+    "moeserve.models.sources.gguf",
+    "moeserve.models.sources.huggingface",
+    "moeserve.models.sources.qwen2_split",
+    "moeserve.models.sources.regular_file",
+    "moeserve.models.sources.source",
     "moeserve.models.interface",
     "moeserve.models.open",
     "moeserve.models.registry",
@@ -47,9 +47,9 @@ MODEL_FILES = {
 
 READERS = {
     "moeserve.models.errors",
-    "moeserve.models.gguf",
-    "moeserve.models.huggingface.mapping",
-    "moeserve.models.source",
+    "moeserve.models.sources.gguf",
+    "moeserve.models.sources.huggingface.mapping",
+    "moeserve.models.sources.source",
     "moeserve.quantization",
 }
 
@@ -109,7 +109,7 @@ ALLOWED: dict[str, set[str]] = {
     | {
         "moeserve.tokenizer",
         "moeserve.models.open",
-        "moeserve.models.source",
+        "moeserve.models.sources.source",
         "moeserve.grammar",
         "moeserve.chatformat",
         "moeserve.placement.heat",
@@ -124,18 +124,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.chatformat": set(),
     "moeserve.sandbox": set(),
-    "moeserve.models.gguf": {
+    "moeserve.models.sources.gguf": {
         "moeserve.errors",
         "moeserve.models.errors",
-        "moeserve.models.regular_file",
+        "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
-    "moeserve.models.huggingface": {
+    "moeserve.models.sources.huggingface": {
         "moeserve.errors",
         "moeserve.models.errors",
-        "moeserve.models.gguf",
-        "moeserve.models.qwen2_split",
-        "moeserve.models.regular_file",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.sources.qwen2_split",
+        "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
     "moeserve.models.interface": READERS | {"moeserve.kernels.routing.options"},
@@ -155,7 +155,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.placement": {
-        "moeserve.models.gguf",
+        "moeserve.models.sources.gguf",
         "moeserve.models.interface",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
@@ -164,7 +164,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.units",
     },
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
-    "moeserve.hub": {"moeserve.errors", "moeserve.models.huggingface", "moeserve.models.registry"},
+    "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
     "moeserve.cpus": set(),
     "moeserve.worker": FRAME
     | {
@@ -335,7 +335,7 @@ def test_the_rules_are_read_from_real_imports() -> None:
     assert "moeserve.messages.codec" in set(imports_of(PACKAGE / "messages" / "channels.py"))
     assert "moeserve.launcher" in set(imports_of(PACKAGE / "cli.py"))
     gguf = set(imports_of(PACKAGE / "models" / "gguf" / "__init__.py"))
-    assert "moeserve.models.gguf.file" in gguf
-    assert rule_for("moeserve.models.gguf.file") == "moeserve.models.gguf"
+    assert "moeserve.models.sources.gguf.file" in gguf
+    assert rule_for("moeserve.models.sources.gguf.file") == "moeserve.models.sources.gguf"
     assert rule_for("moeserve.router.core.scheduler") == "moeserve.router.core"
     assert rule_for("moeserve.router.manager") == "moeserve.router"

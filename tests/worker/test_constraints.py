@@ -13,7 +13,7 @@ import torch
 from moeserve.grammar.engine import Engine
 from moeserve.grammar.spec import Choice, Ebnf, JsonSchema, to_grammar
 from moeserve.messages.schema import SamplingParams, Thinking
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.guide import Guide

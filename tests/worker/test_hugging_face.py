@@ -20,10 +20,10 @@ from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from moeserve.errors import ConfigError
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import names as n
 from moeserve.models.open import open_folder, open_model
 from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.shape_reader import check_tensors
+from moeserve.models.sources.gguf import names as n
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
 from tests.support.hugging_face_model import VOCAB_ROWS, write_model
 

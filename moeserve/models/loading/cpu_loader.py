@@ -10,10 +10,9 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
-from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import names as n
 from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_types import check_cpu_types
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
     CpuEmbedding,
@@ -26,7 +25,8 @@ from moeserve.models.loading.cpu_weights import (
 )
 from moeserve.models.loading.progress import Progress
 from moeserve.models.shape_reader import check_tensors
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
 
 LANES = 32  # columns that the kernels take at a time
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from moeserve.kernels import _C
 from moeserve.kernels.planes import Planes, empty_planes
-from moeserve.models.gguf import names as n
 from moeserve.models.interface import ModelShape, expert_tensors
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
@@ -25,7 +24,8 @@ from moeserve.models.loading.progress import Progress
 from moeserve.models.loading.ram_experts import expert_map_of
 from moeserve.models.loading.upload import Upload
 from moeserve.models.shape_reader import check_tensors
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
 
 
 class GpuLoader:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
-from moeserve.models.cpu_types import check_cpu_types
 from moeserve.models.interface import expert_tensors
+from moeserve.models.loading.cpu_types import check_cpu_types
 from moeserve.models.loading.progress import Progress
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 
 
 class RamExperts:

@@ -4,8 +4,6 @@ of q and k, a shared expert behind a sigmoid gate, and weights that are not reno
 from __future__ import annotations
 
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.gguf import names as n
-from moeserve.models.huggingface.mapping import DECODER_KEYS, DECODER_LAYER, MOE_EXPERTS, HuggingFaceMapping
 from moeserve.models.interface import (
     AttentionShape,
     LayerShape,
@@ -15,7 +13,14 @@ from moeserve.models.interface import (
     SharedExpert,
 )
 from moeserve.models.shape_reader import ShapeReader
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_KEYS,
+    DECODER_LAYER,
+    MOE_EXPERTS,
+    HuggingFaceMapping,
+)
+from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:

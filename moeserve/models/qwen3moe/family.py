@@ -4,11 +4,16 @@ mixture of experts whose weights are renormalised after the choice, no shared ex
 from __future__ import annotations
 
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.gguf import names as n
-from moeserve.models.huggingface.mapping import DECODER_KEYS, DECODER_LAYER, MOE_EXPERTS, HuggingFaceMapping
 from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape, MoeShape
 from moeserve.models.shape_reader import ShapeReader
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_KEYS,
+    DECODER_LAYER,
+    MOE_EXPERTS,
+    HuggingFaceMapping,
+)
+from moeserve.models.sources.source import ModelSource
 
 
 def layer_shape(

@@ -284,7 +284,7 @@ def test_arguments_come_in_pieces_as_they_are_written() -> None:
 
 
 def test_formats_are_read_from_the_template(tiny_model: Path) -> None:
-    from moeserve.models.gguf import open_gguf
+    from moeserve.models.sources.gguf import open_gguf
 
     template = open_gguf(tiny_model).metadata.require_str("tokenizer.chat_template")
     assert detect.tool_format(template) == "hermes"

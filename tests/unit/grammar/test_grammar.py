@@ -30,7 +30,7 @@ from moeserve.grammar.spec import (
     to_grammar,
 )
 from moeserve.messages.schema import SamplingParams
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from tests.conftest import TINY_MODEL

@@ -9,10 +9,10 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import GGUFFile, open_gguf
 from moeserve.models.interface import AttentionShape, RopeScaling
 from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.shape_reader import check_tensors
+from moeserve.models.sources.gguf import GGUFFile, open_gguf
 from tests.support.gguf_bytes import TOKENS, Tensor, gguf_bytes, model_metadata, model_tensors
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from moeserve.models.errors import MAX_PROBLEM_CHARS, ModelError
-from moeserve.models.gguf import open_gguf
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer
 from tests.fuzz.folder_mutations import base_files
 from tests.fuzz.gguf_mutations import base_metadata, base_tensors
@@ -63,7 +63,7 @@ def test_tokens_that_are_matched_whole_have_a_bound(tmp_path: Path) -> None:
 
 
 def test_strings_have_a_bound_in_all_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeserve.models.gguf.header.MAX_STRINGS", 1000)
+    monkeypatch.setattr("moeserve.models.sources.gguf.header.MAX_STRINGS", 1000)
     with pytest.raises(ModelError, match="1000 in all arrays together"):
         open_gguf(gguf(tmp_path, a=["x"] * 500, b=["y"] * 500))
 

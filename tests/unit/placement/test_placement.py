@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
-from moeserve.models.gguf import open_gguf
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from tests.support.placement_world import MIB, gpu, gpu_bytes, model
 

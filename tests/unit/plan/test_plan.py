@@ -16,8 +16,8 @@ from benchmarks.header import QWEN3_30B_A3B, qwen3moe
 from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KvLayout
-from moeserve.models.gguf import open_gguf
 from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.step_tokens import step_tokens

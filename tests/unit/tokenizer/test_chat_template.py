@@ -13,7 +13,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import ChatRenderer, TemplateError, TemplateMissing, Vocabulary
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.conftest import TINY_MODEL

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import Qwen2Tokenizer
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support.gguf_bytes import MERGES, TOKENS, gguf_bytes, model_metadata

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import Vocabulary
 from moeserve.tokenizer.vocabulary import byte_alphabet
 from tests.support.gguf_bytes import TOKEN_TYPES, TOKENS, gguf_bytes, model_metadata

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.models.gguf import open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from moeserve.options import demonstration_model
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.conftest import TINY_MODEL

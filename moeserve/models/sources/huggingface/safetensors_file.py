@@ -12,7 +12,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from moeserve.models.errors import ModelError
-from moeserve.models.regular_file import map_file
+from moeserve.models.sources.regular_file import map_file
 from moeserve.quantization import QUANT_TYPES, QuantType
 
 TYPES = {

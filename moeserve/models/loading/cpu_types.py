@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from moeserve.models.errors import ModelError
-from moeserve.models.source import ModelSource
+from moeserve.models.sources.source import ModelSource
 from moeserve.quantization import QUANT_TYPES
 
 

@@ -9,10 +9,10 @@ import pytest
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
-from moeserve.models.gguf import GGUFError, open_gguf
-from moeserve.models.gguf import names as n
-from moeserve.models.gguf.dummy import open_dummy, std_of
 from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.gguf import GGUFError, open_gguf
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.dummy import open_dummy, std_of
 from tests.support.header_only import write_header_only
 
 

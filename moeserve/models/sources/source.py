@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moeserve.models.gguf import Metadata, TensorInfo
+from moeserve.models.sources.gguf import Metadata, TensorInfo
 
 
 class ModelSource(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf.metadata import MetadataValue
+from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .mapping import HEAD_DIM, HuggingFaceMapping
 

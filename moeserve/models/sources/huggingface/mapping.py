@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import names as n
+from moeserve.models.sources.gguf import names as n
 
 HEAD_DIM = "attention.key_length"  # may be missing: hidden_size / num_attention_heads, as in a GGUF
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from moeserve.models.errors import ModelError
-from moeserve.models.regular_file import map_file
+from moeserve.models.sources.regular_file import map_file
 
 MAX_BYTES = 128 << 20  # tokenizer.json of today's largest vocabularies takes 33 MB
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.regular_file import map_file
+from moeserve.models.sources.regular_file import map_file
 
 from .errors import GGUFError
 from .header import Header, MappedTensor, read_header

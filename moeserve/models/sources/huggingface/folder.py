@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf import Metadata, TensorInfo
-from moeserve.models.gguf import names as n
+from moeserve.models.sources.gguf import Metadata, TensorInfo
+from moeserve.models.sources.gguf import names as n
 
 from .config_json import metadata_of, spelling
 from .json_files import read_json

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from moeserve.models.gguf import GGUFError, StringArray, open_gguf
+from moeserve.models.sources.gguf import GGUFError, StringArray, open_gguf
 from tests.support.gguf_bytes import Tensor, gguf_bytes
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from moeserve.models.errors import ModelError
-from moeserve.models.gguf.metadata import MetadataValue, StringArray
-from moeserve.models.qwen2_split import QWEN2_SPLIT
+from moeserve.models.sources.gguf.metadata import MetadataValue, StringArray
+from moeserve.models.sources.qwen2_split import QWEN2_SPLIT
 
 from .json_files import read_json, read_text
 

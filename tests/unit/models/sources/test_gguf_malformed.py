@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from moeserve.models.gguf import GGUFError, GGUFFile, open_gguf
+from moeserve.models.sources.gguf import GGUFError, GGUFFile, open_gguf
 from tests.support.gguf_bytes import Tensor, gguf_bytes, string, value
 
 Q = GGMLQuantizationType
