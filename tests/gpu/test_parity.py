@@ -23,7 +23,11 @@ from tests.gpu.driver import GREEDY, Driver, small_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-NAMES = ["bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs"]
+TYPES = ("bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs")
+NAMES = [
+    *(f"tiny-qwen3moe-{name}" for name in TYPES),
+    *(f"families/tiny-qwen2moe-{name}" for name in ("f16", "q8_0", "q4_k_m")),
+]
 CHUNKS = [512, 33, 7, 1]  # tensor cores, tensor cores in chunks, integer products, recorded decode steps
 
 
@@ -37,7 +41,7 @@ PLACEMENTS = [
 
 @pytest.fixture(scope="module", params=NAMES)
 def fixture(request: pytest.FixtureRequest) -> Fixture:
-    golden = _folder() / f"tiny-qwen3moe-{request.param}.golden.json"
+    golden = _folder() / f"{request.param}.golden.json"
     if not golden.exists():
         pytest.skip(f"there is no {golden}")
     return Fixture.load(golden)
@@ -46,7 +50,8 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
 @pytest.fixture(scope="module", params=PLACEMENTS, ids=lambda placed: "-".join(map(str, placed)))
 def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
     experts, part, layers = request.param
-    runner = runner_of(_folder() / f"{fixture.name}.gguf", num_gpu_experts=experts, n_gpu_layers=layers)
+    (model,) = _folder().rglob(f"{fixture.name}.gguf")
+    runner = runner_of(model, num_gpu_experts=experts, n_gpu_layers=layers)
     assert isinstance(runner.engine, GpuEngine)
     runner.engine.stream_by(Streaming(((1, part),)), f"{part} streamed")
     print(f"DEVICE {runner.ready().device}")
