@@ -106,7 +106,7 @@ def serve_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve",
         usage="%(prog)s [command] [--model MODEL] [options]",
-        description="Serve a Qwen3-MoE model over an OpenAI-compatible HTTP API.",
+        description="Serve a mixture-of-experts model over an OpenAI-compatible HTTP API.",
         epilog=f"commands:\n{commands}\n\nA flag wins over its environment variable, that over the default.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

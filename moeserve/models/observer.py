@@ -30,6 +30,6 @@ class LayerObserver(Protocol):
     ) -> None:
         """after_attention: [n, hidden], the residual stream with the attention block's output in it. expert_input:
         [n, hidden], its norm, which router and experts read, before it is rounded for them where it is. router_logits:
-        [n, experts]. expert_ids: int32 [n, top_k]; expert_weights: [n, top_k], which sum to 1. expert_output:
+        [n, experts]. expert_ids: int32 [n, top_k]; expert_weights: [n, top_k], as the router gives them. expert_output:
         [n, hidden], what the experts add to the residual stream. Floats of any width."""
         ...

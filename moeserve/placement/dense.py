@@ -1,4 +1,5 @@
-"""Where a model's dense parts go: the embedding, attention, norms and router of each layer, the head.
+"""Where a model's dense parts go: the embedding, attention, norms, router and shared expert of
+each layer, the head.
 
 A step runs on the CPU first and then on the GPU, so what is in RAM is a beginning of the model: nothing, the embedding,
 or the embedding and the first layers. The head is on the GPU.

@@ -1,8 +1,8 @@
 """What each part of a model takes, in RAM and on a GPU, from the file's header alone.
 
-A part is what can be placed by itself: the embedding, the head, the dense part of a layer (attention, norms, router),
-one expert of a layer. Weights keep their bytes in the CPU's panels. On a GPU they lie in planes, lossless and up to 5%
-larger, with rows padded to a multiple of 128 columns.
+A part is what can be placed by itself: the embedding, the head, the dense part of a layer (attention, norms, router,
+shared expert), one expert of a layer. Weights keep their bytes in the CPU's panels. On a GPU they lie in planes,
+lossless and up to 5% larger, with rows padded to a multiple of 128 columns.
 """
 
 from __future__ import annotations

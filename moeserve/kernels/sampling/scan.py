@@ -12,7 +12,7 @@ import triton.language as tl
 
 from moeserve.kernels.launch import kernel
 
-# Columns of a request slot's row of parameters, int32 words; `state.py` writes them.
+# Columns of a request slot's row of parameters, int32 words; `op.py` writes them.
 TEMPERATURE = tl.constexpr(0)  # float32
 TOP_K = tl.constexpr(1)
 TOP_P = tl.constexpr(2)  # float64, two words

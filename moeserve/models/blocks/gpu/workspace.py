@@ -45,7 +45,7 @@ class GpuBatch:
     kv_slots: Tensor  # where a row's KV goes
     req_slots: Tensor  # whose row of the slot table it reads
     num_decode: int  # the first rows, each of which attends by itself; of a small batch, all
-    tiles: Tensor | None  # of the other rows, attention.cuda.prefill_tiles; None where there are none
+    tiles: Tensor | None  # of the other rows, attention.op.prefill_tiles; None where there are none
     rows_independent: bool = False  # no row attends to another row's token of this step
     streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
 
