@@ -12,7 +12,7 @@ from moeserve.dump.format import (
     CONTEXTS,
     EMBEDDING,
     LOGITS,
-    ModelShape,
+    DumpShape,
     StepFile,
     step_path,
     step_tensors,
@@ -21,7 +21,7 @@ from moeserve.dump.format import (
 from moeserve.dump.reader import Dump
 from tests.conftest import OWN_FIXTURES
 
-SHAPE = ModelShape(layers=1, hidden=4, experts=2, top_k=1, vocab=3)
+SHAPE = DumpShape(layers=1, hidden=4, experts=2, top_k=1, vocab=3)
 
 
 def write_dump(folder: Path, logits: list[float], contexts: list[int]) -> Dump:
