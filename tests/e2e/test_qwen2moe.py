@@ -184,7 +184,8 @@ def values_of(source: ModelSource, layer: int, part: str) -> Floats:
 
 def gated(y: Floats, gate: Floats, up: Floats, down: Floats) -> Floats:
     g = gate @ y
-    return down @ (g / (1 + np.exp(-g)) * (up @ y))
+    out: Floats = down @ (g / (1 + np.exp(-g)) * (up @ y))
+    return out
 
 
 def routed_sum(source: ModelSource, layer: int, y: Floats, ids: Floats, weights: Floats) -> Floats:
