@@ -21,7 +21,7 @@ class Shape:
     head_dim: int = 64
     experts: int = 16
     top_k: int = 4
-    expert_ff: int = 64
+    expert_width: int = 64
     context: int = 2048  # tokens
     rope_theta: float = 10_000.0
     rms_eps: float = 1e-6

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from moeserve.models.errors import ModelError
@@ -14,7 +16,20 @@ from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.huggingface.mapping import check_settings
 from moeserve.models.sources.source import ModelSource
 
-FAMILIES: dict[str, ModelFamily] = {family.architecture: family for family in (QWEN3_MOE, QWEN2_MOE)}
+_families: dict[str, ModelFamily] = {family.architecture: family for family in (QWEN3_MOE, QWEN2_MOE)}
+FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture
+
+
+@contextmanager
+def registered(family: ModelFamily) -> Iterator[ModelFamily]:
+    """Within, this family is served too: for tests and experiments. ValueError for an architecture that is here."""
+    if family.architecture in _families:
+        raise ValueError(f"architecture {family.architecture!r} is registered already")
+    _families[family.architecture] = family
+    try:
+        yield family
+    finally:
+        del _families[family.architecture]
 
 
 def read_shape(source: ModelSource) -> ModelShape:

@@ -1,4 +1,4 @@
-"""Architectures beyond Qwen3-MoE on the CPU engine, beside Hugging Face's truth and llama.cpp."""
+"""Architectures beyond Qwen3-MoE on the CPU engine, beside Hugging Face's truth, transformers itself and llama.cpp."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen2MoeForCausalLM
+from transformers.models.qwen2_moe import modeling_qwen2_moe
 
 from tests.conftest import OWN_FIXTURES, family_models
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_model import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
+from tests.kernels.weights import nmse
+from tests.support.hugging_face_model import write_qwen2_moe
 
 OWN = OWN_FIXTURES / "tiny-qwen2moe-q4_k_m.gguf"
 # Weights of 8 bits leave the error to the activations, which both engines round to int8 by 32 columns: over 203
@@ -34,3 +38,36 @@ def test_chunks_and_threads_do_not_change_a_bit(isa: str) -> None:
     other = Engine(stream_of(isa, 3), OWN)
     for chunk in (1, 7, 33):
         assert torch.equal(other.logits(tokens, chunk), whole)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write_qwen2_moe(tmp_path / "tiny-qwen2-moe", request.param)
+    return tmp_path / "tiny-qwen2-moe"
+
+
+def transformers_logits(folder: Path, tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """In float32 but for k and v, which are rounded to 16 bits as our KV cache holds them: they alone are 1.2e-6."""
+    model = Qwen2MoeForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rotate = modeling_qwen2_moe.apply_rotary_pos_emb
+
+    def rotate_and_round(q: torch.Tensor, k: torch.Tensor, *tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k = rotate(q, k, *tables)
+        return q, k.half().float()
+
+    monkeypatch.setattr(modeling_qwen2_moe, "apply_rotary_pos_emb", rotate_and_round)
+    for layer in model.model.layers:
+        layer.self_attn.v_proj.register_forward_hook(lambda module, inputs, output: output.half().float())
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0]
+
+
+def test_a_folder_of_qwen2_moe_is_what_transformers_computes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [(37 * i * i + 11 * i) % 4000 for i in range(60)]
+    truth = transformers_logits(folder, tokens, monkeypatch)
+    for isa in ISAS:
+        logits = Engine(stream_of(isa), folder).logits(tokens)
+        assert nmse(logits, truth) < 1e-7
+        assert torch.equal(logits.argmax(-1), truth.argmax(-1))

@@ -22,6 +22,7 @@ from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
+from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import GGUFFile, open_gguf
 from moeserve.models.sources.gguf import names as n
@@ -37,7 +38,7 @@ class Engine:
     """A model on a stream, driven by hand: one sequence at a time, its KV in the slots after the last one's."""
 
     def __init__(self, stream: CpuStream, path: Path, *, in_place: bool = False) -> None:
-        self.file = open_gguf(path)  # in place, the weights are in it
+        self.file = open_model(path)  # in place, the weights are in it
         self.config = c = read_shape(self.file)
         self.stream = stream
         weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place).load()

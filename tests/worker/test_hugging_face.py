@@ -25,7 +25,7 @@ from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
-from tests.support.hugging_face_model import VOCAB_ROWS, write_model
+from tests.support.hugging_face_model import VOCAB_ROWS, write_model, write_qwen2_moe
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(
     " \n'sé1aB<|im_end|>", max_size=40
@@ -203,6 +203,49 @@ def open_and_check(folder: Path) -> None:
 def test_a_config_that_we_would_compute_wrongly_is_refused(
     folder: Path, change: dict[str, Any], cause: str
 ) -> None:
+    edit(folder / "config.json", lambda config: config.update(change))
+    with pytest.raises(ModelError, match=cause):
+        open_and_check(folder)
+
+
+@pytest.fixture(scope="module")
+def written_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("folder") / "tiny-qwen2-moe"
+    write_qwen2_moe(folder)
+    return folder
+
+
+def test_a_qwen2_moe_is_read(written_qwen2: Path) -> None:
+    source = open_model(written_qwen2)
+    (layer,) = set(read_checked_shape(source).layers)
+    assert (layer.attention.head_dim, layer.attention.qkv_bias, layer.attention.qk_norm) == (32, True, "none")
+    assert (layer.ffn.num_experts, layer.ffn.top_k, layer.ffn.width) == (8, 2, 96)
+    assert layer.ffn.shared is not None
+    assert (layer.ffn.shared.width, layer.ffn.shared.is_gated) == (160, True)
+    assert not layer.ffn.router.normalize
+    assert source.tensors["blk.1.ffn_gate_inp_shexp.weight"].shape == (128,)  # [1, 128] in the folder
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"norm_topk_prob": True}, "'norm_topk_prob' is True; only False is supported"),
+        ({"decoder_sparse_step": 2}, "'decoder_sparse_step' is 2; only 1"),
+        ({"mlp_only_layers": [0]}, r"'mlp_only_layers' is \[0\]; only \[\]"),
+        ({"use_sliding_window": True}, "'use_sliding_window' is True; only False"),
+        ({"qkv_bias": False}, "'qkv_bias' is False; only True"),
+        ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu'; only 'silu'"),
+        ({"shared_expert_intermediate_size": None}, "'shared_expert_intermediate_size' is missing"),
+        ({"shared_expert_intermediate_size": 96}, "ffn_gate_shexp.weight' has shape"),
+        ({"model_type": "qwen3_moe"}, "'norm_topk_prob' is False; only True"),
+        ({"model_type": "qwen3_moe", "norm_topk_prob": True}, "q_norm.weight' is missing"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else ", ".join(value),
+)
+def test_a_qwen2_moe_that_we_would_compute_wrongly_is_refused(
+    written_qwen2: Path, tmp_path: Path, change: dict[str, Any], cause: str
+) -> None:
+    folder = Path(shutil.copytree(written_qwen2, tmp_path / "tiny-qwen2-moe"))
     edit(folder / "config.json", lambda config: config.update(change))
     with pytest.raises(ModelError, match=cause):
         open_and_check(folder)

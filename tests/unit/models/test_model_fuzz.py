@@ -9,12 +9,12 @@ import pytest
 
 from moeserve.models.errors import MAX_PROBLEM_CHARS, ModelError
 from moeserve.models.open import open_model
-from moeserve.models.registry import read_shape
+from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer
 from tests.fuzz.folder_mutations import base_files
 from tests.fuzz.gguf_mutations import base_metadata, base_tensors
-from tests.support.gguf_bytes import gguf_bytes
+from tests.support.gguf_bytes import Tensor, gguf_bytes
 
 
 def gguf(tmp_path: Path, **changes: object) -> Path:
@@ -25,13 +25,40 @@ def gguf(tmp_path: Path, **changes: object) -> Path:
     return path
 
 
+HOSTILE = "\x1b[2J" + "x" * 1_000_000
+
+
+def assert_short_and_no_terminals_command(error: ModelError, path: Path) -> None:
+    assert len(str(error)) < len(str(path)) + MAX_PROBLEM_CHARS + 100
+    assert "\x1b" not in str(error)
+
+
 def test_an_error_is_short_and_no_terminals_command(tmp_path: Path) -> None:
-    path = gguf(tmp_path, general__architecture="\x1b[2J" + "x" * 1_000_000)
-    with pytest.raises(ModelError, match="supported is 'qwen3moe'") as caught:
+    path = gguf(tmp_path, general__architecture=HOSTILE)
+    with pytest.raises(ModelError, match=r"is not supported; supported are qwen3moe, qwen2moe$") as caught:
         read_shape(open_model(path))
-    assert len(str(caught.value)) < len(str(path)) + MAX_PROBLEM_CHARS + 100
-    assert "\x1b" not in str(caught.value)
+    assert_short_and_no_terminals_command(caught.value, path)
     assert "\n" not in str(ModelError(path, "a\nb"))
+
+
+@pytest.mark.parametrize("model_type", [HOSTILE, [HOSTILE], {HOSTILE: 1}])
+def test_so_is_one_of_a_folders_model_type(tmp_path: Path, model_type: object) -> None:
+    config = base_files()["config.json"] | {"model_type": model_type}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"is not supported; supported are qwen3_moe, qwen2_moe$") as caught:
+        open_model(tmp_path)
+    assert_short_and_no_terminals_command(caught.value, tmp_path / "config.json")
+
+
+def test_so_is_one_of_a_tensor_that_has_no_place(tmp_path: Path) -> None:
+    name = "blk.0.\x1b[2J" + "x" * 50
+    end = (base_tensors()[-1].offset or 0) + base_tensors()[-1].nbytes
+    path = tmp_path / "m.gguf"
+    tensors = [*base_tensors(), Tensor(name, (32,), offset=-(-end // 64) * 64)]
+    path.write_bytes(gguf_bytes(base_metadata(), tensors) + bytes(end + 256))
+    with pytest.raises(ModelError, match=r"has no place in architecture 'qwen3moe'$") as caught:
+        read_checked_shape(open_model(path))
+    assert_short_and_no_terminals_command(caught.value, path)
 
 
 @pytest.mark.parametrize(

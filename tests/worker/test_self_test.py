@@ -16,7 +16,7 @@ from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.loading import load_cpu_runner, load_runner
 from moeserve.worker.self_test import check_logits
 from tests.gpu.driver import Driver, small_config
-from tests.hugging_face_model import VOCAB_ROWS, write_model
+from tests.support.hugging_face_model import VOCAB_ROWS, write_model
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
