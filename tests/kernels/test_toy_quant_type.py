@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
-from moeserve.models.qwen3moe.cpu_experts import load_cpu_experts
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.embed.op import embed
@@ -21,6 +20,7 @@ from moeserve.kernels.planes import dequantize, empty_planes, repack
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
+from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.models.sources.gguf.dummy import open_dummy, std_of
@@ -144,4 +144,4 @@ def test_the_cpu_engine_refuses_it_by_name(toy: QuantType, tmp_path: Path) -> No
     with pytest.raises(ModelError, match=said):
         load_cpu_runner(small_config(path, threads=1), lambda *_: None)
     with pytest.raises(ModelError, match=said):
-        load_cpu_experts(CpuStream(1), open_gguf(path), [[0, 1], [0]], torch.device("cpu"), lambda *_: None)
+        load_ram_experts(CpuStream(1), open_gguf(path), [[0, 1], [0]], torch.device("cpu"), lambda *_: None)

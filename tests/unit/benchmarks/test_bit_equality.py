@@ -12,7 +12,7 @@ from moeserve.dump.format import (
     CONTEXTS,
     EMBEDDING,
     LOGITS,
-    ModelShape,
+    DumpShape,
     StepFile,
     step_path,
     step_tensors,
@@ -21,7 +21,7 @@ from moeserve.dump.format import (
 from moeserve.dump.reader import Dump
 from tests.conftest import OWN_FIXTURES
 
-SHAPE = ModelShape(layers=1, hidden=4, experts=2, top_k=1, vocab=3)
+SHAPE = DumpShape(layers=1, hidden=4, experts=2, top_k=1, vocab=3)
 
 
 def write_dump(folder: Path, logits: list[float], contexts: list[int]) -> Dump:
@@ -84,6 +84,8 @@ def test_one_context_with_two_results_is_an_error(tmp_path: Path) -> None:
 
 
 def test_models_are_those_with_prompts() -> None:
-    (model,) = models_in(OWN_FIXTURES, ["*.gguf", "tiny-*"])
-    assert model.name == "tiny-qwen3moe-q4_k_m.gguf"
-    assert all(prompts_of(model))
+    models = models_in(OWN_FIXTURES, ["*.gguf", "tiny-*"])
+    with_prompts = [path.name.removesuffix(".golden.json") for path in OWN_FIXTURES.glob("*.golden.json")]
+    assert [model.stem for model in models] == sorted(with_prompts)
+    assert "tiny-qwen3moe-q4_k_m" in with_prompts
+    assert all(all(prompts_of(model)) for model in models)

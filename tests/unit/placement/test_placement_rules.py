@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from moeserve.errors import ConfigError
 from moeserve.placement import Gpu, Placement, PlacementOptions, place
 from moeserve.placement.rules import Rules
-from tests.support.placement_world import MIB, gpu, model, rules
+from moeserve.units import MIB
+from tests.support.placement_world import gpu, model, rules
 
 GPU = gpu(4096)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ NOTHING_ELSE = Timing(frontend=0, reply=0, hop=0, gap=0)
 USUAL = Timing(frontend=0.002, reply=0.001, hop=0.0005, gap=0.0002)
 
 
-def limits(**changes: int) -> Limits:
-    usual = {
+def limits(**changes: Any) -> Limits:
+    usual: dict[str, Any] = {
         "num_kv_slots": 20_000,
         "max_num_seqs": 32,
         "max_model_len": 8_000,
