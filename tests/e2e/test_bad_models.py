@@ -109,7 +109,7 @@ def failed_start(model: Path) -> str:
     return output
 
 
-# A start each; the others' texts are read without one in tests/unit/models/sources/gguf/test_gguf_malformed.py.
+# A start each; the others' texts are read without one in tests/unit/models/sources/test_gguf_malformed.py.
 SERVED = ("not a GGUF file", "truncated in the weights", "absurd array")
 
 
