@@ -270,7 +270,7 @@ def all_calls() -> Iterator[Call]:
         yield from part()
 
 
-class Recorder:
+class ResponseRecorder:
     """Sends calls to one server, one after the other, and keeps what came back."""
 
     def __init__(self, server: Server) -> None:
@@ -316,7 +316,7 @@ def record() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for flags, calls in (((), all_calls()), (("--api-key", API_KEY), with_keys())):
         with running_server(None, "--served-model-name", MODEL, "--seed", "1", *flags) as server:
-            recorder = Recorder(server)
+            recorder = ResponseRecorder(server)
             for place, call in enumerate(calls):
                 assert call.name not in found, call.name
                 found[call.name] = recorder.record(place, call)

@@ -88,12 +88,14 @@ def main() -> None:
         )
         with running_server(args.model, *flags, "--api-key-file", str(file), ready_timeout=300) as server:
             alone, beside = asyncio.run(measure(server, args))
-            pauses = server.metrics()["moeserve:num_preemptions_total"]
+            preemptions = server.metrics()["moeserve:num_preemptions_total"]
     for name, ttfts in (("alone", alone), ("beside the greedy key", beside)):
         print(
             f"TTFT {name}: median {percentile(ttfts, 0.5) * 1e3:.0f} ms, p95 {percentile(ttfts, 0.95) * 1e3:.0f} ms"
         )
-    print(f"p95 ratio {percentile(beside, 0.95) / percentile(alone, 0.95):.2f}; {pauses:.0f} pauses")
+    print(
+        f"p95 ratio {percentile(beside, 0.95) / percentile(alone, 0.95):.2f}; {preemptions:.0f} preemptions"
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import torch
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingWorkspace
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import Q4_K, Q6_K
-from moeserve.worker.places import plan_places
+from moeserve.worker.thread_placement import place_threads
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 128, 8, 2048, 768
 CALLS = 8  # in one measurement
@@ -52,14 +52,14 @@ def random_blocks(rng: np.random.Generator, kind: QuantType, rows: int, cols: in
 
 class Ours:
     def __init__(self, weights: list[np.ndarray], threads: int, isa: str, tokens: int) -> None:
-        self.stream = CpuStream(plan_places(threads, None, "auto"), isa)
+        self.stream = CpuStream(place_threads(threads, None, "auto"), isa)
         self.gate, self.up = (self._pack(w, Q4_K, WIDTH, HIDDEN) for w in weights[:2])
         self.down = self._pack(weights[2], Q6_K, HIDDEN, WIDTH)
         self.y = Activations(tokens, HIDDEN)
         self.h = Activations(tokens * TOP_K, WIDTH, f32=False)
-        self.rooms = [RoutingWorkspace(tokens, EXPERTS, TOP_K) for _ in range(CALLS)]
+        self.workspaces = [RoutingWorkspace(tokens, EXPERTS, TOP_K) for _ in range(CALLS)]
         self.ones = torch.ones(HIDDEN)
-        self.heat = torch.zeros(2, EXPERTS, dtype=torch.int64)
+        self.expert_token_counts = torch.zeros(2, EXPERTS, dtype=torch.int64)
         self.name = f"moeserve ({self.stream.isa})"
 
     def _pack(self, data: np.ndarray, kind: QuantType, rows: int, cols: int) -> Matrix:
@@ -69,13 +69,15 @@ class Ours:
         """Quantising the input is part of a call, as it is of the rival's."""
         n = len(x)
         out = torch.zeros(n, HIDDEN)
-        for room, ids in zip(self.rooms, calls, strict=True):
-            room.ids[:n], room.weights[:n] = ids, weights
+        for workspace, ids in zip(self.workspaces, calls, strict=True):
+            workspace.ids[:n], workspace.weights[:n] = ids, weights
 
         def run() -> None:
-            for room in self.rooms:
+            for workspace in self.workspaces:
                 self.stream.norm(x, self.ones, 1e-6, n, self.y)
-                self.stream.experts(self.gate, self.up, self.down, self.y, n, room, self.h, self.heat, out)
+                self.stream.experts(
+                    self.gate, self.up, self.down, self.y, n, workspace, self.h, self.expert_token_counts, out
+                )
             self.stream.wait()
 
         return run

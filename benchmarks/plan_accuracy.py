@@ -49,7 +49,7 @@ from moeserve.plan.command import SHARED as PLANNED
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.machine import measure
 from moeserve.plan.rates import CpuRates, GpuRates
-from moeserve.plan.routing import Routing
+from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.worker.device import choose_device
 from moeserve.worker.loading import load_runner
@@ -99,9 +99,9 @@ class Accuracy:
         most = max(self._step_tokens, self._config.max_num_seqs)
         return plan_placement(self._config, self._layout, self._gguf, most, torch.device("cuda", 0))
 
-    def _routing(self) -> Routing:
+    def _routing(self) -> RoutingProbabilities:
         """From the engine's own heat: random weights have their favourites among the experts."""
-        return Routing(self._model, self._heat().tolist())
+        return RoutingProbabilities(self._model, self._heat().tolist())
 
     def _heat(self) -> npt.NDArray[np.int64]:
         use = self._runner.expert_use()

@@ -4,7 +4,7 @@
 
 Each of 16 clients asks several times, and may use the whole context; the pool holds four such requests. Answers end by
 themselves after lengths drawn by the sampler (a set of stop tokens is hit with even chance at each token). The
-server admits by predicted length and pauses where that was wrong. Beside it, what full reservation would do: the same
+server admits by predicted length and preempts where that was wrong. Beside it, what full reservation would do: the same
 server with four places. Every answer is compared with the one that its request gets alone (with --skip-alone: in
 the other run).
 """
@@ -32,7 +32,7 @@ SAMPLING = {"temperature": 1.0, "ignore_eos": True}
 class Run:
     seconds: float
     mean_running: float  # requests, over the time that all clients were there
-    pauses: float
+    preemptions: float
     recomputed: float
     answers: list[str]
     lengths: list[int]
@@ -122,8 +122,9 @@ def main() -> None:
         expected = expected or run
         equal = sum(a == b for a, b in zip(run.answers, expected.answers, strict=True))
         print(
-            f"{name}: {run.seconds:.2f} s, {run.mean_running:.1f} running on average, {run.pauses:.0f} pauses, "
-            f"{run.recomputed:.0f} tokens computed again, {equal} of {len(requests)} answers as expected"
+            f"{name}: {run.seconds:.2f} s, {run.mean_running:.1f} running on average, "
+            f"{run.preemptions:.0f} preemptions, {run.recomputed:.0f} tokens computed again, "
+            f"{equal} of {len(requests)} answers as expected"
         )
     print(f"lengths of the answers: {sorted(run.lengths)}")
 

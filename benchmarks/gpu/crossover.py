@@ -21,6 +21,7 @@ from moeserve.options import resolve
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.loading import load_runner
 from moeserve.worker.measure.streaming import calibrate_streaming, time_prompt
+from moeserve.worker.runner import Runner
 
 AROUND = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)  # of the calibrated crossover
 MOST_ON_CPU = 2048  # tokens: the CPU's rate no longer changes, and more would take long
@@ -28,7 +29,7 @@ PARTS = tuple(i / 8 for i in range(9))
 SWEPT = (64, 128, 256, 512, 1024, 2048)
 
 
-def load(experts: int, most: int, **options: object) -> GpuEngine:
+def load(experts: int, most: int, **options: object) -> Runner:
     """With `experts` of each layer on the GPU, for steps of up to `most` tokens; not calibrated."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "30b.gguf"
@@ -45,7 +46,10 @@ def load(experts: int, most: int, **options: object) -> GpuEngine:
             "max_total_tokens": 2 * most,
         }
         config = resolve(ServerConfig(**(fixed | options)))  # type: ignore[arg-type]
-        runner = load_runner(config, lambda *_: None)
+        return load_runner(config, lambda *_: None)
+
+
+def engine_of(runner: Runner) -> GpuEngine:
     assert isinstance(runner.engine, GpuEngine)
     return runner.engine
 
@@ -103,7 +107,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     args = parser.parse_args()
     sizes = [int(n) for n in args.tokens.split(",")]
-    engine = load(args.experts, max(*sizes, *SWEPT))
+    engine = engine_of(load(args.experts, max(*sizes, *SWEPT)))
     print(engine.description, flush=True)
     if args.sweep:
         sweep(engine)

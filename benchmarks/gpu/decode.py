@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.gpu.layer import Q4, Q6, Batch, LayerWeights, Room, layer, random_layer, sums_of
+from benchmarks.gpu.layer import Q4, Q6, LayerWeights, LayerWorkspace, StepRows, layer, random_layer, sums_of
 from benchmarks.gpu.shape import BYTES_PER_S, SHAPE, random_planes, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.embed.op import embed
@@ -31,19 +31,19 @@ class Model:
         total = float(self.head.nbytes)
         distinct = SHAPE.experts * (1.0 - (1.0 - SHAPE.top_k / SHAPE.experts) ** n)
         for w in self.layers:
-            total += sum(p.nbytes for p in (w.qkv, w.v_beside, w.attn_output, w.router) if p)
+            total += sum(p.nbytes for p in (w.qkv, w.v_merged, w.attn_output, w.router) if p)
             total += sum(p.nbytes for p in (w.gate, w.up, w.down)) * distinct / SHAPE.experts
         kv = n * CONTEXT * SHAPE.kv_heads * SHAPE.dim * 2 * 2 * len(self.layers)
         return total + kv
 
 
-def batch_of(n: int) -> Batch:
+def batch_of(n: int) -> StepRows:
     s = SHAPE
     angles = torch.rand(CONTEXT, s.dim // 2, device="cuda")
     table = torch.randperm(n * CONTEXT, device="cuda").int().view(n, CONTEXT)
     positions = torch.full((n,), CONTEXT - 1, dtype=torch.int32, device="cuda")
     rows = torch.arange(n, dtype=torch.int32, device="cuda")
-    return Batch(positions, table[:, -1].contiguous(), rows, table, angles.cos(), angles.sin())
+    return StepRows(positions, table[:, -1].contiguous(), rows, table, angles.cos(), angles.sin())
 
 
 class Step:
@@ -51,12 +51,12 @@ class Step:
 
     def __init__(self, model: Model, n: int) -> None:
         s = SHAPE
-        self.model, self.room, self.batch = model, Room(n), batch_of(n)
+        self.model, self.workspace, self.batch = model, LayerWorkspace(n), batch_of(n)
         self.tokens = torch.randint(0, s.vocab, (n,), dtype=torch.int32, device="cuda")
         self.picked = torch.empty_like(self.tokens)
-        few = n <= gemv_tokens(s.vocab)
+        small_batch = n <= gemv_tokens(s.vocab)
         self.final = GpuActivations.empty(
-            n, s.hidden, "cuda", dtype=None if few else torch.bfloat16, quantised=few
+            n, s.hidden, "cuda", dtype=None if small_batch else torch.bfloat16, quantised=small_batch
         )
         self.logits = torch.empty(n, s.vocab, device="cuda")
         self.sampler, self.sampling = (
@@ -71,13 +71,13 @@ class Step:
         self.run_head()
 
     def run_layers(self, _: int = 0) -> None:
-        m, r = self.model, self.room
+        m, r = self.model, self.workspace
         embed(self.tokens, r.count, tensors(m.table), int(m.table.type), r.x)
         for i, w in enumerate(m.layers):
             layer(w, r, self.batch, m.keys[i], m.values[i], i)
 
     def run_head(self) -> None:
-        m, r, f, st, room = self.model, self.room, self.final, self.sampler, self.sampling
+        m, r, f, st, workspace = self.model, self.workspace, self.final, self.sampler, self.sampling
         add_norm(
             r.x, *sums_of(r), self.batch.req_slots, r.count, m.layers[0].attn_norm, SHAPE.eps,
             f.x, f.codes, f.scales,
@@ -96,7 +96,7 @@ class Step:
         )
         sample(
             self.logits, self.batch.req_slots, r.count, st.params, st.bias_ids, st.bias_values, st.stop_ids, st.history,
-            None, None, room.block_max, room.block_sum, room.values, room.ids, self.picked,
+            None, None, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids, self.picked,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import argparse
 import statistics
 import time
 
-from benchmarks.gpu.crossover import load
+from benchmarks.gpu.crossover import engine_of, load
 from moeserve.bench.engine import EngineBench
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.worker.engines.gpu import GpuEngine
@@ -20,24 +20,25 @@ from moeserve.worker.runner import Runner
 PROMPT, WARM_UP, STEPS, ROUNDS = 32, 4, 32, 4
 
 
-def _handoff_of(runner: Runner) -> ExpertHandoff | None:
-    assert isinstance(runner.engine, GpuEngine)
-    return runner.engine._model._moe._handoff
+def _handoff_of(engine: GpuEngine) -> ExpertHandoff:
+    handoff = engine._model._moe._handoff
+    assert handoff is not None
+    return handoff
 
 
 def report(runner: Runner, deferred: list[int], batches: list[int]) -> None:
-    bench, handoff = EngineBench(runner, PROMPT), _handoff_of(runner)
-    assert handoff is not None
+    bench, engine = EngineBench(runner, PROMPT), engine_of(runner)
+    handoff = _handoff_of(engine)
     recorded = {}
     for n in deferred:
         handoff.defer(n)
-        runner.record()
-        recorded[n] = dict(runner._decode)
+        engine.record()
+        recorded[n] = dict(engine._decode), dict(engine._recorded_logits)
     rates: dict[tuple[int, int], list[float]] = {(n, batch): [] for n in deferred for batch in batches}
     for _ in range(ROUNDS):
         for n in deferred:
             handoff.defer(n)
-            runner._decode.update(recorded[n])
+            engine._decode, engine._recorded_logits = recorded[n]
             for batch in batches:
                 bench.prefill(batch, PROMPT)
                 bench.decode(batch, PROMPT, WARM_UP)

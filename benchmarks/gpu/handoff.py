@@ -31,7 +31,7 @@ from benchmarks.moe_layer import EXPERTS, HIDDEN, TOP_K, WIDTH, random_blocks
 from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingWorkspace
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
 from moeserve.quantization.table import Q4_K, Q6_K
-from moeserve.worker.places import plan_places
+from moeserve.worker.thread_placement import place_threads
 
 STEPS = 4  # in one measurement: the pool's first waking is no part of a serving step
 REPEATS = 7
@@ -40,14 +40,14 @@ REPEATS = 7
 class Bench:
     def __init__(self, threads: int, layers: int, most: int, width: int, *, same: bool) -> None:
         """same: all layers are one."""
-        self.stream = CpuStream(plan_places(threads, None, "auto"))
+        self.stream = CpuStream(place_threads(threads, None, "auto"))
         self.width = width
         everyone = torch.arange(EXPERTS, dtype=torch.int32, device="cuda")
         matrices = self._matrices(1 if same else layers)
         self.layers = [CpuExperts(*matrices[0 if same else i], everyone) for i in range(layers)]
-        self.room = RoutingWorkspace(most, EXPERTS, TOP_K)
+        self.workspace = RoutingWorkspace(most, EXPERTS, TOP_K)
         self.y, self.h = Activations(most, HIDDEN), Activations(most * TOP_K, width, f32=False)
-        self.heat = torch.zeros(2, EXPERTS, dtype=torch.int64)
+        self.expert_token_counts = torch.zeros(2, EXPERTS, dtype=torch.int64)
         self.most = most
 
     def _matrices(self, layers: int) -> list[tuple[Matrix, Matrix, Matrix]]:
@@ -77,21 +77,27 @@ class Bench:
         """Seconds of a layer; ids [STEPS, layers, n, TOP_K]."""
         n = len(x)
         self.stream.norm(x, torch.ones(HIDDEN), 1e-6, n, self.y)
-        rooms = []
+        workspaces = []
         for step in ids:
             for chosen in step:
-                room = RoutingWorkspace(n, 0, TOP_K)
-                room.starts, room.active, room.routes = self.room.starts, self.room.active, self.room.routes
-                room.ids, room.weights = chosen.contiguous(), weights
-                rooms.append(room)
+                workspace = RoutingWorkspace(n, 0, TOP_K)
+                workspace.starts, workspace.active, workspace.routes = (
+                    self.workspace.starts,
+                    self.workspace.active,
+                    self.workspace.routes,
+                )
+                workspace.ids, workspace.weights = chosen.contiguous(), weights
+                workspaces.append(workspace)
         out = torch.zeros(n, HIDDEN)
         self.stream.wait()
         start = time.perf_counter()
-        for i, room in enumerate(rooms):
+        for i, workspace in enumerate(workspaces):
             e = self.layers[i % len(self.layers)]
-            self.stream.experts(e.gate, e.up, e.down, self.y, n, room, self.h, self.heat, out)
+            self.stream.experts(
+                e.gate, e.up, e.down, self.y, n, workspace, self.h, self.expert_token_counts, out
+            )
         self.stream.wait()
-        return (time.perf_counter() - start) / len(rooms)
+        return (time.perf_counter() - start) / len(workspaces)
 
 
 class Step:
@@ -163,10 +169,10 @@ def check(bench: Bench, step: Step) -> None:
     q8 = step.handoff._region.slots[last % 2].q8
     assert q8 is not None
     y.q8[:n].copy_(q8[:n])
-    room = RoutingWorkspace(n, EXPERTS, TOP_K)
-    room.ids.copy_(ids[0, last]), room.weights.fill_(1 / TOP_K)
+    workspace = RoutingWorkspace(n, EXPERTS, TOP_K)
+    workspace.ids.copy_(ids[0, last]), workspace.weights.fill_(1 / TOP_K)
     out, e = torch.zeros(n, HIDDEN), bench.layers[last]
-    stream.experts(e.gate, e.up, e.down, y, n, room, bench.h, bench.heat, out)
+    stream.experts(e.gate, e.up, e.down, y, n, workspace, bench.h, bench.expert_token_counts, out)
     stream.wait()
     assert torch.equal(out, step.out[last].cpu()), (out - step.out[last].cpu()).abs().max()
 

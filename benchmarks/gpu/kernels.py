@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.layer import Q4, Q6, Room, product, sums_of
+from benchmarks.gpu.layer import Q4, Q6, LayerWorkspace, product, sums_of
 from benchmarks.gpu.prefill import batch_of as prefill_batch
 from benchmarks.gpu.shape import SHAPE, random_planes, report, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
@@ -33,23 +33,23 @@ def cached(rows: int) -> int:
 
 
 def dense(n: int) -> None:
-    s, room = SHAPE, Room(n, decode=False)
-    fill(room)
+    s, workspace = SHAPE, LayerWorkspace(n, decode=False)
+    fill(workspace)
     matrices = {"qkv": (Q4, 5120, 2048), "attn_output": (Q4, 2048, 4096), "router": (F32, 128, 2048)}
     if n <= 64:
         matrices["head"] = (Q6, s.vocab, s.hidden)
     for name, (kind, rows, cols) in matrices.items():
         copies = [random_planes(kind, rows, cols, seed=i) for i in range(1 if name == "head" else 12)]
-        x = room.attended if name == "attn_output" else room.y
+        x = workspace.attended if name == "attn_output" else workspace.y
         if name == "router":
-            x = GpuActivations(room.router_input, None, None)
+            x = GpuActivations(workspace.router_input, None, None)
         out = torch.empty(n, rows, device="cuda")
-        time = seconds(lambda i: product(x, room, copies[i % len(copies)], out), cached(n))  # noqa: B023
+        time = seconds(lambda i: product(x, workspace, copies[i % len(copies)], out), cached(n))  # noqa: B023
         report(f"{name} n={n}", time, copies[0].nbytes + n * (rows + cols) * 4, 2.0 * n * rows * cols)
 
 
-def fill(room: Room) -> None:
-    for a in (room.y, room.attended, room.h):
+def fill(workspace: LayerWorkspace) -> None:
+    for a in (workspace.y, workspace.attended, workspace.h):
         for t in (a.x, a.scales):
             if t is not None:
                 t.normal_()
@@ -58,7 +58,7 @@ def fill(room: Room) -> None:
 
 
 def experts(n: int) -> None:
-    s, r = SHAPE, Room(n, decode=False)
+    s, r = SHAPE, LayerWorkspace(n, decode=False)
     fill(r)
     gate, up = (random_planes(Q4, s.experts, s.ff, s.hidden, seed=i) for i in (0, 1))
     down = random_planes(Q6, s.experts, s.hidden, s.ff)
@@ -92,7 +92,7 @@ def experts(n: int) -> None:
 
 
 def experts_launches(
-    r: Room, matrices: Matrices, down: Planes, ids: list[Tensor]
+    r: LayerWorkspace, matrices: Matrices, down: Planes, ids: list[Tensor]
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
     """Gate and up, and down, over several routings."""
     s, b, of_down = SHAPE, r.blocks, (tensors(down), int(Q6), SHAPE.ff)
@@ -119,7 +119,7 @@ def experts_launches(
 
 
 def rope(n: int) -> None:
-    s, r = SHAPE, Room(n, decode=False)
+    s, r = SHAPE, LayerWorkspace(n, decode=False)
     batch = prefill_batch(n)
     keys = torch.empty(n, s.kv_heads, s.dim, dtype=torch.float16, device="cuda")
     q_cols, kv_cols = s.heads * s.dim, s.kv_heads * s.dim
@@ -152,14 +152,15 @@ def attention_decode(n: int, length: int) -> None:
     q, k, v = fused.split([s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim], dim=1)
     ones, angles = torch.ones(s.dim, device="cuda"), torch.rand(length, s.dim // 2, device="cuda")
     new = NewTokens(k, v, ones, ones, s.eps, angles.cos(), angles.sin(), table[:, -1].contiguous())
-    room = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
+    workspace = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
     out = GpuActivations.empty(n, s.heads * s.dim, "cuda", dtype=torch.float32, quantised=False)
     count = torch.tensor([n], dtype=torch.int32, device="cuda")
 
     def launch(i: int) -> None:
         keys, values = pools[i % len(pools)]
         decode_attention(
-            q, new, keys, values, table, rows, positions, count, room.sums, room.stats, room.counters, out.x, None, None
+            q, new, keys, values, table, rows, positions, count, workspace.sums, workspace.stats, workspace.counters,
+            out.x, None, None,
         )  # fmt: skip
 
     bytes = 2.0 * slots * s.kv_heads * s.dim * 2
@@ -187,7 +188,7 @@ def sampling(n: int) -> None:
     logits = torch.randn(n, vocab, device="cuda") * 3
     count = torch.tensor([n], dtype=torch.int32, device="cuda")
     slots = torch.arange(n, dtype=torch.int32, device="cuda")
-    room, tokens = SamplingWorkspace(n, vocab, "cuda"), torch.empty(n, dtype=torch.int32, device="cuda")
+    workspace, tokens = SamplingWorkspace(n, vocab, "cuda"), torch.empty(n, dtype=torch.int32, device="cuda")
     filters: dict[str, dict[str, float]] = {
         "greedy": {"temperature": 0.0},
         "temperature": {},
@@ -203,7 +204,7 @@ def sampling(n: int) -> None:
         time = seconds(
             lambda i: sample(
                 logits, slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history,  # noqa: B023
-                None, None, room.block_max, room.block_sum, room.values, room.ids, tokens,
+                None, None, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids, tokens,
             ),
             4,
         )  # fmt: skip

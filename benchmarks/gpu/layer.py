@@ -28,7 +28,7 @@ Sums = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]  # add_
 class LayerWeights:
     attn_norm: Tensor
     qkv: Planes  # rows of q, k and v, one after another
-    v_beside: Planes | None  # v by itself, where its type is another
+    v_merged: Planes | None  # v by itself, where its type is another
     q_norm: Tensor
     k_norm: Tensor
     attn_output: Planes
@@ -47,7 +47,7 @@ def random_layer(index: int, s: Shape = SHAPE, device: str = "cuda") -> LayerWei
     return LayerWeights(
         attn_norm=ones,
         qkv=random_planes(Q4, q + kv if more else q + 2 * kv, s.hidden, device=device, seed=index),
-        v_beside=random_planes(Q6, kv, s.hidden, device=device, seed=index) if more else None,
+        v_merged=random_planes(Q6, kv, s.hidden, device=device, seed=index) if more else None,
         q_norm=torch.ones(s.dim, device=device),
         k_norm=torch.ones(s.dim, device=device),
         attn_output=random_planes(Q4, s.hidden, q, device=device, seed=index),
@@ -59,24 +59,26 @@ def random_layer(index: int, s: Shape = SHAPE, device: str = "cuda") -> LayerWei
     )
 
 
-class Room:
+class LayerWorkspace:
     """The buffers of batches of n rows."""
 
     def __init__(self, n: int, s: Shape = SHAPE, device: str = "cuda", *, decode: bool = True) -> None:
-        few = n <= GEMV_TOKENS
+        small_batch = n <= GEMV_TOKENS
         self.n, self.shape = n, s
         self.blocks = BlockWorkspace(n, s.top_k, s.experts, device)
         gemv = self.blocks.method.up is None
-        acts = torch.float32 if few else torch.bfloat16
+        acts = torch.float32 if small_batch else torch.bfloat16
         wide = torch.float32 if n <= FLOAT_ROWS else torch.bfloat16
         self.count = torch.tensor([n], dtype=torch.int32, device=device)
         self.x = torch.empty(n, s.hidden, device=device)
         self.y = GpuActivations.empty(n, s.hidden, device, dtype=acts, quantised=gemv)
-        self.router_input = self.y.x if few else torch.empty(n, s.hidden, device=device)
+        self.router_input = self.y.x if small_batch else torch.empty(n, s.hidden, device=device)
         q, kv = s.heads * s.dim, s.kv_heads * s.dim
         self.projected = torch.empty(n, q + 2 * kv, dtype=wide, device=device)
         self.q = torch.empty(n, s.heads, s.dim, dtype=torch.float16, device=device)
-        self.attended = GpuActivations.empty(n, q, device, dtype=None if few else acts, quantised=few)
+        self.attended = GpuActivations.empty(
+            n, q, device, dtype=None if small_batch else acts, quantised=small_batch
+        )
         self.decode = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, device) if decode else None
         self.output = torch.empty(n, 1, s.hidden, dtype=wide, device=device)
         self.logits = torch.empty(n, s.experts, device=device)
@@ -91,7 +93,7 @@ class Room:
 
 
 @dataclass
-class Batch:
+class StepRows:
     """Where the rows of a step are. tiles: of a prefill; None: decode rows."""
 
     positions: Tensor
@@ -103,19 +105,21 @@ class Batch:
     tiles: Tensor | None = None
 
 
-def layer(w: LayerWeights, room: Room, batch: Batch, keys: Tensor, values: Tensor, index: int) -> None:
-    """x = x + attention, y its norm, experts' products in room.parts: the next layer's norm adds them."""
-    attention_block(w, room, batch, keys, values, first=index == 0)
-    experts_block(w, room, index)
+def layer(
+    w: LayerWeights, workspace: LayerWorkspace, batch: StepRows, keys: Tensor, values: Tensor, index: int
+) -> None:
+    """x = x + attention, y its norm, experts' products in workspace.parts: the next layer's norm adds them."""
+    attention_block(w, workspace, batch, keys, values, first=index == 0)
+    experts_block(w, workspace, index)
 
 
 def attention_block(
-    w: LayerWeights, r: Room, batch: Batch, keys: Tensor, values: Tensor, *, first: bool
+    w: LayerWeights, r: LayerWorkspace, batch: StepRows, keys: Tensor, values: Tensor, *, first: bool
 ) -> None:
     s = r.shape
     sums: Sums = (None, None, None, None) if first else sums_of(r)
     add_norm(r.x, *sums, None, r.count, w.attn_norm, s.eps, r.y.x, r.y.codes, r.y.scales)
-    product(r.y, r, w.qkv, r.projected, w.v_beside)
+    product(r.y, r, w.qkv, r.projected, w.v_merged)
     widths = [s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim]
     q, k, v = r.projected.split(widths, dim=1)
     a, d = r.attended, r.decode
@@ -136,13 +140,15 @@ def attention_block(
     product(r.attended, r, w.attn_output, r.output.view(r.n, -1))
 
 
-def product(x: GpuActivations, r: Room, p: Planes, out: Tensor, beside: Planes | None = None) -> None:
-    other = None if beside is None else tensors(beside)
-    other_kind = 0 if beside is None else int(beside.type)
+def product(
+    x: GpuActivations, r: LayerWorkspace, p: Planes, out: Tensor, merged: Planes | None = None
+) -> None:
+    other = None if merged is None else tensors(merged)
+    other_kind = 0 if merged is None else int(merged.type)
     linear(x.x, x.codes, x.scales, r.count, tensors(p), int(p.type), other, other_kind, p.cols, out)
 
 
-def experts_block(w: LayerWeights, r: Room, index: int) -> None:
+def experts_block(w: LayerWeights, r: LayerWorkspace, index: int) -> None:
     s, b = r.shape, r.blocks
     choices = r.choices[index % 16]
     if r.uses_gemv:
@@ -173,7 +179,7 @@ def experts_block(w: LayerWeights, r: Room, index: int) -> None:
     experts_down(r.h.x, tensors(w.down), int(w.down.type), s.ff, b.expert, b.routes, r.count, r.parts)
 
 
-def sums_of(r: Room) -> Sums:
+def sums_of(r: LayerWorkspace) -> Sums:
     """What the next norm adds: the experts' parts, their weights and ids where they are not summed yet, and of few rows
     the attention's output."""
     if r.uses_gemv:

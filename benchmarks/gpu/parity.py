@@ -47,16 +47,16 @@ def check_linear(kind: int) -> Result:
     p = random_planes(QUANT_TYPES[kind], 1000, SHAPE.hidden)
     w, results = dequantize(p, 0), []
     for n in (1, 3, 8, 16, 50, 200):
-        few = n + 1 <= GEMV_TOKENS if p.quantised else n <= 4
+        small_batch = n + 1 <= GEMV_TOKENS if p.quantised else n <= 4
         x = q8(torch.randn(n + 1, p.cols, device="cuda"))
         assert x.x is not None
-        floats = x.x if few else x.x.bfloat16()
+        floats = x.x if small_batch else x.x.bfloat16()
         out = torch.full((n + 1, p.rows), math.nan, device="cuda")
         linear(floats, x.codes, x.scales, counter(n), tensors(p), kind, None, 0, p.cols, out)
-        taken = through(x) if few and p.quantised else floats.double()
+        taken = through(x) if small_batch and p.quantised else floats.double()
         e = error(out[:n], taken[:n] @ w.double().T)
         assert out[n].isnan().all()
-        results.append((f"linear {p.type.name} n={n}", e, 1e-6 if few else 4e-3))
+        results.append((f"linear {p.type.name} n={n}", e, 1e-6 if small_batch else 4e-3))
     rows = torch.full((4, p.cols), math.nan, device="cuda")
     ids = torch.randint(0, p.rows, (4,), dtype=torch.int32, device="cuda")
     embed(ids, counter(4), tensors(p), kind, rows)
@@ -70,8 +70,8 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     experts, top_k, hidden, ff = 16, 4, 512, 256
     gate, up = (random_planes(QUANT_TYPES[k], experts, ff, hidden, seed=i) for i, k in enumerate(kinds[:2]))
     down = random_planes(QUANT_TYPES[kinds[2]], experts, hidden, ff)
-    room = BlockWorkspace(n, top_k, experts, "cuda")
-    gemv = room.method.up is None
+    workspace = BlockWorkspace(n, top_k, experts, "cuda")
+    gemv = workspace.method.up is None
     x = q8(torch.randn(n, hidden, device="cuda") * 5)
     assert x.x is not None
     floats = x.x if gemv else x.x.bfloat16()
@@ -90,9 +90,9 @@ def check_experts(kinds: tuple[int, int, int], n: int) -> Result:
     else:
         assert h.x is not None
         parts = torch.zeros(n, top_k, hidden, device="cuda")
-        align_routes(ids, counter(n), experts, room.expert, room.routes)
-        experts_up(floats, *matrices, room.expert, room.routes, top_k, h.x)
-        experts_down(h.x, tensors(down), kinds[2], ff, room.expert, room.routes, counter(n), parts)
+        align_routes(ids, counter(n), experts, workspace.expert, workspace.routes)
+        experts_up(floats, *matrices, workspace.expert, workspace.routes, top_k, h.x)
+        experts_down(h.x, tensors(down), kinds[2], ff, workspace.expert, workspace.routes, counter(n), parts)
         total = (parts * weights[..., None]).sum(1)
     expected = torch.zeros(n, hidden, dtype=torch.float64, device="cuda")
     for e in range(experts):
@@ -185,7 +185,7 @@ def check_attention() -> Result:
         q = (torch.randn(n, s.heads, s.dim, device="cuda") / s.dim**0.5).half()
         rows = torch.arange(n, dtype=torch.int32, device="cuda")
         positions = torch.tensor(lengths[:n], dtype=torch.int32, device="cuda") - 1
-        room = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
+        workspace = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
         out = GpuActivations.empty(n, s.heads * s.dim, "cuda", dtype=torch.float32, quantised=True)
         assert out.x is not None
         expected = attention(
@@ -194,8 +194,8 @@ def check_attention() -> Result:
         for again in range(3):
             out.x.fill_(math.nan)
             decode_attention(
-                q.flatten(1), None, keys, values, table, rows, positions, counter(n), room.sums, room.stats,
-                room.counters, out.x, out.codes, out.scales,
+                q.flatten(1), None, keys, values, table, rows, positions, counter(n), workspace.sums, workspace.stats,
+                workspace.counters, out.x, out.codes, out.scales,
             )  # fmt: skip
             results.append((f"decode attention n={n}, time {again}", error(out.x, expected), 1e-3))
         results.append((f"decode attention q8 n={n}", error(through(out), expected), 8e-3))
@@ -232,12 +232,13 @@ def check_new_tokens(keys: Tensor, values: Tensor, table: Tensor, lengths: list[
     expected = attention(
         rotated.cpu(), pool[0].cpu(), pool[1].cpu(), sequences
     ).cuda()  # fmt: skip
-    room = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
+    workspace = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
     out = torch.full((n, s.heads * s.dim), math.nan, device="cuda")
     new = NewTokens(k, v, q_norm, k_norm, 1e-6, cos, sin, slots)
     torch.cuda.synchronize()
     decode_attention(
-        q, new, keys, values, table, rows, positions, counter(n), room.sums, room.stats, room.counters, out, None, None
+        q, new, keys, values, table, rows, positions, counter(n), workspace.sums, workspace.stats, workspace.counters,
+        out, None, None,
     )  # fmt: skip
     pairs = {"": (out, expected), ", keys": (keys, pool[0]), ", values": (values, pool[1])}
     return [(f"attention of new tokens{name}", error(*pair), 1e-3) for name, pair in pairs.items()]
@@ -253,10 +254,10 @@ def check_routing() -> Result:
         logits = torch.randn(n, s.experts, device="cuda")
         ids = torch.empty(n, s.top_k, dtype=torch.int32, device="cuda")
         weights = torch.empty(n, s.top_k, device="cuda")
-        heat = torch.zeros(s.experts, dtype=torch.int64, device="cuda")
-        route(logits, None, counter(n), ids, None, weights, heat)
+        expert_token_counts = torch.zeros(s.experts, dtype=torch.int64, device="cuda")
+        route(logits, None, counter(n), ids, None, weights, expert_token_counts)
         expected_ids, expected = reference(logits, s.top_k)
-        wrong = float((ids != expected_ids).sum() + (heat.sum() != n * s.top_k))
+        wrong = float((ids != expected_ids).sum() + (expert_token_counts.sum() != n * s.top_k))
         results += [
             (f"route ids n={n}", wrong, 0.0),
             (f"route weights n={n}", error(weights, expected), 1e-6),
@@ -290,7 +291,7 @@ def check_sampling() -> Result:
     params = [p for p in filters for _ in range(4)]
     n, rng = len(params), np.random.default_rng(0)
     logits = torch.randn(n, vocab, device="cuda") * 3
-    state, room = DeviceSamplerState(n, vocab, "cuda"), SamplingWorkspace(n, vocab, "cuda")
+    state, workspace = DeviceSamplerState(n, vocab, "cuda"), SamplingWorkspace(n, vocab, "cuda")
     seeds = rng.integers(0, 2**64, n, dtype=np.uint64)
     for i, p in enumerate(params):
         state.bind(
@@ -300,7 +301,7 @@ def check_sampling() -> Result:
     slots = torch.arange(n, dtype=torch.int32, device="cuda")
     sample(
         logits, slots, counter(n), state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history, None,
-        None, room.block_max, room.block_sum, room.values, room.ids, tokens,
+        None, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids, tokens,
     )  # fmt: skip
     rows = logits.cpu()
     fields = ("temperature", "top_k", "top_p", "min_p")
@@ -316,10 +317,10 @@ def check_sampling() -> Result:
         logits,
         tokens,
         counter(n),
-        room.block_max,
-        room.block_sum,
-        room.values,
-        room.ids,
+        workspace.block_max,
+        workspace.block_sum,
+        workspace.values,
+        workspace.ids,
         lp,
         ranks,
         ids,

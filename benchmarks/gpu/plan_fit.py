@@ -23,7 +23,7 @@ from moeserve.models.registry import read_shape
 from moeserve.placement import LayerPlacement, ModelSizes, Placement
 from moeserve.plan.gpu_constants import H200, GpuConstants
 from moeserve.plan.rates import CpuRates, GpuRates
-from moeserve.plan.routing import Routing
+from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import HybridSpeed
 
 FACTORS = (2.0, 1.4, 1.2, 1.1, 1.05, 1.02, 1.01)
@@ -38,7 +38,7 @@ class Run:
         gguf = open_metadata(model_file or Path(record["model"]))
         self._model = read_shape(gguf)
         self._sizes = ModelSizes.of(gguf.tensors, KvLayout(self._model))
-        self._routing = Routing(self._model, record["heat"])
+        self._routing = RoutingProbabilities(self._model, record["heat"])
         layers = tuple(
             LayerPlacement("cuda", tuple(experts), prefill)
             for experts, prefill in zip(record["gpu_experts"], record["prefill"], strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from benchmarks.gpu.layer import Batch, Room, attention_block, experts_block, random_layer
+from benchmarks.gpu.layer import LayerWorkspace, StepRows, attention_block, experts_block, random_layer
 from benchmarks.gpu.shape import FLOPS_PER_S, SHAPE, seconds
 from moeserve.kernels.attention.op import prefill_tiles
 
@@ -13,14 +13,14 @@ TOKENS = (512, 2048, 8192)
 KeysValues = tuple[torch.Tensor, torch.Tensor]
 
 
-def batch_of(n: int) -> Batch:
+def batch_of(n: int) -> StepRows:
     s = SHAPE
     one = np.array
     tiles = prefill_tiles(one([0]), one([n]), one([0]), one([0]), s.heads, s.kv_heads)
     angles = torch.rand(n, s.dim // 2, device="cuda")
     slots = torch.randperm(n, device="cuda").int()
     positions = torch.arange(n, dtype=torch.int32, device="cuda")
-    return Batch(
+    return StepRows(
         positions,
         slots,
         torch.zeros_like(slots),
@@ -43,16 +43,21 @@ def run() -> None:
     s = SHAPE
     layers = [random_layer(i) for i in range(4)]
     for n in TOKENS:
-        room, batch = Room(n, decode=False), batch_of(n)
+        workspace, batch = LayerWorkspace(n, decode=False), batch_of(n)
         keys = torch.empty(n, s.kv_heads, s.dim, dtype=torch.float16, device="cuda")
         values = torch.empty_like(keys)
-        room.x.normal_()
+        workspace.x.normal_()
 
-        def attend(i: int, room: Room = room, batch: Batch = batch, kv: KeysValues = (keys, values)) -> None:
-            attention_block(layers[i % 4], room, batch, *kv, first=True)
+        def attend(
+            i: int,
+            workspace: LayerWorkspace = workspace,
+            batch: StepRows = batch,
+            kv: KeysValues = (keys, values),
+        ) -> None:
+            attention_block(layers[i % 4], workspace, batch, *kv, first=True)
 
-        def compute_experts(i: int, room: Room = room) -> None:
-            experts_block(layers[i % 4], room, i)
+        def compute_experts(i: int, workspace: LayerWorkspace = workspace) -> None:
+            experts_block(layers[i % 4], workspace, i)
 
         attention = seconds(attend, 8, graph=False)
         experts = seconds(compute_experts, 8, graph=False)
@@ -73,11 +78,11 @@ def warm_up_cases() -> list[tuple[int]]:
 
 def warm_up(n: int) -> None:
     s = SHAPE
-    room, batch = Room(n, decode=False), batch_of(n)
+    workspace, batch = LayerWorkspace(n, decode=False), batch_of(n)
     keys = torch.empty(n, s.kv_heads, s.dim, dtype=torch.float16, device="cuda")
-    room.x.normal_()
+    workspace.x.normal_()
     for i in range(2):
         w = random_layer(i)
-        attention_block(w, room, batch, keys, torch.empty_like(keys), first=True)
-        experts_block(w, room, i)
+        attention_block(w, workspace, batch, keys, torch.empty_like(keys), first=True)
+        experts_block(w, workspace, i)
     torch.cuda.synchronize()

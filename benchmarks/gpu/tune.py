@@ -148,14 +148,15 @@ def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     q, k, v = fused.split([s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim], dim=1)
     ones, angles = torch.ones(s.dim, device="cuda"), torch.rand(length, s.dim // 2, device="cuda")
     new = attention.NewTokens(k, v, ones, ones, s.eps, angles.cos(), angles.sin(), table[:, -1].contiguous())
-    room = attention.DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
+    workspace = attention.DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
     out, count = torch.empty(n, s.heads * s.dim, device="cuda"), counter(n)
 
     def launch(i: int) -> None:
         attention.DECODE = attention.DecodeTile(*tile[1:])
         keys, values = pools[i % 2]
         attention.decode_attention(
-            q, new, keys, values, table, rows, positions, count, room.sums, room.stats, room.counters, out, None, None
+            q, new, keys, values, table, rows, positions, count, workspace.sums, workspace.stats, workspace.counters,
+            out, None, None,
         )  # fmt: skip
 
     return launch, pools[0].nbytes

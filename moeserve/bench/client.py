@@ -51,7 +51,7 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """`token_ids` is empty where the server was not asked for them or does not give them."""
 
     outcome: Outcome
@@ -76,11 +76,11 @@ class Client:
     def now(self) -> float:
         return time.perf_counter() - self._zero
 
-    async def ask(self, body: dict[str, Any], prompt_len: int) -> Answer:
+    async def ask(self, body: dict[str, Any], prompt_len: int) -> StreamedAnswer:
         """Never raises for what server or network do: a failed request is an outcome, too. `prompt_len` is what
         we think it is; the server's own count wins."""
         payload = orjson.dumps(self._common | body)
-        answer = Answer(Outcome(self.now(), prompt_len))
+        answer = StreamedAnswer(Outcome(self.now(), prompt_len))
         try:
             async with self._session.post(self._url, data=payload) as response:
                 answer.status = response.status
@@ -93,7 +93,7 @@ class Client:
             answer.outcome.error = f"{type(error).__name__}: {error}"
         return answer
 
-    async def _read(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, answer: StreamedAnswer) -> None:
         """Reads the events to their end. All pieces that one read brings count as having come together."""
         pieces = Pieces(answer)
         rest = b""
@@ -109,7 +109,7 @@ class Client:
 class Pieces:
     """Turns the chunks of one answer into its outcome."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: StreamedAnswer) -> None:
         self._answer = answer
         self._texts: list[str] = []
         self._first: float | None = None

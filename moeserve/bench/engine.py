@@ -170,7 +170,7 @@ def main(arguments: list[str]) -> int:
     batches, prompt, gen = args.batch, args.prompt, args.gen
     try:
         config = _config(args)
-        runner = load_runner(config, LoadingBar())
+        runner = load_runner(config, TerminalBar())
     except UserError as error:
         parser.error(str(error))
     bench = EngineBench(runner, runner.ready().max_num_batched_tokens, args.temperature)
@@ -276,7 +276,7 @@ def _row(f: Figure) -> str:
     )
 
 
-class LoadingBar:
+class TerminalBar:
     def __init__(self) -> None:
         self._bar: tqdm[None] | None = None
 

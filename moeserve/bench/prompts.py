@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moeserve.bench.client import Answer, Client
+from moeserve.bench.client import Client, StreamedAnswer
 from moeserve.errors import UserError
 from moeserve.workload.prompts import Int32s, TokenHistory, prefix_ids, turn_ids
 from moeserve.workload.trace import Workload
@@ -33,7 +33,7 @@ class Prompts(Protocol):
         """The fields of the request that carry the prompt of a turn. Turns are asked for in order."""
         ...
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: StreamedAnswer) -> None:
         """What came back: the next turn's prompt repeats it."""
         ...
 
@@ -50,7 +50,7 @@ class IdPrompts:
         body: dict[str, Any] = {"prompt": self._history.prompt(turn).tolist()}
         return body | {"return_token_ids": True} if self._continues else body
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: StreamedAnswer) -> None:
         self._history.answered(np.array(answer.token_ids, np.int32))
 
 
@@ -94,7 +94,7 @@ class TextPrompts:
         self._text += self._words.turn(turn)
         return {"prompt": self._text}
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: StreamedAnswer) -> None:
         self._text += answer.text
 
 
@@ -110,7 +110,7 @@ class ChatPrompts:
         self._messages.append({"role": "user", "content": self._words.turn(turn)})
         return {"messages": self._messages}
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: StreamedAnswer) -> None:
         self._messages.append({"role": "assistant", "content": answer.text})
 
 

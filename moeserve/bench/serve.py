@@ -31,7 +31,7 @@ from moeserve.workload.options import (
     workload_from,
 )
 from moeserve.workload.plot import write_plot
-from moeserve.workload.report import Row, details, failures, save, table
+from moeserve.workload.report import TableRow, details, failures, save, table
 from moeserve.workload.trace import Workload
 
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
@@ -155,7 +155,7 @@ async def _first_model(session: aiohttp.ClientSession, base: str) -> str:
 
 
 def _report(args: argparse.Namespace, result: dict[str, Any], run: Run) -> None:
-    rows: list[Row] = [
+    rows: list[TableRow] = [
         ("Prompts as:", result["prompt_format"]),
         ("CPU per output token (us):", result["client_cpu_us_per_token"]),
         ("Share of one core:", result["client_cpu_usage"]),

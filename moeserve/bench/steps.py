@@ -155,7 +155,7 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
     """Loads the model, which may take a while, measures and fits. Raises UserError."""
     from moeserve.worker.loading import load_runner  # torch, which --help does without
 
-    runner = load_runner(config, engine.LoadingBar())
+    runner = load_runner(config, engine.TerminalBar())
     num_seqs = config.max_num_seqs
     room = runner.ready().max_model_len - REPEATS * num_seqs.bit_length() - 1  # for what it decodes after
     bench = StepBench(runner, num_seqs, runner.ready().max_num_batched_tokens, min(long_prompt, room))

@@ -42,7 +42,7 @@ class Tolerances(NamedTuple):
     tie: float
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     layer: int | None  # None for what comes before and after the layers
     tensor: str
 
@@ -55,7 +55,7 @@ class Place(NamedTuple):
 class Difference:
     """The first row in which a tensor differs."""
 
-    place: Place
+    place: TensorPlace
     pair: int
     limit: float  # on the relative distance
     relative: float = np.inf
@@ -83,14 +83,14 @@ class Result:
     a: Dump
     b: Dump
     pairs: Pairs
-    cells: dict[Place, Cell] = field(default_factory=dict)
+    cells: dict[TensorPlace, Cell] = field(default_factory=dict)
     first: Difference | None = None
     num_logits: int = 0  # rows
     same_top: int = 0  # with the same most likely token
     num_sampled: int = 0  # for which both dumps have a token
     same_sampled: int = 0
     # Of "A" and "B": where first, in which pair.
-    not_finite: dict[str, tuple[Place, int]] = field(default_factory=dict)
+    not_finite: dict[str, tuple[TensorPlace, int]] = field(default_factory=dict)
 
 
 def compare(a: Dump, b: Dump, tolerances: Tolerances) -> Result:
@@ -133,7 +133,7 @@ class _Comparison:
         """pairs: all of a step of A."""
         self._inherit_ties(pairs)
         if EMBEDDING in self._shared:
-            self._judge(Place(None, EMBEDDING), pairs, *self._read(EMBEDDING, pairs))
+            self._judge(TensorPlace(None, EMBEDDING), pairs, *self._read(EMBEDDING, pairs))
         for layer in range(self._layers):
             self._compare_layer(layer, pairs)
         if {SAMPLED_ROWS, LOGITS} <= self._shared:
@@ -144,7 +144,7 @@ class _Comparison:
         values = {t: self._read(name, pairs) for t, name in names.items() if name in self._shared}
         for tensor in values:
             if tensor not in (IDS, WEIGHTS, OUTPUT):
-                self._judge(Place(layer, tensor), pairs, *values[tensor])
+                self._judge(TensorPlace(layer, tensor), pairs, *values[tensor])
         same = np.ones(len(pairs), np.bool_)
         if IDS in values:
             ids = values[IDS]
@@ -154,17 +154,17 @@ class _Comparison:
                     np.take_along_axis(w, i.argsort(axis=1), 1)
                     for w, i in zip(values[WEIGHTS], ids, strict=True)
                 )
-                self._judge(Place(layer, WEIGHTS), pairs[same], x[same], y[same])
+                self._judge(TensorPlace(layer, WEIGHTS), pairs[same], x[same], y[same])
         if OUTPUT in values:
             x, y = values[OUTPUT]
-            self._judge(Place(layer, OUTPUT), pairs[same], x[same], y[same])
+            self._judge(TensorPlace(layer, OUTPUT), pairs[same], x[same], y[same])
 
     def _compare_routing(
         self, layer: int, pairs: Ints, ids: _Both, logits: _Both | None, weights: _Both | None
     ) -> Bools:
         """Gives the rows with other experts."""
         found = routing(*ids, *(logits or (None, None)))
-        cell, wrong = self._cell(Place(layer, IDS)), np.flatnonzero(found.is_other & ~found.is_tie)
+        cell, wrong = self._cell(TensorPlace(layer, IDS)), np.flatnonzero(found.is_other & ~found.is_tie)
         cell.rows += len(pairs)
         cell.other += int(found.is_other.sum())
         cell.ties += int(found.is_tie.sum())
@@ -172,7 +172,7 @@ class _Comparison:
         if len(wrong) and self.result.first is None:
             only_a, only_b = swapped(ids[0][wrong[0]], ids[1][wrong[0]])
             self.result.first = Difference(
-                Place(layer, IDS), int(pairs[wrong[0]]), 0.0, experts=(only_a.tolist(), only_b.tolist())
+                TensorPlace(layer, IDS), int(pairs[wrong[0]]), 0.0, experts=(only_a.tolist(), only_b.tolist())
             )
         for row in np.flatnonzero(found.is_other):
             pair, weight = pairs[row], 1.0
@@ -190,7 +190,7 @@ class _Comparison:
         for first in range(0, len(pairs), LOGIT_ROWS):
             part = pairs[first : first + LOGIT_ROWS]
             x, y = (d.sampled_rows_of(LOGITS, rows[part]) for d, rows in ((r.a, both.a), (r.b, both.b)))
-            self._judge(Place(None, LOGITS), part, x, y)
+            self._judge(TensorPlace(None, LOGITS), part, x, y)
             r.num_logits += len(part)
             r.same_top += int((x.argmax(axis=1) == y.argmax(axis=1)).sum())
             if SAMPLED in self._shared:
@@ -201,7 +201,7 @@ class _Comparison:
                 r.num_sampled += int(both_sampled.sum())
                 r.same_sampled += int((both_sampled & (tokens[0] == tokens[1])).sum())
 
-    def _judge(self, place: Place, pairs: Ints, x: Array, y: Array) -> None:
+    def _judge(self, place: TensorPlace, pairs: Ints, x: Array, y: Array) -> None:
         """x, y: [len(pairs), cols]."""
         found, tied = distances(x, y), self._is_tied(place, pairs)
         limits = self._tolerances.plain + np.where(tied, self._tolerances.tie * self._swapped[pairs], 0.0)
@@ -225,7 +225,7 @@ class _Comparison:
                 (column, float(x[row, column]), float(y[row, column])),
             )
 
-    def _is_tied(self, place: Place, pairs: Ints) -> Bools:
+    def _is_tied(self, place: TensorPlace, pairs: Ints) -> Bools:
         if place.tensor == EMBEDDING:
             return np.zeros(len(pairs), np.bool_)
         tied: Bools = self._tied_at[pairs] < (self._layers if place.layer is None else place.layer)
@@ -239,7 +239,7 @@ class _Comparison:
                 self._tied_at[pair] = min(self._tied_at[pair], self._tied_at[parent])
                 self._swapped[pair] = max(self._swapped[pair], self._swapped[parent])
 
-    def _note_not_finite(self, place: Place, pairs: Ints, x: Array, y: Array) -> None:
+    def _note_not_finite(self, place: TensorPlace, pairs: Ints, x: Array, y: Array) -> None:
         for side, values in (("A", x), ("B", y)):
             if side not in self.result.not_finite:
                 rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
@@ -250,5 +250,5 @@ class _Comparison:
         r = self.result
         return r.a.rows_of(name, r.pairs.a[pairs]), r.b.rows_of(name, r.pairs.b[pairs])
 
-    def _cell(self, place: Place) -> Cell:
+    def _cell(self, place: TensorPlace) -> Cell:
         return self.result.cells.setdefault(place, Cell())

@@ -45,7 +45,7 @@ def _norm(x: Floats) -> Floats:
     return norms
 
 
-class Routing(NamedTuple):
+class RoutingDifference(NamedTuple):
     """One entry a row."""
 
     is_other: Bools  # other experts were chosen
@@ -57,7 +57,7 @@ def routing(
     ids_b: npt.NDArray[Any],
     logits_a: npt.NDArray[Any] | None,
     logits_b: npt.NDArray[Any] | None,
-) -> Routing:
+) -> RoutingDifference:
     """ids: [rows, top_k]; logits: [rows, experts], None where a dump has none: then nothing explains another choice.
 
     A tie: each side's choice is right by its own logits, to within what the two sides' logits of the row differ by.
@@ -65,7 +65,7 @@ def routing(
     is_other = (np.sort(ids_a, axis=1) != np.sort(ids_b, axis=1)).any(axis=1)
     is_tie = np.zeros_like(is_other)
     if logits_a is None or logits_b is None:
-        return Routing(is_other, is_tie)
+        return RoutingDifference(is_other, is_tie)
     for row in np.flatnonzero(is_other):
         only_a, only_b = swapped(ids_a[row], ids_b[row])
         a, b = logits_a[row].astype(np.float64), logits_b[row].astype(np.float64)
@@ -73,7 +73,7 @@ def routing(
         lost = max(a[only_b].max() - a[only_a].min(), b[only_a].max() - b[only_b].min())
         won = max(a[only_a].max() - a[only_b].min(), b[only_b].max() - b[only_a].min())
         is_tie[row] = lost <= slack and won <= slack
-    return Routing(is_other, is_tie)
+    return RoutingDifference(is_other, is_tie)
 
 
 def swapped(ids_a: npt.NDArray[Any], ids_b: npt.NDArray[Any]) -> tuple[Ints, Ints]:

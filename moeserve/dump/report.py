@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeserve.dump.compare import Cell, Difference, Place, Result, Tolerances
+from moeserve.dump.compare import Cell, Difference, Result, TensorPlace, Tolerances
 from moeserve.dump.format import EMBEDDING, IDS, LAYER_TENSORS, LOGITS
 from moeserve.dump.reader import Dump
 
@@ -60,7 +60,7 @@ def _first_difference(result: Result, d: Difference, tolerances: Tolerances) -> 
     yield f"  of the {cell.rows} rows of {_of(d.place)}, {cell.differ} differ"
 
 
-def _of(place: Place) -> str:
+def _of(place: TensorPlace) -> str:
     return place.tensor if place.layer is None else f"layer {place.layer}, {place.tensor}"
 
 
@@ -95,8 +95,8 @@ _HEADS = ["layer", *_FLOATS, "other experts", "near ties", "rows past one", "the
 
 
 def _line(result: Result, layer: int) -> list[str]:
-    values = {tensor: result.cells.get(Place(layer, tensor), Cell()) for tensor in _FLOATS}
-    ids = result.cells.get(Place(layer, IDS), Cell())
+    values = {tensor: result.cells.get(TensorPlace(layer, tensor), Cell()) for tensor in _FLOATS}
+    ids = result.cells.get(TensorPlace(layer, IDS), Cell())
     tied = max(cell.tied for cell in values.values())
     worst = max(cell.worst_tied for cell in values.values())
     return [
@@ -111,7 +111,7 @@ def _line(result: Result, layer: int) -> list[str]:
 
 def _outside(result: Result, tensor: str) -> Iterator[str]:
     """Of what is not in a layer."""
-    cell = result.cells.get(Place(None, tensor))
+    cell = result.cells.get(TensorPlace(None, tensor))
     if cell is not None:
         tied = f"of {cell.tied} rows past a near tie {cell.worst_tied:.1e}" if cell.tied else ""
         yield f"{tensor}: " + ", ".join(part for part in (_shown(cell), tied) if part)

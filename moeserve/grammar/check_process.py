@@ -19,7 +19,7 @@ from moeserve.sandbox.frames import receive_frame, send_frame
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 from .check_protocol import MAX_REQUEST_BYTES, Accepted, Refused, Reply, decode_spec, encode
-from .engine import CHECK_STACK_BYTES, Engine, threads_with_stack
+from .engine import CHECK_STACK_BYTES, GrammarEngine, threads_with_stack
 from .errors import GrammarError
 from .spec import ANY_OBJECT, GrammarSpec, to_grammar
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _serve(channel: socket.socket) -> None:
-    engine = Engine(TextTokenizer.from_gguf(open_metadata(Path(sys.argv[1]))))
+    engine = GrammarEngine(TextTokenizer.from_gguf(open_metadata(Path(sys.argv[1]))))
     check(engine, ANY_OBJECT)  # what is loaded or built on first use, threads among it
     child.confine(MEMORY_BYTES)
     send_frame(channel, encode(Refused("")))  # ready
@@ -49,7 +49,7 @@ def _serve(channel: socket.socket) -> None:
         send_frame(channel, encode(check(engine, spec)))
 
 
-def check(engine: Engine, spec: GrammarSpec) -> Reply:
+def check(engine: GrammarEngine, spec: GrammarSpec) -> Reply:
     """Compiles the spec's grammar and computes its first mask."""
     started = time.thread_time()
     try:

@@ -45,7 +45,7 @@ class Choice(msgspec.Struct, frozen=True, tag=True):
     options: list[str]
 
 
-class Tool(msgspec.Struct, frozen=True, array_like=True):
+class GrammarTool(msgspec.Struct, frozen=True, array_like=True):
     name: str
     schema: str  # of its arguments, JSON text
 
@@ -53,14 +53,14 @@ class Tool(msgspec.Struct, frozen=True, array_like=True):
 class ToolCalls(msgspec.Struct, frozen=True, tag=True):
     """Only calls of these tools: exactly one, or with `parallel` at least one."""
 
-    tools: list[Tool]
+    tools: list[GrammarTool]
     parallel: bool
 
 
 class TextWithToolCalls(msgspec.Struct, frozen=True, tag=True):
     """Free text; every call in it is a valid call of one of these tools."""
 
-    tools: list[Tool]
+    tools: list[GrammarTool]
     parallel: bool
 
 
@@ -68,7 +68,7 @@ class JsonOrToolCalls(msgspec.Struct, frozen=True, tag=True):
     """A JSON text that validates, or calls of these tools."""
 
     schema: str
-    tools: list[Tool]
+    tools: list[GrammarTool]
     parallel: bool
 
 
@@ -77,8 +77,8 @@ ANY_OBJECT: Final = JsonSchema('{"type": "object"}')
 
 
 def to_grammar(spec: GrammarSpec) -> str:
-    """Returns the grammar text that `engine.Engine.matcher` takes. Raises GrammarError for a spec that has none; most
-    mistakes are found when the grammar is compiled."""
+    """Returns the grammar text that `engine.GrammarEngine.matcher` takes. Raises GrammarError for a spec that has
+    none; most mistakes are found when the grammar is compiled."""
     match spec:
         case JsonSchema(schema=schema):
             return json.dumps({"grammars": [{"json_schema": _schema(schema)}]})
@@ -124,7 +124,7 @@ def _schema(text: str) -> Any:
     }
 
 
-def _bodies(tools: Sequence[Tool]) -> str:
+def _bodies(tools: Sequence[GrammarTool]) -> str:
     """Returns the rules for the text after `<tool_call>`, one a tool, in the form of Qwen3's template."""
     lines = ["body: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):

@@ -48,7 +48,7 @@ from moeserve.models.sources.huggingface.json_files import read_json
 from .choice import choose
 from .errors import HubError
 from .names import HubName
-from .progress import Progress
+from .progress import DownloadProgress
 
 log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
@@ -136,7 +136,7 @@ def _download(name: HubName, commit: str, files: list[str]) -> None:
         log.info(
             "downloading %s: %d files, %.2f GB, to %s", name, len(fresh), total / 1e9, constants.HF_HUB_CACHE
         )
-        with closing(Progress(total)) as progress:
+        with closing(DownloadProgress(total)) as progress:
             for blob in fresh:
                 if blob.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in Xet's chunks
                     _fetch_blob(name, blob, progress)
@@ -152,7 +152,7 @@ def _blob(name: HubName, commit: str, file: str) -> _Blob:
     return _Blob(file, url, _cache_folder(name) / "blobs" / found.etag, found.size)
 
 
-def _fetch_blob(name: HubName, blob: _Blob, progress: Progress) -> None:
+def _fetch_blob(name: HubName, blob: _Blob, progress: DownloadProgress) -> None:
     """Goes on where the last attempt has ended, in this process or another."""
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / _cache_folder(name).name / f"{blob.path.name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ LOG_EVERY_S = 5.0  # where there is no terminal
 log = logging.getLogger(__name__)
 
 
-class Progress:
+class DownloadProgress:
     """Of all files of a model together. Its `file` is what `http_get` takes for a class of bars."""
 
     def __init__(self, total: int) -> None:
@@ -42,7 +42,7 @@ class Progress:
             self._logged = now
             log.info("downloading: %.2f of %.2f GB", self._done / 1e9, self._total / 1e9)
 
-    def file(self, initial: int = 0, **_: Any) -> Progress:
+    def file(self, initial: int = 0, **_: Any) -> DownloadProgress:
         """A bar for one file, which is this one; `initial` bytes of it were there before."""
         self.update(initial)
         return self
@@ -50,7 +50,7 @@ class Progress:
     def close(self) -> None:
         self._bar.close()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> DownloadProgress:
         """http_get enters the bar of each file; it outlives them."""
         return self
 

@@ -93,7 +93,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     key_name: str = ""  # name of the client's API key; "" without API keys
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
     context: RequestContext = RequestContext()
-    progress: bool = False  # send a PromptProgress after each step that prefills a part of its prompt
+    progress: bool = False  # send a PrefillProgress after each step that prefills a part of its prompt
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -132,7 +132,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     decode_ms: float  # first token to last token
 
 
-class PromptProgress(msgspec.Struct, frozen=True, array_like=True):
+class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far a prompt has been prefilled: `done` of `total` tokens, `cached` of them found in the prefix cache."""
 
     total: int
@@ -154,7 +154,7 @@ class TokensItem(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     usage: Usage | None = None
-    progress: PromptProgress | None = None  # in an item without tokens
+    progress: PrefillProgress | None = None  # in an item without tokens
 
 
 class TokensOut(msgspec.Struct, frozen=True, tag=True):
@@ -194,7 +194,7 @@ class TextItem(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
     usage: Usage | None = None
-    progress: PromptProgress | None = None
+    progress: PrefillProgress | None = None
 
 
 class TextOut(msgspec.Struct, frozen=True, tag=True):

@@ -24,8 +24,8 @@ from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
 from moeserve.plan.rates import CpuRates, GpuRates
-from moeserve.plan.report import Plan, Speed, as_json, as_text
-from moeserve.plan.routing import Routing
+from moeserve.plan.report import PlacementPlan, Speed, as_json, as_text
+from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.units import GIB
 from moeserve.worker.device import choose_device
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
+def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     """Raises UserError for a file or a wish that cannot be served."""
     gguf = open_metadata(Path(config.model))
     model = read_checked_shape(gguf)
@@ -81,7 +81,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     most_rows = max(in_a_step, config.max_num_seqs)
     reserved = gpu_reserved_bytes(config, model, most_rows, float_weights=float_weights)
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
-    routing = Routing(model, options.counts)
+    routing = RoutingProbabilities(model, options.counts)
     if gpu is None:
         options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
     placement = place(sizes, options, room)
@@ -92,7 +92,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> Plan:
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates)
-    return Plan(
+    return PlacementPlan(
         model=model,
         gguf=gguf,
         placement=placement,
@@ -163,7 +163,7 @@ def _speed(
     in_a_step: int,
     model: ModelShape,
     sizes: ModelSizes,
-    routing: Routing,
+    routing: RoutingProbabilities,
     placement: Placement,
     cpu: CpuRates,
     gpu: GpuRates | None,

@@ -24,12 +24,12 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.options import demonstration_model
 from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
-from moeserve.plan.routing import Routing
+from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, Step
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import Q8_0
 from moeserve.worker.loading import load_cpu_runner
-from moeserve.worker.places import plan_places
+from moeserve.worker.thread_placement import place_threads
 
 READ_BYTES = 512 << 20  # at least, and
 READ_CACHES = 4  # times the last-level cache: of a cache of 300 MiB, half of 512 would be read
@@ -45,7 +45,7 @@ def measure(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRa
     check_cpu_types(gguf, [n.of_layer(0, n.ATTN_Q), *expert_tensors(0)])
     steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
     stream = CpuStream(
-        plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding),
+        place_threads(config.threads or 1, config.numa_nodes, config.cpu_binding),
         "" if config.isa == "auto" else config.isa,
     )
     rates = CpuRates(
@@ -92,7 +92,7 @@ def _explained(rates: CpuRates, rows: int) -> float:
     """Of a step of the packaged model: what its products, attention and operations take."""
     gguf = open_model(demonstration_model())
     model = read_checked_shape(gguf)
-    speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, KvLayout(model)), Routing(model), rates)
+    speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, KvLayout(model)), RoutingProbabilities(model), rates)
     return speed.seconds(Step(rows, 1, PROMPT + MOST_STEPS // 2))
 
 
@@ -140,13 +140,16 @@ def _expert_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> flo
     tokens = max(1, TOKENS * experts // model.num_experts)  # as many for each expert as a step has
     y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, model.expert_width)
     _clear(y)
-    room = RoutingWorkspace(tokens, experts, top_k)
-    room.ids[:] = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts
-    room.weights.fill_(1 / top_k)
-    heat, out = torch.zeros(2, experts, dtype=torch.int64), torch.zeros(tokens, model.hidden_size)
+    workspace = RoutingWorkspace(tokens, experts, top_k)
+    workspace.ids[:] = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts
+    workspace.weights.fill_(1 / top_k)
+    expert_token_counts, out = (
+        torch.zeros(2, experts, dtype=torch.int64),
+        torch.zeros(tokens, model.hidden_size),
+    )
 
     def compute() -> None:
-        stream.experts(gate, up, down, y, tokens, room, h, heat, out)
+        stream.experts(gate, up, down, y, tokens, workspace, h, expert_token_counts, out)
         stream.wait()
 
     return 6.0 * tokens * top_k * model.hidden_size * model.expert_width / _seconds(compute)

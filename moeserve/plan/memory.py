@@ -57,10 +57,8 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
         return fixed + cpu_workspace_bytes(model, tokens) + cpu_logits_bytes(model, config.max_num_seqs)
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
-    first_layers = (
-        cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size
-    )
-    return fixed + CUDA_LIBRARIES_BYTES + shared + (first_layers if placement.begins_in_ram else 0)
+    cpu_stage = cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size
+    return fixed + CUDA_LIBRARIES_BYTES + shared + (cpu_stage if placement.begins_in_ram else 0)
 
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:

@@ -26,7 +26,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlacementPlan:
     model: ModelShape
     gguf: ModelSource
     placement: Placement
@@ -42,7 +42,7 @@ class Plan:
     cautions: list[str]
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: PlacementPlan) -> dict[str, Any]:
     return {
         "model": asdict(plan.model),
         "file_bytes": sum(tensor.nbytes for tensor in plan.gguf.tensors.values()),
@@ -64,7 +64,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def as_text(plan: Plan, *, verbose: bool) -> str:
+def as_text(plan: PlacementPlan, *, verbose: bool) -> str:
     sections = [_head(plan), _where(plan), _memory(plan), _capacity(plan), _speed(plan)]
     if verbose:
         sections.insert(2, _every_tensor(plan))
@@ -73,7 +73,7 @@ def as_text(plan: Plan, *, verbose: bool) -> str:
     return "\n\n".join(sections)
 
 
-def tensors(plan: Plan) -> Iterator[tuple[str, int, str]]:
+def tensors(plan: PlacementPlan) -> Iterator[tuple[str, int, str]]:
     """(name, bytes where they lie, where) in the file's order."""
     for name, tensor in plan.gguf.tensors.items():
         where, on_gpu = _place_of(plan, name)
@@ -81,7 +81,7 @@ def tensors(plan: Plan) -> Iterator[tuple[str, int, str]]:
         yield name, int(total * (1 - on_gpu) + in_planes * on_gpu), where
 
 
-def _place_of(plan: Plan, name: str) -> tuple[str, float]:
+def _place_of(plan: PlacementPlan, name: str) -> tuple[str, float]:
     """Where a tensor goes, and the share of it on the GPU."""
     placement = plan.placement
     parts = name.split(".")
@@ -100,7 +100,7 @@ def _place_of(plan: Plan, name: str) -> tuple[str, float]:
 # ---------------------------------------------------------------- text
 
 
-def _head(plan: Plan) -> str:
+def _head(plan: PlacementPlan) -> str:
     m = plan.model
     size = sum(tensor.nbytes for tensor in plan.gguf.tensors.values())
     return (
@@ -109,7 +109,7 @@ def _head(plan: Plan) -> str:
     )
 
 
-def _where(plan: Plan) -> str:
+def _where(plan: PlacementPlan) -> str:
     placement = plan.placement
     lines = [_row("embedding", placement.embedding), _row("head", placement.head)]
     groups: list[tuple[int, int, str]] = []  # layers first..last that are alike
@@ -130,12 +130,12 @@ def _where(plan: Plan) -> str:
     return "\n".join(["Where", *lines])
 
 
-def _every_tensor(plan: Plan) -> str:
+def _every_tensor(plan: PlacementPlan) -> str:
     lines = [f"  {name:<32}{nbytes / MIB:>10.1f} MiB  {where}" for name, nbytes, where in tensors(plan)]
     return "\n".join(["Tensors", *lines])
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: PlacementPlan) -> str:
     m = plan.memory
     lines = [
         _row("RAM, weights", _gib(m.ram_weights)),
@@ -157,7 +157,7 @@ def _memory(plan: Plan) -> str:
     return "\n".join(["Memory", *lines])
 
 
-def _capacity(plan: Plan) -> str:
+def _capacity(plan: PlacementPlan) -> str:
     users = ", ".join(f"{count} of {tokens:,} tokens" for tokens, count in plan.users.items())
     return "\n".join(
         [
@@ -169,7 +169,7 @@ def _capacity(plan: Plan) -> str:
     )
 
 
-def _speed(plan: Plan) -> str:
+def _speed(plan: PlacementPlan) -> str:
     cpu, gpu = plan.cpu_rates, plan.gpu_rates
     machine = f"CPU {cpu.read / 1e9:.0f} GB/s, {cpu.expert_ops / 1e9:,.0f} Gop/s"
     if gpu is not None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from moeserve.models.interface import ModelShape
 
 
-class Routing:
+class RoutingProbabilities:
     """p [layers, experts]: the probability that a token is routed to an expert; each layer's add up to top_k. Tokens
     count as independent of one another, though those of one text are less so and touch fewer experts."""
 

@@ -22,7 +22,7 @@ from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.placement import ModelSizes, Placement
 from moeserve.plan.gpu_constants import H200, GpuConstants
 from moeserve.plan.rates import OPS_A_LAYER, CpuRates, GpuRates
-from moeserve.plan.routing import Routing
+from moeserve.plan.routing import RoutingProbabilities
 
 # Shares of a rate that the engine reaches, measured on two Zen 5 cores with Q4_K_M. Weights are read at 79 to 93% of
 # what reading alone reaches; norms, rotation and quantising take a tenth of the time of the products; attention
@@ -58,7 +58,9 @@ class Step:
 class CpuSpeed:
     """Of the CPU engine."""
 
-    def __init__(self, model: ModelShape, sizes: ModelSizes, routing: Routing, rates: CpuRates) -> None:
+    def __init__(
+        self, model: ModelShape, sizes: ModelSizes, routing: RoutingProbabilities, rates: CpuRates
+    ) -> None:
         self._model = model
         self._sizes = sizes
         self._routing = routing
@@ -123,7 +125,7 @@ class HybridSpeed:
         self,
         model: ModelShape,
         sizes: ModelSizes,
-        routing: Routing,
+        routing: RoutingProbabilities,
         placement: Placement,
         cpu: CpuRates,
         gpu: GpuRates,

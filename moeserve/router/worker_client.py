@@ -27,7 +27,7 @@ HELLO_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 5.0
 
 
-Answer = TypeVar("Answer", StepResult, ExpertUse)
+WorkerAnswer = TypeVar("WorkerAnswer", StepResult, ExpertUse)
 
 
 class RpycWorker(Worker, WorkerClient):
@@ -95,7 +95,7 @@ class RpycWorker(Worker, WorkerClient):
         self.request_expert_use()
         return self._wait_for(ExpertUse)
 
-    def _wait_for(self, kind: type[Answer]) -> Answer:
+    def _wait_for(self, kind: type[WorkerAnswer]) -> WorkerAnswer:
         while not (answers := self.poll()):
             self._stream.poll(None)
         if len(answers) != 1 or not isinstance(answers[0], kind):

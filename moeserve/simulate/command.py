@@ -31,7 +31,7 @@ from moeserve.workload.options import (
     workload_from,
 )
 from moeserve.workload.plot import write_plot
-from moeserve.workload.report import Row, details, failures, save, table
+from moeserve.workload.report import TableRow, details, failures, save, table
 
 # Options of the server that have the same meaning here.
 SHARED = tuple(
@@ -165,7 +165,7 @@ def _report(
     wall: float,
 ) -> None:
     more = _scheduling(simulation, result) | {"wall_seconds": wall}
-    rows: list[Row] = [(f"{_LABELS[name]}:", value) for name, value in more.items()]
+    rows: list[TableRow] = [(f"{_LABELS[name]}:", value) for name, value in more.items()]
     print(table(summary, "Simulation Result", args.metric_percentiles, {"Scheduling": rows}))
     print(failures(result.outcomes), file=sys.stderr, end="")
     if args.save_result is not None:

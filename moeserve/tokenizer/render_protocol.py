@@ -32,15 +32,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Request = Compile | Render
+RenderRequest = Compile | Render
 Reply = Rendered | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-_request: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_request: msgspec.msgpack.Decoder[RenderRequest] = msgspec.msgpack.Decoder(RenderRequest)
 _reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def decode_request(body: bytes) -> Request:
+def decode_request(body: bytes) -> RenderRequest:
     return _request.decode(body)
 
 

@@ -15,7 +15,7 @@ from .render_protocol import (
     Compile,
     Failed,
     Render,
-    Request,
+    RenderRequest,
     decode_reply,
     encode,
 )
@@ -169,7 +169,7 @@ class ChatRenderer:
         return reply.text
 
 
-def _encode(request: Request) -> bytes:
+def _encode(request: RenderRequest) -> bytes:
     try:
         frame = encode(request)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moeserve.grammar.engine import STACK_BYTES, Bits, Engine, threads_with_stack
+from moeserve.grammar.engine import STACK_BYTES, Bits, GrammarEngine, threads_with_stack
 from moeserve.grammar.errors import GrammarError
 from moeserve.messages.schema import SamplingParams
 from moeserve.worker.guide import Guide
@@ -42,7 +42,7 @@ class Constraints:
     """Written by the worker's step loop; `_guides` and `_masks` by the helper thread, whose jobs run one after
     another in the order of the calls."""
 
-    def __init__(self, max_num_seqs: int, build_engine: Callable[[], Engine]) -> None:
+    def __init__(self, max_num_seqs: int, build_engine: Callable[[], GrammarEngine]) -> None:
         """`build_engine` runs on the helper thread, at once: the worker goes on loading the model meanwhile."""
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         with threads_with_stack(STACK_BYTES):
@@ -55,7 +55,7 @@ class Constraints:
         ] = {}  # by slot: the newest job, whose result has the slot
 
     def bind(self, slot: int, sampling: SamplingParams, output_ids: Int32s) -> None:
-        """Overwrites whatever the slot held. `output_ids` are there when a paused request goes on."""
+        """Overwrites whatever the slot held. `output_ids` are there when a preempted request goes on."""
         self._next.pop(slot, None)
         if sampling.grammar or sampling.thinking is not None:
             self._next[slot] = self._helper.submit(self._start, slot, sampling, output_ids.tolist())

@@ -7,14 +7,14 @@ from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.units import GIB
 from moeserve.worker.memory import available_bytes
-from moeserve.worker.places import plan_places
+from moeserve.worker.thread_placement import place_threads
 
 
 def open_stream(config: ServerConfig) -> CpuStream:
     """Raises ConfigError where the CPU lacks `config.isa` or the threads do not fit."""
-    places = plan_places(config.threads or 1, config.numa_nodes, config.cpu_binding)
+    placements = place_threads(config.threads or 1, config.numa_nodes, config.cpu_binding)
     try:
-        return CpuStream(places, "" if config.isa == "auto" else config.isa)
+        return CpuStream(placements, "" if config.isa == "auto" else config.isa)
     except ValueError as error:
         raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
 

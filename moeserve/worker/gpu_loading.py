@@ -11,7 +11,7 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.grammar.engine import Engine
+from moeserve.grammar.engine import GrammarEngine
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kv.cache import KvCache
@@ -24,7 +24,7 @@ from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_loader import GpuLoader
-from moeserve.models.loading.progress import Progress
+from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
@@ -55,7 +55,7 @@ HANG_SECONDS = (
 def load_gpu_runner(
     config: ServerConfig,
     source: ModelSource,
-    on_progress: Progress,
+    on_progress: OnProgress,
     device: torch.device,
 ) -> Runner:
     """Loads the model and allocates everything a step needs. Raises ModelError for a bad file, ConfigError where the
@@ -63,7 +63,7 @@ def load_gpu_runner(
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(source)))
+    constraints = Constraints(config.max_num_seqs, lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
     shape = read_checked_shape(source)
     layout = KvLayout(shape)
     _check_lanes(source, shape)
@@ -119,7 +119,7 @@ class InRam:
     """What the GPU has no room for, on the pool's stream."""
 
     stream: CpuStream
-    first_layers: CpuWeights | None  # None: the GPU begins with the embedding
+    cpu_stage: CpuWeights | None  # None: the GPU begins with the embedding
     experts: RamExperts | None  # of the GPU's layers; None: all are there
 
 
@@ -129,7 +129,7 @@ def _in_ram(
     source: ModelSource,
     placement: Placement,
     device: torch.device,
-    on_progress: Progress,
+    on_progress: OnProgress,
 ) -> InRam | None:
     if not placement.begins_in_ram and not placement.shares_layers:
         return None
@@ -165,11 +165,11 @@ def _cpu_stage(
     max_tokens: int,
     device: torch.device,
 ) -> CpuStage | None:
-    if in_ram is None or in_ram.first_layers is None:
+    if in_ram is None or in_ram.cpu_stage is None:
         return None
     model = CpuDecoder(
         layout.shape,
-        in_ram.first_layers,
+        in_ram.cpu_stage,
         in_ram.stream,
         KvCache(layout, capacity.num_slots, range(placement.layers_in_ram)).layers,
         step_sizes(max_tokens)[-1],

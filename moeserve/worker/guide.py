@@ -4,7 +4,7 @@
     THINKING   anything, until `</think>`; when the budget is spent, the thought's ending is forced
     ANSWER     what the grammar allows
 
-Driven by the tokens alone, so a request that was paused is where it was once its output has been accepted again.
+Driven by the tokens alone, so a request that was preempted is where it was once its output has been accepted again.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.grammar.engine import Engine
+from moeserve.grammar.engine import GrammarEngine
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvMemoryBudget, plan_capacity
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.loading.cpu_loader import CpuLoader
-from moeserve.models.loading.progress import Progress
+from moeserve.models.loading.progress import OnProgress
 from moeserve.models.open import open_dummy_model, open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
@@ -29,7 +29,7 @@ from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import ready_message
 from moeserve.worker.runner import Runner
-from moeserve.worker.sampler import SamplerState
+from moeserve.worker.sampler import CpuSampler
 from moeserve.worker.self_test import check_logits
 from moeserve.worker.step_dump import open_dump
 
@@ -37,7 +37,7 @@ from moeserve.worker.step_dump import open_dump
 SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
 
 
-def load_runner(config: ServerConfig, on_progress: Progress) -> Runner:
+def load_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
     """Loads the model of `config.model` on the device that `config.device` chooses, and allocates everything a step
     needs.
 
@@ -49,7 +49,7 @@ def load_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     return runner
 
 
-def _load_on_device(config: ServerConfig, on_progress: Progress) -> Runner:
+def _load_on_device(config: ServerConfig, on_progress: OnProgress) -> Runner:
     if choose_device(config.device) == "cpu":
         return load_cpu_runner(config, on_progress)
     _set_up_torch()
@@ -69,14 +69,14 @@ def _set_up_torch() -> None:
     torch.set_grad_enabled(False)
 
 
-def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
+def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
     """On the CPU."""
     _refuse_gpu_flags(config)
     _set_up_torch()
     stream = open_stream(config)
     source = open_weights(config)
     # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: Engine(TextTokenizer.from_gguf(source)))
+    constraints = Constraints(config.max_num_seqs, lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
     shape = read_checked_shape(source)
     layout = KvLayout(shape)
     tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
@@ -96,7 +96,7 @@ def load_cpu_runner(config: ServerConfig, on_progress: Progress) -> Runner:
     capacity = plan_capacity(config, layout, [budget])
     kv = KvCache(layout, capacity.num_slots, layers).layers
     model = CpuDecoder(shape, weights, stream, kv, most_rows, capacity.max_model_len)
-    sampler = SamplerState(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
+    sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)
     ready = ready_message(config, layout, capacity, weights.bytes, engine.description, tokens)
     return Runner(engine, ready, constraints, dump)

@@ -19,7 +19,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
-from moeserve.worker.sequences import Layout, Sequences, entries, log_bound
+from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
 from moeserve.worker.step_dump import StepDump, StepRecord
 
 
@@ -46,7 +46,7 @@ class Runner:
         idle_ms = (started - self._step_ended) * 1e3
         for seq in plan.new_seqs:
             self._bind(seq)
-        layout = Layout(plan.rows)
+        layout = StepLayout(plan.rows)
         record = None if self._dump is None else self._dump.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
@@ -63,7 +63,7 @@ class Runner:
         dump, self._dump = self._dump, None
         result = self.step(plan)
         self._dump = dump
-        self.engine.forget(Layout(plan.rows))
+        self.engine.forget(StepLayout(plan.rows))
         return result
 
     def expert_use(self) -> ExpertUse:
@@ -77,13 +77,13 @@ class Runner:
         self.engine.bind(seq, tokens)
         self._constraints.bind(seq.req_slot, seq.sampling, tokens[seq.num_prompt :])
 
-    def _prompt_logprobs(self, rows: list[Row], layout: Layout) -> dict[int, list[TokenLogprob]]:
+    def _prompt_logprobs(self, rows: list[Row], layout: StepLayout) -> dict[int, list[TokenLogprob]]:
         found: dict[int, list[TokenLogprob]] = {}
         for span in self._sequences.prompt_spans(rows, layout, self.engine.logit_rows):
             found.setdefault(span.row, []).extend(self.engine.score(span))
         return found
 
-    def _sample(self, layout: Layout, record: StepRecord | None) -> list[Sampled]:
+    def _sample(self, layout: StepLayout, record: StepRecord | None) -> list[Sampled]:
         sampled: list[Sampled] = []
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):
             part = slice(first, first + self.engine.logit_rows)

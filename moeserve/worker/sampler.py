@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from moeserve.kernels._C import Pool
-from moeserve.kernels.sampling.cpu import SamplerState as KernelState
+from moeserve.kernels.sampling.cpu import SamplerState
 from moeserve.messages.schema import SamplingParams, TokenLogprob
 
 
@@ -39,11 +39,11 @@ def bind_arguments(
     }
 
 
-class SamplerState:
+class CpuSampler:
     """Sampling state of request slots 0..max_num_seqs-1. Written only by the worker's step loop.
 
     Which random number a token gets depends on the request's seed and on how many tokens it has put out, on nothing
-    else: a request that is paused and bound again with its output so far goes on as if it had never stopped.
+    else: a request that is preempted and bound again with its output so far goes on as if it had never stopped.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SamplerState:
     ) -> None:
         """`pool`: the CPU pool that rows are shared out to; without it they run one after another. `isa`: "plain",
         "avx2" or "avx512" (ValueError where the CPU lacks it); None takes the best. Neither changes a result."""
-        self._state = KernelState(max_num_seqs, vocab_size, pool, isa)
+        self._state = SamplerState(max_num_seqs, vocab_size, pool, isa)
         self._vocab_size = vocab_size
 
     def bind(

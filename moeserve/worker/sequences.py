@@ -60,7 +60,7 @@ class Sequences:
         inside = positions < self.tokens.shape[1]
         self.tokens[slots[inside], positions[inside]] = np.maximum(tokens[inside], 0)
 
-    def prompt_spans(self, rows: list[Row], layout: Layout, at_most: int) -> Iterator[PromptSpan]:
+    def prompt_spans(self, rows: list[Row], layout: StepLayout, at_most: int) -> Iterator[PromptSpan]:
         """What prompt logprobs a step owes, in order, in spans of up to `at_most` tokens."""
         for index, row in enumerate(rows):
             top_n = self.prompt_logprobs[row.req_slot]
@@ -82,7 +82,7 @@ def log_bound(seq: NewSeq, num_tokens: int) -> None:
         log.debug("slot %d: %d tokens, %d cached", seq.req_slot, num_tokens, cached, extra=extra)
 
 
-class Layout:
+class StepLayout:
     """A plan's rows as arrays; `offset[i]` is row i's first place in the step."""
 
     def __init__(self, rows: list[Row]) -> None:

@@ -45,7 +45,7 @@ from moeserve.errors import ConfigError
 from moeserve.messages.schema import Sampled, WorkerReady
 from moeserve.models.interface import ModelShape
 from moeserve.version import version
-from moeserve.worker.sequences import Layout, Sequences
+from moeserve.worker.sequences import Sequences, StepLayout
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class StepDump:
         self._written = 0
         self._failed = False
 
-    def start(self, layout: Layout, sequences: Sequences, ready: WorkerReady) -> StepRecord | None:
+    def start(self, layout: StepLayout, sequences: Sequences, ready: WorkerReady) -> StepRecord | None:
         """A record of the step that begins now; None when all have been written."""
         if self._failed or self._written == self._steps:
             return None
@@ -148,7 +148,7 @@ class StepRecord:
         self._dump, self._rows = dump, rows
         self._file: StepFile | None = file  # None when it could not be written
 
-    def rows(self, layout: Layout, sequences: Sequences) -> None:
+    def rows(self, layout: StepLayout, sequences: Sequences) -> None:
         """Which rows these are."""
         hashes = [
             context_hashes(sequences.tokens[slot, : start + count], start)

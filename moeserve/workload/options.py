@@ -14,7 +14,7 @@ from typing import Any
 
 from moeserve.errors import ConfigError
 from moeserve.workload.metrics import parse_goodput
-from moeserve.workload.shapes import PRESETS, Shape, generate
+from moeserve.workload.shapes import PRESETS, WorkloadShape, generate
 from moeserve.workload.trace import MAX_SECONDS, MAX_TOKENS, Workload, read_trace, write_trace
 
 
@@ -168,7 +168,7 @@ def add_judgement_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _defaults(name: str) -> str:
-    usual = getattr(Shape(), name)
+    usual = getattr(WorkloadShape(), name)
     others = [
         f"{preset}: {getattr(shape, name):g}"
         for preset, shape in PRESETS.items()
@@ -200,7 +200,7 @@ def workload_from(args: argparse.Namespace) -> Workload:
     return workload
 
 
-def _shape(args: argparse.Namespace, given: dict[str, Any]) -> Shape:
+def _shape(args: argparse.Namespace, given: dict[str, Any]) -> WorkloadShape:
     shape = dataclasses.replace(PRESETS[args.dataset_name or "random"], **given)
     for name, needed in _NEEDS.items():
         if name in given and not getattr(shape, needed):

@@ -107,8 +107,8 @@ def _draw_panel(panel: Panel) -> list[str]:
         return [*parts, f'<text x="{LEFT}" y="{PANEL_H / 2}">nothing was measured</text>']
     x_ticks = _log_ticks(x_all.min(), x_all.max()) if panel.log_x else _ticks(x_all.max())
     y_ticks = _ticks(y_all.max())
-    x_scale = Scale(x_ticks, LEFT, PANEL_W - RIGHT, log=panel.log_x)
-    y_scale = Scale(y_ticks, PANEL_H - BOTTOM, TOP, log=False)
+    x_scale = AxisScale(x_ticks, LEFT, PANEL_W - RIGHT, log=panel.log_x)
+    y_scale = AxisScale(y_ticks, PANEL_H - BOTTOM, TOP, log=False)
     parts += _axes(x_ticks, y_ticks, x_scale(np.array(x_ticks)), y_scale(np.array(y_ticks)))
     for place, line in enumerate(panel.lines):
         colour = COLOURS[place]
@@ -136,7 +136,7 @@ def _axes(x_ticks: list[float], y_ticks: list[float], x_at: Numbers, y_at: Numbe
     return parts
 
 
-class Scale:
+class AxisScale:
     """Values to pixels; the first tick is at `start`, the last at `end`."""
 
     def __init__(self, ticks: list[float], start: float, end: float, *, log: bool) -> None:

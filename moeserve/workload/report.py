@@ -13,7 +13,7 @@ from moeserve.workload.metrics import METRICS, Outcome
 
 WIDTH = 50
 SHOWN_REASONS = 5
-Row = tuple[str, float | int | str]
+TableRow = tuple[str, float | int | str]
 
 _TOTALS = {
     "completed": "Successful requests:",
@@ -32,7 +32,7 @@ _TOTALS = {
 
 
 def table(
-    summary: dict[str, Any], title: str, percentiles: Sequence[float], more: dict[str, list[Row]]
+    summary: dict[str, Any], title: str, percentiles: Sequence[float], more: dict[str, list[TableRow]]
 ) -> str:
     """`more` are further sections, by their titles."""
     lines = [f"{f' {title} ':=^{WIDTH}}"]

@@ -16,7 +16,7 @@ from moeserve.workload.trace import Session, Turn, Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadShape:
     """Lengths are tokens. Field names are those of the options (`input_len` is `--input-len`)."""
 
     input_len: int = 1024  # new tokens a request: after the prefix, or after the history
@@ -30,15 +30,17 @@ class Shape:
     long_every: int = 0  # every so many requests one has long_input_len new tokens; 0: none
 
 
-PRESETS: dict[str, Shape] = {
-    "random": Shape(),
-    "shared-prefix": Shape(input_len=256, prefix_len=256, num_prefixes=10),  # vLLM's prefix_repetition
-    "multi-turn": Shape(input_len=128, prefix_len=1000, num_turns=10),
-    "long-among-short": Shape(input_len=256, long_every=16),
+PRESETS: dict[str, WorkloadShape] = {
+    "random": WorkloadShape(),
+    "shared-prefix": WorkloadShape(
+        input_len=256, prefix_len=256, num_prefixes=10
+    ),  # vLLM's prefix_repetition
+    "multi-turn": WorkloadShape(input_len=128, prefix_len=1000, num_turns=10),
+    "long-among-short": WorkloadShape(input_len=256, long_every=16),
 }
 
 
-def generate(shape: Shape, num_requests: int, rate: float, burstiness: float, seed: int) -> Workload:
+def generate(shape: WorkloadShape, num_requests: int, rate: float, burstiness: float, seed: int) -> Workload:
     """`num_requests` in sessions that arrive at `rate` a second (see `arrival_times`). The last session is
     shorter where the number asks for it."""
     rng = np.random.default_rng(seed)

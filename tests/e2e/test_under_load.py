@@ -1,4 +1,4 @@
-"""What many clients at once may count on: prefixes computed once, answers that pauses do not change, nothing left
+"""What many clients at once may count on: prefixes computed once, answers that preemptions do not change, nothing left
 behind by those who went away, a queue that says when it is full."""
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_each_keys_cache_can_be_its_own(keyed: Server) -> None:
 
 
 def test_a_pool_that_runs_dry_changes_no_answer(server: Server, small_pool: Server) -> None:
-    """Sixteen answers of 600 tokens, of which four fit: nobody could know, so most of them are paused now and then."""
+    """Sixteen answers of 600 tokens, of which four fit: nobody could know, so most are preempted now and then."""
     requests = [
         {
             "prompt": prompt_ids(40, seed=200 + i),

@@ -28,7 +28,7 @@ from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.runner import Runner
-from moeserve.worker.sequences import Layout, Sequences
+from moeserve.worker.sequences import Sequences, StepLayout
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 
 LAYERS, EXPERTS = 3, 4
@@ -105,7 +105,7 @@ def test_the_same_bits_as_in_the_whole_model(tiny_model: Path) -> None:
     sequences = Sequences(2, 64)
     sequences.bind(NewSeq(0, _ints([5, 6, 7, 8]), 4, _ints([9, 3]), GREEDY))
     for start, slots in ((0, [9, 3]), (2, [11, 2])):  # the second pair behind a cached prefix
-        layout = Layout([Row(0, start, 2, _ints(slots), True)])
+        layout = StepLayout([Row(0, start, 2, _ints(slots), True)])
         part.compute(layout, sequences)
         plan = AttentionPlan()
         whole.forward(cpu_batch(plan, layout, sequences, whole, stream))

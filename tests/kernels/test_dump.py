@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from benchmarks.hugging_face_dump import texts_of, write_dump
 from moeserve.cli import main
 from moeserve.config import ServerConfig
-from moeserve.dump.compare import Place, Result, Tolerances, compare
+from moeserve.dump.compare import Result, TensorPlace, Tolerances, compare
 from moeserve.dump.format import of_layer, step_path
 from moeserve.dump.reader import Dump, DumpError
 from moeserve.errors import ConfigError
@@ -199,7 +199,7 @@ def test_a_request_that_one_dump_lacks_is_left_out(dumped: Path, tmp_path: Path)
 )
 def test_what_was_changed_is_named(dumped: Path, tmp_path: Path, layer: int | None, tensor: str) -> None:
     """A row of step 3, the second prompt's, in a tensor, and the same of a later step."""
-    place = Place(layer, tensor)
+    place = TensorPlace(layer, tensor)
     row = 0 if tensor == "logits" else 5
 
     def change(tensors: dict[str, Any]) -> None:
@@ -229,11 +229,11 @@ def test_a_wrong_expert_is_named(dumped: Path, tmp_path: Path, monkeypatch: pyte
     send(driver_of(tmp_path / "broken"), [0, 1, 2])
     result = compared(dumped, tmp_path / "broken")
     assert result.first is not None
-    assert result.first.place == Place(1, "expert_output")
+    assert result.first.place == TensorPlace(1, "expert_output")
     ids = Dump(dumped).rows_of(of_layer(1, "expert_ids"), result.pairs.a)
     uses = (ids == 3).any(axis=1)
     assert result.first.pair == np.flatnonzero(uses)[0]
-    assert result.cells[Place(1, "expert_output")].differ == uses.sum()
+    assert result.cells[TensorPlace(1, "expert_output")].differ == uses.sum()
 
 
 def test_a_choice_that_the_logits_do_not_explain_is_a_difference(dumped: Path, tmp_path: Path) -> None:
@@ -243,9 +243,9 @@ def test_a_choice_that_the_logits_do_not_explain_is_a_difference(dumped: Path, t
 
     result = compared(dumped, changed(dumped, tmp_path / "other", 0, swap))
     assert result.first is not None
-    assert result.first.place == Place(1, "expert_ids")
+    assert result.first.place == TensorPlace(1, "expert_ids")
     assert result.first.experts is not None
-    assert result.cells[Place(1, "expert_ids")].ties == 0
+    assert result.cells[TensorPlace(1, "expert_ids")].ties == 0
 
 
 def test_a_near_tie_is_none(dumped: Path, tmp_path: Path) -> None:
@@ -261,9 +261,9 @@ def test_a_near_tie_is_none(dumped: Path, tmp_path: Path) -> None:
 
     result = compared(dumped, changed(dumped, tmp_path / "other", 0, tie), Tolerances(0.25, 3.0))
     assert result.first is None
-    cell = result.cells[Place(0, "expert_ids")]
+    cell = result.cells[TensorPlace(0, "expert_ids")]
     assert (cell.other, cell.ties, cell.differ) == (1, 1, 0)
-    behind = result.cells[Place(1, "after_attention")]
+    behind = result.cells[TensorPlace(1, "after_attention")]
     assert behind.tied == len(PROMPTS[0]) - 4 + 2
     assert behind.worst == 0
     assert behind.worst_tied == pytest.approx(0.4 / 1.4, rel=1e-3)

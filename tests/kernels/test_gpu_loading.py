@@ -37,9 +37,9 @@ def header(tmp_path: Path) -> Path:
 def placed(header: Path, rules: str) -> Placement:
     gguf = open_dummy_model(header)
     (header.parent / "rules.yaml").write_text(rules)
-    wishes = PlacementOptions(rules=Rules.read(header.parent / "rules.yaml"), max_total_tokens=128)
+    options = PlacementOptions(rules=Rules.read(header.parent / "rules.yaml"), max_total_tokens=128)
     sizes = ModelSizes.of(gguf.tensors, KvLayout(read_shape(gguf)))
-    return place(sizes, wishes, Gpu(GIB, 0))
+    return place(sizes, options, Gpu(GIB, 0))
 
 
 @pytest.mark.parametrize("rules", [STREAMED, IN_RAM], ids=["a rule asks for it", "nobody asks for it"])

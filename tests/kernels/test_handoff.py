@@ -44,7 +44,7 @@ def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:
     layers = [Layer.random(stream), None, Layer.random(stream, seed=10), Layer.random(stream, seed=20)]
     h = handoff(stream, *layers)
     gpu = HandGpu(h)
-    heat = torch.zeros(2, len(HERE), dtype=torch.int64)
+    expert_token_counts = torch.zeros(2, len(HERE), dtype=torch.int64)
     h.begin()
     h.begin()
     got, expected = [], []
@@ -59,10 +59,10 @@ def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:
             expected.append((layer, x, ids, weights))
             if i == 2:
                 counts = torch.bincount(ids[ids >= 0].flatten(), minlength=len(HERE))
-                heat += torch.stack([counts, (counts > 0).long()])
+                expert_token_counts += torch.stack([counts, (counts > 0).long()])
     stream.wait()
     h.check()
-    assert torch.equal(h.expert_token_counts(2), heat)
+    assert torch.equal(h.expert_token_counts(2), expert_token_counts)
     for out, case in zip(got, expected, strict=True):
         assert torch.equal(out, alone(stream, *case))
     h.close()

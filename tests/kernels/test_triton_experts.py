@@ -228,8 +228,8 @@ def test_a_shared_expert_is_one_part_more(tokens: int) -> None:
     count, q = counter(live), quantize(x.float())
     op.shared_gate(x.to(DEVICE), gate.to(DEVICE), count, all_weights[:, top_k], all_ids[:, top_k])
 
-    few = tokens <= 16
-    parts = torch.zeros(tokens, 1 if few else top_k + 1, hidden, device=DEVICE)
+    small_batch = tokens <= 16
+    parts = torch.zeros(tokens, 1 if small_batch else top_k + 1, hidden, device=DEVICE)
     method = op.method_for(tokens)
     for matrices, columns in ((routed, slice(0, top_k)), (shared, slice(top_k, None))):
         k, num, width = len(range(top_k + 1)[columns]), matrices[0].experts, matrices[0].rows
@@ -237,9 +237,9 @@ def test_a_shared_expert_is_one_part_more(tokens: int) -> None:
         of_up = [a for p in matrices[:2] for a in (tensors(p), int(p.type))]
         of_down = (tensors(matrices[2]), int(kind), width)
         h = GpuActivations.empty(
-            tokens * k, width, DEVICE, dtype=None if few else torch.float16, quantised=few
+            tokens * k, width, DEVICE, dtype=None if small_batch else torch.float16, quantised=small_batch
         )
-        if few:
+        if small_batch:
             small_batch_up(
                 None, q.codes.to(DEVICE), q.scales.to(DEVICE), *of_up, hidden, my_ids, h.x, h.codes, h.scales
             )  # fmt: skip
@@ -256,11 +256,11 @@ def test_a_shared_expert_is_one_part_more(tokens: int) -> None:
         op.experts_down(h.x, *of_down, block_expert, block_routes, count, parts[:, columns])
     after, y = residual.clone().to(DEVICE), torch.empty(tokens, hidden, device=DEVICE)
     add_norm(
-        after, parts, None if few else all_weights, None if few else all_ids, None, None, count, gain.to(DEVICE), 1e-6,
-        y, None, None,
+        after, parts, None if small_batch else all_weights, None if small_batch else all_ids, None, None, count,
+        gain.to(DEVICE), 1e-6, y, None, None,
     )  # fmt: skip
 
-    through = [round_trip if few else torch.Tensor.double] * 3
+    through = [round_trip if small_batch else torch.Tensor.double] * 3
     expected = residual[:live] + reference(
         x[:live].float(), *(dequantize(p).cpu() for p in routed), ids[:live], weights[:live], *through
     )

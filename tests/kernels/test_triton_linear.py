@@ -66,9 +66,9 @@ def test_shapes(rows: int, cols: int, tokens: int) -> None:
     kind = weights.Type.Q4_K if cols % 256 == 0 else weights.Type.Q5_0
     p = planes_of(kind, rows, cols)
     x = activations("heavy-tailed", tokens, cols).half()
-    few = tokens <= GEMV_TOKENS
-    expected = reference(round_trip(x) if few else x, dequantize(p, 0).cpu())
-    assert nmse(run(p, x, tokens, integer=few), expected) < 1e-6
+    small_batch = tokens <= GEMV_TOKENS
+    expected = reference(round_trip(x) if small_batch else x, dequantize(p, 0).cpu())
+    assert nmse(run(p, x, tokens, integer=small_batch), expected) < 1e-6
 
 
 def test_more_columns_than_a_pass_takes() -> None:

@@ -244,15 +244,17 @@ def test_routing(experts: int, top_k: int) -> None:
     local = torch.full((n, top_k), -7, dtype=torch.int32, device=DEVICE)
     mine_weights = torch.full((n, top_k), GUARD, device=DEVICE)
     many = (1 << 32) - 1  # tokens, as a server has counted after some days
-    heat = torch.full((experts,), many, dtype=torch.int64, device=DEVICE)
+    expert_token_counts = torch.full((experts,), many, dtype=torch.int64, device=DEVICE)
     where = torch.arange(experts, dtype=torch.int32).flip(0) - 2
-    route(logits.to(DEVICE), where.to(DEVICE), counter(live), mine, local, mine_weights, heat)
+    route(logits.to(DEVICE), where.to(DEVICE), counter(live), mine, local, mine_weights, expert_token_counts)
     assert torch.equal(mine[:live].cpu(), ids)
     assert torch.equal(local[:live].cpu(), where[ids.long()])
     assert torch.allclose(mine_weights[:live].cpu().double(), weights, rtol=1e-5, atol=1e-12)
     assert (mine[live:] == -1).all()
     assert (mine_weights[live:] == 0).all()
-    assert torch.equal(heat.cpu() - many, torch.bincount(ids.flatten().long(), minlength=experts))
+    assert torch.equal(
+        expert_token_counts.cpu() - many, torch.bincount(ids.flatten().long(), minlength=experts)
+    )
 
 
 @pytest.mark.parametrize(("rows", "experts", "cols"), [(1, 5, 96), (8, 12, 64)])

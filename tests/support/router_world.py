@@ -14,7 +14,7 @@ from moeserve.messages.schema import (
     DetokenizeStart,
     GenerateRequest,
     NewSeq,
-    PromptProgress,
+    PrefillProgress,
     RequestError,
     Row,
     Sampled,
@@ -163,7 +163,7 @@ class Seen:
     opened: bool = False
     tokens: list[int] = field(default_factory=list)
     prompt_logprobs: list[int] = field(default_factory=list)
-    progress: list[PromptProgress] = field(default_factory=list)
+    progress: list[PrefillProgress] = field(default_factory=list)
     final: TokensItem | RequestError | DetokenizeEnd | None = None
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from moeserve.grammar.engine import Engine
+from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.spec import Choice, Ebnf, JsonSchema, to_grammar
 from moeserve.messages.schema import SamplingParams, Thinking
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.guide import Guide
-from moeserve.worker.sampler import SamplerState
+from moeserve.worker.sampler import CpuSampler
 from tests.conftest import TINY_MODEL
 
 SLOTS = 4
@@ -48,8 +48,8 @@ class World:
     """The part of the worker that samples: a step is a row of random logits for each slot given."""
 
     def __init__(self) -> None:
-        self.constraints = Constraints(SLOTS, lambda: Engine(TOKENIZER))
-        self.sampler = SamplerState(SLOTS, VOCAB)
+        self.constraints = Constraints(SLOTS, lambda: GrammarEngine(TOKENIZER))
+        self.sampler = CpuSampler(SLOTS, VOCAB)
 
     def bind(self, slot: int, params: SamplingParams, output: list[int] | None = None) -> None:
         known = np.array(output or [], np.int32)
@@ -193,7 +193,7 @@ def test_an_answer_may_come_without_a_thought(world: World) -> None:
 
 
 def test_a_guide_knows_where_it_is_from_the_tokens_alone() -> None:
-    engine = Engine(TOKENIZER)
+    engine = GrammarEngine(TOKENIZER)
     script = [OPEN, 5, 6, 7, *ENDING, *TOKENIZER.encode("yes")]
     masks = []
     guide = Guide(engine.matcher(to_grammar(Choice(["yes"]))), thinking(is_open=False, budget=3), EOS)

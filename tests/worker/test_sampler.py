@@ -10,7 +10,7 @@ import torch
 
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.messages.schema import SamplingParams, TokenLogprob
-from moeserve.worker.sampler import SamplerState
+from moeserve.worker.sampler import CpuSampler
 from moeserve.worker.sequences import Sequences, entries
 
 VOCAB = 400
@@ -25,12 +25,12 @@ def logits_of_step(step: int) -> torch.Tensor:
     return torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(step))
 
 
-def run(state: SamplerState, slot: int, steps: range) -> list[int]:
+def run(state: CpuSampler, slot: int, steps: range) -> list[int]:
     return [int(state.sample(logits_of_step(step), ids(slot))[0][0]) for step in steps]
 
 
 def test_a_seed_reproduces_and_another_differs() -> None:
-    state = SamplerState(4, VOCAB)
+    state = CpuSampler(4, VOCAB)
     runs = []
     for slot, seed in enumerate((1, 1, 2, -1)):
         state.bind(slot, SamplingParams(max_tokens=50, seed=seed), ids(1, 2), NONE)
@@ -49,7 +49,7 @@ def test_a_paused_request_goes_on_as_if_it_had_not_stopped() -> None:
         top_p=0.9,
     )
     prompt = ids(5, 6, 7)
-    state = SamplerState(2, VOCAB)
+    state = CpuSampler(2, VOCAB)
     state.bind(0, params, prompt, NONE)
     whole = run(state, 0, range(40))
     state.bind(1, params, prompt, NONE)
@@ -61,7 +61,7 @@ def test_a_paused_request_goes_on_as_if_it_had_not_stopped() -> None:
 
 def test_penalties_count_what_was_sampled() -> None:
     """With equal logits and a presence penalty, greedy output walks through the vocabulary."""
-    state = SamplerState(1, VOCAB)
+    state = CpuSampler(1, VOCAB)
     state.bind(0, SamplingParams(max_tokens=9, temperature=0, presence_penalty=1.0), ids(0, 1), NONE)
     flat = torch.zeros(1, VOCAB)
     assert [int(state.sample(flat, ids(0))[0][0]) for _ in range(5)] == [0, 1, 2, 3, 4]
@@ -72,7 +72,7 @@ def test_penalties_count_what_was_sampled() -> None:
 
 
 def test_stop_tokens_wait_for_min_tokens() -> None:
-    state = SamplerState(1, VOCAB)
+    state = CpuSampler(1, VOCAB)
     params = SamplingParams(max_tokens=9, temperature=0, min_tokens=3, stop_token_ids=(7, 8))
     state.bind(0, params, ids(1), NONE)
     logits = torch.zeros(1, VOCAB)
@@ -81,7 +81,7 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
 
 
 def test_logit_bias_forces_and_forbids() -> None:
-    state = SamplerState(2, VOCAB)
+    state = CpuSampler(2, VOCAB)
     state.bind(0, SamplingParams(max_tokens=9, seed=1, logit_bias={33: 100.0}), ids(1), NONE)
     assert set(run(state, 0, range(20))) == {33}
     state.bind(1, SamplingParams(max_tokens=9, temperature=0, logit_bias={0: -100.0}), ids(1), NONE)
@@ -89,7 +89,7 @@ def test_logit_bias_forces_and_forbids() -> None:
 
 
 def test_rows_of_a_batch_go_to_their_slots() -> None:
-    state = SamplerState(3, VOCAB)
+    state = CpuSampler(3, VOCAB)
     for slot, logprobs in enumerate((None, 2, 0)):
         state.bind(slot, SamplingParams(max_tokens=9, temperature=0, logprobs=logprobs), ids(1), NONE)
     logits = torch.zeros(3, VOCAB)
@@ -110,7 +110,7 @@ def test_rows_of_a_batch_go_to_their_slots() -> None:
 
 
 def test_a_broken_row_fails_its_own_request_alone() -> None:
-    state = SamplerState(2, VOCAB)
+    state = CpuSampler(2, VOCAB)
     for slot in range(2):
         state.bind(slot, SamplingParams(max_tokens=9, temperature=0, logprobs=1), ids(1), NONE)
     logits = torch.zeros(2, VOCAB)
@@ -123,7 +123,7 @@ def test_a_broken_row_fails_its_own_request_alone() -> None:
 
 def test_a_failed_rows_token_is_stored_as_one_that_has_an_embedding() -> None:
     """The plan in flight computes the next row of its request, whose token this is."""
-    state = SamplerState(3, VOCAB)
+    state = CpuSampler(3, VOCAB)
     for slot in range(3):
         state.bind(slot, SamplingParams(max_tokens=9, temperature=0), ids(1), NONE)
     logits = torch.zeros(3, VOCAB)
@@ -145,7 +145,7 @@ def test_a_failed_rows_token_is_stored_as_one_that_has_an_embedding() -> None:
 
 
 def test_prompt_logprobs_are_those_of_the_tokens_given() -> None:
-    state = SamplerState(1, VOCAB)
+    state = CpuSampler(1, VOCAB)
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1))
     logits[2, 0] = math.inf
     found = state.prompt_logprobs(logits, ids(17, 399, 4), 3)
@@ -159,6 +159,6 @@ def test_prompt_logprobs_are_those_of_the_tokens_given() -> None:
 
 
 def test_ids_that_the_model_does_not_have_are_refused() -> None:
-    state = SamplerState(1, VOCAB)
+    state = CpuSampler(1, VOCAB)
     with pytest.raises(ValueError, match="token id 400"):
         state.bind(0, SamplingParams(max_tokens=1, logit_bias={VOCAB: 1.0}), ids(1), NONE)

@@ -25,8 +25,8 @@ class Tool:
             "function": {"name": self.name, **described, "parameters": self.parameters},
         }
 
-    def for_grammar(self) -> grammar.Tool:
-        return grammar.Tool(self.name, json.dumps(self.parameters))
+    def for_grammar(self) -> grammar.GrammarTool:
+        return grammar.GrammarTool(self.name, json.dumps(self.parameters))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ToolUse:
             case "auto" if any(tool.is_strict for tool in self.tools):
                 loose = grammar.ANY_OBJECT.schema
                 shapes = [
-                    shape if tool.is_strict else grammar.Tool(tool.name, loose)
+                    shape if tool.is_strict else grammar.GrammarTool(tool.name, loose)
                     for tool, shape in zip(self.tools, tools, strict=True)
                 ]
                 return grammar.TextWithToolCalls(shapes, self.parallel)

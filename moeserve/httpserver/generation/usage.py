@@ -122,7 +122,7 @@ def _length(spans: list[tuple[float, float]]) -> float:
     return max(end for _, end in lasting) - min(start for start, _ in lasting) if lasting else 0.0
 
 
-def prompt_progress(of: schema.PromptProgress) -> PromptProgress:
+def prompt_progress(of: schema.PrefillProgress) -> PromptProgress:
     """Returns the wire form of a progress message."""
     return {"total": of.total, "cache": of.cached, "processed": of.done, "time_ms": round(of.ms, 3)}
 

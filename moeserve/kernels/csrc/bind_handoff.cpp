@@ -1,14 +1,10 @@
-// Python's view of the hand-off and of the CUDA driver. Addresses are plain integers; the shapes are in
-// moeserve/kernels/handoff.
+// Python's view of the hand-off. Addresses are plain integers; the shapes are in moeserve/kernels/handoff.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
-#include <utility>
 
-#include "cuda_driver.h"
 #include "handoff.h"
 #include "stream.h"
 
@@ -35,17 +31,6 @@ Handoff::Slot make_slot(const Activations& y, Address ids, Address deferred_ids,
 
 void bind_handoff(nb::module_& m) {
   using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
-
-  // Both give "" or the reason why not.
-  m.def("cuda_stream_wait_value", &cuda_stream_wait_value, "stream"_a, "address"_a, "value"_a);
-  m.def(
-      "cuda_device_address",
-      [](Address host) {
-        uint64_t address = 0;
-        const std::string error = cuda_device_address(at<void>(host), &address);
-        return std::pair(address, error);
-      },
-      "host"_a);
 
   nb::class_<Handoff::Layer>(m, "HandoffLayer")
       .def(

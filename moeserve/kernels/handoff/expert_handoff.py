@@ -151,8 +151,7 @@ class ExpertHandoff:
 
         With deferral: without those of the layer that come late, and with those of the layer before.
         """
-        # On an H200 this costs 4 to 8 us a layer, the driver's stream memory operation 12
-        # (docs/results/2026-11-20-hand-off.md).
+        # Cheaper than the driver's stream memory operation: docs/results/2026-11-20-hand-off.md.
         poll_kernel((1,), self._region.answers[layer], PDL, num_warps=1, launch_pdl=PDL)
         combine_kernel(
             (len(out),),

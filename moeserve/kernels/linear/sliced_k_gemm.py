@@ -31,6 +31,7 @@ from moeserve.kernels.linear.gemm import (
     store_tile,
 )
 from moeserve.kernels.linear.k_blocks import expert_planes
+from moeserve.kernels.linear.sliced_k_activations import activation_pointers, load_activations
 from moeserve.kernels.planes.triton import scale_and_min
 from moeserve.quantization import Scale
 
@@ -144,7 +145,7 @@ def add_group(acc, w0, w1, a0, a1, bias_rows, s, m, F: tl.constexpr):
 
 
 @triton.jit
-def unit_scales(words, d, g: tl.constexpr, F: tl.constexpr, RB: tl.constexpr):
+def k_block_scales(words, d, g: tl.constexpr, F: tl.constexpr, RB: tl.constexpr):
     """float32 s and m [KB * RB, BN / RB] of group g."""
     if F.scale == U8_MIN:
         s, m = scale_and_min(words[0], words[1], d, g, F)
@@ -162,10 +163,10 @@ def add_pair(
 ):  # fmt: skip
     """Adds the products of fields 2h and 2h + 1 of the K blocks at hand to acc [KB * RB, BN / RB, BM]. a0, a1
     [KB * RB, 16, BM]: the activations. Gives acc and the bytes that the next fields may take."""
-    s0, m0 = unit_scales(words, d, h * 32 // F.group, F, RB)
+    s0, m0 = k_block_scales(words, d, h * 32 // F.group, F, RB)
     s1, m1 = s0, m0
     if F.group == 16:
-        s1, m1 = unit_scales(words, d, h * 2 + 1, F, RB)
+        s1, m1 = k_block_scales(words, d, h * 2 + 1, F, RB)
     low, high = next_parts(low, high, at, live, h * 2, COLS, F)
     if acc.shape[2] <= SCALED_AFTER:
         w0 = k_blocks_first(field_codes(low, high, h * 2, F, a0.dtype), KB, RB)
@@ -188,49 +189,6 @@ def scaled_field(low, high, s, m, f: tl.constexpr, F: tl.constexpr, KB: tl.const
     """float32 weights [KB * RB, BN / RB, 16] of field f."""
     numbers = k_blocks_first(field_numbers(low, high, f, F), KB, RB)
     return numbers * (s * (1.0 / F.unit))[:, :, None] - (s * F.bias + m)[:, :, None]
-
-
-@triton.jit
-def for_row_blocks(a, RB: tl.constexpr):
-    """[KB, 16, BM] to [KB * RB, 16, BM]."""
-    wide = tl.broadcast_to(a[:, None, :, :], [a.shape[0], RB, 16, a.shape[2]])
-    return tl.reshape(wide, [a.shape[0] * RB, 16, a.shape[2]])
-
-
-@triton.jit
-def activation_pointers(
-    x, block_routes, count, block, COLS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr
-):
-    """Pointers [KB * 8 * BM, 16] to the first KB K blocks of the block's rows of x, which rows exist [.., 1] and the
-    columns [.., 16]: 16 columns of all tokens, then the next 16. So they also lie in shared memory. Longer pieces would
-    meet more bank conflicts there, shorter ones would fetch a sector twice."""
-    at = tl.arange(0, KB * 8 * BM)
-    _routes, live, rows = route_pointers(x, block_routes, count, block * BM + at % BM, COLS, TOP_K)
-    k = (at // BM * 16)[:, None] + tl.arange(0, 16)[None, :]
-    return rows[:, None] + k, live[:, None], k
-
-
-@triton.jit
-def load_activations(
-    x, live, k, first, COLS: tl.constexpr, BM: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr
-):
-    """The eight fields [KB * RB, 16, BM] of K blocks `first` on; x, live, k: of activation_pointers."""
-    if COLS % (KB * 128) != 0:
-        live = live & (first * 128 + k < COLS)
-    a = tl.load(x + first * 128, live, 0.0)
-    a = tl.reshape(a, [KB, 2, 2, 2, BM, 16])  # K blocks, fields, tokens, columns
-    a = tl.permute(a, [0, 5, 4, 1, 2, 3])
-    even, odd = tl.split(a)
-    a04, a26 = tl.split(even)
-    a15, a37 = tl.split(odd)
-    a0, a4 = tl.split(a04)
-    a2, a6 = tl.split(a26)
-    a1, a5 = tl.split(a15)
-    a3, a7 = tl.split(a37)
-    return (
-        for_row_blocks(a0, RB), for_row_blocks(a1, RB), for_row_blocks(a2, RB), for_row_blocks(a3, RB),
-        for_row_blocks(a4, RB), for_row_blocks(a5, RB), for_row_blocks(a6, RB), for_row_blocks(a7, RB),
-    )  # fmt: skip
 
 
 @triton.jit

@@ -35,10 +35,10 @@ def _matrix(weight: list[Tensor], kind: int, cols: int) -> Matrix:
 
 
 def _activations(x: Tensor) -> Activations:
-    room = Activations(*x.shape)
-    room.f32.copy_(x)
-    room.q8.copy_(quantize(x).rows())
-    return room
+    workspace = Activations(*x.shape)
+    workspace.f32.copy_(x)
+    workspace.q8.copy_(quantize(x).rows())
+    return workspace
 
 
 def embed(ids: Tensor, table: list[Tensor], kind: int, cols: int) -> Tensor:
@@ -89,10 +89,10 @@ def attention(
 
 
 def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    room = RoutingWorkspace(len(logits), logits.shape[1], top_k)
-    _stream().route(logits, len(logits), room)
+    workspace = RoutingWorkspace(len(logits), logits.shape[1], top_k)
+    _stream().route(logits, len(logits), workspace)
     _stream().wait()
-    return room.ids, room.weights
+    return workspace.ids, workspace.weights
 
 
 def experts(
@@ -101,13 +101,13 @@ def experts(
 ) -> Tensor:  # fmt: skip
     (n, hidden), top_k, (num, ff) = x.shape, ids.shape[1], gate[0].shape[:2]
     g, u = _matrix(gate, gate_kind, hidden), _matrix(up, up_kind, hidden)
-    room = RoutingWorkspace(n, num, top_k)
-    room.ids.copy_(ids)
-    room.weights.copy_(weights)
+    workspace = RoutingWorkspace(n, num, top_k)
+    workspace.ids.copy_(ids)
+    workspace.weights.copy_(weights)
     out = torch.zeros(n, hidden)
     counts = torch.zeros(2, num, dtype=torch.int64)
     d, y, h = _matrix(down, down_kind, ff), _activations(x), Activations(n * top_k, ff)
-    _stream().experts(g, u, d, y, n, room, h, counts, out)
+    _stream().experts(g, u, d, y, n, workspace, h, counts, out)
     _stream().wait()
     return out
 

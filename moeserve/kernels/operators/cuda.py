@@ -28,9 +28,9 @@ def _count(x: Tensor) -> Tensor:
     return torch.tensor([len(x)], dtype=torch.int32, device=x.device)
 
 
-def _activations(x: Tensor, *, few: bool, kinds: tuple[int, ...]) -> GpuActivations:
+def _activations(x: Tensor, *, small_batch: bool, kinds: tuple[int, ...]) -> GpuActivations:
     """What products take: few rows as float32 and int8, many as what the tensor cores multiply."""
-    if few:
+    if small_batch:
         q = quantize(x)
         return GpuActivations(x, q.codes, q.scales)
     # bfloat16 cannot overflow; but it would take three bits of float16 weights, and Triton's interpreter lacks it.
@@ -51,7 +51,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def linear(x: Tensor, weight: list[Tensor], kind: int) -> Tensor:
-    a = _activations(x, few=len(x) <= gemv_tokens(weight[0].shape[1]), kinds=(kind,))
+    a = _activations(x, small_batch=len(x) <= gemv_tokens(weight[0].shape[1]), kinds=(kind,))
     out = torch.empty(len(x), weight[0].shape[1], device=x.device)
     launch_linear(a.x, a.codes, a.scales, _count(x), weight, kind, None, 0, x.shape[1], out)
     return out
@@ -93,13 +93,13 @@ def experts(
     down: list[Tensor], down_kind: int,
 ) -> Tensor:  # fmt: skip
     (n, hidden), top_k, (num, ff), device = x.shape, ids.shape[1], gate[0].shape[:2], x.device
-    room = BlockWorkspace(n, top_k, num, device)
-    few = room.method.up is None
-    a = _activations(x, few=few, kinds=(gate_kind, up_kind, down_kind))
+    workspace = BlockWorkspace(n, top_k, num, device)
+    small_batch = workspace.method.up is None
+    a = _activations(x, small_batch=small_batch, kinds=(gate_kind, up_kind, down_kind))
     assert a.x is not None
-    as_int8 = few and QUANT_TYPES[down_kind].is_quantised
+    as_int8 = small_batch and QUANT_TYPES[down_kind].is_quantised
     h = GpuActivations.empty(n * top_k, ff, device, dtype=None if as_int8 else a.x.dtype, quantised=as_int8)
-    if few:
+    if small_batch:
         out = torch.empty(n, hidden, device=device)
         small_batch_up(
             a.x, a.codes, a.scales, gate, gate_kind, up, up_kind, hidden, ids, h.x, h.codes, h.scales
@@ -107,10 +107,10 @@ def experts(
         small_batch_down(h.x, h.codes, h.scales, down, down_kind, ff, ids, weights, _count(x), out)
         return out
     assert h.x is not None
-    align_routes(ids, _count(x), num, room.expert, room.routes)
-    experts_up(a.x, gate, gate_kind, up, up_kind, hidden, room.expert, room.routes, top_k, h.x)
+    align_routes(ids, _count(x), num, workspace.expert, workspace.routes)
+    experts_up(a.x, gate, gate_kind, up, up_kind, hidden, workspace.expert, workspace.routes, top_k, h.x)
     parts = torch.empty(n, top_k, hidden, device=device)
-    experts_down(h.x, down, down_kind, ff, room.expert, room.routes, _count(x), parts)
+    experts_down(h.x, down, down_kind, ff, workspace.expert, workspace.routes, _count(x), parts)
     return torch.einsum("nkh,nk->nh", parts, weights)
 
 
@@ -124,7 +124,10 @@ def sample(
     positions: Tensor,
 ) -> Tensor:
     (n, vocab), device = logits.shape, logits.device
-    state, room = DeviceSamplerState(n, vocab, device, history_rows=0), SamplingWorkspace(n, vocab, device)
+    state, workspace = (
+        DeviceSamplerState(n, vocab, device, history_rows=0),
+        SamplingWorkspace(n, vocab, device),
+    )
     for i in range(n):
         state.bind(
             i, temperature=float(temperature[i]), top_k=int(top_k[i]), top_p=float(top_p[i]), min_p=float(min_p[i]),
@@ -133,7 +136,7 @@ def sample(
     tokens = torch.empty(n, dtype=torch.int32, device=device)
     launch_sample(
         logits, torch.arange(n, dtype=torch.int32, device=device), _count(logits), state.params, state.bias_ids,
-        state.bias_values, state.stop_ids, state.history, None, None, room.block_max, room.block_sum, room.values,
-        room.ids, tokens,
+        state.bias_values, state.stop_ids, state.history, None, None, workspace.block_max, workspace.block_sum,
+        workspace.values, workspace.ids, tokens,
     )  # fmt: skip
     return tokens

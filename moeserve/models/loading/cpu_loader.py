@@ -23,7 +23,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuWeights,
     GatedExperts,
 )
-from moeserve.models.loading.progress import Progress
+from moeserve.models.loading.progress import OnProgress
 from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -39,7 +39,7 @@ class CpuLoader:
         stream: CpuStream,
         source: ModelSource,
         shape: ModelShape,
-        progress: Progress,
+        progress: OnProgress,
         in_place: bool = False,
     ) -> None:
         self._in_place = in_place

@@ -43,9 +43,9 @@ class ExpertStream:
         self._panels = [None if layer is None else [_bytes_of(m) for m in layer.matrices] for layer in layers]
         some = [layer for layer in layers if layer is not None]
         nowhere = torch.full_like(some[0].expert_map, -1)
-        # int32 [layers, experts]: places in RAM; then those of the experts that a step streams, and of the others.
-        self._places = torch.stack([nowhere if layer is None else layer.expert_map for layer in layers])
-        self._streamed, self._left = torch.full_like(self._places, -1), self._places
+        # int32 [layers, experts]: the expert maps of RAM; then of the experts that a step streams, and of the others.
+        self._expert_maps = torch.stack([nowhere if layer is None else layer.expert_map for layer in layers])
+        self._streamed, self._left = torch.full_like(self._expert_maps, -1), self._expert_maps
         self._counts = [0] * len(layers)
         if self._is_gpu:
             self._pin()
@@ -105,9 +105,11 @@ class ExpertStream:
         if counts == self._counts:
             return
         self._counts = counts
-        taken = self._places < torch.tensor(counts, dtype=torch.int32)[:, None].to(self._places.device)
-        self._streamed = torch.where(taken, self._places, -1)
-        self._left = torch.where(taken, -1, self._places)
+        taken = self._expert_maps < torch.tensor(counts, dtype=torch.int32)[:, None].to(
+            self._expert_maps.device
+        )
+        self._streamed = torch.where(taken, self._expert_maps, -1)
+        self._left = torch.where(taken, -1, self._expert_maps)
 
     def _launch_copy(self) -> None:
         if self._next == len(self._order):

@@ -20,7 +20,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuWeights,
     MergedLinear,
 )
-from moeserve.models.loading.progress import Progress
+from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import expert_map_of
 from moeserve.models.loading.upload import Upload
 from moeserve.models.shape_reader import check_tensors
@@ -32,7 +32,7 @@ class GpuLoader:
     """Reads one model; used once."""
 
     def __init__(
-        self, source: ModelSource, shape: ModelShape, device: torch.device, progress: Progress
+        self, source: ModelSource, shape: ModelShape, device: torch.device, progress: OnProgress
     ) -> None:
         self._source = source
         self._shape = shape

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-Progress = Callable[[str, int, int], None]  # stage, done, in all: bytes, or experts' layers
+OnProgress = Callable[[str, int, int], None]  # stage, done, in all: bytes, or experts' layers

@@ -13,7 +13,7 @@ from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
 from moeserve.models.interface import expert_tensors
 from moeserve.models.loading.cpu_types import check_cpu_types
-from moeserve.models.loading.progress import Progress
+from moeserve.models.loading.progress import OnProgress
 from moeserve.models.sources.source import ModelSource
 
 
@@ -48,7 +48,7 @@ def load_ram_experts(
     source: ModelSource,
     cpu_ids: Sequence[Sequence[int]],
     device: torch.device,
-    progress: Progress,
+    progress: OnProgress,
     first_layer: int = 0,
 ) -> RamExperts:
     """cpu_ids: the experts in RAM of each layer from `first_layer` on, in the order in which they are to lie there.

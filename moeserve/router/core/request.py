@@ -9,7 +9,7 @@ from array import array
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from moeserve.messages.schema import GenerateRequest, PromptProgress, SamplingParams, Usage
+from moeserve.messages.schema import GenerateRequest, PrefillProgress, SamplingParams, Usage
 
 if TYPE_CHECKING:
     from moeserve.router.core.radix_cache import Node
@@ -151,10 +151,10 @@ class Request:
         """The logprobs of the whole prompt have been sent (the first token has none)."""
         return self.num_scored >= self.num_prompt - 1
 
-    def progress(self, done: int, now: float) -> PromptProgress:
+    def progress(self, done: int, now: float) -> PrefillProgress:
         """The message for a prompt of which `done` positions are computed. Only after its first chunk was planned."""
         assert self.first_planned_at is not None
-        return PromptProgress(
+        return PrefillProgress(
             total=self.num_prompt,
             cached=self.cached_tokens or 0,
             done=done,

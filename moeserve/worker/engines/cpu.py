@@ -13,12 +13,12 @@ from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
-from moeserve.worker.sampler import SamplerState
-from moeserve.worker.sequences import Int32s, Layout, PromptSpan, Sequences
+from moeserve.worker.sampler import CpuSampler
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
 def cpu_batch(
-    plan: AttentionPlan, layout: Layout, sequences: Sequences, model: CpuDecoder, stream: CpuStream
+    plan: AttentionPlan, layout: StepLayout, sequences: Sequences, model: CpuDecoder, stream: CpuStream
 ) -> CpuBatch:
     """A step's rows for the CPU. Fills `plan`, which lasts until the next call; the rows' KV slots are remembered."""
     sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
@@ -47,7 +47,7 @@ class CpuEngine:
     logit_rows = CPU_LOGIT_ROWS
     counts_every_step = True
 
-    def __init__(self, stream: CpuStream, model: CpuDecoder, sampler: SamplerState) -> None:
+    def __init__(self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler) -> None:
         self._stream = stream
         self._model = model
         self._sampler = sampler
@@ -64,7 +64,7 @@ class CpuEngine:
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
     def forward(
-        self, layout: Layout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
+        self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream), observer)
         self._stream.wait()
@@ -72,7 +72,7 @@ class CpuEngine:
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
         return self._sampler.prompt_logprobs(self._logits(span.places), span.targets, span.top_n)
 
-    def logits(self, layout: Layout, first: int) -> Tensor:
+    def logits(self, layout: StepLayout, first: int) -> Tensor:
         self._last_logits = self._logits(layout.sampled_rows[first : first + self.logit_rows])
         return self._last_logits
 
@@ -83,7 +83,7 @@ class CpuEngine:
     def finish(self) -> None:
         """`forward` and `logits` have waited."""
 
-    def forget(self, layout: Layout) -> None:
+    def forget(self, layout: StepLayout) -> None:
         self._model.forget(layout.kv_slots.tolist())
 
     def expert_counts(self) -> ExpertCounts:

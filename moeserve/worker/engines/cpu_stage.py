@@ -18,7 +18,7 @@ from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.observer import LayerObserver
 from moeserve.worker.engines.cpu import cpu_batch
-from moeserve.worker.sequences import Layout, Sequences
+from moeserve.worker.sequences import Sequences, StepLayout
 
 
 class CpuStage:
@@ -38,7 +38,9 @@ class CpuStage:
         """float32 [max_tokens, hidden], pinned: the GPU reads a step's rows from there."""
         return self._model.x
 
-    def compute(self, layout: Layout, sequences: Sequences, observer: LayerObserver | None = None) -> None:
+    def compute(
+        self, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None = None
+    ) -> None:
         """Returns when x is there. The GPU must be done with the step before."""
         self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream), observer)
         self._stream.wait()

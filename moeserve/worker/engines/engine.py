@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moeserve.messages.schema import NewSeq, TokenLogprob
 from moeserve.models.observer import LayerObserver
-from moeserve.worker.sequences import Int32s, Layout, PromptSpan, Sequences
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 # Bit masks of allowed tokens (int32 [any, words]), and each row's index into them (int32 [rows], -1: any token).
 TokenMasks = tuple[Int32s, Int32s]
@@ -42,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def forward(
-        self, layout: Layout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
+        self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         """Computes, or launches, all layers for the step's rows. has_new: requests were bound for this step, whose rows
         may read the KV of others of the step."""
@@ -52,7 +52,7 @@ class Engine(Protocol):
         """How likely the step's rows found these prompt tokens."""
         ...
 
-    def logits(self, layout: Layout, first: int) -> Tensor:
+    def logits(self, layout: StepLayout, first: int) -> Tensor:
         """float32 [m, vocab] of the sampled rows from `first` on, at most `logit_rows`; valid until the next call."""
         ...
 
@@ -65,7 +65,7 @@ class Engine(Protocol):
         """Waits for all of the step. Raises where the device failed."""
         ...
 
-    def forget(self, layout: Layout) -> None:
+    def forget(self, layout: StepLayout) -> None:
         """Nothing stays of the step that these rows were, the engine's first: no KV, no slots, no counts."""
         ...
 

@@ -29,7 +29,7 @@ from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import StepInputs
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_sampler import GpuSampler
-from moeserve.worker.sequences import Int32s, Layout, PromptSpan, Sequences
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
 class _LogitRows(NamedTuple):
@@ -114,7 +114,7 @@ class GpuEngine:
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
     def forward(
-        self, layout: Layout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
+        self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         """Launches the step, with the head where it is a recorded one. A step that is observed never is."""
         self._step = inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
@@ -150,7 +150,7 @@ class GpuEngine:
         scores = self._sampler.score(self._model.logits(self._step.size, places, count), targets, count)
         return [entry for entry in scores.read([span.top_n] * n) if entry is not None]
 
-    def logits(self, layout: Layout, first: int) -> Tensor:
+    def logits(self, layout: StepLayout, first: int) -> Tensor:
         n = min(len(layout.sampled_rows) - first, self.logit_rows)
         size = self._step.size if self._has_logits else _rounded(n, self._model.head_sizes)
         rows, slots, count = self._step.head(first // self.logit_rows, size)
@@ -177,7 +177,7 @@ class GpuEngine:
             self._done.wait()
         self._model.check()
 
-    def forget(self, layout: Layout) -> None:
+    def forget(self, layout: StepLayout) -> None:
         kv_slots = layout.kv_slots.tolist()
         self._model.forget(kv_slots)
         if self._cpu_stage is not None:
@@ -253,7 +253,7 @@ class GpuEngine:
         rows, _, count = inputs.head(0, size)
         self._recorded_logits[size] = self._model.logits(size, rows, count)
 
-    def _tiles(self, layout: Layout, num_decode: int) -> Tensor:
+    def _tiles(self, layout: StepLayout, num_decode: int) -> Tensor:
         """Of the chunks behind the first `num_decode` rows."""
         chunks = slice(num_decode, None)
         fields = (layout.offset, layout.count, layout.start, layout.req_slot)

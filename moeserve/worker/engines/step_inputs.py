@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moeserve.models.blocks.gpu.workspace import GpuBatch
-from moeserve.worker.sequences import Layout, Sequences
+from moeserve.worker.sequences import Sequences, StepLayout
 
 COUNTS = 128
 _FIELDS = 6
@@ -41,7 +41,7 @@ class StepInputs:
         self.token_ids, self.positions, self.kv_slots, self.req_slots = (f[:size] for f in on_device[:4])
         self._rows, self._slots = on_device[4:]
 
-    def fill(self, layout: Layout, sequences: Sequences) -> None:
+    def fill(self, layout: StepLayout, sequences: Sequences) -> None:
         """On the host; the copy before must have been made."""
         n, m = layout.n, len(layout.sampled_rows)
         self._counts[:] = 0

@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from moeserve.bench.client import Answer, Client
+from moeserve.bench.client import Client, StreamedAnswer
 from moeserve.bench.load import Load, Run
 from moeserve.bench.prompts import ChatPrompts, ProbeFailed, TextPrompts, WordCount, choose_writer
 from moeserve.workload.metrics import Outcome
-from moeserve.workload.shapes import Shape, generate
+from moeserve.workload.shapes import WorkloadShape, generate
 from moeserve.workload.trace import Session, Turn, Workload
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -66,8 +66,8 @@ async def against(handler: Handler, use: Callable[[Client], Awaitable[Returned]]
         await runner.cleanup()
 
 
-def ask(parts: Sequence[Part]) -> Answer:
-    async def use(client: Client) -> Answer:
+def ask(parts: Sequence[Part]) -> StreamedAnswer:
+    async def use(client: Client) -> StreamedAnswer:
         return await client.ask({"prompt": "x"}, 11)
 
     return asyncio.run(against(scripted(parts), use))
@@ -131,7 +131,7 @@ def test_an_error_status_is_a_failure_with_its_text() -> None:
     async def refuse(request: web.Request) -> web.StreamResponse:
         return web.Response(status=503, text="busy")
 
-    async def use(client: Client) -> Answer:
+    async def use(client: Client) -> StreamedAnswer:
         return await client.ask({}, 1)
 
     answer = asyncio.run(against(refuse, use))
@@ -139,7 +139,7 @@ def test_an_error_status_is_a_failure_with_its_text() -> None:
 
 
 def test_no_server_is_a_failure() -> None:
-    async def use() -> Answer:
+    async def use() -> StreamedAnswer:
         async with aiohttp.ClientSession() as session:
             return await Client(session, "http://127.0.0.1:9/v1/completions", {}).ask({}, 1)
 
@@ -169,8 +169,8 @@ class FakeModel:
         return await scripted(parts)(request)
 
 
-CHATTY = generate(Shape(input_len=25, output_len=1, prefix_len=45, num_turns=2), 2, math.inf, 1.0, 0)
-SINGLE = generate(Shape(input_len=25, output_len=1), 1, math.inf, 1.0, 0)
+CHATTY = generate(WorkloadShape(input_len=25, output_len=1, prefix_len=45, num_turns=2), 2, math.inf, 1.0, 0)
+SINGLE = generate(WorkloadShape(input_len=25, output_len=1), 1, math.inf, 1.0, 0)
 
 
 def chosen(model: FakeModel, workload: Workload, *, text: bool = False) -> tuple[str, list[dict[str, Any]]]:
@@ -222,7 +222,7 @@ def test_chat_prompts_are_messages() -> None:
     prompts = ChatPrompts(CHATTY, 0, WordCount(5, 2))
     first = json.loads(json.dumps(prompts.body(0)))["messages"]
     assert [message["role"] for message in first] == ["system", "user"]
-    prompts.answered(Answer(Outcome(0, 0), text="fox"))
+    prompts.answered(StreamedAnswer(Outcome(0, 0), text="fox"))
     second = prompts.body(1)["messages"]
     assert second[:2] == first
     assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
@@ -230,7 +230,7 @@ def test_chat_prompts_are_messages() -> None:
 
 
 def test_a_shared_prefix_is_shared_as_text() -> None:
-    workload = generate(Shape(input_len=10, prefix_len=20, num_prefixes=2), 3, math.inf, 1.0, 0)
+    workload = generate(WorkloadShape(input_len=10, prefix_len=20, num_prefixes=2), 3, math.inf, 1.0, 0)
     a, b, c = (
         TextPrompts(workload, session, WordCount(0, 1)).body(0)["prompt"].split() for session in range(3)
     )
@@ -264,7 +264,7 @@ def loaded(workload: Workload, parts: Sequence[Part], max_concurrency: int | Non
 
 
 def test_no_more_at_once_than_allowed() -> None:
-    workload = generate(Shape(input_len=3, output_len=1), 6, math.inf, 1.0, 0)
+    workload = generate(WorkloadShape(input_len=3, output_len=1), 6, math.inf, 1.0, 0)
     run = loaded(workload, [0.05, event("a"), DONE], max_concurrency=2)
     sent = sorted(outcome.sent for outcome in run.outcomes)
     assert sent[2] >= 0.05
@@ -283,7 +283,7 @@ def test_requests_keep_their_times_and_turns_their_order() -> None:
 
 
 def test_a_failed_turn_ends_its_session() -> None:
-    workload = generate(Shape(input_len=3, num_turns=4), 8, math.inf, 1.0, 0)
+    workload = generate(WorkloadShape(input_len=3, num_turns=4), 8, math.inf, 1.0, 0)
     run = loaded(workload, [DONE])
     errors = [outcome.error for outcome in run.outcomes]
     assert len(errors) == workload.num_requests

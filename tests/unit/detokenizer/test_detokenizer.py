@@ -24,9 +24,9 @@ from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
+    PrefillProgress,
     ProcessFailed,
     ProcessReady,
-    PromptProgress,
     RequestError,
     Shutdown,
     StopHit,
@@ -186,7 +186,7 @@ def test_prompt_logprobs_pass_through_without_tokens() -> None:
 
 
 def test_progress_passes_through_without_tokens() -> None:
-    progress = PromptProgress(total=9, cached=2, done=4, ms=1.5)
+    progress = PrefillProgress(total=9, cached=2, done=4, ms=1.5)
     assert opened().tokens(TokensOut([item(b"", progress=progress)]))[0][0].progress == progress
 
 

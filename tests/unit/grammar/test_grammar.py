@@ -14,18 +14,18 @@ import psutil
 import pytest
 
 from moeserve.grammar.checker import GrammarChecker
-from moeserve.grammar.engine import Engine, Matcher
+from moeserve.grammar.engine import GrammarEngine, Matcher
 from moeserve.grammar.errors import GrammarError
 from moeserve.grammar.spec import (
     ANY_OBJECT,
     Choice,
     Ebnf,
     GrammarSpec,
+    GrammarTool,
     JsonOrToolCalls,
     JsonSchema,
     Regex,
     TextWithToolCalls,
-    Tool,
     ToolCalls,
     to_grammar,
 )
@@ -35,7 +35,7 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from tests.conftest import TINY_MODEL
 
-SUM = Tool(
+SUM = GrammarTool(
     "sum",
     json.dumps(
         {
@@ -46,7 +46,7 @@ SUM = Tool(
         }
     ),
 )
-NOW = Tool("now", '{"type": "object", "properties": {}, "additionalProperties": false}')
+NOW = GrammarTool("now", '{"type": "object", "properties": {}, "additionalProperties": false}')
 CALL_SUM = '<tool_call>\n{"name": "sum", "arguments": {"a": 1, "b": -20}}\n</tool_call>'
 CALL_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
@@ -57,8 +57,8 @@ def tokenizer() -> TextTokenizer:
 
 
 @pytest.fixture(scope="module")
-def engine(tokenizer: TextTokenizer) -> Engine:
-    return Engine(tokenizer)
+def engine(tokenizer: TextTokenizer) -> GrammarEngine:
+    return GrammarEngine(tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +68,20 @@ def checker() -> Iterator[GrammarChecker]:
     made.close()
 
 
-def allowed(engine: Engine, matcher: Matcher) -> set[int]:
+def allowed(engine: GrammarEngine, matcher: Matcher) -> set[int]:
     mask = np.zeros(engine.words, np.int32)
     matcher.fill(mask)
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
 
 
-def matches(engine: Engine, tokenizer: TextTokenizer, spec: GrammarSpec, text: str) -> bool:
+def matches(engine: GrammarEngine, tokenizer: TextTokenizer, spec: GrammarSpec, text: str) -> bool:
     """Whether the whole text may come, every token of it being allowed by the mask before it."""
     matcher = engine.matcher(to_grammar(spec))
     for token_id in tokenizer.encode(text, parse_special=False):
         if token_id not in allowed(engine, matcher):
             return False
         matcher.accept(token_id)
-    return matcher.may_end
+    return not allowed(engine, matcher).isdisjoint(engine.eos_ids)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def matches(engine: Engine, tokenizer: TextTokenizer, spec: GrammarSpec, text: s
     ],
 )  # fmt: skip
 def test_a_spec_is_matched_by_what_it_means(
-    engine: Engine, tokenizer: TextTokenizer, spec: GrammarSpec, good: list[str], bad: list[str]
+    engine: GrammarEngine, tokenizer: TextTokenizer, spec: GrammarSpec, good: list[str], bad: list[str]
 ) -> None:
     for text in good:
         assert matches(engine, tokenizer, spec, text), text
@@ -122,7 +122,7 @@ def test_a_spec_is_matched_by_what_it_means(
         assert not matches(engine, tokenizer, spec, text), text
 
 
-def test_at_its_end_only_end_tokens_may_come(engine: Engine, tokenizer: TextTokenizer) -> None:
+def test_at_its_end_only_end_tokens_may_come(engine: GrammarEngine, tokenizer: TextTokenizer) -> None:
     matcher = engine.matcher(to_grammar(Choice(["ab"])))
     for token_id in tokenizer.encode("ab"):
         assert not allowed(engine, matcher) & set(engine.eos_ids)
@@ -135,7 +135,7 @@ def test_at_its_end_only_end_tokens_may_come(engine: Engine, tokenizer: TextToke
         matcher.accept(5)
 
 
-def test_control_tokens_are_no_text(engine: Engine, tokenizer: TextTokenizer) -> None:
+def test_control_tokens_are_no_text(engine: GrammarEngine, tokenizer: TextTokenizer) -> None:
     matcher = engine.matcher(to_grammar(JsonSchema('{"type": "string"}')))
     matcher.accept(*tokenizer.encode('"'))
     possible = allowed(engine, matcher)
@@ -143,7 +143,9 @@ def test_control_tokens_are_no_text(engine: Engine, tokenizer: TextTokenizer) ->
     assert tokenizer.vocabulary.user_defined <= possible  # <think> and the like are
 
 
-def test_what_is_forced_comes_in_the_models_own_tokens(engine: Engine, tokenizer: TextTokenizer) -> None:
+def test_what_is_forced_comes_in_the_models_own_tokens(
+    engine: GrammarEngine, tokenizer: TextTokenizer
+) -> None:
     text = "The quick brown fox <tool_call> jumps"
     matcher = engine.matcher(to_grammar(Choice([text])))
     for token_id in tokenizer.encode(text, parse_special=False):
@@ -151,7 +153,9 @@ def test_what_is_forced_comes_in_the_models_own_tokens(engine: Engine, tokenizer
         matcher.accept(token_id)
 
 
-def test_a_long_json_answer_of_random_tokens_validates(engine: Engine, tokenizer: TextTokenizer) -> None:
+def test_a_long_json_answer_of_random_tokens_validates(
+    engine: GrammarEngine, tokenizer: TextTokenizer
+) -> None:
     """Whatever a model prefers: uniform draws from the mask make valid JSON."""
     schema = {
         "type": "object",
@@ -182,7 +186,7 @@ def processes() -> list[psutil.Process]:
     return [p for p in children if p.status() != "zombie" and p.cmdline()[:1] == ["moeserve: grammar"]]
 
 
-def test_the_checker_gives_what_the_worker_compiles(checker: GrammarChecker, engine: Engine) -> None:
+def test_the_checker_gives_what_the_worker_compiles(checker: GrammarChecker, engine: GrammarEngine) -> None:
     for spec in (ANY_OBJECT, Regex("a+"), ToolCalls([SUM], parallel=False)):
         grammar = check(checker, spec)
         assert grammar == to_grammar(spec)
@@ -209,7 +213,7 @@ def test_the_checker_gives_what_the_worker_compiles(checker: GrammarChecker, eng
         (Ebnf("hello"), "Expected"),
         (Ebnf("root ::= (" * 2000), "GBNF"),
         (Ebnf("start: " + "(" * 20000), "nested"),
-        (ToolCalls([Tool("f", '{"type": "nothing"}')], parallel=False), "nothing"),
+        (ToolCalls([GrammarTool("f", '{"type": "nothing"}')], parallel=False), "nothing"),
     ],
 )  # fmt: skip
 def test_a_wrong_spec_is_refused_with_its_cause(
@@ -248,7 +252,9 @@ def test_a_compilation_that_ends_but_takes_long_is_refused() -> None:
         checker.close()
 
 
-def test_copies_of_a_compiled_grammar_do_not_share_a_state(engine: Engine, tokenizer: TextTokenizer) -> None:
+def test_copies_of_a_compiled_grammar_do_not_share_a_state(
+    engine: GrammarEngine, tokenizer: TextTokenizer
+) -> None:
     grammar = to_grammar(JsonSchema('{"type": "array", "items": {"type": "integer"}}'))
     first, second = engine.matcher(grammar), engine.matcher(grammar)
     start = allowed(engine, second)
@@ -261,7 +267,7 @@ def test_copies_of_a_compiled_grammar_do_not_share_a_state(engine: Engine, token
     assert allowed(engine, engine.matcher(grammar)) == start
 
 
-def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: Engine) -> None:
+def test_a_grammar_that_needs_a_lot_in_a_step_ends_in_an_error_soon(engine: GrammarEngine) -> None:
     """Within llguidance's limits: no step of it may hold up the requests beside it for long."""
     rng = random.Random(1)
     hostile: list[GrammarSpec] = [
@@ -297,7 +303,7 @@ def test_rules_that_overflow_the_stack_end_the_checker_alone(
     with pytest.raises(GrammarError, match="too complex"):
         asyncio.run(checker.check(chain(1500)))
     assert asyncio.run(checker.check(chain(100)))
-    constraints = Constraints(1, lambda: Engine(tokenizer))
+    constraints = Constraints(1, lambda: GrammarEngine(tokenizer))
     sampling = SamplingParams(max_tokens=1, grammar=to_grammar(chain(3000)))
     constraints.bind(0, sampling, np.zeros(0, np.int32))
     assert constraints.masks_for(np.zeros(1, np.int32)) is not None

@@ -129,7 +129,7 @@ def test_input_items_come_in_pages(server: HttpServer, openai: OpenAI) -> None:
     texts = [item.content[0].text for item in pages if item.type == "message"]  # type: ignore[union-attr]
     assert texts == [f"Message {i}" for i in range(7)]
     newest = openai.responses.input_items.list(response.id, limit=1).data[0]
-    assert newest.content[0].text == "Message 6"  # type: ignore[union-attr]
+    assert newest.content[0].text == "Message 6"  # type: ignore[union-attr, index]
 
 
 def test_responses_that_end_early_or_badly(server: HttpServer, openai: OpenAI) -> None:

@@ -64,9 +64,9 @@ def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
     return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
 
 
-def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult]:
+def answers_of(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult | ExpertUse]:
     """Waits as the router does: on the file descriptor, unless something was read ahead."""
-    got: list[StepResult] = []
+    got: list[StepResult | ExpertUse] = []
     deadline = time.monotonic() + timeout
     while len(got) < count:
         left = deadline - time.monotonic()
@@ -75,6 +75,13 @@ def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[Ste
             select.select([worker.fileno()], [], [], left)
         got += worker.poll()
     return got
+
+
+def results(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult]:
+    answers = answers_of(worker, count, timeout)
+    steps = [answer for answer in answers if isinstance(answer, StepResult)]
+    assert len(steps) == len(answers)
+    return steps
 
 
 def test_ready_says_what_the_router_may_use(child: subprocess.Popen[str], tmp_path: Path) -> None:
@@ -109,7 +116,9 @@ def test_the_experts_use_comes_between_steps(kind: str, request: pytest.FixtureR
     worker.submit(plan(1))
     worker.request_expert_use()
     worker.submit(plan(2))
-    first, use, second = results(worker, 3)
+    first, use, second = answers_of(worker, 3)
+    assert isinstance(first, StepResult)
+    assert isinstance(second, StepResult)
     assert use == EXPERT_USE
     assert (first.step, second.step) == (1, 2)
 

@@ -107,12 +107,12 @@ def test_flags_become_wishes(tiny_model: Path, tmp_path: Path) -> None:
         "max_num_seqs": "4",
         "max_model_len": "100",
     }
-    wishes = placement_options(resolve(read_options(given_flags, {})), model)
-    assert (wishes.num_gpu_experts, wishes.n_gpu_layers) == (3, 2)
-    assert wishes.gpu_memory_budget == 3 << 29
-    assert wishes.counts == heat.counts
-    assert (wishes.most_kv_tokens, wishes.least_kv_tokens) == (400, 100)
-    assert wishes.given_flags() == [
+    options = placement_options(resolve(read_options(given_flags, {})), model)
+    assert (options.num_gpu_experts, options.n_gpu_layers) == (3, 2)
+    assert options.gpu_memory_budget == 3 << 29
+    assert options.counts == heat.counts
+    assert (options.most_kv_tokens, options.least_kv_tokens) == (400, 100)
+    assert options.given_flags() == [
         "--num-gpu-experts",
         "--gpu-memory-budget",
         "--n-gpu-layers",

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from moeserve.errors import ConfigError
 from moeserve.placement import Gpu, Placement, PlacementOptions, place
 from moeserve.placement.rules import Rules
-from tests.support.placement_world import MIB, gpu, model, rules
+from moeserve.units import MIB
+from tests.support.placement_world import gpu, model, rules
 
 GPU = gpu(4096)
 
 
-def placed(tmp_path: Path, text: str, **wishes: Any) -> Placement:
-    return place(model(), PlacementOptions(rules=rules(tmp_path, text), most_kv_tokens=1000, **wishes), GPU)
+def placed(tmp_path: Path, text: str, **options: Any) -> Placement:
+    return place(model(), PlacementOptions(rules=rules(tmp_path, text), most_kv_tokens=1000, **options), GPU)
 
 
 def test_experts_by_layer_by_id_and_the_rest(tmp_path: Path) -> None:
@@ -66,12 +67,12 @@ def test_what_rules_hold_on_the_gpu_stays_when_memory_is_short(tmp_path: Path) -
         ("[{match: token_embd, device: cuda}]", None),
         ("[{match: '^blk.1.experts', decode: cpu, prefill: cuda}]", None),
     ):
-        wishes = PlacementOptions(rules=rules(tmp_path, text), gpu_memory_budget=48 * MIB)
+        options = PlacementOptions(rules=rules(tmp_path, text), gpu_memory_budget=48 * MIB)
         if layers_in_ram is None:
             with pytest.raises(ConfigError, match="GiB of GPU memory do not suffice"):
-                place(model(), wishes, GPU)
+                place(model(), options, GPU)
         else:
-            assert place(model(), wishes, GPU).layers_in_ram == layers_in_ram
+            assert place(model(), options, GPU).layers_in_ram == layers_in_ram
 
 
 def test_dense_parts(tmp_path: Path) -> None:

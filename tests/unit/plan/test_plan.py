@@ -23,7 +23,7 @@ from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan import command
 from moeserve.plan.rates import CpuRates, GpuRates
-from moeserve.plan.routing import Routing
+from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
 from tests.support import gguf_bytes
 from tests.support.placement_world import model
@@ -196,7 +196,7 @@ def sizes() -> ModelSizes:
 
 
 def test_routing_without_preference_follows_the_formula() -> None:
-    routing = Routing(BIG)
+    routing = RoutingProbabilities(BIG)
     for tokens in (1, 2, 8, 64):
         assert routing.touched(0, tokens).sum() == pytest.approx(128 * (1 - (1 - 8 / 128) ** tokens))
     assert routing.share(0, range(32)) == pytest.approx(0.25)
@@ -206,14 +206,14 @@ def test_heat_tells_which_experts_are_touched() -> None:
     counts = np.ones((4, 128), int)
     counts[:, :8] = 10_000  # nearly every token asks for these eight
     counts[3] = 0  # a layer that nobody has used yet
-    routing = Routing(BIG, counts.tolist())
+    routing = RoutingProbabilities(BIG, counts.tolist())
     assert routing.touched(0, 16).sum() < 20
     assert routing.share(0, range(8)) > 0.9
     assert routing.touched(3, 1).sum() == pytest.approx(8)
 
 
 def test_more_work_takes_longer_and_more_streams_are_more_efficient() -> None:
-    speed = CpuSpeed(BIG, sizes(), Routing(BIG), RATES)
+    speed = CpuSpeed(BIG, sizes(), RoutingProbabilities(BIG), RATES)
     steps = [Step(1, 1, 0), Step(1, 1, 4000), Step(4, 1, 4000), Step(16, 1, 4000), Step(1, 512, 0)]
     seconds = [speed.seconds(step) for step in steps]
     assert seconds == sorted(seconds)
@@ -227,7 +227,7 @@ def test_one_stream_is_bound_by_reading() -> None:
     bare = CpuRates(read=10e9, dense_ops=1e15, expert_ops=1e15, op_s=0.0)
     model = sizes()
     read = model.head.cpu + sum(layer.dense.cpu + 8 * layer.expert.cpu for layer in model.layers)
-    assert CpuSpeed(BIG, model, Routing(BIG), bare).decode(1, 0) == pytest.approx(
+    assert CpuSpeed(BIG, model, RoutingProbabilities(BIG), bare).decode(1, 0) == pytest.approx(
         0.85 * 10e9 / read, rel=0.01
     )
 
@@ -236,9 +236,9 @@ def test_a_layer_more_on_the_gpu_is_faster() -> None:
     model = sizes()
 
     def rates(layers: int) -> tuple[float, float]:
-        wishes = PlacementOptions(n_gpu_layers=layers, num_gpu_experts=0)
-        placement = place(model, wishes, Gpu(64 << 30, 0))
-        speed = HybridSpeed(BIG, model, Routing(BIG), placement, RATES, GpuRates())
+        options = PlacementOptions(n_gpu_layers=layers, num_gpu_experts=0)
+        placement = place(model, options, Gpu(64 << 30, 0))
+        speed = HybridSpeed(BIG, model, RoutingProbabilities(BIG), placement, RATES, GpuRates())
         return speed.decode(1, 4000), speed.prefill(2048, 2048)
 
     decode, prefill = zip(*(rates(layers) for layers in (1, 2, 3, 4)), strict=True)
@@ -252,7 +252,7 @@ def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> N
 
     def decode(count: int, heat: list[list[int]] | None) -> float:
         placement = place(model, PlacementOptions(num_gpu_experts=count, counts=heat), room)
-        speed = HybridSpeed(BIG, model, Routing(BIG, counts), placement, RATES, GpuRates())
+        speed = HybridSpeed(BIG, model, RoutingProbabilities(BIG, counts), placement, RATES, GpuRates())
         return speed.decode(1, 512)
 
     rates = [decode(count, counts) for count in (0, 32, 64, 96, 128)]
@@ -270,9 +270,9 @@ def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
         placement = place(model, PlacementOptions(num_gpu_experts=0), room)
         layers = tuple(dataclasses.replace(layer, prefill=prefill) for layer in placement.layers)
         placement = dataclasses.replace(placement, layers=layers)
-        return tokens / HybridSpeed(BIG, model, Routing(BIG), placement, RATES, GpuRates()).prefill(
-            tokens, 4096
-        )
+        return tokens / HybridSpeed(
+            BIG, model, RoutingProbabilities(BIG), placement, RATES, GpuRates()
+        ).prefill(tokens, 4096)
 
     on_cpu, streamed, best = ({n: seconds(n, way) for n in (8, 256, 4096)} for way in ("cpu", "cuda", "auto"))
     assert on_cpu[8] < streamed[8]

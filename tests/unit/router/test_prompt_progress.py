@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeserve.messages.schema import PromptProgress
+from moeserve.messages.schema import PrefillProgress
 from moeserve.router.core.limits import Limits
 from tests.support.router_world import World, request
 
@@ -69,7 +69,7 @@ def test_an_aborted_request_gets_no_more() -> None:
     world.add(request(0, prompt=25, max_tokens=3, progress=True))
     world.plan()
     world.result()
-    seen: list[PromptProgress] = list(world.seen[0].progress)
+    seen: list[PrefillProgress] = list(world.seen[0].progress)
     world.plan()
     world.abort(0)
     world.result()

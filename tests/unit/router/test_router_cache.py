@@ -3,6 +3,8 @@ it holds the right tokens' KV, so a test need only say how much is computed."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from moeserve.messages.schema import DetokenizeEnd, RequestError, TokensItem
@@ -119,7 +121,9 @@ def test_what_gave_non_finite_logits_is_not_kept() -> None:
         ({}, {}, {"prompt_logprobs": 0}, 0),
     ],
 )
-def test_who_shares_with_whom(limits: dict, first: dict, second: dict, hit: int) -> None:
+def test_who_shares_with_whom(
+    limits: dict[str, Any], first: dict[str, Any], second: dict[str, Any], hit: int
+) -> None:
     world = make(**limits)
     ask(world, 0, PROMPT, **first)
     assert ask(world, 1, PROMPT, **second) == hit

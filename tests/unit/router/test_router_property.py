@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,10 @@ from hypothesis import strategies as st
 
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, StepResult, TokensItem
 from moeserve.router.core.limits import Limits
-from tests.support.router_world import STOP_TOKEN, World, ints, request
+from tests.support.router_world import STOP_TOKEN, Seen, World, ints, request
+
+Event: TypeAlias = tuple[Any, ...]  # its kind, then what the kind needs: see EVENT
+Added: TypeAlias = dict[int, tuple[GenerateRequest, list[int]]]  # by id: the request, the worker's script
 
 LIMITS = st.builds(
     Limits,
@@ -58,7 +62,7 @@ EVENT = st.one_of(
 )
 
 
-def message(id: int, event: tuple) -> GenerateRequest:
+def message(id: int, event: Event) -> GenerateRequest:
     _, (shared, stem, own), max_tokens, priority, min_tokens, scored, _, key_name, salt = event
     tokens = [1000 * stem + i for i in range(shared)] + [100_000 + 100 * id + i for i in range(own)]
     return request(
@@ -73,7 +77,7 @@ def message(id: int, event: tuple) -> GenerateRequest:
     )
 
 
-def apply(world: World, event: tuple) -> None:
+def apply(world: World, event: Event) -> None:
     match event:
         case ("plan",):
             world.plan()
@@ -102,7 +106,7 @@ def expected_tokens(message: GenerateRequest, script: list[int]) -> tuple[list[i
     return tokens, "length"
 
 
-def check_endings(world: World, added: dict, touched: set[int], died: bool) -> None:
+def check_endings(world: World, added: Added, touched: set[int], died: bool) -> None:
     for id, (message, script) in added.items():
         seen = world.seen[id]
         tokens, reason = expected_tokens(message, script)
@@ -121,7 +125,9 @@ def check_endings(world: World, added: dict, touched: set[int], died: bool) -> N
             check_complete(seen.final, seen, message, tokens, reason)
 
 
-def check_complete(final: TokensItem, seen, message, tokens: list[int], reason: str) -> None:
+def check_complete(
+    final: TokensItem, seen: Seen, message: GenerateRequest, tokens: list[int], reason: str
+) -> None:
     assert seen.tokens == tokens
     assert final.finish_reason == reason
     assert final.stop_token == (STOP_TOKEN if reason == "stop" else None)
@@ -133,7 +139,7 @@ def check_complete(final: TokensItem, seen, message, tokens: list[int], reason: 
         assert final.usage.cached_tokens == 0
 
 
-def live(limits: Limits, events: Iterable[tuple], dies: bool, check_every: int = 1) -> World:
+def live(limits: Limits, events: Iterable[Event], dies: bool, check_every: int = 1) -> World:
     """One life of a router, checked after every event (the costly checks after every so many) and at its end."""
     times = random.Random(limits.num_kv_slots)
 
@@ -141,7 +147,7 @@ def live(limits: Limits, events: Iterable[tuple], dies: bool, check_every: int =
         return times.choice([0.0, 1.0, 5.0, 150.0]) * (1 + len(result.sampled))
 
     world = World(limits, step_ms)
-    added: dict = {}
+    added: Added = {}
     touched: set[int] = set()
     for number, event in enumerate(events):
         if event[0] == "add":
@@ -164,11 +170,11 @@ def live(limits: Limits, events: Iterable[tuple], dies: bool, check_every: int =
 
 @settings(max_examples=400, deadline=None)
 @given(limits=LIMITS, events=st.lists(EVENT, min_size=10, max_size=60), dies=st.booleans())
-def test_random_lives(limits: Limits, events: list[tuple], dies: bool) -> None:
+def test_random_lives(limits: Limits, events: list[Event], dies: bool) -> None:
     live(limits, events, dies)
 
 
-def crowded_events(rng: random.Random, count: int, tenants: list[str]) -> Iterator[tuple]:
+def crowded_events(rng: random.Random, count: int, tenants: list[str]) -> Iterator[Event]:
     """Mostly arrivals and steps, so that the pool is always short: deeper than hypothesis likes to go."""
     kinds, weights = ["add", "turn", "result", "plan", "abort", "stop"], [3, 5, 1, 1, 0.3, 0.3]
     for kind in rng.choices(kinds, weights, k=count):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from moeserve.simulate.simulation import Simulation, SimulationResult, TimeWeigh
 from moeserve.simulate.step_time import StepTime
 from moeserve.simulate.worker import Timing
 from moeserve.workload.metrics import Outcome, concurrency, summarize
-from moeserve.workload.shapes import PRESETS, Shape, generate
+from moeserve.workload.shapes import PRESETS, WorkloadShape, generate
 from moeserve.workload.trace import Session, Turn, Workload
 
 TEN_MS = StepTime("ten milliseconds a step", [0, 1], [0.010, 0.010])
@@ -25,8 +26,8 @@ NOTHING_ELSE = Timing(frontend=0, reply=0, hop=0, gap=0)
 USUAL = Timing(frontend=0.002, reply=0.001, hop=0.0005, gap=0.0002)
 
 
-def limits(**changes: int) -> Limits:
-    usual = {
+def limits(**changes: Any) -> Limits:
+    usual: dict[str, Any] = {
         "num_kv_slots": 20_000,
         "max_num_seqs": 32,
         "max_model_len": 8_000,
@@ -146,7 +147,9 @@ def test_longer_contexts_take_longer() -> None:
 def crowd(name: str, requests: int = 300, rate: float = 8.0) -> Workload:
     shape = PRESETS[name]
     fields = {field: getattr(shape, field) for field in shape.__slots__}
-    return generate(Shape(**(fields | {"range_ratio": 0.5, "long_input_len": 3000})), requests, rate, 0.5, 1)
+    return generate(
+        WorkloadShape(**(fields | {"range_ratio": 0.5, "long_input_len": 3000})), requests, rate, 0.5, 1
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -172,7 +175,7 @@ def test_every_request_ends_with_its_answer(name: str, max_tokens: int | None) -
 
 def test_preemptions_and_cached_prefixes_are_the_schedulers_own() -> None:
     """Answers of very different lengths in a pool for a dozen of them; then a long system prompt for everyone."""
-    uneven = generate(Shape(input_len=150, output_len=300, range_ratio=0.95), 100, 4.0, 1.0, 1)
+    uneven = generate(WorkloadShape(input_len=150, output_len=300, range_ratio=0.95), 100, 4.0, 1.0, 1)
     tight = simulate(uneven, GROWING, USUAL, num_kv_slots=4000, max_model_len=4000, max_tokens=600)
     assert tight.report.preemptions > 10
     assert not any(outcome.error for outcome in tight.outcomes)
@@ -180,7 +183,9 @@ def test_preemptions_and_cached_prefixes_are_the_schedulers_own() -> None:
     assert wide.report.preemptions == 0
     assert wide.duration < tight.duration
     assert [o.output_len for o in wide.outcomes] == [o.output_len for o in tight.outcomes]
-    shared = generate(Shape(input_len=50, output_len=50, prefix_len=2000, num_turns=10), 80, 2.0, 1.0, 1)
+    shared = generate(
+        WorkloadShape(input_len=50, output_len=50, prefix_len=2000, num_turns=10), 80, 2.0, 1.0, 1
+    )
     outcomes = simulate(shared, GROWING, USUAL, num_kv_slots=50_000).outcomes
     cached = sum(outcome.cached_tokens for outcome in outcomes) / sum(
         outcome.prompt_len for outcome in outcomes
@@ -217,7 +222,7 @@ def test_queueing_follows_theory() -> None:
     """One request at a time, one step of 10 ms each, Poisson arrivals at 70% of what can be served: an M/D/1 queue
     waits rho / (2 (1 - rho)) = 1.167 services in the mean. Plans are made ahead, which a queue of one server does
     not see."""
-    workload = generate(Shape(input_len=5, output_len=1), 10_000, 70.0, 1.0, 3)
+    workload = generate(WorkloadShape(input_len=5, output_len=1), 10_000, 70.0, 1.0, 3)
     result = simulate(workload, max_num_seqs=1, num_kv_slots=100, max_model_len=100)
     mean = sum(outcome.ttft for outcome in result.outcomes) / len(result.outcomes)
     assert mean == pytest.approx(0.010 * (1 + 0.7 / (2 * 0.3)), rel=0.1)
@@ -226,7 +231,7 @@ def test_queueing_follows_theory() -> None:
 @pytest.mark.slow
 def test_a_thousand_users_for_ten_minutes_take_seconds() -> None:
     """Conversations of a dozen turns with half a minute of thought, behind one system prompt, on a fast machine."""
-    shape = Shape(
+    shape = WorkloadShape(
         input_len=150, output_len=200, range_ratio=0.5, prefix_len=1000, num_turns=12, think_time=30.0
     )
     workload = generate(shape, 12_000, rate=8.0, burstiness=1.0, seed=0)

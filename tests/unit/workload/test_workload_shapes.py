@@ -11,11 +11,11 @@ from moeserve.models.open import open_metadata
 from moeserve.options import demonstration_model
 from moeserve.tokenizer.vocabulary import Vocabulary
 from moeserve.workload.prompts import END_ID, FIRST_ID, TokenHistory
-from moeserve.workload.shapes import PRESETS, Shape, arrival_times, generate
+from moeserve.workload.shapes import PRESETS, WorkloadShape, arrival_times, generate
 from moeserve.workload.trace import Workload
 
 
-def workload(shape: Shape, requests: int = 200, seed: int = 0, rate: float = math.inf) -> Workload:
+def workload(shape: WorkloadShape, requests: int = 200, seed: int = 0, rate: float = math.inf) -> Workload:
     return generate(shape, requests, rate, 1.0, seed)
 
 
@@ -41,14 +41,14 @@ def test_presets_make_what_was_asked_for(name: str) -> None:
 
 
 def test_lengths_fill_their_range_to_both_ends() -> None:
-    made = workload(Shape(input_len=10, output_len=4, range_ratio=0.5), 2000)
+    made = workload(WorkloadShape(input_len=10, output_len=4, range_ratio=0.5), 2000)
     turns = [session.turns[0] for session in made.sessions]
     assert {turn.input_len for turn in turns} == set(range(5, 16))
     assert {turn.output_len for turn in turns} == set(range(2, 7))
 
 
 def test_sessions_of_a_group_share_their_prefix_and_nothing_else() -> None:
-    made = workload(Shape(input_len=20, prefix_len=30, num_prefixes=3), 12)
+    made = workload(WorkloadShape(input_len=20, prefix_len=30, num_prefixes=3), 12)
     whole = [prompts(made, session)[0] for session in range(12)]
     for i in range(12):
         for j in range(i):
@@ -58,7 +58,7 @@ def test_sessions_of_a_group_share_their_prefix_and_nothing_else() -> None:
 
 
 def test_turns_continue_prompt_and_answer() -> None:
-    made = workload(Shape(input_len=5, output_len=3, prefix_len=4, num_turns=3, think_time=2.0), 8)
+    made = workload(WorkloadShape(input_len=5, output_len=3, prefix_len=4, num_turns=3, think_time=2.0), 8)
     assert [len(session.turns) for session in made.sessions] == [3, 3, 2]
     first, second, third = prompts(made, 0)
     assert second[:12] == first + [7] * 3
@@ -69,12 +69,12 @@ def test_turns_continue_prompt_and_answer() -> None:
 
 
 def test_every_so_many_requests_one_is_long() -> None:
-    made = workload(Shape(input_len=10, long_every=4, long_input_len=500), 12)
+    made = workload(WorkloadShape(input_len=10, long_every=4, long_input_len=500), 12)
     assert [session.turns[0].input_len for session in made.sessions] == [10, 10, 10, 500] * 3
 
 
 def test_same_seed_same_workload() -> None:
-    shape = Shape(input_len=50, range_ratio=0.9, num_turns=4, think_time=3.0)
+    shape = WorkloadShape(input_len=50, range_ratio=0.9, num_turns=4, think_time=3.0)
     assert workload(shape, seed=3, rate=2) == workload(shape, seed=3, rate=2)
     assert workload(shape, seed=3, rate=2) != workload(shape, seed=4, rate=2)
     assert prompts(workload(shape, seed=3), 1) == prompts(workload(shape, seed=3), 1)

@@ -16,7 +16,7 @@ from moeserve.workload.options import (
     workload_from,
 )
 from moeserve.workload.prompts import TokenHistory
-from moeserve.workload.shapes import PRESETS, Shape, generate
+from moeserve.workload.shapes import PRESETS, WorkloadShape, generate
 from moeserve.workload.trace import TraceError, Workload, read_trace, write_trace
 
 
@@ -102,7 +102,11 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, lines: list[str], 
 def test_written_and_read_it_is_the_same(tmp_path: Path, name: str) -> None:
     shape = PRESETS[name]
     made = generate(
-        Shape(**{f: getattr(shape, f) for f in shape.__slots__} | {"range_ratio": 0.5}), 50, 3.0, 0.5, 7
+        WorkloadShape(**{f: getattr(shape, f) for f in shape.__slots__} | {"range_ratio": 0.5}),
+        50,
+        3.0,
+        0.5,
+        7,
     )
     write_trace(tmp_path / "t", made)
     again = read_trace(tmp_path / "t", seed=7)
@@ -124,7 +128,7 @@ def options(*arguments: str) -> argparse.Namespace:
 def test_options_are_a_workload() -> None:
     asked = "--dataset shared-prefix --num-prompts 30 --random-input-len 9 --num-prefixes 2 --request-rate 5 --seed 3"
     made = workload_from(options(*asked.split()))
-    shape = Shape(input_len=9, prefix_len=256, num_prefixes=2)
+    shape = WorkloadShape(input_len=9, prefix_len=256, num_prefixes=2)
     assert made == generate(shape, 30, 5.0, 1.0, 3)
 
 

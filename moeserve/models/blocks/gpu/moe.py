@@ -171,7 +171,7 @@ class GpuMoeBlock:
         multiply(moe.router, into_router, count, s.router_logits)
 
     def _share_experts(
-        self, index: int, moe: GpuMoe, local_ids: Tensor, s: GpuWorkspace, count: Tensor
+        self, index: int, moe: GpuMoe, local_expert_ids: Tensor, s: GpuWorkspace, count: Tensor
     ) -> None:
         """The pool computes its experts while the GPU computes its own, then those that are streamed to it (which is
         not for a graph). Where the pool takes part in a step it expects all layers, those too that leave it nothing."""
@@ -183,11 +183,11 @@ class GpuMoeBlock:
             left = None if stream is None else stream.left(index)
             self._handoff.publish(index, s.router_input, ids, s.route_weights[:, :top_k], left)
         if moe.experts is not None:
-            self._run_experts(index, moe.experts, local_ids, s, count)
+            self._run_experts(index, moe.experts, local_expert_ids, s, count)
         if stream is not None:
             # From here on local_expert_ids only say whether a route's part is here.
             streamed_ids = s.streamed_expert_ids[:, :top_k]
-            select_streamed_routes(ids, stream.expert_map(index), streamed_ids, local_ids)
+            select_streamed_routes(ids, stream.expert_map(index), streamed_ids, local_expert_ids)
             adds = moe.experts is not None
             self._run_experts(index, stream.take(index), streamed_ids, s, count, adds=adds)
         if self._pool_works:
@@ -220,7 +220,7 @@ class GpuMoeBlock:
         self,
         index: int,
         experts: GpuExperts,
-        local_ids: Tensor,
+        local_expert_ids: Tensor,
         s: GpuWorkspace,
         count: Tensor,
         *,
@@ -229,7 +229,7 @@ class GpuMoeBlock:
         """s.parts of the routes whose id in `experts` is not below 0."""
         shape = self._shapes[index]
         weights, parts = s.route_weights[:, : shape.top_k], s.parts[:, : shape.top_k]
-        run = _ExpertRun(experts, self._hidden, shape.width, local_ids, weights, s.h, s.blocks, parts)
+        run = _ExpertRun(experts, self._hidden, shape.width, local_expert_ids, weights, s.h, s.blocks, parts)
         run.launch(s, count, adds=adds)
 
 

@@ -14,10 +14,10 @@ from moeserve.kernels.cpu_stream import ThreadPlacement
 SYSFS = Path("/sys")
 
 
-def plan_places(
+def place_threads(
     threads: int, num_nodes: int | None, binding: str, sysfs: Path = SYSFS
 ) -> list[ThreadPlacement]:
-    """One place a thread, node by node. Only CPUs of our affinity (a container's cpuset) are used.
+    """One placement a thread, node by node. Only CPUs of our affinity (a container's cpuset) are used.
 
     Threads and weights are divided evenly among `num_nodes` memory nodes; None takes the machine's. Asking for more
     than the machine has makes logical nodes out of its cores. Binding "cores" gives each thread a core of its own;

@@ -9,7 +9,7 @@ import pytest
 
 from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import ThreadPlacement
-from moeserve.worker.places import memory_nodes, plan_places
+from moeserve.worker.thread_placement import memory_nodes, place_threads
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_nodes_hold_only_the_cpus_of_our_cpuset(machine: Path) -> None:
 
 
 def test_threads_are_divided_among_the_nodes_and_bound_to_them(machine: Path) -> None:
-    assert plan_places(3, None, "nodes", machine) == [
+    assert place_threads(3, None, "nodes", machine) == [
         ThreadPlacement(0, (0, 1, 2)),
         ThreadPlacement(1, (8, 9, 10, 11)),
         ThreadPlacement(1, (8, 9, 10, 11)),
@@ -43,7 +43,7 @@ def test_threads_are_divided_among_the_nodes_and_bound_to_them(machine: Path) ->
 
 
 def test_a_core_each_is_both_of_its_hyper_threads(machine: Path) -> None:
-    assert plan_places(4, None, "cores", machine) == [
+    assert place_threads(4, None, "cores", machine) == [
         ThreadPlacement(0, (0, 1)),
         ThreadPlacement(0, (2,)),
         ThreadPlacement(1, (8, 9)),
@@ -52,25 +52,25 @@ def test_a_core_each_is_both_of_its_hyper_threads(machine: Path) -> None:
 
 
 def test_auto_gives_cores_while_there_are_enough(machine: Path) -> None:
-    assert plan_places(4, None, "auto", machine) == plan_places(4, None, "cores", machine)
-    assert plan_places(6, None, "auto", machine) == plan_places(6, None, "nodes", machine)
+    assert place_threads(4, None, "auto", machine) == place_threads(4, None, "cores", machine)
+    assert place_threads(6, None, "auto", machine) == place_threads(6, None, "nodes", machine)
 
 
 def test_one_thread_needs_one_node(machine: Path) -> None:
-    assert plan_places(1, None, "none", machine) == [ThreadPlacement(0, ())]
+    assert place_threads(1, None, "none", machine) == [ThreadPlacement(0, ())]
 
 
 def test_logical_nodes_divide_the_cpus(machine: Path) -> None:
-    places = plan_places(3, 3, "nodes", machine)
+    places = place_threads(3, 3, "nodes", machine)
     assert [place.node for place in places] == [0, 1, 2]
     assert sorted(cpu for place in places for cpu in place.cpus) == [0, 1, 2, 8, 9, 10, 11]
 
 
 def test_more_threads_than_cores_cannot_be_bound(machine: Path) -> None:
     with pytest.raises(ConfigError, match="5 threads"):
-        plan_places(10, None, "cores", machine)
+        place_threads(10, None, "cores", machine)
 
 
 def test_fewer_threads_than_nodes_are_refused(machine: Path) -> None:
     with pytest.raises(ConfigError, match="--threads"):
-        plan_places(1, 2, "auto", machine)
+        place_threads(1, 2, "auto", machine)
