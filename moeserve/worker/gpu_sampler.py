@@ -53,7 +53,7 @@ class GpuSampler:
     def __init__(self, max_num_seqs: int, vocab: int, rows: int, device: torch.device) -> None:
         self._vocab = vocab
         self._state = DeviceSamplerState(max_num_seqs, vocab, device)
-        self._room = SamplingWorkspace(rows, vocab, device)
+        self._workspace = SamplingWorkspace(rows, vocab, device)
         self._tokens = torch.empty(rows, dtype=torch.int32, device=device)
         self._masks = torch.empty(rows, -(-vocab // 32), dtype=torch.int32, device=device)
         self._top = min(MAX_TOP, vocab)
@@ -82,20 +82,20 @@ class GpuSampler:
         NOT_FINITE and NONE_ALLOWED stand in a token's place; every other is noted as its request's output. masks: bit
         masks of allowed tokens (int32 [any, words]) and each row's index into them (-1: any token).
         """
-        state, room, n = self._state, self._room, len(logits)
+        state, workspace, n = self._state, self._workspace, len(logits)
         bitmask = None if masks is None else self._mask_rows(masks, n)
         is_edited = bitmask is not None or bool(state.edits[slots].any())
         tokens = self._tokens[:n]
         sample(
             logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids,
-            state.history, bitmask, room.edited if is_edited else None, room.block_max, room.block_sum, room.values,
-            room.ids, tokens,
+            state.history, bitmask, workspace.edited if is_edited else None, workspace.block_max,
+            workspace.block_sum, workspace.values, workspace.ids, tokens,
         )  # fmt: skip
         return tokens
 
     def score(self, logits: Tensor, targets: Tensor, count: Tensor) -> Scores:
         """Launches the log-probabilities of targets (int32 [len(logits)], count[0] of them)."""
-        n, room, device = len(logits), self._room, logits.device
+        n, workspace, device = len(logits), self._workspace, logits.device
         scores = Scores(
             targets,
             torch.empty(n, device=device),
@@ -104,7 +104,8 @@ class GpuSampler:
             torch.empty(n, self._top, device=device),
         )
         logprobs(
-            logits, targets, count, room.block_max, room.block_sum, room.values, room.ids, scores.logprobs,
+            logits, targets, count, workspace.block_max, workspace.block_sum, workspace.values, workspace.ids,
+            scores.logprobs,
             scores.ranks, scores.top_ids, scores.top_logprobs,
         )  # fmt: skip
         return scores

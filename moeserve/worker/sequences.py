@@ -24,7 +24,7 @@ NO_TOKEN_ALLOWED = (
 
 class PromptSpan(NamedTuple):
     row: int  # of the plan
-    places: Int32s  # rows of the step whose logits say how likely the targets were
+    logit_rows: Int32s  # rows of the step whose logits say how likely the targets were
     targets: Int32s  # token ids
     top_n: int
 
@@ -70,8 +70,8 @@ class Sequences:
             last = min(row.start + row.count, self.num_prompt[row.req_slot] - 1)
             for start in range(row.start, last, at_most):
                 end = min(start + at_most, last)
-                places = np.arange(start, end, dtype=np.int32) - row.start + layout.offset[index]
-                yield PromptSpan(index, places, self.tokens[row.req_slot, start + 1 : end + 1], top_n)
+                logit_rows = np.arange(start, end, dtype=np.int32) - row.start + layout.offset[index]
+                yield PromptSpan(index, logit_rows, self.tokens[row.req_slot, start + 1 : end + 1], top_n)
 
 
 def log_bound(seq: NewSeq, num_tokens: int) -> None:

@@ -70,7 +70,7 @@ class CpuEngine:
         self._stream.wait()
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
-        return self._sampler.prompt_logprobs(self._logits(span.places), span.targets, span.top_n)
+        return self._sampler.prompt_logprobs(self._logits(span.logit_rows), span.targets, span.top_n)
 
     def logits(self, layout: StepLayout, first: int) -> Tensor:
         self._last_logits = self._logits(layout.sampled_rows[first : first + self.logit_rows])

@@ -143,11 +143,11 @@ class GpuEngine:
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
         """Prompt logprobs reuse the logits buffer, so a recorded step's logits are no longer valid."""
         self._has_logits = False
-        n, device = len(span.places), self._model.device
+        n, device = len(span.logit_rows), self._model.device
         padded = _rounded(n, self._model.head_sizes)
-        places, targets = (_padded(ids, padded).to(device) for ids in (span.places, span.targets))
+        rows, targets = (_padded(ids, padded).to(device) for ids in (span.logit_rows, span.targets))
         count = torch.tensor([n], dtype=torch.int32, device=device)
-        scores = self._sampler.score(self._model.logits(self._step.size, places, count), targets, count)
+        scores = self._sampler.score(self._model.logits(self._step.size, rows, count), targets, count)
         return [entry for entry in scores.read([span.top_n] * n) if entry is not None]
 
     def logits(self, layout: StepLayout, first: int) -> Tensor:
