@@ -49,8 +49,8 @@ def tensors(model: Model) -> dict[str, Tensor]:
         model.shape,
         {"token_embd.weight": model.embedding.weight, "output_norm.weight": model.norm.weight},
     )
-    rows = (shape.experts, shape.expert_ff, shape.hidden)
-    columns = (shape.hidden, shape.experts, shape.expert_ff)
+    rows = (shape.experts, shape.expert_width, shape.hidden)
+    columns = (shape.hidden, shape.experts, shape.expert_width)
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)
         attention, experts = layer.attention, layer.experts
@@ -90,8 +90,8 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, quantise: bool) -> None:
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.expert_ff * shape.top_k)
-    writer.add_expert_feed_forward_length(shape.expert_ff)
+    writer.add_feed_forward_length(shape.expert_width * shape.top_k)
+    writer.add_expert_feed_forward_length(shape.expert_width)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_dim)

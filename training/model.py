@@ -45,7 +45,7 @@ class Experts(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        width = shape.experts * shape.expert_ff
+        width = shape.experts * shape.expert_width
         self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
         self.gate = nn.Linear(shape.hidden, width, bias=False)
         self.up = nn.Linear(shape.hidden, width, bias=False)

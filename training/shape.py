@@ -30,7 +30,7 @@ class Shape:
     def parameters(self) -> int:
         """The embedding is the output matrix too, and counted once."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads) + 2 * self.head_dim
-        experts = self.experts * self.hidden * (3 * self.expert_ff + 1)
+        experts = self.experts * self.hidden * (3 * self.expert_width + 1)
         layer = attention + experts + 2 * self.hidden
         return self.vocab * self.hidden + self.layers * layer + self.hidden
 

@@ -27,7 +27,7 @@ SMALL = Shape(
     head_dim=32,
     experts=4,
     top_k=2,
-    expert_ff=32,
+    expert_width=32,
     context=512,
 )
 
