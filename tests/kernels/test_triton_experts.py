@@ -189,6 +189,7 @@ def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     assert nmse(got, expected) < 1e-6
 
 
+@pytest.mark.slow  # of no model that is served yet
 @pytest.mark.parametrize(
     ("kinds", "tokens"), [(OTHERS, 2), (FLOATS[0], 2), (MIX, 64), (MIX, 256), (FLOATS[1], 256)]
 )
