@@ -22,8 +22,6 @@ class KvCache:
     ) -> None:
         """zeroed: for kernels that read masked keys, through which a NaN of before would come back. Otherwise pages of
         RAM come with their first use, so that an idle cache costs no memory."""
-        self.layout = layout
-        self.num_slots = num_slots
         allocate = torch.zeros if zeroed else torch.empty
         dtype = getattr(torch, layout.dtype.name)
 

@@ -17,7 +17,6 @@ class KvDtype:
 
 
 FLOAT16 = KvDtype("float16", 2)
-DTYPES = {dtype.name: dtype for dtype in (FLOAT16,)}
 
 
 @dataclass(frozen=True, slots=True)

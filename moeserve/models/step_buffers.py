@@ -12,8 +12,6 @@ from typing import Literal
 
 from moeserve.models.interface import ModelShape
 
-# Of buffers whose type is fixed; those that tensor cores read or write may have a `GpuFloat`.
-Dtype = Literal["float32", "float16", "int32", "int8", "uint8"]
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
 
