@@ -44,6 +44,7 @@ MODEL_FILES = {
     "moeserve.models.qwen_hybrid",
     "moeserve.models.shape_reader",
     "moeserve.models.step_buffers",
+    "moeserve.models.tensors",
     "moeserve.quantization",
     *FAMILIES,
 }
@@ -161,8 +162,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models.interface": READERS | KERNEL_OPTIONS | {"moeserve.models.latent"},
     "moeserve.models.latent": {"moeserve.models.sources.gguf"},
+    "moeserve.models.tensors": {
+        "moeserve.models.interface",
+        "moeserve.models.latent",
+        "moeserve.models.sources.gguf",
+    },
     "moeserve.models.shape_reader": READERS
-    | {"moeserve.models.interface", "moeserve.kernels.delta_net.heads", "moeserve.kernels.routing.options"},
+    | {
+        "moeserve.models.interface",
+        "moeserve.models.tensors",
+        "moeserve.kernels.delta_net.heads",
+        "moeserve.kernels.routing.options",
+    },
     "moeserve.models.step_buffers": {
         "moeserve.models.interface",
         "moeserve.models.latent",
@@ -174,13 +185,14 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.config",
         "moeserve.errors",
         "moeserve.models.interface",
-        "moeserve.kernels.cpu_stream",
+        "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
+        "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
         "moeserve.kv.state_capacity",
