@@ -206,6 +206,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
+    "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
     | {"moeserve.workload", "moeserve.router", "moeserve.options", "moeserve.placement.step_tokens"},
     "moeserve.launcher": FRAME
