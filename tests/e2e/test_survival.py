@@ -205,6 +205,7 @@ def test_answers_go_on_when_the_worker_is_stopped(own_server: Server) -> None:
     assert own_server.stop() == 0, own_server.log
 
 
+@pytest.mark.alone
 @pytest.mark.cpu_engine("no fork has a GPU")
 def test_a_model_is_not_loaded_again(own_server: Server) -> None:
     """What serves is a fork of the process that has loaded it."""

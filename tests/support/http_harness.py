@@ -17,6 +17,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ class HttpServer:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[int] = []
         self.expert_use_asked = 0  # times
-        self.tokenizer = TextTokenizer.from_gguf(open_gguf(Path(config.get("model", MODEL))))
+        self._model = Path(config.get("model", MODEL))
         self.directory = tempfile.TemporaryDirectory(prefix="moeserve-test-")
         paths = RuntimePaths(Path(self.directory.name))
         settings: dict[str, Any] = {"model": str(MODEL), "served_model_name": NAME, "port": 0} | config
@@ -137,6 +138,11 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self.url = ""
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The model's: of one that cannot be opened it is never asked for."""
+        return TextTokenizer.from_gguf(open_gguf(self._model))
 
     def start_message(self) -> ProcessReady | ProcessFailed:
         """What the process tells the launcher."""
