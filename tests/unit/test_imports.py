@@ -202,9 +202,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
     "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
-    "moeserve.cpus": set(),
+    "moeserve.control_groups": set(),
+    "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
+        "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",
         "moeserve.models",
@@ -218,6 +220,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
     "moeserve.workload": {"moeserve.errors"},
+    "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
     | {"moeserve.workload", "moeserve.router", "moeserve.options", "moeserve.placement.step_tokens"},
     "moeserve.launcher": FRAME
