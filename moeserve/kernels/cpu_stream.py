@@ -61,11 +61,21 @@ class ThreadPlacement:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """One layer of the KV pool: float16 [slots, kv_heads, head_dim] each. Of latent attention, keys are
-    [slots, 1, latent and rotary dimensions], and values a view of them."""
+    """One layer of the KV pool: [slots, kv_heads, head_dim] each, float16, or int8 with a float16 scale for each 32
+    numbers of a head (kernels/quantize/kv.py). Of latent attention, keys are float16 [slots, 1, latent and rotary
+    dimensions], and values a view of them."""
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_scales: torch.Tensor | None = None  # [slots, kv_heads, head_dim / 32] of int8 keys
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those with memory of their own: not the values of latent attention."""
+        is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
+        every = (self.keys, self.key_scales, None if is_view else self.values, self.value_scales)
+        return [tensor for tensor in every if tensor is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +221,10 @@ class CpuStream:
         head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin: [n, rotary_dim / 2];
         the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32 [n].
         """
-        pool = kv.keys, kv.values
         native = self._native
         native.rope_store(
-            q, k, v, q_norm, k_norm, eps, cos, sin, slots, *pool, n, heads.num, heads.num_kv, heads.dim, scale
-        )  # fmt: skip
+            q, k, v, q_norm, k_norm, eps, cos, sin, slots, kv, n, heads.num, heads.num_kv, heads.dim, scale
+        )
         self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv))
 
     def attention(
@@ -238,7 +247,7 @@ class CpuStream:
         has no value. gate [n, heads * dim]: out is multiplied by its sigmoid.
         """
         self._native.attention(
-            plan, q, kv.keys, kv.values, out.native, heads.num, heads.num_kv, heads.dim, heads.value_dim or 0, window,
+            plan, q, kv, out.native, heads.num, heads.num_kv, heads.dim, heads.value_dim or 0, window,
             sinks, gate,
         )  # fmt: skip
         self._held.append((plan, q, kv, out, sinks, gate))
