@@ -1,17 +1,20 @@
-"""Decode steps at a long context on the CPU, with float16 KV and with q8_0 in turn: what --kv-cache-dtype gives.
+"""Decode steps at a long context, with float16 KV and with q8_0: what --kv-cache-dtype gives.
 
     python -m benchmarks.header 12-layers.gguf --layers 12
     python -m benchmarks.kv_dtypes --model 12-layers.gguf [--context 32000] [--batch 1] [--rounds 20]
+    python -m benchmarks.kv_dtypes --model 48-layers.gguf --device cuda --batch 8
 
-Weights are random, of the file's shapes and types, and both engines share them; KV is random too, so that nothing is
-prefilled. A round is a few steps of either kind, which of them first in turn, so that what else the machine does meets
-both alike. Printed: milliseconds a step, and the median of the ratios with its 90% interval by bootstrap.
+Weights are random, of the file's shapes and types, and KV is made up, so that nothing is prefilled. On the CPU both
+engines share the weights, and a round is a few steps of either, which of them first in turn, so that what else the
+machine does meets both alike. On a GPU one engine runs after the other. Printed: milliseconds a step, and the median of
+the ratios with its 90% interval by bootstrap.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import time
 from pathlib import Path
 
@@ -25,22 +28,21 @@ from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import NewSeq, Row, StepPlan
 from moeserve.options import resolve
 from moeserve.worker.engines.cpu import CpuEngine
-from moeserve.worker.loading import CpuModel, build_cpu_runner, load_cpu_model
+from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.loading import build_cpu_runner, load_cpu_model, load_runner
+from moeserve.worker.runner import Runner
 
+TYPES = ("f16", "q8_0")
 STEPS = 3  # of a turn
 
 
 class Decoder:
-    """An engine with random KV of one type, whose sequences all have `context` tokens."""
+    """A runner with made-up KV, whose sequences all have `context` tokens."""
 
-    def __init__(self, model: CpuModel, kv_cache_dtype: str, batch: int, context: int) -> None:
-        self._runner = build_cpu_runner(
-            dataclasses.replace(
-                model, config=dataclasses.replace(model.config, kv_cache_dtype=kv_cache_dtype)
-            )
-        )
-        engine = self._runner.engine
-        assert isinstance(engine, CpuEngine)
+    def __init__(self, runner: Runner, batch: int, context: int) -> None:
+        self._runner = runner
+        engine = runner.engine
+        assert isinstance(engine, (CpuEngine, GpuEngine))
         for layer in engine._model._kv:
             for tensor in layer.tensors:
                 _fill(tensor)
@@ -79,11 +81,43 @@ def _fill(tensor: torch.Tensor) -> None:
         tensor.normal_()
 
 
+def on_the_cpu(config: ServerConfig, args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each turn, by the KV's type."""
+    model = load_cpu_model(config, lambda *_: None)
+    decoders = {}
+    for name in TYPES:
+        config = dataclasses.replace(model.config, kv_cache_dtype=name)
+        runner = build_cpu_runner(dataclasses.replace(model, config=config))
+        decoders[name] = Decoder(runner, args.batch, args.context)
+    took: dict[str, list[float]] = {name: [] for name in TYPES}
+    for number in range(args.rounds):
+        for name in TYPES if number % 2 == 0 else reversed(TYPES):
+            took[name].append(decoders[name].seconds())
+    return took
+
+
+def on_the_gpu(config: ServerConfig, args: argparse.Namespace) -> dict[str, list[float]]:
+    """The same."""
+    took = {}
+    for name in TYPES:
+        decoder = Decoder(
+            load_runner(dataclasses.replace(config, kv_cache_dtype=name), lambda *_: None),
+            args.batch,
+            args.context,
+        )
+        took[name] = [decoder.seconds() for _ in range(args.rounds)]
+        del decoder
+        gc.collect()
+        torch.cuda.empty_cache()
+    return took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file, or the header of one")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--context", type=int, default=32_000)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
@@ -92,21 +126,16 @@ def main() -> None:
     config = ServerConfig(
         model=str(args.model),
         load_format="dummy",
-        device="cpu",
+        device=args.device,
         max_num_seqs=args.batch,
         max_model_len=length,
         max_total_tokens=args.batch * length,
     )
-    model = load_cpu_model(resolve(config), lambda *_: None)
-    f16, q8_0 = (Decoder(model, name, args.batch, args.context) for name in ("f16", "q8_0"))
-    took: dict[Decoder, list[float]] = {f16: [], q8_0: []}
-    for number in range(args.rounds):
-        for decoder in (f16, q8_0) if number % 2 == 0 else (q8_0, f16):
-            took[decoder].append(decoder.seconds())
-    for name, decoder in (("f16", f16), ("q8_0", q8_0)):
-        steps = np.array(took[decoder]) / STEPS * 1e3
+    took = (on_the_gpu if args.device == "cuda" else on_the_cpu)(resolve(config), args)
+    for name, seconds in took.items():
+        steps = np.array(seconds) / STEPS * 1e3
         print(f"{name:<5} {np.median(steps):.1f} ms a step (quickest {steps.min():.1f})")
-    ratios = [a / b for a, b in zip(took[f16], took[q8_0], strict=True)]
+    ratios = [a / b for a, b in zip(took["f16"], took["q8_0"], strict=True)]
     median, low, high = median_interval(ratios)
     print(f"f16 / q8_0: {median:.3f} (90% of the median {low:.3f} to {high:.3f})")
 
