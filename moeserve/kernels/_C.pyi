@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.stream_operands import KvLayer
 
 def quantized_row_bytes(cols: int) -> int: ...
 def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...

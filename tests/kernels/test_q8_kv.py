@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from moeserve.kernels.attention.reference import Sequence, attention
-from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.quantize.kv import dequantize_kv, quantize_kv
+from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.layout import FLOAT16, Q8_0
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models, wide_models
 from tests.kernels.operations import ISAS, run_attention, run_rope_store, stream_of

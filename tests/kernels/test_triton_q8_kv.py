@@ -15,10 +15,10 @@ from moeserve.kernels.attention.op import (
     prefill_tiles,
 )
 from moeserve.kernels.attention.reference import Sequence, attention
-from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.quantize.kv import dequantize_kv, quantize_kv
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
+from moeserve.kernels.stream_operands import KvLayer
 from tests.kernels.weights import nmse
 
 GUARD = 12345.0
