@@ -10,7 +10,7 @@ are milliseconds.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -316,10 +316,16 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     pages: PageOrders | None = None
 
 
+COSTLY_MASK_MS: Final = 2.0
+
+
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
     token_id: int  # -1: none could be sampled, and the request ends with `error`
     logprob: TokenLogprob | None = None
     error: str | None = None
+    late: bool = (
+        False  # its grammar was not ready: nothing is sampled for this request until it is bound again
+    )
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):
@@ -333,6 +339,8 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     idle_ms: float  # time that the worker waited for this plan after the step before
     # GPU kernels that were compiled, or loaded, during this step, which therefore says nothing about a step's cost.
     kernels_compiled: int = 0
+    # By index of `sampled`: how long the helper thread took for the token's mask. Those above COSTLY_MASK_MS alone.
+    mask_ms: dict[int, float] = {}
     pages: PageReport | None = None
 
 

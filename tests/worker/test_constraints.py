@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 
 import jsonschema
@@ -14,6 +15,7 @@ from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.spec import Choice, Ebnf, JsonSchema
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams, Thinking
+from moeserve.messages.schema import COSTLY_MASK_MS
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
@@ -48,8 +50,8 @@ def thinking(is_open: bool, budget: int | None = None) -> Thinking:
 class World:
     """The part of the worker that samples: a step is a row of random logits for each slot given."""
 
-    def __init__(self) -> None:
-        self.constraints = Constraints(SLOTS, lambda: GrammarEngine(TOKENIZER))
+    def __init__(self, compilation_wait: float = 60.0) -> None:
+        self.constraints = Constraints(SLOTS, lambda: GrammarEngine(TOKENIZER), compilation_wait)
         self.sampler = CpuSampler(SLOTS, VOCAB)
 
     def bind(self, slot: int, params: SamplingParams, output: list[int] | None = None) -> None:
@@ -62,7 +64,9 @@ class World:
         logits = torch.zeros(len(slots), VOCAB)
         logits[:, list(prefer)] = 50.0
         tokens, _ = self.sampler.sample(logits, at, self.constraints.masks_for(at))
-        return tokens.tolist(), self.constraints.accept(at, tokens)
+        self.verdicts = self.constraints.verdicts(at)
+        self.constraints.accept(at, tokens, self.verdicts)
+        return tokens.tolist(), self.verdicts.failed
 
     def run(self, slot: int, output: list[int] | None = None, limit: int = 400) -> list[int]:
         """Until an end token comes."""
@@ -80,7 +84,7 @@ class World:
 def world() -> Iterator[World]:
     made = World()
     yield made
-    made.constraints._helper.shutdown()
+    made.constraints.close()
 
 
 def params(seed: int = 0, grammar: str = GRAMMAR, thought: Thinking | None = None) -> SamplingParams:
@@ -191,6 +195,47 @@ def test_an_answer_may_come_without_a_thought(world: World) -> None:
     first = TOKENIZER.encode("yes")[0]
     assert world.step(0, prefer=(first,))[0] == [first]
     assert TOKENIZER.decode(world.run(0, [first])) == "yes"
+
+
+def test_a_grammar_that_is_not_compiled_yet_does_not_hold_up_the_others() -> None:
+    """Its request is late in every step until it is bound again, and then is as if it had come only now."""
+    world = World(compilation_wait=0.0)
+    compiler = world.constraints._compiler
+    yes = params(seed=6, grammar=to_grammar(Choice(["yes"])))
+    world.bind(0, params(seed=5))
+    compiler.submit(int).result()
+    whole = world.run(0)
+    world.bind(0, params(seed=5))
+    release = threading.Event()
+    compiler.submit(release.wait)
+    world.bind(1, yes)
+    output = []
+    for _ in range(4):
+        output.append(world.step(0, 1)[0][0])
+        assert world.verdicts.late == {1}
+    release.set()
+    compiler.submit(int).result()
+    output.append(world.step(0, 1)[0][0])
+    assert world.verdicts.late == {1}  # what was sampled before is not its own
+    assert output == whole[:5]
+    world.bind(1, yes)
+    assert TOKENIZER.decode(world.run(1)) == "yes"
+    assert world.run(0, output) == whole
+    world.constraints.close()
+
+
+def test_a_mask_that_takes_long_is_told(world: World) -> None:
+    """An ambiguous grammar: the longer the answer, the more ways there are to read it."""
+    world.bind(0, params(seed=1))
+    world.bind(1, params(grammar=to_grammar(Ebnf('start: s\ns: s s | A |\nA: "a"'))))
+    told: dict[int, float] = {}
+    for _ in range(600):
+        world.step(0, 1, prefer=tuple(TOKENIZER.encode("a")))
+        told = world.verdicts.mask_ms
+        if told or world.verdicts.failed:
+            break
+    assert told.keys() == {1}
+    assert told[1] > COSTLY_MASK_MS
 
 
 def test_a_guide_knows_where_it_is_from_the_tokens_alone() -> None:

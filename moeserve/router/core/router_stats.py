@@ -59,7 +59,7 @@ class RouterStats:
     def report(self, batch: RunningBatch, waiting: WaitingQueue, memory: KvMemory) -> LoadReport:
         return LoadReport(
             num_running=len(batch.running),
-            num_waiting=len(waiting) + len(batch.loading),
+            num_waiting=len(waiting) + len(batch.postponed) + len(batch.loading),
             kv_slots_used=memory.num_held,
             kv_slots_total=memory.num_slots,
             prompt_tokens=self.prompt_tokens + batch.num_cached_tokens,

@@ -304,7 +304,7 @@ def test_rules_that_overflow_the_stack_end_the_checker_alone(
     with pytest.raises(GrammarError, match="too complex"):
         asyncio.run(checker.check(chain(1500)))
     assert asyncio.run(checker.check(chain(100)))
-    constraints = Constraints(1, lambda: GrammarEngine(tokenizer))
+    constraints = Constraints(1, lambda: GrammarEngine(tokenizer), compilation_wait=60)
     sampling = SamplingParams(max_tokens=1, grammar=to_grammar(chain(3000)))
     constraints.bind(0, sampling, np.zeros(0, np.int32))
     assert constraints.masks_for(np.zeros(1, np.int32)) is not None
