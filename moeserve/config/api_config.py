@@ -95,7 +95,8 @@ class ApiConfig:
     override_generation_config: str | None = option(
         None,
         "Chat",
-        'the same by hand, which goes before what the model recommends: {"temperature": 0.7, "top_p": 0.8}',
+        'the same by hand, which goes before what the model recommends: {"temperature": 0.7, "top_p": 0.8}; also '
+        '{"max_new_tokens": 4096}, for chats that set no bound',
         metavar="JSON",
     )
     tool_call_parser: str = option(

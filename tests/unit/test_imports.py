@@ -78,6 +78,7 @@ HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {"moeserve.config", "moeserve.errors", "moeserve.logs"},
     "moeserve.httpserver.observability": {
         "moeserve.httpserver.transport",
+        "moeserve.version",
         "moeserve.messages",
         "moeserve.tracing",
     },
