@@ -4,6 +4,7 @@ reason for refusing it, within seconds."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -79,10 +80,9 @@ class GrammarChecker:
         self._sandbox.close()
 
     def _ask(self, frame: bytes) -> str:
-        if not self._sandbox.is_running:
-            self._start()
+        """A process that was lost may have been killed for another's sake, so a second one is asked."""
         try:
-            reply = decode_reply(self._sandbox.ask(frame, "compile"))
+            reply = decode_reply(self._reply(frame))
         except SandboxTimeout as error:
             raise GrammarError(f"is too complex: it {error}") from error
         except (SandboxDied, ValueError) as error:
@@ -93,6 +93,14 @@ class GrammarChecker:
                 raise GrammarError(message)
             case Accepted(grammar=grammar):
                 return grammar
+
+    def _reply(self, frame: bytes) -> bytes:
+        """Raises SandboxTimeout, SandboxDied, GrammarError."""
+        if self._sandbox.is_running:
+            with suppress(SandboxDied):
+                return self._sandbox.ask(frame, "compile")
+        self._start()
+        return self._sandbox.ask(frame, "compile")
 
     def _start(self) -> None:
         """It opens the model's file once more."""

@@ -28,6 +28,10 @@ RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _DIED = "the chat template's process ended unexpectedly; the template may need too much memory"
 
 
+class _ProcessLost(TemplateError):
+    """The process ended while it was asked."""
+
+
 class ChatRenderer:
     """One template, one process, one render at a time; the others wait in line.
 
@@ -156,6 +160,13 @@ class ChatRenderer:
             raise
 
     def _exchange(self, frame: bytes) -> str:
+        """A process that was lost may have been killed for another's sake, so a second one is asked."""
+        try:
+            return self._render(frame)
+        except _ProcessLost:
+            return self._render(frame)
+
+    def _render(self, frame: bytes) -> str:
         if not self._sandbox.is_running:
             self._start()
         return self._request(frame, "finish")
@@ -167,7 +178,7 @@ class ChatRenderer:
             raise TemplateTimeout(f"the chat template {error}") from error
         except (SandboxDied, ValueError) as error:  # msgspec's errors are ValueErrors
             self._sandbox.stop()
-            raise TemplateError(_DIED) from error
+            raise _ProcessLost(_DIED) from error
         if isinstance(reply, Failed):
             raise TemplateError(reply.message)
         return reply.text
