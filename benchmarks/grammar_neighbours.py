@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import threading
 import time
@@ -53,7 +54,7 @@ def token_times(server: Server, is_over: Callable[[], bool]) -> list[float]:
 
 
 def report(title: str, times: list[float]) -> None:
-    pause = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    pause = max(later - earlier for earlier, later in itertools.pairwise(times))
     rate = (len(times) - 1) / (times[-1] - times[0])
     print(f"{title}: {rate:.1f} tokens a second, longest pause {pause:.2f} s", flush=True)
 
@@ -93,7 +94,10 @@ def tokens_of(server: Server, text: str) -> list[int]:
 def schema(number: int) -> dict[str, Any]:
     """One of SCHEMA_BYTES, unlike the others."""
     names = [f"field_{number}_{i}" for i in range(250)]
-    made = {"type": "object", "properties": {name: {"type": "string", "pattern": "^[a-z]{1,20}$"} for name in names}}
+    made = {
+        "type": "object",
+        "properties": {name: {"type": "string", "pattern": "^[a-z]{1,20}$"} for name in names},
+    }
     made["required"] = names[:1]
     made["description"] = "x" * max(SCHEMA_BYTES - len(json.dumps(made)), 0)
     return made

@@ -99,13 +99,14 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
+        tenant: str = "",
     ) -> str:
         """The prompt text for `messages` (OpenAI's form). Raises TemplateError and its subclasses.
 
-        `kwargs` is the request's chat_template_kwargs.
+        `kwargs` is the request's chat_template_kwargs. Tenants take turns.
         """
         frame = self._frame(messages, tools, add_generation_prompt, kwargs)
-        return await self._sandbox.run(lambda: self._exchange(frame))
+        return await self._sandbox.run(lambda: self._exchange(frame), tenant)
 
     def render_sync(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 
 from moeserve.httpserver.generation.chat_formats import ChatFormats
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.keys import key_name
 from moeserve.tokenizer.errors import TemplateError
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -84,7 +85,11 @@ class ModelText:
         messages, tools = self.formats.for_template(messages, tools, self.renderer.source)
         try:
             text = await self.renderer.render(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt, kwargs=kwargs
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                kwargs=kwargs,
+                tenant=key_name.get(),
             )
         except TemplateError as error:
             raise ApiError(400, f"{param}: {error}", param=param, code="chat_template_error") from error
