@@ -29,7 +29,7 @@ from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.units import GIB
 from moeserve.worker.device import choose_device
-from moeserve.worker.memory import available_bytes
+from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.workload.options import real
 
 PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_rules", "n_gpu_layers")
@@ -91,7 +91,8 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     memory = predict(
         config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES, in_a_step
     )
-    _check_ram(memory, ram)
+    note = limit_note() if args.ram is None else ""
+    _check_ram(memory, ram, note)
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates)
@@ -108,7 +109,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         gpu_rates=gpu_rates,
         speed=speed,
         command=command_line(config, args, memory, has_gpu=gpu is not None),
-        cautions=_cautions(config, args, memory, speed),
+        cautions=_cautions(config, args, memory, speed, note),
     )
 
 
@@ -192,18 +193,22 @@ def _users(config: ServerConfig, memory: Memory) -> dict[int, int]:
     return {tokens: min(config.max_num_seqs, memory.kv_tokens // tokens) for tokens in sizes}
 
 
-def _check_ram(memory: Memory, ram: int) -> None:
+def _check_ram(memory: Memory, ram: int, note: str) -> None:
     if memory.ram_start > ram:
         raise ConfigError(
-            f"{memory.ram_start / GIB:.2f} GiB of RAM are needed and {ram / GIB:.2f} GiB are there: put more experts "
-            "on a GPU, or choose a smaller model or quantisation"
+            f"{memory.ram_start / GIB:.2f} GiB of RAM are needed and {ram / GIB:.2f} GiB are there{note}: put more "
+            "experts on a GPU, or choose a smaller model or quantisation"
         )
     if memory.kv_tokens < 64:
         raise ConfigError(f"there is room for {memory.kv_tokens} tokens of KV only: free some memory")
 
 
-def _cautions(config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed) -> list[str]:
+def _cautions(
+    config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed, note: str
+) -> list[str]:
     cautions: list[str] = []
+    if note:
+        cautions.append(f"memory is what is left of a limit{note}")
     if config.max_model_len is not None and config.max_model_len > memory.kv_tokens:
         cautions.append(
             f"--max-model-len {config.max_model_len} does not fit the KV pool of {memory.kv_tokens} tokens"

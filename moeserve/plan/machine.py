@@ -13,6 +13,7 @@ import torch
 
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingWorkspace
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape, dense_tensors, expert_tensors
@@ -28,7 +29,9 @@ from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, Step
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import Q8_0
+from moeserve.units import GIB
 from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.worker.thread_placement import place_threads
 
 READ_BYTES = 512 << 20  # at least, and
@@ -108,7 +111,8 @@ def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
 
 def _read_rate(stream: CpuStream) -> float:
     cols = 4096
-    nbytes = max(READ_BYTES, READ_CACHES * _last_level_cache())
+    wanted = max(READ_BYTES, READ_CACHES * _last_level_cache())
+    nbytes = min(wanted, available_bytes() // 2)  # under a control group's limit, too much would be our end
     matrix = _zeros(stream, Q8_0, (nbytes // Q8_0.row_bytes(cols), cols))
 
     def read() -> None:
@@ -181,9 +185,15 @@ def _operation_seconds(stream: CpuStream) -> float:
 
 
 def _zeros(stream: CpuStream, kind: QuantType, shape: tuple[int, ...]) -> Matrix:
-    """A matrix whose source takes no memory."""
+    """A matrix whose source takes no memory. Raises ConfigError where there is none for its packed form."""
     rows = int(np.prod(shape[:-1]))
-    return stream.pack(np.zeros(rows * kind.row_bytes(shape[-1]), np.uint8), int(kind), shape)
+    nbytes, free = rows * kind.row_bytes(shape[-1]), available_bytes()
+    if nbytes > free:
+        raise ConfigError(
+            f"measuring this machine takes {nbytes / GIB:.2f} GiB of memory and {free / GIB:.2f} GiB are "
+            f"free{limit_note()}"
+        )
+    return stream.pack(np.zeros(nbytes, np.uint8), int(kind), shape)
 
 
 def _clear(x: Activations) -> None:

@@ -211,39 +211,6 @@ def test_missing_model_is_refused_before_anything_starts(
         caplog.clear()
 
 
-def fake_sys(tmp_path: Path, siblings: dict[int, str], quota: str | None = None) -> Path:
-    for cpu, text in siblings.items():
-        topology = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
-        topology.mkdir(parents=True)
-        (topology / "thread_siblings_list").write_text(text + "\n")
-    if quota is not None:
-        (tmp_path / "fs/cgroup").mkdir(parents=True)
-        (tmp_path / "fs/cgroup/cpu.max").write_text(quota + "\n")
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("affinity", "quota", "cores"),
-    [
-        ({0, 1, 2, 3}, None, 2),
-        ({0, 1}, None, 2),
-        ({0, 2}, None, 1),
-        ({0, 1, 2, 3}, "100000 100000", 1),
-        ({0, 1, 2, 3}, "150000 100000", 2),
-        ({0, 1, 2, 3}, "max 100000", 2),
-        ({0, 1, 7}, None, 3),
-    ],
-)
-def test_threads_default_to_the_physical_cores_we_may_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affinity: set[int], quota: str | None, cores: int
-) -> None:
-    """Two cores of two hyper-threads each: CPUs 0 and 2 share one, 1 and 3 the other; CPU 7 says nothing."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: affinity)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    sysfs = fake_sys(tmp_path, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, quota)
-    assert usable_cores(sysfs) == cores
-
-
 # ---------------------------------------------------------------- the real commands
 
 

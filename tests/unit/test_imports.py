@@ -190,9 +190,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
     "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
-    "moeserve.cpus": set(),
+    "moeserve.control_groups": set(),
+    "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
+        "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",
         "moeserve.models",

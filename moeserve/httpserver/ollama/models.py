@@ -12,7 +12,8 @@ from fastapi import APIRouter, Request, Response
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ShowBody, served_name
 from moeserve.httpserver.ollama.objects import Details, Model, Models, OllamaVersion, Shown
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
 
 router = APIRouter(tags=["Ollama"])
