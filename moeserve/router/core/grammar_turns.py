@@ -15,6 +15,7 @@ from typing import Final
 from moeserve.router.core.request import Request, State
 
 MOST_CREDIT_MS: Final = 20.0
+MOST_DEBT_MS: Final = 200.0  # where nothing but costly rows runs, which then go on all the same
 
 
 class GrammarTurns:
@@ -52,7 +53,7 @@ class GrammarTurns:
             waiting.remove(request)
             cost = self._costly.pop(request)
             self._costly[request] = cost  # the last in the line
-            self._credit_ms = max(self._credit_ms - cost, -MOST_CREDIT_MS)
+            self._credit_ms = max(self._credit_ms - cost, -MOST_DEBT_MS)
             self._spent[request.tenant] += round(cost)
             chosen.append(request)
         return chosen
