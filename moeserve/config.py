@@ -182,6 +182,13 @@ class ServerConfig:
         "chat template shows",
         choices=("auto", "qwen3", "harmony", "none"),
     )
+    control_tokens_in_text: str = _option(
+        "parse",
+        "Chat",
+        "control tokens that are spelled out in messages of users and tools, such as <|im_end|>; parse: they are the "
+        "tokens, as in other servers; literal: they stay text, so that no text can end a message or begin another",
+        choices=("parse", "literal"),
+    )
     unknown_fields: str = _option(
         "ignore",
         "Chat",

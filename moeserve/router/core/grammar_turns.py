@@ -8,7 +8,7 @@ rows, that of the key which has taken least comes first, then the one that has w
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -23,7 +23,8 @@ class GrammarTurns:
 
     def __init__(self) -> None:
         self._costly: dict[Request, float] = {}  # milliseconds of its last mask; who waits longest first
-        self._spent: Counter[str] = Counter()  # milliseconds, by tenant, while there are costly requests
+        # Milliseconds, by tenant, while there are costly requests.
+        self._spent: defaultdict[str, float] = defaultdict(float)
         self._credit_ms = 0.0
 
     def observe(self, owners: Sequence[Request], mask_ms: Mapping[int, float], step_ms: float) -> None:
@@ -54,6 +55,6 @@ class GrammarTurns:
             cost = self._costly.pop(request)
             self._costly[request] = cost  # the last in the line
             self._credit_ms = max(self._credit_ms - cost, -MOST_DEBT_MS)
-            self._spent[request.tenant] += round(cost)
+            self._spent[request.tenant] += cost
             chosen.append(request)
         return chosen
