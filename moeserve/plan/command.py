@@ -57,7 +57,7 @@ USERS = (2048, 8192, 32768)  # tokens of each
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be."""
-    parser = _parser()
+    parser = command_parser()
     args = parser.parse_args(arguments)
     try:
         config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
@@ -239,7 +239,7 @@ def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory,
     return " ".join(["moeserve", *flags])
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve plan",
         usage="%(prog)s [options]",

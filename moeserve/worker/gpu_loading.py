@@ -60,9 +60,10 @@ def load_gpu_runner(
     source: ModelSource,
     on_progress: OnProgress,
     device: torch.device,
+    forced_rows: int = 0,
 ) -> Runner:
-    """Loads the model and allocates everything a step needs. Raises ModelError for a bad file, ConfigError where the
-    GPU's memory does not suffice."""
+    """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. Raises ModelError for a bad
+    file, ConfigError where the GPU's memory does not suffice."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if config.kv_disk is not None or config.kv_disk_gib is not None:
@@ -104,6 +105,7 @@ def load_gpu_runner(
         prefill=[layer.prefill for layer in placement.gpu_layers],
         from_cpu=None if cpu_stage is None else cpu_stage.x,
         states=StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers,
+        forced_rows=forced_rows,
     )
     name = _device(placement, device, in_ram)
     engine = GpuEngine(model, slot_table, config.max_num_seqs, name, experts, cpu_stage)

@@ -45,25 +45,28 @@ from moeserve.worker.step_dump import StepDump, open_dump
 SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
 
 
-def load_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
+def load_runner(config: ServerConfig, on_progress: OnProgress, forced_rows: int = 0) -> Runner:
     """Loads the model of `config.model` on the device that `config.device` chooses, and allocates everything a step
     needs.
 
     Raises ModelError for a bad file, ConfigError where the memory does not suffice, the CPU lacks `config.isa`, or
-    there is no such device. The model has been tried then (`self_test.py`).
+    there is no such device. The model has been tried then (`self_test.py`). forced_rows: steps of up to so many rows
+    take the routers' choice from a trace, for measurements.
     """
-    runner = _load_on_device(config, on_progress)
+    runner = _load_on_device(config, on_progress, forced_rows)
     check_logits(runner, Path(config.model))
     return runner
 
 
-def _load_on_device(config: ServerConfig, on_progress: OnProgress) -> Runner:
+def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: int) -> Runner:
     if choose_device(config.device) == "cpu":
+        if forced_rows:
+            raise ConfigError("--routing-trace: the CPU engine has all experts in one place; leave it out")
         return load_cpu_runner(config, on_progress)
     _set_up_torch()
     from moeserve.worker.gpu_loading import load_gpu_runner  # a machine without a GPU may lack Triton
 
-    return load_gpu_runner(config, open_weights(config), on_progress, torch.device("cuda", 0))
+    return load_gpu_runner(config, open_weights(config), on_progress, torch.device("cuda", 0), forced_rows)
 
 
 def open_weights(config: ServerConfig) -> ModelSource:

@@ -15,13 +15,8 @@ from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import (
-    AttentionPlan,
-    CpuStream,
-    StateSequences,
-    ThreadPlacement,
-    build_attention_plan,
-)
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
+from moeserve.kernels.stream_operands import StateSequences, ThreadPlacement
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.states import StateCache

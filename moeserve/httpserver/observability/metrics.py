@@ -6,17 +6,27 @@ how requests end) is observed here. Times are in seconds.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import HistogramCounts, LoadReport, Usage
+from moeserve.version import version
 
 Status = Literal["loading", "ok", "restarting", "unresponsive", "draining"]
 
@@ -179,6 +189,9 @@ class Metrics:
         self.load = LoadReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_RouterCollector(self))
+        ProcessCollector(registry=self.registry)
+        build = Info("moeserve:build", "Which moeserve this is.", registry=self.registry)
+        build.info({"version": version(), "python": platform.python_version()})
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT_BUCKETS
         )

@@ -21,6 +21,7 @@ from moeserve.kernels.launch import compile_ahead, first_launches
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import NewSeq
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.workspace import GpuBatch
 from moeserve.models.loading.progress import COMPILING, OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
@@ -109,6 +110,10 @@ class GpuEngine:
     @property
     def description(self) -> str:
         return self._description
+
+    @property
+    def forced_routing(self) -> ForcedRouting | None:
+        return self._model.forced_routing
 
     def stream_by(self, streaming: Streaming, described: str) -> None:
         """Which part of the RAM experts steps with prompts stream; the engine's description then says so."""

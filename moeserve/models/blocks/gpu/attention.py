@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
-from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import (
     MAX_DECODE_ROWS,

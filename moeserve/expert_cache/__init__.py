@@ -1,0 +1,1 @@
+"""Which experts in RAM have a copy in GPU memory: the policy, routing traces to judge it by, their replay. No torch."""
