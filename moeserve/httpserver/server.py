@@ -72,6 +72,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         metrics,
         process.tracer,
         continue_requests=config.on_engine_loss == "continue",
+        request_timeout=config.request_timeout,
     )
     service = Service(config, metrics.model_name, engine, metrics, states, frozenset(aliases))
     server = Server(service, table)
