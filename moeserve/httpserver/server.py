@@ -235,7 +235,8 @@ def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
     try:
         formats = formats_of(config, tokenizer, renderer.source)
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
-        return ModelText.of(tokenizer, renderer, formats), defaults
+        parses = config.control_tokens_in_text == "parse"
+        return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses), defaults
     except ConfigError:
         renderer.close()
         raise
