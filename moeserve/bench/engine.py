@@ -52,6 +52,7 @@ SHARED = (
     "numa_nodes",
     "cpu_binding",
     "max_num_batched_tokens",
+    "kv_cache_dtype",
 )
 
 

@@ -93,6 +93,14 @@ class ServerConfig(ApiConfig):
         "off: nobody's; auto: per-key where there are API keys, else shared",
         choices=("auto", "shared", "per-key", "off"),
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Capacity",
+        "how keys and values are kept; f16: 16 bits each, which auto is; q8_0: 8 bits and a scale for each 32, so that "
+        "nearly twice as many tokens fit, at a small loss of accuracy (not for MLA); bf16 and fp8, which other servers "
+        "have, are refused",
+        choices=("auto", "f16", "bf16", "q8_0", "fp8"),
+    )
     kv_disk: str | None = option(
         None,
         "Capacity",
@@ -242,6 +250,14 @@ class ServerConfig(ApiConfig):
         "what becomes of the answers under way when the engine crashes and is started again: continue: they go on from "
         "their tokens; fail: they end with an error",
         choices=("continue", "fail"),
+    )
+    request_timeout: float | None = option(
+        None,
+        "Server",
+        "seconds from a request's arrival after which it ends with an error (504), in the queue or in its answer "
+        "(default: none)",
+        low=0.1,
+        high=86400,
     )
     step_timeout: float | None = option(
         None,

@@ -131,11 +131,10 @@ class CpuStream:
         head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin: [n, rotary_dim / 2];
         the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32 [n].
         """
-        pool = kv.keys, kv.values
         native = self._native
         native.rope_store(
-            q, k, v, q_norm, k_norm, eps, cos, sin, slots, *pool, n, heads.num, heads.num_kv, heads.dim, scale
-        )  # fmt: skip
+            q, k, v, q_norm, k_norm, eps, cos, sin, slots, kv, n, heads.num, heads.num_kv, heads.dim, scale
+        )
         self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv))
 
     def attention(
@@ -158,7 +157,7 @@ class CpuStream:
         has no value. gate [n, heads * dim]: out is multiplied by its sigmoid.
         """
         self._native.attention(
-            plan, q, kv.keys, kv.values, out.native, heads.num, heads.num_kv, heads.dim, heads.value_dim or 0, window,
+            plan, q, kv, out.native, heads.num, heads.num_kv, heads.dim, heads.value_dim or 0, window,
             sinks, gate,
         )  # fmt: skip
         self._held.append((plan, q, kv, out, sinks, gate))

@@ -44,11 +44,21 @@ class ThreadPlacement:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """One layer of the KV pool: float16 [slots, kv_heads, head_dim] each. Of latent attention, keys are
-    [slots, 1, latent and rotary dimensions], and values a view of them."""
+    """One layer of the KV pool: [slots, kv_heads, head_dim] each, float16, or int8 with a float16 scale for each 32
+    numbers of a head (kernels/quantize/kv.py). Of latent attention, keys are float16 [slots, 1, latent and rotary
+    dimensions], and values a view of them."""
 
     keys: torch.Tensor
     values: torch.Tensor
+    key_scales: torch.Tensor | None = None  # [slots, kv_heads, head_dim / 32] of int8 keys
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those with memory of their own: not the values of latent attention."""
+        is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
+        every = (self.keys, self.key_scales, None if is_view else self.values, self.value_scales)
+        return [tensor for tensor in every if tensor is not None]
 
 
 @dataclass(frozen=True, slots=True)

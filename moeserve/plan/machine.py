@@ -72,6 +72,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         config,
         model=str(demonstration_model()),
         load_format="auto",
+        kv_cache_dtype="auto",
         max_num_seqs=ROWS,
         max_model_len=POSITIONS,
         max_total_tokens=ROWS * POSITIONS,

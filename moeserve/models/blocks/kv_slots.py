@@ -12,5 +12,5 @@ def clear_slots(layers: Sequence[KvLayer], slots: list[int]) -> None:
     for layer in layers:
         if not len(layer.keys):  # it does not attend
             continue
-        layer.keys[slots] = 0
-        layer.values[slots] = 0
+        for tensor in layer.tensors:
+            tensor[slots] = 0

@@ -137,7 +137,7 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 
 TestAgainstADictionary = AgainstADictionary.TestCase
-TestAgainstADictionary.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAgainstADictionary.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def cache_of(*sequences: list[int]) -> RadixCache:
