@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moeserve.kernels.attention.op import prefill_tiles, tile_tokens
 from moeserve.kernels.launch import compile_ahead, first_launches
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import NewSeq
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
@@ -34,6 +35,7 @@ from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches
 from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import MAX_RECORDED_DECODE, StepInputs
 from moeserve.worker.engines.streaming import Streaming
+from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
@@ -68,6 +70,7 @@ class GpuEngine:
         description: str,
         ram_experts: RamExperts | None = None,
         cpu_stage: CpuStage | None = None,
+        expert_cache: ExpertCache | None = None,
     ) -> None:
         """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's.
         ram_experts: the model's, where there are any. cpu_stage: the layers before the model's, if it has no
@@ -78,6 +81,7 @@ class GpuEngine:
         self._slot_table = slot_table
         self._ram_experts = ram_experts
         self._cpu_stage = cpu_stage
+        self.expert_cache = expert_cache  # None: experts stay where they are
         self.logit_rows = model.head_sizes[-1]
         self._done = StepCompletion(model.device, self.logit_rows, yields=ram_experts is not None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
@@ -135,6 +139,8 @@ class GpuEngine:
             for size in self._model.head_sizes:
                 rows, slots, count = self._inputs[size].head(0, size)
                 self._sampler.launch_every_kind(self._model.logits(size, rows, count), slots, count)
+            if self.expert_cache is not None:
+                self.expert_cache.compile()
 
     def _kinds_of_batches(self, size: int) -> Iterator[GpuBatch]:
         """Of steps of this size: rows that attend each by itself, and prompts beside them, in every way that experts
@@ -202,8 +208,10 @@ class GpuEngine:
         recorded = graphs.get(inputs.size) if each_alone and observer is None else None
         self._has_logits = recorded is not None
         if recorded is not None:
+            self._before_step()
             self._model.begin()
             recorded()
+            self._after_launch()
             return
         num_decode = layout.n if each_alone else _leading_ones(layout.count)
         if observer is None and self._replay_prompts(layout, num_decode, each_alone=each_alone):
@@ -212,8 +220,18 @@ class GpuEngine:
         tiles = None if each_alone else self._tiles(layout, num_decode)
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent)
+        self._before_step(streams=self._model.streams(batch))
         self._model.begin(batch)
         self._model.forward(batch, observer)
+        self._after_launch()
+
+    def _before_step(self, *, streams: bool = False) -> None:
+        if self.expert_cache is not None:
+            self.expert_cache.before_step(streams=streams)
+
+    def _after_launch(self) -> None:
+        if self.expert_cache is not None:
+            self.expert_cache.after_launch()
 
     def _replay_prompts(self, layout: StepLayout, num_decode: int, *, each_alone: bool) -> bool:
         """Whether the step fits a recorded one, which then runs."""
@@ -271,6 +289,8 @@ class GpuEngine:
         self._model.forget(kv_slots)
         if self._cpu_stage is not None:
             self._cpu_stage.forget(kv_slots)
+        if self.expert_cache is not None:
+            self.expert_cache.forget_counts()
         self._slot_table[layout.req_slot.tolist()] = 0
         self._slot_table[self._max_num_seqs] = 0
 
@@ -333,6 +353,9 @@ class GpuEngine:
             tokens = np.concatenate([of_stage, tokens])
             on_gpu = np.concatenate([np.zeros_like(of_stage, np.uint8), on_gpu])
         return ExpertCounts(tokens, on_gpu)
+
+    def take_expert_cache_counts(self) -> ExpertCacheCounts | None:
+        return None if self.expert_cache is None else self.expert_cache.take_counts()
 
     def weight_counters(self) -> object:
         stage = 0 if self._cpu_stage is None else self._cpu_stage.weight_bytes_read()
