@@ -53,6 +53,7 @@ SHARED = (
     "numa_nodes",
     "cpu_binding",
     "max_num_batched_tokens",
+    "kv_cache_dtype",
 )
 
 
@@ -190,7 +191,8 @@ def _figure(
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments or a bad file."""
-    parser, args = _parse(arguments)
+    parser = command_parser()
+    args = parser.parse_args(arguments)
     from moeserve.worker.loading import load_runner
 
     batches, prompt, gen = args.batch, args.prompt, args.gen
@@ -247,7 +249,7 @@ def _save(args: argparse.Namespace, config: ServerConfig, device: str, figures: 
     write_results(args.save_result, results_of("bench engine", settings, measured, gpu))
 
 
-def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench engine",
         usage="%(prog)s [options]",
@@ -290,7 +292,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
         metavar="FILE",
         help="write the figures as JSON too, for benchmarks.compare (moeserve/bench/results.py has the form)",
     )
-    return parser, parser.parse_args(arguments)
+    return parser
 
 
 def _config(args: argparse.Namespace) -> ServerConfig:

@@ -65,7 +65,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
     name, *aliases = (config.served_model_name or Path(config.model).stem).split(",")
-    metrics = Metrics(name, config.kv_events_block_size)
+    metrics = Metrics(name, config.kv_events_block_size, config.kv_cache_dtype)
     engine = EngineClient(
         to_router,
         inbox,

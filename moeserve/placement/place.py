@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeserve.errors import ConfigError
-from moeserve.models.interface import expert_tensors
+from moeserve.models.tensors import expert_tensors
 from moeserve.placement.dense import DensePlacement
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules

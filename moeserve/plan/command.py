@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.kv.layout import KvLayout
+from moeserve.kv.layout import layout_of
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
@@ -48,6 +48,7 @@ SHARED = (
     "max_num_seqs",
     "max_total_tokens",
     "max_num_batched_tokens",
+    "kv_cache_dtype",
     "state_snapshot_budget",
     "threads",
     "isa",
@@ -64,7 +65,7 @@ USERS = (2048, 8192, 32768)  # tokens of each
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be."""
-    parser = _parser()
+    parser = command_parser()
     args = parser.parse_args(arguments)
     try:
         config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
@@ -79,7 +80,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     """Raises UserError for a file or a wish that cannot be served."""
     gguf = open_metadata(Path(config.model))
     model = read_checked_shape(gguf)
-    sizes = ModelSizes.of(gguf.tensors, KvLayout(model))
+    sizes = ModelSizes.of(gguf.tensors, layout_of(config, model))
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
     options = placement_options(config, model)
@@ -246,7 +247,7 @@ def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory,
     return " ".join(["moeserve", *flags])
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve plan",
         usage="%(prog)s [options]",

@@ -14,14 +14,16 @@ import torch
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingWorkspace
+from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.kernels.stream_operands import Activations, RoutingWorkspace
 from moeserve.kv.layout import KvLayout
-from moeserve.models.interface import ModelShape, dense_tensors, expert_tensors
+from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_types import check_cpu_types
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import dense_tensors, expert_tensors
 from moeserve.options import demonstration_model
 from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
@@ -70,6 +72,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         config,
         model=str(demonstration_model()),
         load_format="auto",
+        kv_cache_dtype="auto",
         max_num_seqs=ROWS,
         max_model_len=POSITIONS,
         max_total_tokens=ROWS * POSITIONS,

@@ -16,7 +16,7 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
-from moeserve.kv.layout import KvLayout
+from moeserve.kv.layout import KvLayout, layout_of
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
@@ -71,7 +71,7 @@ def load_gpu_runner(
     constraints = Constraints(config.max_num_seqs, lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
     shape = read_checked_shape(source)
     log_skipped(shape)
-    layout = KvLayout(shape)
+    layout = layout_of(config, shape)
     _check_lanes(source, shape)
     in_a_step = step_tokens_on(device, config, shape)
     max_tokens = max(in_a_step, config.max_num_seqs)

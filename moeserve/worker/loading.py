@@ -14,7 +14,7 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
-from moeserve.kv.layout import KvLayout
+from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -124,7 +124,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         grammar = helper.submit(lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
         shape = read_checked_shape(source)
         log_skipped(shape)
-        layout = KvLayout(shape)
+        layout = layout_of(config, shape)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
         dump = open_dump(config, shape, max(tokens, config.max_num_seqs))
         placement = place(ModelSizes.of(source.tensors, layout), placement_options(config, shape), gpu=None)
@@ -141,7 +141,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
         capacity = plan_capacity(config, layout, [budget])
-        disk = plan_disk_tier(config, directory, source, shape, stream.isa)
+        disk = plan_disk_tier(config, directory, source, layout, stream.isa)
         return CpuModel(
             config, source, shape, weights, grammar, tokens, capacity, dump, states.num_slots, disk
         )
@@ -150,7 +150,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
 def build_cpu_runner(loaded: CpuModel) -> Runner:
     """Starts the pool's threads, and allocates the KV pool and everything that a step needs."""
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
-    layout = KvLayout(shape)
+    layout = layout_of(config, shape)
     stream = open_stream(config)
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result)
     kv = KvCache(layout, capacity.num_slots, range(shape.num_layers)).layers

@@ -17,8 +17,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 import moeserve.kernels.launch as launch
 
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64", torch.int8: "i8",
-         torch.uint8: "u8"}
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int8: "i8",
+         torch.int64: "i64", torch.uint8: "u8"}
 
 def compile_for_hopper(kernel, grid, *arguments, **options):
     signature, constants, aligned = {}, {}, {}
@@ -61,6 +61,7 @@ CALLS = {
     "delta net, few": "delta_net(3, f32, False)",
     "delta net, many": "delta_net(200, torch.bfloat16, True)",
     "delta net, many, floats": "delta_net(200, f32, True)",
+    "attention of q8_0 keys": "attention_of_q8_0(3)",
     "attention of wide heads": "wide_attention(3)",
     "latent attention, few": "latent_attention(3, f32)",
     "latent attention, many": "latent_attention(200, torch.bfloat16)",
@@ -178,6 +179,21 @@ def rows_of_others(n):
                                    (32, empty(dim), None)):
         rope_store(q, k, k, q_norm, k_norm, 1e-6, empty(9, rotary // 2), empty(9, rotary // 2), at, at, count,
                    empty(n, heads, dim, dtype=torch.float16), pool, pool)
+
+def attention_of_q8_0(n):
+    heads, kv_heads, dim, at, count = 32, 4, 128, empty(n, dtype=i32), empty(1, dtype=i32)
+    q = empty(n, heads, dim, dtype=torch.float16)
+    kv = [empty(50, kv_heads, dim, dtype=torch.int8)] * 2
+    scales = dict.fromkeys(("key_scales", "value_scales"), empty(50, kv_heads, dim // 32, dtype=torch.float16))
+    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
+    k, angles, weight = empty(n, kv_heads * dim), empty(64, dim // 2), empty(dim)
+    rope_store(q.flatten(1), k, k, weight, weight, 1e-6, angles, angles, at, at, count, q, *kv, **scales)
+    projected = NewTokens(k, k, weight, weight, 1e-6, angles, angles, at)
+    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+        decode_attention(x, new, *kv, table, at, at, count, room.sums, room.stats, room.counters,
+                         *both(n, heads * dim), **scales)
+    out = empty(n, heads * dim, dtype=torch.bfloat16)
+    prefill_attention(q, *kv, table, empty(2, 4, dtype=i32), out, **scales)
 
 def attention_of_others(n):
     heads, kv_heads, dim, at = 64, 8, 64, empty(n, dtype=i32)

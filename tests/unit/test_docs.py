@@ -96,7 +96,9 @@ def test_metrics_are_documented() -> None:
     exposition = Metrics("model").render()[0].decode()
     exposed = {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE)}
     page = (DOCS / "reference" / "metrics.md").read_text()
-    documented = {name.removesuffix("_total") for name in re.findall(r"(?:moeserve|vllm):\w+", page)}
+    documented = {
+        name.removesuffix("_total") for name in re.findall(r"(?:(?:moeserve|vllm):|process_)\w+", page)
+    }
     assert documented == exposed
 
 

@@ -6,17 +6,27 @@ how requests end) is observed here. Times are in seconds.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import HistogramCounts, LoadReport, Usage
+from moeserve.version import version
 
 Status = Literal["loading", "ok", "restarting", "unresponsive", "draining"]
 
@@ -173,12 +183,12 @@ class _RouterCollector(Collector):
             yield counter
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
-            "The KV cache's size.",
-            labels=(*_LABELS, "block_size", "num_gpu_blocks"),
+            "The KV cache's type and size.",
+            labels=(*_LABELS, "cache_dtype", "block_size", "num_gpu_blocks"),
         )
         size = self._metrics.block_size
         blocks = load.kv_slots_total // size
-        info.add_metric([*labels, str(size), str(blocks)], 1)
+        info.add_metric([*labels, self._metrics.cache_dtype, str(size), str(blocks)], 1)
         yield info
 
 
@@ -186,14 +196,18 @@ class Metrics:
     """The registry and its metrics. `EngineClient` writes `load`; the rest is written through the methods, on the event
     loop's thread."""
 
-    def __init__(self, model_name: str, block_size: int = 1) -> None:
-        """`block_size` in tokens, in which vLLM's metrics count the KV cache."""
+    def __init__(self, model_name: str, block_size: int = 1, cache_dtype: str = "auto") -> None:
+        """`block_size` in tokens, in which vLLM's metrics count the KV cache; cache_dtype: --kv-cache-dtype."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model_name = model_name
         self.block_size = block_size
+        self.cache_dtype = cache_dtype
         self.load = LoadReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_RouterCollector(self))
+        ProcessCollector(registry=self.registry)
+        build = Info("moeserve:build", "Which moeserve this is.", registry=self.registry)
+        build.info({"version": version(), "python": platform.python_version()})
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT_BUCKETS
         )

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, StateSequences, build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
+from moeserve.kernels.stream_operands import StateSequences
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import NewSeq
 from moeserve.models.blocks.cpu.decoder import CpuDecoder

@@ -32,6 +32,7 @@ from moeserve.worker.engines.copy_rate import read_by_copying
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches
+from moeserve.worker.engines.row_counts import leading_ones, padded, rounded
 from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import MAX_RECORDED_DECODE, StepInputs
 from moeserve.worker.engines.streaming import Streaming
@@ -162,7 +163,7 @@ class GpuEngine:
     def record(self) -> None:
         """Compiles and records the decode steps of all sizes up to max_num_seqs. Before the first step."""
         recorder = CudaGraphRecorder(self._model.device)
-        most = _rounded(self._max_num_seqs, self._model.sizes)
+        most = rounded(self._max_num_seqs, self._model.sizes)
         for size in reversed([size for size in self._model.head_sizes if size <= most]):
             for recorded, independent in ((self._decode, True), (self._small, False)):
                 if independent or 1 < size <= SMALL_BATCH_ROWS:
@@ -196,7 +197,7 @@ class GpuEngine:
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         """Launches the step, with the head where it is a recorded one. A step that is observed never is."""
-        self._step = inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
+        self._step = inputs = self._inputs[rounded(layout.n, self._model.sizes)]
         self._is_waited_for = False
         inputs.fill(layout, sequences)
         if self._cpu_stage is not None:
@@ -213,7 +214,7 @@ class GpuEngine:
             recorded()
             self._after_launch()
             return
-        num_decode = layout.n if each_alone else _leading_ones(layout.count)
+        num_decode = layout.n if each_alone else leading_ones(layout.count)
         if observer is None and self._replay_prompts(layout, num_decode, each_alone=each_alone):
             return
         inputs.copy()
@@ -251,15 +252,15 @@ class GpuEngine:
         """Prompt logprobs reuse the logits buffer, so a recorded step's logits are no longer valid."""
         self._has_logits = False
         n, device = len(span.logit_rows), self._model.device
-        padded = _rounded(n, self._model.head_sizes)
-        rows, targets = (_padded(ids, padded).to(device) for ids in (span.logit_rows, span.targets))
+        size = rounded(n, self._model.head_sizes)
+        rows, targets = (padded(ids, size).to(device) for ids in (span.logit_rows, span.targets))
         count = torch.tensor([n], dtype=torch.int32, device=device)
         scores = self._sampler.score(self._model.logits(self._step.size, rows, count), targets, count)
         return [entry for entry in scores.read([span.top_n] * n) if entry is not None]
 
     def logits(self, layout: StepLayout, first: int) -> Tensor:
         n = min(len(layout.sampled_rows) - first, self.logit_rows)
-        size = self._step.size if self._has_logits else _rounded(n, self._model.head_sizes)
+        size = self._step.size if self._has_logits else rounded(n, self._model.head_sizes)
         rows, slots, count = self._step.head(first // self.logit_rows, size)
         if self._has_logits:
             logits = self._recorded_logits[size]
@@ -297,7 +298,7 @@ class GpuEngine:
     def dummy_prompt(self, n: int, streamed: float, start: int = 0) -> Callable[[], None]:
         """What runs a step of n random tokens of a prompt that belongs to nobody, from position `start` on, with this
         part of the RAM experts streamed, and waits for it. For timing, before the first request."""
-        inputs = self._inputs[_rounded(n, self._model.sizes)]
+        inputs = self._inputs[rounded(n, self._model.sizes)]
         inputs.fill_dummy(n, self._model.shape.vocab_size, start)
         if self._cpu_stage is not None:
             self._cpu_stage.fill_dummy(n)
@@ -411,18 +412,3 @@ class GpuEngine:
         return prefill_tiles(
             offset, count, start, req_slot, heads.num_heads, heads.num_kv_heads, heads.head_dim
         )
-
-
-def _rounded(n: int, sizes: list[int]) -> int:
-    return next(size for size in sizes if size >= n)
-
-
-def _leading_ones(counts: Int32s) -> int:
-    longer = np.flatnonzero(counts > 1)
-    return int(longer[0]) if len(longer) else len(counts)
-
-
-def _padded(ids: Int32s, size: int) -> Tensor:
-    out = torch.zeros(size, dtype=torch.int32)
-    out[: len(ids)] = torch.from_numpy(np.ascontiguousarray(ids))
-    return out

@@ -160,7 +160,7 @@ def test_conversations_of_a_model_with_recurrent_state() -> None:
 # ---------------------------------------------------------------- what must always hold
 
 
-def crowd(name: str, requests: int = 300, rate: float = 8.0) -> Workload:
+def crowd(name: str, requests: int = 100, rate: float = 8.0) -> Workload:
     shape = PRESETS[name]
     fields = {field: getattr(shape, field) for field in shape.__slots__}
     return generate(

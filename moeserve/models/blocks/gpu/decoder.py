@@ -20,11 +20,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import KvLayer, StateLayer
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.delta_net import recur
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
