@@ -258,6 +258,14 @@ class ServerConfig(ApiConfig):
         "their tokens; fail: they end with an error",
         choices=("continue", "fail"),
     )
+    request_timeout: float | None = option(
+        None,
+        "Server",
+        "seconds from a request's arrival after which it ends with an error (504), in the queue or in its answer "
+        "(default: none)",
+        low=0.1,
+        high=86400,
+    )
     step_timeout: float | None = option(
         None,
         "Server",

@@ -227,6 +227,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.heartbeats",
         "moeserve.process_table",
         "moeserve.runtime_directory",
         "moeserve.signal_events",
