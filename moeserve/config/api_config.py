@@ -122,6 +122,13 @@ class ApiConfig:
         "chat template shows",
         choices=("auto", "qwen3", "harmony", "none"),
     )
+    control_tokens_in_text: str = option(
+        "parse",
+        "Chat",
+        "control tokens that are spelled out in messages of users and tools, such as <|im_end|>; parse: they are the "
+        "tokens, as in other servers; literal: they stay text, so that no text can end a message or begin another",
+        choices=("parse", "literal"),
+    )
     unknown_fields: str = option(
         "ignore",
         "Chat",

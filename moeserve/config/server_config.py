@@ -199,6 +199,13 @@ class ServerConfig(ApiConfig):
         low=0,
         high=1024,
     )
+    expert_cache: str = option(
+        "auto",
+        "GPU",
+        "experts in GPU memory follow the text: those that it uses take the places of those that it does not. auto: "
+        "where not all experts fit the GPU and RAM has room for all of them; off: they stay as they are placed",
+        choices=("auto", "off"),
+    )
     max_deferred_experts_per_token: int = option(
         0,
         "GPU",
@@ -250,6 +257,14 @@ class ServerConfig(ApiConfig):
         "what becomes of the answers under way when the engine crashes and is started again: continue: they go on from "
         "their tokens; fail: they end with an error",
         choices=("continue", "fail"),
+    )
+    request_timeout: float | None = option(
+        None,
+        "Server",
+        "seconds from a request's arrival after which it ends with an error (504), in the queue or in its answer "
+        "(default: none)",
+        low=0.1,
+        high=86400,
     )
     step_timeout: float | None = option(
         None,

@@ -213,6 +213,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels",
         "moeserve.quantization",
         "moeserve.placement",
+        "moeserve.expert_cache",
         "moeserve.tokenizer",
         "moeserve.grammar",
         "moeserve.dump.format",
@@ -226,6 +227,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.heartbeats",
         "moeserve.process_table",
         "moeserve.runtime_directory",
         "moeserve.signal_events",

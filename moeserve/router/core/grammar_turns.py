@@ -8,13 +8,14 @@ rows, that of the key which has taken least comes first, then the one that has w
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from moeserve.router.core.request import Request, State
 
 MOST_CREDIT_MS: Final = 20.0
+MOST_DEBT_MS: Final = 200.0  # where nothing but costly rows runs, which then go on all the same
 
 
 class GrammarTurns:
@@ -22,7 +23,8 @@ class GrammarTurns:
 
     def __init__(self) -> None:
         self._costly: dict[Request, float] = {}  # milliseconds of its last mask; who waits longest first
-        self._spent: Counter[str] = Counter()  # milliseconds, by tenant, while there are costly requests
+        # Milliseconds, by tenant, while there are costly requests.
+        self._spent: defaultdict[str, float] = defaultdict(float)
         self._credit_ms = 0.0
 
     def observe(self, owners: Sequence[Request], mask_ms: Mapping[int, float], step_ms: float) -> None:
@@ -52,7 +54,7 @@ class GrammarTurns:
             waiting.remove(request)
             cost = self._costly.pop(request)
             self._costly[request] = cost  # the last in the line
-            self._credit_ms = max(self._credit_ms - cost, -MOST_CREDIT_MS)
-            self._spent[request.tenant] += round(cost)
+            self._credit_ms = max(self._credit_ms - cost, -MOST_DEBT_MS)
+            self._spent[request.tenant] += cost
             chosen.append(request)
         return chosen

@@ -244,6 +244,19 @@ def test_an_endless_compilation_is_killed_and_the_next_spec_served() -> None:
     assert processes() == others
 
 
+def test_a_killed_checker_is_replaced_and_nobody_notices() -> None:
+    others = processes()
+    checker = GrammarChecker(TINY_MODEL)
+    try:
+        check(checker, ANY_OBJECT)
+        (first,) = set(processes()) - set(others)
+        first.kill()
+        first.wait()
+        check(checker, Regex("b+"))
+    finally:
+        checker.close()
+
+
 def test_a_compilation_that_ends_but_takes_long_is_refused() -> None:
     checker = GrammarChecker(TINY_MODEL, timeout=60)  # whatever else the machine does
     try:

@@ -258,6 +258,24 @@ def test_one_failed_choice_fails_the_request_and_aborts_the_others(server: HttpS
     assert within(1, lambda: sorted(server.aborted) == [first.id, third.id])
 
 
+def test_a_request_has_as_long_as_the_server_gives_it() -> None:
+    def begin(server: HttpServer, request: GenerateRequest) -> None:
+        server.send(TextOut([TextItem(request.id, "Hi", [5])]))
+
+    with http_server(request_timeout=1.0) as server:
+        body = {"prompt": "Hi", "n": 2, "max_tokens": 5}
+        server.answer = silence
+        answer = server.post("/v1/completions", body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "request_timeout")
+        assert within(1, lambda: sorted(server.aborted) == [request.id for request in server.requests])
+        server.answer = begin
+        events = server.post("/v1/completions", body | {"stream": True}).text
+        assert '"text":"Hi"' in events
+        assert "not whole after 1 s" in events
+        server.answer = echo
+        assert server.post("/v1/completions", body).status_code == 200
+
+
 def test_a_lost_engine_is_told_by_health_until_there_is_another_and_requests_wait() -> None:
     with http_server() as server, ThreadPoolExecutor() as pool:
         server.answer = silence
