@@ -24,6 +24,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.gpu_loader import GpuLoader
+from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
 from moeserve.models.registry import read_checked_shape
@@ -48,7 +49,6 @@ from moeserve.worker.step_dump import open_dump
 
 log = logging.getLogger(__name__)
 
-LANES = 32
 HANG_SECONDS = (
     180.0  # a step that stands still for so long has failed; the first ones compile kernels on the way
 )
@@ -72,7 +72,7 @@ def load_gpu_runner(
     shape = read_checked_shape(source)
     log_skipped(shape)
     layout = layout_of(config, shape)
-    _check_lanes(source, shape)
+    check_lanes(source, shape, "GPU")
     in_a_step = step_tokens_on(device, config, shape)
     max_tokens = max(in_a_step, config.max_num_seqs)
     dump = open_dump(config, shape, max_tokens)
@@ -228,23 +228,6 @@ def _handoff(
         max_deferred=deferred,
         timeout_s=HANG_SECONDS,
     )
-
-
-def _check_lanes(source: ModelSource, shape: ModelShape) -> None:
-    sizes = {
-        "embedding_length": shape.hidden_size,
-        "expert_feed_forward_length": shape.expert_width,
-        "expert_shared_feed_forward_length": shape.shared_width,
-        "feed_forward_length": shape.dense_width,
-    }
-    if shape.latent is not None:
-        sizes |= shape.latent.sizes
-    if shape.delta_net is not None:
-        sizes["ssm.state_size"] = shape.delta_net.heads.key_dim
-        sizes["ssm.inner_size / ssm.time_step_rank"] = shape.delta_net.heads.value_dim
-    for name, size in sizes.items():
-        if size % LANES:
-            raise ConfigError(f"{source.path}: {name} is {size}; the GPU engine needs a multiple of {LANES}")
 
 
 def _empty_cache(device: torch.device) -> None:

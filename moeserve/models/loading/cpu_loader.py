@@ -10,7 +10,6 @@ import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.kernels.stream_operands import DeltaParameters
-from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, GatedDeltaNetShape, ModelShape, MoeShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_types import check_cpu_types
@@ -30,13 +29,12 @@ from moeserve.models.loading.cpu_weights import (
 )
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
+from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import expert_bias_tensors, model_tensors
-
-LANES = 32  # columns that the kernels take at a time
 
 
 class CpuLoader:
@@ -74,7 +72,9 @@ class CpuLoader:
     def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> CpuWeights:
         check_tensors(self._shape, self._source)
         check_cpu_types(self._source, names)
-        self._check_lanes()
+        heads = self._shape.heads
+        widths = {"attention.key_length": heads.head_dim, "rope.dimension_count": heads.rotary_dim}
+        check_lanes(self._source, self._shape, "CPU", widths)
         self._total = sum(self._source.tensors[name].nbytes for name in names)
         embedding = self._embedding(is_read_again=with_head and self._shape.tied_embeddings)
         head = self._head() if with_head else None
@@ -94,28 +94,6 @@ class CpuLoader:
         norm = self._vector(n.OUTPUT_NORM)
         output = LinearGroup([self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)])
         return CpuHead(norm, output, self._matrices[-1].bytes)
-
-    def _check_lanes(self) -> None:
-        """The kernels take rows 32 columns at a time and check nothing themselves."""
-        shape = self._shape
-        sizes = {
-            "attention.key_length": shape.head_dim,
-            "rope.dimension_count": shape.heads.rotary_dim,
-            "embedding_length": shape.hidden_size,
-            "expert_feed_forward_length": shape.expert_width,
-            "expert_shared_feed_forward_length": shape.shared_width,
-            "feed_forward_length": shape.dense_width,
-        }
-        if shape.latent is not None:
-            sizes |= shape.latent.sizes
-        if shape.delta_net is not None:
-            sizes["ssm.state_size"] = shape.delta_net.heads.key_dim
-            sizes["ssm.inner_size / ssm.time_step_rank"] = shape.delta_net.heads.value_dim
-        for name, size in sizes.items():
-            if size % LANES:
-                raise ModelError(
-                    self._source.path, f"{name} is {size}; the CPU engine needs a multiple of {LANES}"
-                )
 
     def _layer(self, index: int) -> CpuLayer:
         ffn = self._shape.layers[index].ffn

@@ -1,0 +1,35 @@
+"""The widths that kernels take 32 columns at a time, and do not check themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.source import ModelSource
+
+LANES = 32  # columns
+
+
+def check_lanes(
+    source: ModelSource, shape: ModelShape, engine: str, more: Mapping[str, int] | None = None
+) -> None:
+    """Raises ModelError for a width that the kernels of `engine` do not take. `more`: widths of that engine alone, by
+    key."""
+    sizes = {
+        **(more or {}),
+        "embedding_length": shape.hidden_size,
+        "expert_feed_forward_length": shape.expert_width,
+        "expert_shared_feed_forward_length": shape.shared_width,
+        "feed_forward_length": shape.dense_width,
+    }
+    if shape.latent is not None:
+        sizes |= shape.latent.sizes
+    if shape.delta_net is not None:
+        sizes["ssm.state_size"] = shape.delta_net.heads.key_dim
+        sizes["ssm.inner_size / ssm.time_step_rank"] = shape.delta_net.heads.value_dim
+    for name, size in sizes.items():
+        if size % LANES:
+            raise ModelError(
+                source.path, f"{name} is {size}; the {engine} engine needs a multiple of {LANES}"
+            )
