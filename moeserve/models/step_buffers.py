@@ -28,9 +28,10 @@ SMALL_BATCH_ROWS = 16
 # but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
 # where llama.cpp is at 3.6e-5).
 FLOAT32_ROWS = 64
-# Steps of more rows unpack weights to floats before a product (kernels/linear/large_batch), some experts at a time.
+# Steps of more rows unpack weights to floats before a product (kernels/linear/large_batch), some experts at a time: what
+# their other buffers take grows with the rows too.
 UNPACK_ROWS = 1024
-UNPACK_BYTES = 256 << 20
+UNPACK_BYTES_OF_ROW = 32 << 10
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
@@ -99,7 +100,13 @@ def gpu_step_buffers(
         if not small:
             buffers.append(Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide))
     if rows > UNPACK_ROWS:
-        buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, BYTES[floats]),), floats))
+        buffers.append(
+            Buffer(
+                "unpacked",
+                (_unpacked_numbers(model, projected, rows * UNPACK_BYTES_OF_ROW // BYTES[floats]),),
+                floats,
+            )
+        )
     if latent is not None:
         by_head = rows * latent.num_heads
         buffers += [
@@ -115,15 +122,15 @@ def gpu_step_buffers(
     return tuple(buffers)
 
 
-def _unpacked_numbers(model: ModelShape, projected: int, number_bytes: int) -> int:
-    """Room for the largest matrix of a layer's attention, for gate and up of one expert, and for as many experts as
-    UNPACK_BYTES allow. projected: columns of what the norm is multiplied with."""
+def _unpacked_numbers(model: ModelShape, projected: int, room: int) -> int:
+    """At most `room`, but the largest matrix of a layer's attention and gate and up of one expert have theirs, and no
+    more than all experts need. projected: columns of what the norm is multiplied with."""
     hidden, latent = model.hidden_size, model.latent
     dense = max(projected * hidden, hidden * model.mixed_width)
     if latent is not None:
         dense = max(dense, latent.q_rows * latent.q_rank)
     of_expert = 2 * model.expert_width * hidden
-    experts = min(model.num_experts * of_expert, UNPACK_BYTES // number_bytes)
+    experts = min(model.num_experts * of_expert, room)
     return max(dense, 2 * model.unrouted_width * hidden, of_expert, experts)
 
 
