@@ -28,8 +28,8 @@ SMALL_BATCH_ROWS = 16
 # but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
 # where llama.cpp is at 3.6e-5).
 FLOAT32_ROWS = 64
-# Steps of more rows unpack weights to floats before a product (kernels/linear/large_batch), some experts at a time: what
-# their other buffers take grows with the rows too.
+# Steps of more rows unpack weights to floats before a product (kernels/linear/large_batch), some experts at a time.
+# The room for them grows with the rows, as the other buffers do.
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
 INT8_GROUP = 32  # columns that share a scale of int8 activations

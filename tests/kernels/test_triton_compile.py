@@ -131,8 +131,8 @@ def experts(n, kind, down, experts=128, top_k=8, oai=False):
                          empty(n, hidden), bias=biases[2])
         return
     align_routes(ids, count, experts, room.expert, room.routes)
-    experts_up(empty(n, hidden, dtype=dtype), gate, int(kind), gate, int(kind), hidden, room.expert, room.routes, top_k, half,
-               options=options)
+    experts_up(empty(n, hidden, dtype=dtype), gate, int(kind), gate, int(kind), hidden, room.expert, room.routes, top_k,
+               half, options=options)
     experts_down(half, weight(down, experts, hidden, ff), int(down), ff, room.expert, room.routes, count,
                  empty(n, wide, hidden, dtype=dtype)[:, :top_k], bias=biases[2])
 
@@ -144,7 +144,8 @@ def large_batch(n, kind, down):
     x, routing = empty(n, hidden, dtype=dtype), op.RouteBlocks(room.expert, room.routes)
     h = empty(n * top_k, ff, dtype=dtype)
     large_batch_up(x, gate, int(kind), gate, int(kind), hidden, routing, top_k, h, scratch)
-    large_batch_down(h, weight(down, num, hidden, ff), int(down), ff, routing, empty(n, top_k, hidden, dtype=dtype), scratch)
+    large_batch_down(h, weight(down, num, hidden, ff), int(down), ff, routing, empty(n, top_k, hidden, dtype=dtype),
+                     scratch)
     w = op.weight_of(weight(kind, 1, ff, hidden), int(kind), hidden)
     large_batch_linear(x, w, None, empty(1, dtype=i32), empty(n, ff), scratch)
 

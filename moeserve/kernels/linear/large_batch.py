@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from moeserve.kernels.launch import INTERPRETED, PDL
 from moeserve.kernels.linear.float_gemm import float_gemm_kernel
@@ -156,7 +157,7 @@ def _shared_memory() -> int:
     """Bytes that a program may have."""
     if INTERPRETED or not torch.cuda.is_available():
         return 227 << 10  # Hopper's
-    return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
+    return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])
 
 
 def _stages(w: Tensor) -> int:
