@@ -45,6 +45,7 @@ SHARED = (
     "placement_rules",
     "n_gpu_layers",
     "gpu_prefill_token_threshold",
+    "expert_cache",
     "max_deferred_experts_per_token",
     "threads",
     "isa",
@@ -97,7 +98,7 @@ class EngineBench:
             if not self._runner.engine.counts_every_step:
                 from moeserve.worker.measure.step_bytes import step_bytes
 
-                decode_bytes = gen * step_bytes(self._runner, self._decode_plan(batch, prompt + gen - 1))
+                decode_bytes = gen * step_bytes(self._runner, self.decode_plan(batch, prompt + gen - 1))
             after = self.read_gb_s()
             yield _figure(
                 "prefill", batch, prompt, 0, batch * prompt, prefill_s, prefill_bytes, before, between
@@ -128,22 +129,22 @@ class EngineBench:
             for start in range(0, prompt, self._step_tokens):
                 count = min(self._step_tokens, prompt - start)
                 slots = _slots(batch, seq, start, count)
-                self._run(StepPlan(self._step, new, [Row(seq, start, count, slots, start + count == prompt)]))
+                self.run(StepPlan(self._step, new, [Row(seq, start, count, slots, start + count == prompt)]))
                 new = []
         return time.perf_counter() - began
 
     def decode(self, batch: int, prompt: int, gen: int) -> float:
         """Seconds. The plans are made before: a router makes its own while the step before runs."""
-        plans = [self._decode_plan(batch, position) for position in range(prompt, prompt + gen)]
-        forced = self._forced(batch, gen)
+        plans = [self.decode_plan(batch, position) for position in range(prompt, prompt + gen)]
+        forced = self.forced(batch, gen)
         began = time.perf_counter()
         for step, plan in enumerate(plans):
             if forced is not None:
                 forced.choose(step)
-            self._run(plan)
+            self.run(plan)
         return time.perf_counter() - began
 
-    def _forced(self, batch: int, gen: int) -> ForcedRouting | None:
+    def forced(self, batch: int, gen: int) -> ForcedRouting | None:
         """The trace's tokens on the device: each sequence reads the trace from another place on, round and round."""
         if self._trace is None:
             return None
@@ -156,11 +157,13 @@ class EngineBench:
         engine.forced_routing.load(self._trace.ids[(np.arange(gen)[:, None] + starts) % tokens])
         return engine.forced_routing
 
-    def _decode_plan(self, batch: int, position: int) -> StepPlan:
+    def decode_plan(self, batch: int, position: int) -> StepPlan:
+        """A token of each sequence, at that position."""
         rows = [Row(seq, position, 1, _slots(batch, seq, position, 1), True) for seq in range(batch)]
         return StepPlan(self._step, [], rows)
 
-    def _run(self, plan: StepPlan) -> None:
+    def run(self, plan: StepPlan) -> None:
+        """One step."""
         self._runner.step(plan)
         self._step += 1
 

@@ -199,6 +199,13 @@ class ServerConfig(ApiConfig):
         low=0,
         high=1024,
     )
+    expert_cache: str = option(
+        "auto",
+        "GPU",
+        "experts in GPU memory follow the text: those that it uses take the places of those that it does not. auto: "
+        "where not all experts fit the GPU and RAM has room for all of them; off: they stay as they are placed",
+        choices=("auto", "off"),
+    )
     max_deferred_experts_per_token: int = option(
         0,
         "GPU",

@@ -85,7 +85,8 @@ def beyond(distances: ReuseDistances, experts: int, top_k: int) -> Floats:
     rows.append([1.0] * len(bands))
     wanted.append(1.0)
     weights = np.clip(np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0], 0.0, None)
-    out = np.concatenate(
+    out: Floats = np.concatenate(
         [np.full(len(band), w / max(1, len(band))) for w, band in zip(weights, bands, strict=True)]
     )
-    return out / out.sum()
+    out /= out.sum()
+    return out

@@ -22,11 +22,11 @@ PROBE = 1 / 8  # promotions a step at the least, by which to notice that a text 
 class PromotionBudget:
     """One step after another: `observe`, then `take`, then `promoted` for what was promoted."""
 
-    def __init__(self, layers: int, experts: int, most: int) -> None:
-        """most: promotions in a step, whatever they bring."""
+    def __init__(self, shape: tuple[int, ...], most: int) -> None:
+        """shape: layers, experts of a layer. most: promotions in a step, whatever they bring."""
         long_ago = -WINDOW - 1
-        self._came: npt.NDArray[np.int64] = np.full((layers, experts), long_ago)
-        self._went: npt.NDArray[np.int64] = np.full((layers, experts), long_ago)
+        self._came: npt.NDArray[np.int64] = np.full(shape, long_ago)
+        self._went: npt.NDArray[np.int64] = np.full(shape, long_ago)
         self._step = 0
         self._most = float(most)
         self._allowance = float(most)  # a step

@@ -42,7 +42,8 @@ class Steps:
 
     def used(self, step: int) -> Mask:
         """[layers, experts]: of any stream."""
-        return np.logical_or.reduce([self._trace.used(start + step) for start in self._starts])
+        used: Mask = np.logical_or.reduce([self._trace.used(start + step) for start in self._starts])
+        return used
 
 
 def replay_static(steps: Steps, cached: Mask) -> Replayed:
@@ -70,7 +71,7 @@ def replay_cache(
     rows = (1, layers * experts) if shared else (layers, experts)
     start = cached.reshape(rows)
     policy = CachePolicy(start, np.ones(rows, np.bool_), decay)
-    budget = PromotionBudget(*rows, most)
+    budget = PromotionBudget(rows, most)
     here = start.copy()  # what the step can use: a slot that is being written is of no use
     hits = used_in_all = promotions = 0
     for step in range(steps.count):

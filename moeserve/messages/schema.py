@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import DiskCounts, PageOrders, PageReport
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 
@@ -194,6 +195,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     engine_losses: int = 0  # workers that were lost
     continued: int = 0  # requests that a lost worker was computing, and the next one went on with
     disk: DiskCounts = DiskCounts()  # of the disk tier
+    expert_cache: ExpertCacheCounts = ExpertCacheCounts()
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
@@ -342,6 +344,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     # By index of `sampled`: how long the helper thread took for the token's mask. Those above COSTLY_MASK_MS alone.
     mask_ms: dict[int, float] = {}
     pages: PageReport | None = None
+    expert_cache: ExpertCacheCounts | None = None  # since the result before; None: there is no cache
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):

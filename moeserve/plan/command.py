@@ -19,7 +19,7 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.options import add_shared_options, flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
-from moeserve.placement.options import placement_options, with_state_slots
+from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
@@ -32,7 +32,14 @@ from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.workload.options import real
 
-PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_rules", "n_gpu_layers")
+PLACEMENT = (
+    "num_gpu_experts",
+    "gpu_memory_budget",
+    "expert_heat",
+    "placement_rules",
+    "n_gpu_layers",
+    "expert_cache",
+)
 # Options of the server that mean the same here.
 SHARED = (
     "model",
@@ -88,7 +95,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
     if room is not None:
         options = with_state_slots(options, config, sizes, room)
-    placement = place(sizes, options, room)
+    placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
     memory = predict(
         config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES, in_a_step
     )

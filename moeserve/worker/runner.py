@@ -77,8 +77,10 @@ class Runner:
                 compiled,
                 compute_ms,
             )
-        pages = self._page_report()
-        return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms, compiled, mask_ms, pages)
+        pages, cache = self._page_report(), self.engine.take_expert_cache_counts()
+        return StepResult(
+            plan.step, sampled, prompt_logprobs, compute_ms, idle_ms, compiled, mask_ms, pages, cache
+        )
 
     def _page_report(self, *, may_wait: bool = False) -> PageReport | None:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)

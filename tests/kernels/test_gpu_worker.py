@@ -137,7 +137,11 @@ def test_prompts_shared_between_stream_and_pool(
     rules = tmp_path / "rules.yaml"
     rules.write_text(f"- {{match: '^blk.1.experts', decode: cpu, prefill: {rule}}}\n")
     config = config_of(
-        model, num_gpu_experts=1, gpu_prefill_token_threshold=1, placement_rules=str(rules) if rule else None
+        model,
+        num_gpu_experts=1,
+        gpu_prefill_token_threshold=1,
+        placement_rules=str(rules) if rule else None,
+        expert_cache="off",  # the test knows each expert's place in RAM
     )
     runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
     driver = Driver(runner)
@@ -173,6 +177,6 @@ def routes(runner: Runner) -> torch.Tensor:
 
 def pool_routes(runner: Runner) -> list[torch.Tensor]:
     """Of each layer, of the experts in RAM: tokens that the pool has computed so far."""
-    handoff = gpu_engine(runner)._model._moe._handoff
+    handoff = gpu_engine(runner)._model._ffn._handoff
     assert handoff is not None
     return [handoff.expert_token_counts(layer)[0].clone() for layer in range(2)]

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource, compile
 import moeserve.kernels.launch as launch
 
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int8: "i8",
-         torch.uint8: "u8"}
+         torch.int64: "i64", torch.uint8: "u8"}
 
 def compile_for_hopper(kernel, grid, *arguments, **options):
     signature, constants, aligned = {}, {}, {}
@@ -81,7 +81,7 @@ from moeserve.kernels.linear import op
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.from_panels import PanelLayout
-from moeserve.kernels.planes.panels_triton import unpack_panels
+from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.kernels.routing.options import RouterOptions
@@ -270,6 +270,7 @@ def panels(*kinds):
         layout = PanelLayout.of(kind, kind.layout)
         nbytes = 2 * 64 // 32 * (768 // layout.cols) * layout.block_bytes
         unpack_panels(empty(nbytes, dtype=torch.uint8), empty_planes(kind, (2, 64, 768), "meta"), 2)
+        unpack_scattered(empty(3, 4, dtype=torch.int64), kind, 64, 768)
 
 eval(sys.argv[1])
 """

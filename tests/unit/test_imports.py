@@ -213,6 +213,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels",
         "moeserve.quantization",
         "moeserve.placement",
+        "moeserve.expert_cache",
         "moeserve.tokenizer",
         "moeserve.grammar",
         "moeserve.dump.format",

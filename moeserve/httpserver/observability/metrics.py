@@ -84,6 +84,13 @@ _COUNTERS: Final = (
     ),
     ("continued", "requests_continued", "Requests that went on after such a loss."),
 )
+# Of the expert cache, after expert_cache_.
+_EXPERT_CACHE_COUNTERS: Final = (
+    ("hits", "Experts that a step used and found in GPU memory; a step counts each expert of a layer once."),
+    ("misses", "Experts that a step used and the CPU computed."),
+    ("promotions", "Experts brought to GPU memory as the text used them."),
+    ("bytes", "Bytes of weights brought to GPU memory by the expert cache."),
+)
 # Of the prefix cache's tier on disk, after kv_disk_.
 _DISK_COUNTERS: Final = (
     ("tokens", "tokens", "Prompt tokens whose KV was read from disk."),
@@ -128,6 +135,7 @@ class _RouterCollector(Collector):
             counter.add_metric(labels, getattr(load, name))
             yield counter
         yield from self._disk()
+        yield from self._expert_cache()
         for name, metric, text in _HISTOGRAMS:
             histogram = HistogramMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
             counts: HistogramCounts = getattr(load, name)
@@ -146,6 +154,13 @@ class _RouterCollector(Collector):
         for metric, text, value in counts:
             counter = CounterMetricFamily(f"moeserve:kv_disk_{metric}", text, labels=_LABELS)
             counter.add_metric(labels, value)
+            yield counter
+
+    def _expert_cache(self) -> Iterable[Metric]:
+        counts, labels = self._metrics.load.expert_cache, [self._metrics.model_name]
+        for name, text in _EXPERT_CACHE_COUNTERS:
+            counter = CounterMetricFamily(f"moeserve:expert_cache_{name}", text, labels=_LABELS)
+            counter.add_metric(labels, getattr(counts, name))
             yield counter
 
     def _vllm(self, used: float) -> Iterable[Metric]:

@@ -161,6 +161,8 @@ class Scheduler:
         # A step that compiled kernels says nothing about the cost of the next one.
         self._planner.finished(scheduled, 0.0 if result.kernels_compiled else result.compute_ms)
         self._stats.kernels_compiled += result.kernels_compiled
+        if result.expert_cache is not None:
+            self._stats.expert_cache = self._stats.expert_cache.plus(result.expert_cache)
         self._stats.observe_step(scheduled, result.compute_ms, result.idle_ms)
         self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms)
         for index, logprobs in result.prompt_logprobs.items():

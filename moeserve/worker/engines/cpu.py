@@ -104,6 +104,9 @@ class CpuEngine:
         tokens = self._model.expert_token_counts[:, 0].numpy()
         return ExpertCounts(tokens, np.zeros(tokens.shape, np.uint8))
 
+    def take_expert_cache_counts(self) -> None:
+        return None
+
     def weight_counters(self) -> object:
         return self._model.weight_bytes_read()
 

@@ -85,7 +85,7 @@ def test_slots_are_exchanged_one_for_one(world: tuple[Mask, Mask, list[Mask], in
 @given(worlds())
 def test_a_step_promotes_no_more_than_its_budget(world: tuple[Mask, Mask, list[Mask], int]) -> None:
     cached, movable, steps, most = world
-    policy, budget = CachePolicy(cached, movable), PromotionBudget(*cached.shape, most)
+    policy, budget = CachePolicy(cached, movable), PromotionBudget(cached.shape, most)
     for used in steps:
         budget.observe(used, policy.cached)
         policy.observe(used)
@@ -128,7 +128,7 @@ def test_a_text_that_repeats_itself_again_is_noticed() -> None:
     uniform = generate(UNIFORM, "uniform", tokens=600, **shape)
     local = generate(LOCAL, "local", tokens=600, **shape)
     policy = CachePolicy(first(local, 64), np.ones((8, 128), np.bool_))
-    budget = PromotionBudget(8, 128, MOST)
+    budget = PromotionBudget((8, 128), MOST)
     lowest, hits = float(MOST), []
     for trace in (uniform, local):
         for token in range(600):

@@ -120,6 +120,10 @@ class GpuDecoder:
         """Experts in RAM can be streamed to the GPU."""
         return self._ffn.can_stream
 
+    def streams(self, batch: GpuBatch) -> bool:
+        """The step brings experts in RAM to the GPU."""
+        return self._ffn.streams(batch)
+
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a
         graph."""

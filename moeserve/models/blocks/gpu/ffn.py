@@ -86,6 +86,10 @@ class GpuFfnBlock:
     def can_stream(self) -> bool:
         return self._expert_stream is not None
 
+    def streams(self, batch: GpuBatch) -> bool:
+        """The step brings experts in RAM to the GPU."""
+        return any(self._to_stream(layer, batch) for layer in range(len(self._layers)))
+
     def begin(self, batch: GpuBatch | None) -> None:
         """What the host starts for the experts in RAM before a step, or its replay (None). No part of a graph. Within
         `compile_ahead`, where nothing runs, the pool is not started."""
