@@ -16,10 +16,11 @@ import numpy as np
 from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.models.interface import ModelShape, RopeScaling, model_tensors
+from moeserve.models.interface import ModelShape, RopeScaling
 from moeserve.models.qwen3moe.family import FAMILY, layer_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.dummy import open_dummy
+from moeserve.models.tensors import model_tensors
 from moeserve.quantization import QUANT_TYPES
 
 

@@ -26,7 +26,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingWorkspace
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.kernels.stream_operands import Activations, RoutingWorkspace
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import Q4_K, Q6_K
 from moeserve.worker.thread_placement import place_threads

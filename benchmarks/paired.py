@@ -27,7 +27,7 @@ _ENGINE = """
 import sys
 from moeserve.bench import engine as bench
 from moeserve.worker.loading import load_runner
-_, args = bench._parse(sys.argv[1:])
+args = bench.command_parser().parse_args(sys.argv[1:])
 runner = load_runner(bench._config(args), lambda stage, done, total: None)
 driver = bench.EngineBench(runner, runner.ready().max_num_batched_tokens, args.temperature)
 driver.prefill(1, min(args.prompt, 32))

@@ -7,6 +7,8 @@ runs.
 from __future__ import annotations
 
 import argparse
+import difflib
+import importlib
 import logging
 import os
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moeserve.config import ServerConfig
-from moeserve.errors import UserError
+from moeserve.errors import ConfigError, UserError
 from moeserve.options import add_options, demonstration_model, read_options, resolve, unknown_variables
 from moeserve.version import version
 
@@ -32,9 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = arguments.pop(0)
     if name not in COMMANDS:
         serve_parser().error(
-            f"there is no command {name!r}, only {', '.join(COMMANDS)}; a model is named by --model"
+            f"there is no command {name!r}, only {', '.join(COMMANDS)}; a model is named by --model{_meant(name)}"
         )
     return COMMANDS[name].run(arguments)
+
+
+def _meant(word: str) -> str:
+    """The end of the message about an unknown command."""
+    if Path(word).exists() or "/" in word or word.endswith(".gguf"):
+        return f": moeserve serve {word}"
+    close = difflib.get_close_matches(word, COMMANDS, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class Command(NamedTuple):
@@ -98,6 +108,25 @@ def cache(arguments: list[str]) -> int:
     return run_cache(arguments)
 
 
+def complete(arguments: list[str]) -> int:
+    from moeserve.completion import main as run_completion
+
+    commands = {name: command.help for name, command in COMMANDS.items()}
+    parsers = {"serve": serve_parser} | {
+        words: importlib.import_module(module).command_parser for words, module in _PARSERS.items()
+    }
+    return run_completion(arguments, commands, parsers)
+
+
+# The modules of the other commands that have flags.
+_PARSERS = {
+    "plan": "moeserve.plan.command",
+    "simulate": "moeserve.simulate.command",
+    "compare-dumps": "moeserve.dump.command",
+    "bench engine": "moeserve.bench.engine",
+    "bench serve": "moeserve.bench.serve",
+    "bench steps": "moeserve.bench.steps",
+}
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
     "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
@@ -105,6 +134,7 @@ COMMANDS: dict[str, Command] = {
     "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),
     "cache": Command(cache, "what --kv-disk has on disk: list, verify, prune"),
     "compare-dumps": Command(compare_dumps, "where two dumps of --debug-dump differ first"),
+    "completion": Command(complete, "a script that completes commands and flags, for bash, zsh or fish"),
 }
 
 
@@ -126,5 +156,12 @@ def serve_parser() -> argparse.ArgumentParser:
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> ServerConfig:
-    """What the user asked for, as asked. Raises ConfigError, which names the flag or the variable."""
-    return read_options(vars(parser.parse_args(arguments)), environment)
+    """What the user asked for, as asked; the first argument may be the model, without its flag. Raises ConfigError,
+    which names the flag or the variable."""
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    given = vars(parser.parse_args(arguments if named is None else arguments[1:]))
+    if named is not None:
+        if given["model"] not in (None, named):
+            raise ConfigError(f"two models are named, {named} and --model {given['model']}; one is served")
+        given["model"] = named
+    return read_options(given, environment)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 
+from moeserve.control_groups import cpu_quota
 
-def usable_cores(sysfs: Path = Path("/sys")) -> int:
-    """Physical cores of our CPU affinity (which holds a container's cpuset), no more than the control group's
-    CPU quota allows (cgroup v2, cpu.max). Hyper-threads of one core count once: they share its vector units.
-    At least 1."""
-    return max(1, min(len(cores(os.sched_getaffinity(0), sysfs)), _quota(sysfs)))
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Physical cores of our CPU affinity (which holds a container's cpuset), no more than the control groups' CPU quota
+    allows. Hyper-threads of one core count once: they share its vector units. At least 1. `root` has proc and sys."""
+    physical = len(cores(os.sched_getaffinity(0), root / "sys"))
+    return max(1, min(physical, cpu_quota(root) or physical))
 
 
 def cores(cpus: set[int], sysfs: Path = Path("/sys")) -> list[list[int]]:
@@ -29,13 +30,3 @@ def _core_of(cpu: int, sysfs: Path) -> str:
         return siblings.read_text().strip()
     except OSError:
         return str(cpu)
-
-
-def _quota(sysfs: Path) -> int:
-    """Cores' worth of time the control group may use, rounded up; our own group is the root of a container's
-    view."""
-    try:
-        quota, period = (sysfs / "fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return os.cpu_count() or 1
-    return os.cpu_count() or 1 if quota == "max" else math.ceil(int(quota) / int(period))

@@ -12,8 +12,8 @@ What ends a server, and how:
   nothing: httpserver reads its file of keys again
 - the worker dies while serving, or the router says that it hangs: another one is started, and the router goes on
   with the requests; /health is 503 meanwhile
-- the router or the detokenizer dies while serving: another one is started, and httpserver sends it what it has of
-  each request; the worker stays, and the next router connects to it
+- the router or the detokenizer dies while serving, or answers no heartbeat request: another one is started, and
+  httpserver sends it what it has of each request; the worker stays, and the next router connects to it
 - these die too often, or cannot be started again: the rest is killed, exit code 3
 - httpserver dies while serving: its connections are gone, so the rest is killed, exit code 1
 
@@ -43,9 +43,12 @@ from setproctitle import setproctitle
 from moeserve.child_process import Fork, ServerProcess
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
+from moeserve.heartbeats import Heartbeats
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import (
+    Heartbeat,
+    HeartbeatRequest,
     ProcessFailed,
     ProcessLost,
     ProcessReady,
@@ -122,6 +125,7 @@ class Launcher:
         self.ready: dict[str, ProcessReady] = {}
         self.last_words: dict[str, str] = {}  # message of each process that failed, the first first
         self.signals = 0  # stop signals so far
+        self._heartbeats = Heartbeats(config.step_timeout)
         self._hung_up = False  # a SIGHUP came, and httpserver does not know yet
         self._systemd = Systemd.from_env()
         self._is_pinned = False  # the configuration has what the first worker chose
@@ -237,6 +241,7 @@ class Launcher:
     def _start_again(self, name: str) -> None:
         self.ready.pop(name, None)
         self.last_words.pop(name, None)
+        self._heartbeats.answered(name)
         self._processes.replace(name)
         log.warning("another %s is started; requests wait for it", name)
 
@@ -319,8 +324,8 @@ class Launcher:
 
         Each death wakes once, so look at the dead and at `signals` after a sleep and before the next.
         """
-        timeout = min(filter(None, (timeout, self._systemd.interval_s)), default=None)
-        woken_by = dict(self._poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        timeout = min(filter(None, (timeout, self._systemd.interval_s, self._heartbeats.interval_s)))
+        woken_by = dict(self._poller.poll(math.ceil(timeout * 1000)))
         self._systemd.still_alive()
         self._processes.woken_by(woken_by)
         with suppress(BlockingIOError):
@@ -334,8 +339,21 @@ class Launcher:
                 self._is_ready(message)
             elif isinstance(message, ProcessFailed):
                 self.last_words[message.process] = message.message
+            elif isinstance(message, Heartbeat):
+                self._heartbeats.answered(message.process)
             else:
                 self._give_up(message)
+        if self._heartbeats.is_due:
+            self._ask_for_heartbeats()
+
+    def _ask_for_heartbeats(self) -> None:
+        addresses = {ROUTER: self.paths.router, DETOKENIZER: self.paths.detokenizer}
+        serving = [name for name in addresses if name in self.ready and self._processes.is_alive(name)]
+        asked, hung = self._heartbeats.beat(serving)
+        for name in asked:
+            self._tell(addresses[name], HeartbeatRequest())
+        for name in hung:
+            self._processes[name].give_up(f"the {name} does not answer")
 
     def _is_ready(self, message: ProcessReady) -> None:
         self.ready[message.process] = message

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from moeserve import model_hints
 from moeserve.config import ENV_PREFIX, GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
@@ -191,14 +192,17 @@ def _local(model: Path) -> tuple[Path, str]:
     """Fails in a moment, before any process starts, on what a look at the file system shows."""
     path = Path(os.path.abspath(model))
     if not path.exists():
-        raise ConfigError(f"{MODEL_SOURCE}: there is no {path}")
+        raise ConfigError(f"{MODEL_SOURCE}: there is no {path}{model_hints.for_missing(path)}")
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{MODEL_SOURCE}: {path} may not be read")
     if not path.is_dir():
         return path, _name_of(path)
     ggufs = sorted(path.glob("*.gguf"))
     if not ggufs and not (path / "config.json").exists():
-        raise ConfigError(f"{MODEL_SOURCE}: neither a .gguf file nor a config.json in the folder {path}")
+        hint = model_hints.for_folder(path)
+        raise ConfigError(
+            f"{MODEL_SOURCE}: neither a .gguf file nor a config.json in the folder {path}{hint}"
+        )
     return path, _name_of(ggufs[0]) if ggufs else path.name
 
 

@@ -25,7 +25,7 @@ from moeserve.config import ENV_PREFIX, ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.logs import set_up_logging
 from moeserve.messages.channels import PushChannel
-from moeserve.messages.schema import ProcessFailed, ProcessReady, WorkerReady
+from moeserve.messages.schema import Heartbeat, ProcessFailed, ProcessReady, WorkerReady
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.tracing import Tracer, open_tracer
 
@@ -64,6 +64,10 @@ class Process:
         self.is_ready = True
         self._launcher.send(ProcessReady(process=self.name, pid=os.getpid(), url=url, engine=engine))
         log.debug("ready")
+
+    def heartbeat(self) -> None:
+        """Answers a HeartbeatRequest."""
+        self._launcher.send(Heartbeat(self.name))
 
     def failed(self, message: str) -> None:
         self._launcher.send(ProcessFailed(process=self.name, message=message))

@@ -94,9 +94,8 @@ class ApiReference:
             if "requestBody" in operation:
                 (content,) = operation["requestBody"]["content"].values()
                 names = _references(self._shown_fields(_name_of(content["schema"])))
-            for schema in _answers(operation):
-                names.append(_name_of(schema))
-            found += [name for name in names if name not in found]
+            names += [_name_of(schema) for _, _, schema, _ in _answers(operation)]
+            found += [name for name in dict.fromkeys(names) if name not in found]
         for name in found:  # grows while it is walked: an object's fields name others
             found += [one for one in dict.fromkeys(_references(self._shown_fields(name))) if one not in found]
         return found
@@ -110,11 +109,12 @@ class ApiReference:
         if "requestBody" in operation:
             (content,) = operation["requestBody"]["content"].values()
             yield from self._fields(page, self._schemas[_name_of(content["schema"])])
-        for status, response in operation["responses"].items():
-            for schema in _answers({"responses": {status: response}}):
-                note = response.get("description", "")
-                note = "" if note in ("Successful Response", "Service Unavailable") else f" {note}"
+        for status, media_type, schema, about in _answers(operation):
+            if media_type == "application/json":
+                note = "" if about in ("Successful Response", "Service Unavailable") else f" {about}"
                 yield from (f"Answers {status} with {self._type(page, schema)}.{note}", "")
+            else:
+                yield from (f"Streams {self._type(page, schema)} as `{media_type}`.", "")
 
     def _object(self, page: str, name: str) -> Iterator[str]:
         schema = self._schemas[name]
@@ -172,12 +172,15 @@ def _page_of(path: str) -> ApiPage:
     raise ValueError(f"{path} has no page: add its prefix to API_PAGES in scripts/api_reference.py")
 
 
-def _answers(operation: Schema) -> Iterator[Schema]:
-    """The references to objects that the operation answers with."""
-    for response in operation["responses"].values():
-        for content in response.get("content", {}).values():
+def _answers(operation: Schema) -> Iterator[tuple[str, str, Schema, str]]:
+    """(status, media type, reference to an object, description) of what the operation answers with. Errors, which all
+    operations share (4XX and 5XX), are left out."""
+    for status, response in operation["responses"].items():
+        if not status.isdigit():
+            continue
+        for media_type, content in response.get("content", {}).items():
             if "$ref" in content.get("schema", {}):
-                yield content["schema"]
+                yield status, media_type, content["schema"], response.get("description", "")
 
 
 def _references(fields: Iterable[Schema]) -> list[str]:

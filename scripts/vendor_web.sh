@@ -3,7 +3,7 @@
 # version: change it here, run this, then the browser tests.
 set -euo pipefail
 
-MARKDOWN_IT=14.3.3 KATEX=0.19.1 HIGHLIGHT=11.12.0 AXE=4.14.1
+MARKDOWN_IT=14.3.3 KATEX=0.19.1 HIGHLIGHT=11.12.0 SWAGGER=5.35.0 AXE=4.14.1
 
 cd "$(dirname "$0")/.."
 pages=$PWD/moeserve/httpserver/web/static/vendor
@@ -12,26 +12,31 @@ work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
 
 npm install --silent --ignore-scripts --prefix "$work" "markdown-it@$MARKDOWN_IT" "katex@$KATEX" \
-  "@highlightjs/cdn-assets@$HIGHLIGHT" "axe-core@$AXE"
+  "@highlightjs/cdn-assets@$HIGHLIGHT" "swagger-ui-dist@$SWAGGER" "axe-core@$AXE"
 modules=$work/node_modules
 
 rm -rf "$pages" "$tests"
 mkdir -p "$pages/fonts" "$tests"
 cp "$modules/markdown-it/dist/markdown-it.min.js" "$modules/katex/dist/katex.min.js" \
-  "$modules/@highlightjs/cdn-assets/highlight.min.js" "$pages"
+  "$modules/@highlightjs/cdn-assets/highlight.min.js" "$modules"/swagger-ui-dist/swagger-ui{-bundle.js,.css} "$pages"
 cp "$modules"/katex/dist/fonts/*.woff2 "$pages/fonts"
 # woff2 alone: every browser that runs these pages reads it.
 sed -E 's/,url\([^)]*\.(woff|ttf)\) format\("[a-z]+"\)//g' "$modules/katex/dist/katex.min.css" > "$pages/katex.min.css"
 sed -i '/^\/\/# sourceMappingURL=/d' "$pages"/*.js
+sed -i '/^\/\*# sourceMappingURL=/d' "$pages/swagger-ui.css"
 
 cp "$modules/axe-core/axe.min.js" "$modules/axe-core/LICENSE" "$tests"
 
 {
   echo "The web pages use these libraries, unchanged but for katex.min.css, which names no fonts other than woff2."
-  echo "scripts/vendor_web.sh fetches them. markdown-it.min.js contains the libraries listed after it."
-  for name in markdown-it linkify-it mdurl uc.micro punycode.js entities katex @highlightjs/cdn-assets; do
+  echo "scripts/vendor_web.sh fetches them. markdown-it.min.js contains the libraries listed after it;"
+  echo "those in swagger-ui-bundle.js are listed at the end."
+  for name in markdown-it linkify-it mdurl uc.micro punycode.js entities katex @highlightjs/cdn-assets \
+      swagger-ui-dist; do
     version=$(node -p "require('$modules/$name/package.json').version")
     printf '\n%s\n%s %s\n\n' "$(printf '=%.0s' {1..80})" "$name" "$version"
     cat "$modules/$name"/LICENSE*
   done
+  printf '\n'
+  cat "$modules/swagger-ui-dist/NOTICE" "$modules/swagger-ui-dist/swagger-ui-bundle.js.LICENSE.txt"
 } > "$pages/LICENSES.txt"

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from benchmarks.gpu.host_functions import HostFunctions
 from benchmarks.moe_layer import EXPERTS, HIDDEN, TOP_K, WIDTH, random_blocks
-from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix, RoutingWorkspace
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
+from moeserve.kernels.stream_operands import Activations, RoutingWorkspace
 from moeserve.quantization.table import Q4_K, Q6_K
 from moeserve.worker.thread_placement import place_threads
 

@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "engine": "prefill and decode of the engine alone, without the server",
     "serve": "put load on a running server, ours or another's, and measure what its users see",
+    "trace": "write a routing trace, for `engine --routing-trace`",
     "steps": "measure how long a step takes by what is in it, for `moeserve simulate`",
 }
 

@@ -23,13 +23,15 @@ from tqdm import tqdm
 
 from moeserve.bench.results import Measured, results_of, write_results
 from moeserve.config import ServerConfig
-from moeserve.errors import UserError
+from moeserve.errors import ConfigError, UserError
+from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import NewSeq, Row, StepPlan
 from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.workload.options import real, whole
 
 if TYPE_CHECKING:  # torch is loaded with a runner, not for --help
+    from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
     from moeserve.worker.runner import Runner
 
 # Options of the server that mean the same here.
@@ -43,6 +45,7 @@ SHARED = (
     "placement_rules",
     "n_gpu_layers",
     "gpu_prefill_token_threshold",
+    "expert_cache",
     "max_deferred_experts_per_token",
     "threads",
     "isa",
@@ -50,6 +53,7 @@ SHARED = (
     "numa_nodes",
     "cpu_binding",
     "max_num_batched_tokens",
+    "kv_cache_dtype",
 )
 
 
@@ -74,8 +78,12 @@ class Figure:
 class EngineBench:
     """Drives a Runner as the router would, with all sequences in step. KV slots are handed out in order."""
 
-    def __init__(self, runner: Runner, step_tokens: int, temperature: float = 0.0) -> None:
+    def __init__(
+        self, runner: Runner, step_tokens: int, temperature: float = 0.0, trace: RoutingTrace | None = None
+    ) -> None:
+        """trace: what the routers choose in decode steps; the runner is loaded for it."""
         self._runner = runner
+        self._trace = trace
         self._step_tokens = step_tokens
         self._temperature = temperature
         self._random = np.random.default_rng(0)
@@ -90,7 +98,7 @@ class EngineBench:
             if not self._runner.engine.counts_every_step:
                 from moeserve.worker.measure.step_bytes import step_bytes
 
-                decode_bytes = gen * step_bytes(self._runner, self._decode_plan(batch, prompt + gen - 1))
+                decode_bytes = gen * step_bytes(self._runner, self.decode_plan(batch, prompt + gen - 1))
             after = self.read_gb_s()
             yield _figure(
                 "prefill", batch, prompt, 0, batch * prompt, prefill_s, prefill_bytes, before, between
@@ -121,23 +129,41 @@ class EngineBench:
             for start in range(0, prompt, self._step_tokens):
                 count = min(self._step_tokens, prompt - start)
                 slots = _slots(batch, seq, start, count)
-                self._run(StepPlan(self._step, new, [Row(seq, start, count, slots, start + count == prompt)]))
+                self.run(StepPlan(self._step, new, [Row(seq, start, count, slots, start + count == prompt)]))
                 new = []
         return time.perf_counter() - began
 
     def decode(self, batch: int, prompt: int, gen: int) -> float:
         """Seconds. The plans are made before: a router makes its own while the step before runs."""
-        plans = [self._decode_plan(batch, position) for position in range(prompt, prompt + gen)]
+        plans = [self.decode_plan(batch, position) for position in range(prompt, prompt + gen)]
+        forced = self.forced(batch, gen)
         began = time.perf_counter()
-        for plan in plans:
-            self._run(plan)
+        for step, plan in enumerate(plans):
+            if forced is not None:
+                forced.choose(step)
+            self.run(plan)
         return time.perf_counter() - began
 
-    def _decode_plan(self, batch: int, position: int) -> StepPlan:
+    def forced(self, batch: int, gen: int) -> ForcedRouting | None:
+        """The trace's tokens on the device: each sequence reads the trace from another place on, round and round."""
+        if self._trace is None:
+            return None
+        from moeserve.worker.engines.gpu import GpuEngine
+
+        engine, tokens = self._runner.engine, len(self._trace.ids)
+        assert isinstance(engine, GpuEngine)
+        assert engine.forced_routing is not None
+        starts = np.arange(batch) * tokens // batch
+        engine.forced_routing.load(self._trace.ids[(np.arange(gen)[:, None] + starts) % tokens])
+        return engine.forced_routing
+
+    def decode_plan(self, batch: int, position: int) -> StepPlan:
+        """A token of each sequence, at that position."""
         rows = [Row(seq, position, 1, _slots(batch, seq, position, 1), True) for seq in range(batch)]
         return StepPlan(self._step, [], rows)
 
-    def _run(self, plan: StepPlan) -> None:
+    def run(self, plan: StepPlan) -> None:
+        """One step."""
         self._runner.step(plan)
         self._step += 1
 
@@ -165,16 +191,20 @@ def _figure(
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments or a bad file."""
-    parser, args = _parse(arguments)
+    parser = command_parser()
+    args = parser.parse_args(arguments)
     from moeserve.worker.loading import load_runner
 
     batches, prompt, gen = args.batch, args.prompt, args.gen
     try:
         config = _config(args)
-        runner = load_runner(config, TerminalBar())
+        trace = None if args.routing_trace is None else read_trace(args.routing_trace)
+        runner = load_runner(config, TerminalBar(), 0 if trace is None else max(batches))
+        if trace is not None:
+            check_fits(trace, runner)
     except UserError as error:
         parser.error(str(error))
-    bench = EngineBench(runner, runner.ready().max_num_batched_tokens, args.temperature)
+    bench = EngineBench(runner, runner.ready().max_num_batched_tokens, args.temperature, trace)
     bench.prefill(1, min(prompt, 32))  # the first touch of every buffer
     if not args.json:
         print(f"{config.served_model_name}, {runner.ready().device}\n{_HEADER}")
@@ -188,6 +218,18 @@ def main(arguments: list[str]) -> int:
         except OSError as error:
             parser.error(f"--save-result: {error}")
     return 0
+
+
+def check_fits(trace: RoutingTrace, runner: Runner) -> None:
+    """Raises ConfigError for a trace of another model's shape."""
+    use = runner.expert_use()
+    shape = (use.layers, use.experts, use.experts_per_token)
+    if trace.shape != shape:
+        raise ConfigError(
+            "--routing-trace: it is of {} layers of {} experts, {} a token; the model has {}, {} and {}".format(
+                *trace.shape, *shape
+            )
+        )
 
 
 def _save(args: argparse.Namespace, config: ServerConfig, device: str, figures: list[Figure]) -> None:
@@ -207,7 +249,7 @@ def _save(args: argparse.Namespace, config: ServerConfig, device: str, figures: 
     write_results(args.save_result, results_of("bench engine", settings, measured, gpu))
 
 
-def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench engine",
         usage="%(prog)s [options]",
@@ -236,6 +278,13 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
         help="of sampling; 0, the default, is greedy, with which a file of random weights soon repeats itself, so that "
         "streams share more experts than texts do",
     )
+    parser.add_argument(
+        "--routing-trace",
+        type=Path,
+        metavar="FILE",
+        help="the experts that decode steps use, instead of the routers' choice, which has no locality where weights "
+        "are random (`moeserve bench trace` writes one); on a GPU alone",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     parser.add_argument(
         "--save-result",
@@ -243,7 +292,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.ArgumentParser, argparse.Name
         metavar="FILE",
         help="write the figures as JSON too, for benchmarks.compare (moeserve/bench/results.py has the form)",
     )
-    return parser, parser.parse_args(arguments)
+    return parser
 
 
 def _config(args: argparse.Namespace) -> ServerConfig:

@@ -42,7 +42,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 def main(arguments: list[str]) -> int:
     """Exit code 0 when every request succeeded, 1 when one failed, 2 with a message for what the user can mend."""
-    parser = _parser()
+    parser = command_parser()
     args = parser.parse_args(arguments)
     try:
         if args.text_prompts and args.backend == "openai-chat":
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     return 1 if result["failed"] else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench serve",
         usage="%(prog)s [options]",

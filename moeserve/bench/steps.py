@@ -141,7 +141,7 @@ def report(model: StepTime, samples: list[StepSample]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments or a bad file."""
-    parser = _parser()
+    parser = command_parser()
     args = parser.parse_args(arguments)
     try:
         model = measure(*_config(args), report_to=print)
@@ -171,7 +171,7 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
     return model
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve bench steps",
         usage="%(prog)s [options]",

@@ -20,7 +20,8 @@ def main(process: Process) -> None:
     vocabulary = Vocabulary.from_gguf(open_metadata(Path(process.config.model)))
     process.ready()
     detokenizer = Detokenizer(vocabulary.token_bytes, vocabulary.special)
-    serve(detokenizer, inbox, to_router, to_http, DetokenizeTracer.wanted(process.tracer))
+    tracer = DetokenizeTracer.wanted(process.tracer)
+    serve(detokenizer, inbox, to_router, to_http, tracer, process.heartbeat)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -24,6 +24,7 @@ from moeserve.messages.sampling import TextOptions
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
+    HeartbeatRequest,
     RequestError,
     Shutdown,
     StopHit,
@@ -152,8 +153,10 @@ def serve(
     to_router: PushChannel,
     to_http: PushChannel,
     request_tracer: DetokenizeTracer | None = None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> None:
-    """Handles messages until Shutdown and sleeps while there are none. Raises ChannelFull when the router or httpserver
+    """Handles messages until Shutdown and sleeps while there are none. `heartbeat` is called when the launcher asks for
+    one. Raises ChannelFull when the router or httpserver
     takes no messages, CodecError for a malformed message."""
     while True:
         message = inbox.recv()
@@ -180,6 +183,8 @@ def serve(
                 to_http.send(message)
                 if request_tracer is not None:
                     request_tracer.closed(message.id, message.message)
+            case HeartbeatRequest():
+                heartbeat()
             case Shutdown():
                 return
             case None:  # only with a timeout

@@ -16,7 +16,7 @@ DEFAULT = Tolerances(plain=0.1, tie=3.0)
 def main(arguments: list[str]) -> int:
     """Exit code 0 for dumps that are the same to within the tolerance, 1 for others, 2 with a message for what cannot
     be read or compared."""
-    parser = _parser()
+    parser = command_parser()
     args = parser.parse_args(arguments)
     tolerances = Tolerances(args.tolerance, args.tie_allowance)
     try:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     return 0 if result.first is None else 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve compare-dumps",
         description="Compare two dumps of `moeserve --debug-dump` and name the first layer and tensor that differ.",

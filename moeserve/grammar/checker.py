@@ -4,6 +4,7 @@ reason for refusing it, within seconds."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,7 +26,8 @@ class _Passed(NamedTuple):
 
 
 class GrammarChecker:
-    """Owns one process: started with the first spec (1 s for a vocabulary of 151,936), one spec at a time."""
+    """Owns one process: started with the first spec (1 s for a vocabulary of 151,936), one spec at a time. Tenants take
+    turns."""
 
     def __init__(self, model: Path, *, timeout: float = TIMEOUT_S) -> None:
         self._sandbox = Sandbox(
@@ -37,33 +39,35 @@ class GrammarChecker:
         self._passed: OrderedDict[bytes, _Passed] = OrderedDict()
         self._passed_bytes = 0
 
-    async def check(self, spec: GrammarSpec) -> str:
+    async def check(self, spec: GrammarSpec, tenant: str = "") -> str:
         """Returns the spec's grammar, which compiles. Raises GrammarError, whose text is for the client."""
-        return (await self._answer(spec)).grammar
+        return (await self._answer(spec, tenant)).grammar
 
-    async def check_or(self, spec: GrammarSpec, instead: GrammarSpec | None) -> tuple[str, str | None]:
+    async def check_or(
+        self, spec: GrammarSpec, instead: GrammarSpec | None, tenant: str = ""
+    ) -> tuple[str, str | None]:
         """As `check`, with `instead` if the spec is refused. Returns the grammar, and why the first one was refused if
         it is the second's. Raises GrammarError: the first one's, if both are refused."""
         if instead is None:
-            return await self.check(spec), None
+            return await self.check(spec, tenant), None
         key = b"or else " + self._frame(spec)
         passed = self._passed.get(key)
         if passed is None:
             try:
-                passed = await self._answer(spec)
+                passed = await self._answer(spec, tenant)
             except GrammarError as error:
                 try:
-                    passed = _Passed((await self._answer(instead)).grammar, _reason(error))
+                    passed = _Passed((await self._answer(instead, tenant)).grammar, _reason(error))
                 except GrammarError:
                     raise error from None
             self._remember(key, passed)
         return passed.grammar, passed.lost
 
-    async def _answer(self, spec: GrammarSpec) -> _Passed:
+    async def _answer(self, spec: GrammarSpec, tenant: str) -> _Passed:
         frame = self._frame(spec)
         passed = self._passed.get(frame)
         if passed is None:
-            passed = _Passed(await self._sandbox.run(lambda: self._ask(frame)))
+            passed = _Passed(await self._sandbox.run(lambda: self._ask(frame), tenant))
             self._remember(frame, passed)
         else:
             self._passed.move_to_end(frame)
@@ -79,10 +83,9 @@ class GrammarChecker:
         self._sandbox.close()
 
     def _ask(self, frame: bytes) -> str:
-        if not self._sandbox.is_running:
-            self._start()
+        """A process that was lost may have been killed for another's sake, so a second one is asked."""
         try:
-            reply = decode_reply(self._sandbox.ask(frame, "compile"))
+            reply = decode_reply(self._reply(frame))
         except SandboxTimeout as error:
             raise GrammarError(f"is too complex: it {error}") from error
         except (SandboxDied, ValueError) as error:
@@ -93,6 +96,14 @@ class GrammarChecker:
                 raise GrammarError(message)
             case Accepted(grammar=grammar):
                 return grammar
+
+    def _reply(self, frame: bytes) -> bytes:
+        """Raises SandboxTimeout, SandboxDied, GrammarError."""
+        if self._sandbox.is_running:
+            with suppress(SandboxDied):
+                return self._sandbox.ask(frame, "compile")
+        self._start()
+        return self._sandbox.ask(frame, "compile")
 
     def _start(self) -> None:
         """It opens the model's file once more."""

@@ -17,12 +17,12 @@ from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access
 from moeserve.httpserver.observability.request_record import record_of_request
 from moeserve.httpserver.transport.api_table import Api, ApiTable
-from moeserve.httpserver.transport.body import add_schemas
 from moeserve.httpserver.transport.decompress import Decompress
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
 from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.httpserver.transport.middleware import ApiKey, BodyLimit, HeadAsGet, RequestId
+from moeserve.httpserver.transport.openapi import complete
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.httpserver.transport.unknown_fields import UnknownFields
@@ -41,11 +41,13 @@ APIS: Final[tuple[Api, ...]] = (
 
 class Application(FastAPI):
     """The routes of all APIs. /openapi.json documents them; the framework's documentation pages are off, because they
-    load scripts from another site."""
+    load scripts from another site: `web` has the page at /docs."""
 
-    def __init__(self, apis: Iterable[Api] = APIS) -> None:
+    def __init__(self, apis: Iterable[Api] = APIS, *, wants_key: bool = False) -> None:
+        """`wants_key`: requests without an API key are refused."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None)
         self.apis = ApiTable(apis)
+        self._wants_key = wants_key
         self.paths: set[str] = set()  # of all routes, with their parameters as `{name}`
         for api in self.apis.apis:
             for router in api.routers:
@@ -53,15 +55,8 @@ class Application(FastAPI):
                 self.paths |= {route.path for route in router.routes if isinstance(route, Route)}
 
     def openapi(self) -> dict[str, Any]:
-        """Adds the request bodies, which the routes read themselves, and removes the framework's own 422."""
         if self.openapi_schema is None:
-            schema = super().openapi()
-            add_schemas(schema, [body for api in self.apis.apis for body in api.bodies])
-            for methods in schema["paths"].values():
-                for operation in methods.values():
-                    operation["responses"].pop("422", None)
-            for name in ("HTTPValidationError", "ValidationError"):
-                schema["components"]["schemas"].pop(name, None)
+            complete(super().openapi(), self.apis, wants_key=self._wants_key)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
@@ -73,7 +68,8 @@ def openapi_document() -> dict[str, Any]:
 
 def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     """Raises ConfigError for a bad file of API keys."""
-    app = Application(apis)
+    keys = service.keys = ApiKeys.from_config(service.config)
+    app = Application(apis, wants_key=bool(keys))
     app.state.service = service
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
     app.add_exception_handler(ApiError, _api_error)
@@ -84,7 +80,6 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, apis=app.apis, context=lambda: service.engine.max_model_len)
     app.add_middleware(Decompress, apis=app.apis)
-    keys = service.keys = ApiKeys.from_config(service.config)
     if keys:
         app.add_middleware(ApiKey, apis=app.apis, keys=keys)
     elif is_loopback(service.config.host):

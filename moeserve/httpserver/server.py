@@ -65,13 +65,14 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
     name, *aliases = (config.served_model_name or Path(config.model).stem).split(",")
-    metrics = Metrics(name, config.kv_events_block_size)
+    metrics = Metrics(name, config.kv_events_block_size, config.kv_cache_dtype)
     engine = EngineClient(
         to_router,
         inbox,
         metrics,
         process.tracer,
         continue_requests=config.on_engine_loss == "continue",
+        request_timeout=config.request_timeout,
     )
     service = Service(config, metrics.model_name, engine, metrics, states, frozenset(aliases))
     server = Server(service, table)
@@ -235,7 +236,8 @@ def load_text(config: ServerConfig) -> tuple[ModelText, dict[str, float]]:
     try:
         formats = formats_of(config, tokenizer, renderer.source)
         log.info("chat format: tool calls %s, reasoning %s", *formats.names())
-        return ModelText.of(tokenizer, renderer, formats), defaults
+        parses = config.control_tokens_in_text == "parse"
+        return ModelText.of(tokenizer, renderer, formats, parses_user_text=parses), defaults
     except ConfigError:
         renderer.close()
         raise

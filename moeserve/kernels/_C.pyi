@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from moeserve.kernels.stream_operands import KvLayer
+
 def quantized_row_bytes(cols: int) -> int: ...
 def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...
 
@@ -109,8 +111,7 @@ class Stream:
         cos: torch.Tensor,
         sin: torch.Tensor,
         slots: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        kv: KvLayer,
         n: int,
         heads: int,
         kv_heads: int,
@@ -121,8 +122,7 @@ class Stream:
         self,
         plan: AttentionPlan,
         q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        kv: KvLayer,
         out: Activations,
         heads: int,
         kv_heads: int,

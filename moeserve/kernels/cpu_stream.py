@@ -13,7 +13,6 @@ token id, row or KV slot that is not there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -23,99 +22,20 @@ from moeserve.kernels import _C
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.experts.options import Activation
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
+from moeserve.kernels.stream_operands import (
+    Activations,
+    DeltaParameters,
+    Heads,
+    KvLayer,
+    RoutingWorkspace,
+    StateLayer,
+    StateSequences,
+    ThreadPlacement,
+)
 
 Matrix = _C.Matrix
 LinearGroup = _C.LinearGroup
 AttentionPlan = _C.AttentionPlan
-
-
-class Activations:
-    """A workspace for up to `tokens` rows of `cols` activations, as float32 and as int8 with a scale per 32 columns.
-
-    A form that no weight asks for may be left out. `within`: it lies in the memory of another, wider one, instead of
-    its own. `f32`: float32 [tokens, cols]; `q8`: uint8 [tokens, 1.5 * cols],
-    laid out as kernels.h describes.
-    """
-
-    def __init__(
-        self, tokens: int, cols: int, *, f32: bool = True, q8: bool = True, within: Activations | None = None
-    ) -> None:
-        shapes = (tokens if f32 else 0, cols), (tokens if q8 else 0, _C.quantized_row_bytes(cols))
-        if within is None:
-            self.f32, self.q8 = torch.empty(shapes[0]), torch.empty(shapes[1], dtype=torch.uint8)
-        else:
-            self.f32, self.q8 = (
-                memory.view(-1)[: shape[0] * shape[1]].view(shape)
-                for memory, shape in zip((within.f32, within.q8), shapes, strict=True)
-            )
-        self.native = _C.Activations(self.f32 if f32 else None, self.q8 if q8 else None, cols)
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadPlacement:
-    """Where a thread of the pool runs. A node's threads stand side by side, nodes count from 0."""
-
-    node: int = 0  # memory node
-    cpus: tuple[int, ...] = ()  # what the thread is bound to; empty: not bound
-
-
-@dataclass(frozen=True, slots=True)
-class KvLayer:
-    """One layer of the KV pool: float16 [slots, kv_heads, head_dim] each. Of latent attention, keys are
-    [slots, 1, latent and rotary dimensions], and values a view of them."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StateLayer:
-    """One layer's part of the recurrent states: float32 [slots, values], from value `first` of each slot on."""
-
-    states: torch.Tensor
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateSequences:
-    """Whose states a step's rows move on: sequence i has rows row[i] .. + count[i] - 1, one sequence after another, and
-    its state in slot[i]. int32 [sequences] each."""
-
-    row: torch.Tensor
-    count: torch.Tensor
-    slot: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaParameters:
-    """Of one layer's gated DeltaNet, beside its products. float32."""
-
-    conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
-    rate: torch.Tensor  # [value_heads]: -exp(A_log)
-    dt_bias: torch.Tensor  # [value_heads]
-    norm: torch.Tensor  # [value_dim]
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    num: int
-    num_kv: int  # divides num
-    dim: int  # a multiple of 32
-    # Of latent attention, a multiple of 32: all heads read one vector of `dim` numbers, whose first value_dim are the
-    # value, and num_kv says into how many parts the heads are cut for the threads. None: each KV head has keys and
-    # values of `dim`.
-    value_dim: int | None = None
-
-
-class RoutingWorkspace:
-    """The routes of one MoE layer for up to `tokens` tokens, and what sorting them takes; the next layer reuses it."""
-
-    def __init__(self, tokens: int, experts: int, top_k: int) -> None:
-        self.ids = torch.empty(tokens, top_k, dtype=torch.int32)
-        self.weights = torch.empty(tokens, top_k)
-        self.starts = torch.empty(experts + 1, dtype=torch.int32)
-        self.active = torch.empty(experts + 1, dtype=torch.int32)
-        self.routes = torch.empty(tokens * top_k, dtype=torch.int32)
 
 
 class CpuStream:
@@ -211,11 +131,10 @@ class CpuStream:
         head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin: [n, rotary_dim / 2];
         the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32 [n].
         """
-        pool = kv.keys, kv.values
         native = self._native
         native.rope_store(
-            q, k, v, q_norm, k_norm, eps, cos, sin, slots, *pool, n, heads.num, heads.num_kv, heads.dim, scale
-        )  # fmt: skip
+            q, k, v, q_norm, k_norm, eps, cos, sin, slots, kv, n, heads.num, heads.num_kv, heads.dim, scale
+        )
         self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv))
 
     def attention(
@@ -238,7 +157,7 @@ class CpuStream:
         has no value. gate [n, heads * dim]: out is multiplied by its sigmoid.
         """
         self._native.attention(
-            plan, q, kv.keys, kv.values, out.native, heads.num, heads.num_kv, heads.dim, heads.value_dim or 0, window,
+            plan, q, kv, out.native, heads.num, heads.num_kv, heads.dim, heads.value_dim or 0, window,
             sinks, gate,
         )  # fmt: skip
         self._held.append((plan, q, kv, out, sinks, gate))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from moeserve.kernels.cpu_stream import KvLayer
-from moeserve.kv.layout import KvLayout
+from moeserve.kernels.stream_operands import KvLayer
+from moeserve.kv.layout import KV_BLOCK, Q8_0, KvLayout
 
 
 class KvCache:
@@ -23,17 +24,24 @@ class KvCache:
         """zeroed: for kernels that read masked keys, through which a NaN of before would come back. Otherwise pages of
         RAM come with their first use, so that an idle cache costs no memory."""
         allocate = torch.zeros if zeroed else torch.empty
-        dtype = getattr(torch, layout.dtype.name)
-        latent = layout.shape.latent
+        latent, is_q8 = layout.shape.latent, layout.dtype == Q8_0
 
         def kv_layer(layer: int) -> KvLayer:
             a = layout.shape.layers[layer].attention
-            shape = (0, 1, 1) if a is None else (num_slots, a.num_kv_heads, a.head_dim)
-            keys = allocate(shape, dtype=dtype, device=device)
+            shape = (0, 1, KV_BLOCK) if a is None else (num_slots, a.num_kv_heads, a.head_dim)
+            scales = (*shape[:2], shape[2] // KV_BLOCK)
+
+            def numbers() -> Tensor:
+                return allocate(shape, dtype=torch.int8 if is_q8 else torch.float16, device=device)
+
+            def scale_of_each() -> Tensor | None:
+                return allocate(scales, dtype=torch.float16, device=device) if is_q8 else None
+
+            keys = numbers()
             if latent is not None:
                 return KvLayer(keys, keys[:, :, : latent.rank])
-            return KvLayer(keys, allocate(shape, dtype=dtype, device=device))
+            return KvLayer(keys, numbers(), scale_of_each(), scale_of_each())
 
-        # Of each layer: keys and values [slots, kv_heads, head_dim]; empty for one that does not attend. Of latent
-        # attention: keys [slots, 1, rank + rotary_dim], whose first `rank` numbers are the values.
+        # Of each layer: keys and values [slots, kv_heads, head_dim], of q8_0 with scales; empty for one that does not
+        # attend. Of latent attention: keys [slots, 1, rank + rotary_dim], whose first `rank` numbers are the values.
         self.layers = [kv_layer(layer) for layer in layers]

@@ -9,17 +9,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.stream_operands import KvLayer
 
 
 class CachePages:
-    """The pages of some layers' KV. A page is the rows of its slots, tensor by tensor: keys of the first layer, its
-    values, keys of the next. A copy may run beside steps that use other slots."""
+    """The pages of some layers' KV. A page is the rows of its slots, tensor by tensor: keys of the first layer, their
+    scales if they have any, its values, keys of the next. A copy may run beside steps that use other slots."""
 
     def __init__(self, layers: Sequence[KvLayer], page_tokens: int) -> None:
-        both = [tensor for layer in layers for tensor in _apart(layer)]
+        every = [tensor for layer in layers for tensor in layer.tensors]
         # As bytes: [slots, bytes of a slot] each; none of a layer that does not attend.
-        self._rows = [tensor.flatten(1).view(torch.uint8) for tensor in both if tensor.numel()]
+        self._rows = [tensor.flatten(1).view(torch.uint8) for tensor in every if tensor.numel()]
         self.page_tokens = page_tokens
         self.page_bytes = page_tokens * sum(rows.shape[1] for rows in self._rows)
 
@@ -39,10 +39,3 @@ class CachePages:
         whole = torch.frombuffer(page, dtype=torch.uint8)
         sizes = [self.page_tokens * rows.shape[1] for rows in self._rows]
         return [part.view(self.page_tokens, -1) for part in torch.split(whole, sizes)]
-
-
-def _apart(layer: KvLayer) -> list[Tensor]:
-    """What takes memory of its own: not the values of latent attention, which are a view of its keys."""
-    keys, values = layer.keys, layer.values
-    is_view = keys.numel() > 0 and values.data_ptr() == keys.data_ptr()
-    return [keys] if is_view else [keys, values]

@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
+
+KV_BLOCK = 32  # numbers of a head side by side, which in q8_0 share a scale
 
 
 @dataclass(frozen=True, slots=True)
 class KvDtype:
-    """How a number lies in the cache; `name` is torch's."""
+    """How numbers lie in the cache."""
 
-    name: str
-    bytes_per_value: int
+    name: str  # a page's fingerprint has it
+    block_bytes: int  # of KV_BLOCK numbers
 
 
-FLOAT16 = KvDtype("float16", 2)
+FLOAT16 = KvDtype("float16", 2 * KV_BLOCK)
+Q8_0 = KvDtype("q8_0", KV_BLOCK + 2)  # int8, and a float16 scale
+
+_REFUSED = {
+    "bf16": "f16 is as small, and closer to the model",
+    "fp8": "q8_0 is about as small, and closer to the model",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,7 @@ class KvLayout:
     def layer_bytes(self, layer: int) -> int:
         """Of one token in one layer."""
         attention = self.shape.layers[layer].attention
-        return 0 if attention is None else attention.kv_values * self.dtype.bytes_per_value
+        return 0 if attention is None else attention.kv_values * self.dtype.block_bytes // KV_BLOCK
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in one layer; 0 where it attends instead."""
@@ -46,3 +56,23 @@ class KvLayout:
         """Of one token in these layers; None: in all."""
         indices = range(self.shape.num_layers) if layers is None else layers
         return sum(self.layer_bytes(index) for index in indices)
+
+
+def layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
+    """As --kv-cache-dtype asks. Raises ConfigError for what no engine has, or not for this model."""
+    name = config.kv_cache_dtype
+    if name in _REFUSED:
+        raise ConfigError(f"--kv-cache-dtype {name}: attention does not read it; {_REFUSED[name]}")
+    if name != "q8_0":
+        return KvLayout(shape)
+    if shape.latent is not None:
+        raise ConfigError(
+            f"--kv-cache-dtype q8_0: not for {shape.architecture}, whose attention (MLA) keeps one latent vector for "
+            "all heads, which is small already; say f16, or leave it out"
+        )
+    if shape.head_dim % KV_BLOCK:
+        raise ConfigError(
+            f"--kv-cache-dtype q8_0: needs heads of a multiple of {KV_BLOCK} numbers, this model's have "
+            f"{shape.head_dim}; say f16, or leave it out"
+        )
+    return KvLayout(shape, Q8_0)

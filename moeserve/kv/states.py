@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from moeserve.kernels.cpu_stream import StateLayer
+from moeserve.kernels.stream_operands import StateLayer
 from moeserve.kv.layout import KvLayout
 
 

@@ -10,10 +10,11 @@ are milliseconds.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import DiskCounts, PageOrders, PageReport
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 
@@ -194,6 +195,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     engine_losses: int = 0  # workers that were lost
     continued: int = 0  # requests that a lost worker was computing, and the next one went on with
     disk: DiskCounts = DiskCounts()  # of the disk tier
+    expert_cache: ExpertCacheCounts = ExpertCacheCounts()
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
@@ -316,10 +318,16 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     pages: PageOrders | None = None
 
 
+COSTLY_MASK_MS: Final = 0.1  # 63 rows of 2 ms each would make a step of 5 ms last 126
+
+
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
     token_id: int  # -1: none could be sampled, and the request ends with `error`
     logprob: TokenLogprob | None = None
     error: str | None = None
+    late: bool = (
+        False  # its grammar was not ready: nothing is sampled for this request until it is bound again
+    )
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):
@@ -333,7 +341,10 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     idle_ms: float  # time that the worker waited for this plan after the step before
     # GPU kernels that were compiled, or loaded, during this step, which therefore says nothing about a step's cost.
     kernels_compiled: int = 0
+    # By index of `sampled`: how long the helper thread took for the token's mask. Those above COSTLY_MASK_MS alone.
+    mask_ms: dict[int, float] = {}
     pages: PageReport | None = None
+    expert_cache: ExpertCacheCounts | None = None  # since the result before; None: there is no cache
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):
@@ -383,14 +394,24 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     by_itself: bool  # it crashed, failed or hung; False: it was killed or stopped from outside
 
 
+class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
+    """From the launcher to the router and the detokenizer: a process that does not answer hangs."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """The answer."""
+
+    process: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish and exit. The launcher sends it to the router and the detokenizer after httpserver has drained."""
 
 
-ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | WorkerExited | Shutdown
-ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | Shutdown
+ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | WorkerExited | HeartbeatRequest | Shutdown
+ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
 ToHttp = (
     TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineLost | ProcessLost | LoadProgress
 )
-ToLauncher = ProcessReady | ProcessFailed | ReplaceWorker
+ToLauncher = ProcessReady | ProcessFailed | ReplaceWorker | Heartbeat
 FromWorker = WorkerReady | StepResult | ExpertUse | WorkerError

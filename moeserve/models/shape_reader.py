@@ -9,10 +9,11 @@ from __future__ import annotations
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.routing.options import RouterOptions, Scoring
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import LayerShape, ModelShape, RopeScaling, model_tensors
+from moeserve.models.interface import LayerShape, ModelShape, RopeScaling
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import model_tensors
 
 MAX_TOP_K = 128  # choosing experts is quadratic in it; today's models have at most 16
 

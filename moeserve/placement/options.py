@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,14 @@ from moeserve.kv.state_capacity import state_slots
 from moeserve.models.interface import ModelShape
 from moeserve.placement.heat import read_heat
 from moeserve.placement.place import MIN_KV_TOKENS, Gpu, PlacementOptions
+from moeserve.placement.placement import Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import ModelSizes
 from moeserve.units import GIB
 
+log = logging.getLogger(__name__)
+
+CACHE_SHARE_OF_RAM = 0.9  # the rest is for what the processes take beside weights
 AMPLE_KV_TOKENS = 4096  # a talk: rather than less, a GPU that is too small for everything has fewer layers
 
 
@@ -28,6 +33,22 @@ def with_state_slots(
     running = config.max_num_seqs * sizes.state_bytes()
     free = max(running, budget - gpu.reserved_bytes - dense)
     return replace(options, state_slots=state_slots(config, sizes.state_bytes(), free).num_slots)
+
+
+def with_expert_cache(placement: Placement, sizes: ModelSizes, config: ServerConfig, ram: int) -> Placement:
+    """The same with an expert cache where --expert-cache allows it and `ram`, the bytes that can be had, has room for
+    the copies."""
+    if config.expert_cache == "off" or not any(layer.can_be_cached for layer in placement.layers):
+        return placement
+    cached = placement.with_cache(sizes)
+    if cached.cpu_weight_bytes > ram * CACHE_SHARE_OF_RAM:
+        log.info(
+            "no expert cache: all experts would take %.1f GiB of RAM, of which %.1f are free",
+            cached.cpu_weight_bytes / GIB,
+            ram / GIB,
+        )
+        return placement
+    return cached
 
 
 def placement_options(config: ServerConfig, shape: ModelShape) -> PlacementOptions:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeserve.errors import ConfigError
-from moeserve.models.interface import expert_tensors
+from moeserve.models.tensors import expert_tensors
 from moeserve.placement.dense import DensePlacement
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
@@ -335,9 +335,9 @@ class _Planner:
 
     def _result(self, chosen: list[set[int]], kv_bytes: int) -> Placement:
         layers = tuple(
-            LayerPlacement(dense, of.num_experts, tuple(sorted(experts)), prefill)
-            for dense, of, experts, prefill in zip(
-                self._dense.layers, self._sizes.layers, chosen, self._prefill, strict=True
+            LayerPlacement(dense, of.num_experts, tuple(sorted(experts)), prefill, frozenset(pinned))
+            for dense, of, experts, prefill, pinned in zip(
+                self._dense.layers, self._sizes.layers, chosen, self._prefill, self._pinned, strict=True
             )
         )
         in_ram = self._dense.bytes_on("cpu") + sum(

@@ -6,8 +6,10 @@ may instead be streamed to the GPU, layer by layer; a layer's `prefill` says whe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from moeserve.placement.sizes import ModelSizes
 
 Device = Literal["cpu", "cuda"]
 # Where the experts in RAM compute in a step with prompt tokens. "auto": on the GPU from --gpu-prefill-token-threshold
@@ -19,8 +21,12 @@ Prefill = Literal["auto", "cpu", "cuda"]
 class LayerPlacement:
     dense: Device  # attention, norms, router, what every token passes, and the layer's KV
     num_experts: int
-    gpu_experts: tuple[int, ...] = ()  # ids, ascending; in GPU memory only. The others are in RAM only
+    gpu_experts: tuple[int, ...] = ()  # ids, ascending; in GPU memory. The others are in RAM only
     prefill: Prefill = "auto"
+    fixed: frozenset[int] = frozenset()  # ids that rules have placed
+    # The experts in GPU memory that no rule has placed are copies, which the expert cache may exchange: all that it may
+    # move lie in RAM too.
+    is_cached: bool = False
 
     def __post_init__(self) -> None:
         assert list(self.gpu_experts) == sorted(set(self.gpu_experts))
@@ -28,7 +34,18 @@ class LayerPlacement:
 
     @property
     def num_cpu_experts(self) -> int:
+        """Those that are not in GPU memory."""
         return self.num_experts - len(self.gpu_experts)
+
+    @property
+    def can_be_cached(self) -> bool:
+        """There are slots in GPU memory, and experts to exchange."""
+        return self.num_cpu_experts > 0 and not self.fixed.issuperset(self.gpu_experts)
+
+    @property
+    def copied_experts(self) -> tuple[int, ...]:
+        """The ids of those in GPU memory that lie in RAM too, ascending."""
+        return tuple(e for e in self.gpu_experts if e not in self.fixed) if self.is_cached else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +92,22 @@ class Placement:
         """Layers on the GPU have experts in RAM."""
         return any(layer.num_cpu_experts for layer in self.gpu_layers)
 
+    @property
+    def has_cache(self) -> bool:
+        return any(layer.is_cached for layer in self.layers)
+
+    def with_cache(self, sizes: ModelSizes) -> Placement:
+        """The same with copies in RAM of the experts in GPU memory, where others may take their places."""
+        layers = tuple(replace(layer, is_cached=layer.can_be_cached) for layer in self.layers)
+        copies = sum(
+            len(layer.copied_experts) * of.expert.cpu for layer, of in zip(layers, sizes.layers, strict=True)
+        )
+        return replace(self, layers=layers, cpu_weight_bytes=self.cpu_weight_bytes + copies)
+
     def cpu_experts(self, layer: int) -> tuple[int, ...]:
         """The ids of a layer's experts in RAM, ascending."""
-        gone = set(self.layers[layer].gpu_experts)
+        own = self.layers[layer]
+        gone = set(own.gpu_experts).difference(own.copied_experts)
         return tuple(e for e in range(self.layers[layer].num_experts) if e not in gone)
 
     @property

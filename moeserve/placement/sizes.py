@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from moeserve.kv.layout import KvLayout
-from moeserve.models.interface import ModelShape, dense_tensors, expert_bias_tensors, expert_tensors
+from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.tensors import dense_tensors, expert_bias_tensors, expert_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.kv.layout import KvLayout
+from moeserve.kv.layout import layout_of
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
@@ -19,7 +19,7 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.options import add_shared_options, flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
-from moeserve.placement.options import placement_options, with_state_slots
+from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
@@ -29,10 +29,17 @@ from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.units import GIB
 from moeserve.worker.device import choose_device
-from moeserve.worker.memory import available_bytes
+from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.workload.options import real
 
-PLACEMENT = ("num_gpu_experts", "gpu_memory_budget", "expert_heat", "placement_rules", "n_gpu_layers")
+PLACEMENT = (
+    "num_gpu_experts",
+    "gpu_memory_budget",
+    "expert_heat",
+    "placement_rules",
+    "n_gpu_layers",
+    "expert_cache",
+)
 # Options of the server that mean the same here.
 SHARED = (
     "model",
@@ -41,6 +48,7 @@ SHARED = (
     "max_num_seqs",
     "max_total_tokens",
     "max_num_batched_tokens",
+    "kv_cache_dtype",
     "state_snapshot_budget",
     "threads",
     "isa",
@@ -57,7 +65,7 @@ USERS = (2048, 8192, 32768)  # tokens of each
 
 def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be."""
-    parser = _parser()
+    parser = command_parser()
     args = parser.parse_args(arguments)
     try:
         config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
@@ -72,7 +80,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     """Raises UserError for a file or a wish that cannot be served."""
     gguf = open_metadata(Path(config.model))
     model = read_checked_shape(gguf)
-    sizes = ModelSizes.of(gguf.tensors, KvLayout(model))
+    sizes = ModelSizes.of(gguf.tensors, layout_of(config, model))
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
     options = placement_options(config, model)
@@ -87,11 +95,12 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
     if room is not None:
         options = with_state_slots(options, config, sizes, room)
-    placement = place(sizes, options, room)
+    placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
     memory = predict(
         config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES, in_a_step
     )
-    _check_ram(memory, ram)
+    note = limit_note() if args.ram is None else ""
+    _check_ram(memory, ram, note)
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates)
@@ -108,7 +117,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         gpu_rates=gpu_rates,
         speed=speed,
         command=command_line(config, args, memory, has_gpu=gpu is not None),
-        cautions=_cautions(config, args, memory, speed),
+        cautions=_cautions(config, args, memory, speed, note),
     )
 
 
@@ -192,18 +201,22 @@ def _users(config: ServerConfig, memory: Memory) -> dict[int, int]:
     return {tokens: min(config.max_num_seqs, memory.kv_tokens // tokens) for tokens in sizes}
 
 
-def _check_ram(memory: Memory, ram: int) -> None:
+def _check_ram(memory: Memory, ram: int, note: str) -> None:
     if memory.ram_start > ram:
         raise ConfigError(
-            f"{memory.ram_start / GIB:.2f} GiB of RAM are needed and {ram / GIB:.2f} GiB are there: put more experts "
-            "on a GPU, or choose a smaller model or quantisation"
+            f"{memory.ram_start / GIB:.2f} GiB of RAM are needed and {ram / GIB:.2f} GiB are there{note}: put more "
+            "experts on a GPU, or choose a smaller model or quantisation"
         )
     if memory.kv_tokens < 64:
         raise ConfigError(f"there is room for {memory.kv_tokens} tokens of KV only: free some memory")
 
 
-def _cautions(config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed) -> list[str]:
+def _cautions(
+    config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed, note: str
+) -> list[str]:
     cautions: list[str] = []
+    if note:
+        cautions.append(f"memory is what is left of a limit{note}")
     if config.max_model_len is not None and config.max_model_len > memory.kv_tokens:
         cautions.append(
             f"--max-model-len {config.max_model_len} does not fit the KV pool of {memory.kv_tokens} tokens"
@@ -234,7 +247,7 @@ def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory,
     return " ".join(["moeserve", *flags])
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve plan",
         usage="%(prog)s [options]",

@@ -13,14 +13,17 @@ import torch
 
 from moeserve.bench.engine import EngineBench
 from moeserve.config import ServerConfig
-from moeserve.kernels.cpu_stream import Activations, CpuStream, LinearGroup, Matrix, RoutingWorkspace
+from moeserve.errors import ConfigError
+from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.kernels.stream_operands import Activations, RoutingWorkspace
 from moeserve.kv.layout import KvLayout
-from moeserve.models.interface import ModelShape, dense_tensors, expert_tensors
+from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_types import check_cpu_types
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import dense_tensors, expert_tensors
 from moeserve.options import demonstration_model
 from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
@@ -28,7 +31,9 @@ from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, Step
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import Q8_0
+from moeserve.units import GIB
 from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.worker.thread_placement import place_threads
 
 READ_BYTES = 512 << 20  # at least, and
@@ -67,6 +72,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         config,
         model=str(demonstration_model()),
         load_format="auto",
+        kv_cache_dtype="auto",
         max_num_seqs=ROWS,
         max_model_len=POSITIONS,
         max_total_tokens=ROWS * POSITIONS,
@@ -108,7 +114,8 @@ def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
 
 def _read_rate(stream: CpuStream) -> float:
     cols = 4096
-    nbytes = max(READ_BYTES, READ_CACHES * _last_level_cache())
+    wanted = max(READ_BYTES, READ_CACHES * _last_level_cache())
+    nbytes = min(wanted, available_bytes() // 2)  # under a control group's limit, too much would be our end
     matrix = _zeros(stream, Q8_0, (nbytes // Q8_0.row_bytes(cols), cols))
 
     def read() -> None:
@@ -181,9 +188,15 @@ def _operation_seconds(stream: CpuStream) -> float:
 
 
 def _zeros(stream: CpuStream, kind: QuantType, shape: tuple[int, ...]) -> Matrix:
-    """A matrix whose source takes no memory."""
+    """A matrix whose source takes no memory. Raises ConfigError where there is none for its packed form."""
     rows = int(np.prod(shape[:-1]))
-    return stream.pack(np.zeros(rows * kind.row_bytes(shape[-1]), np.uint8), int(kind), shape)
+    nbytes, free = rows * kind.row_bytes(shape[-1]), available_bytes()
+    if nbytes > free:
+        raise ConfigError(
+            f"measuring this machine takes {nbytes / GIB:.2f} GiB of memory and {free / GIB:.2f} GiB are "
+            f"free{limit_note()}"
+        )
+    return stream.pack(np.zeros(nbytes, np.uint8), int(kind), shape)
 
 
 def _clear(x: Activations) -> None:

@@ -124,6 +124,8 @@ def _where(plan: PlacementPlan) -> str:
     for index, layer in enumerate(placement.layers):
         count = len(layer.gpu_experts)
         experts = f"{count} of {layer.num_experts} experts on cuda" if count else "experts on cpu"
+        if layer.is_cached:
+            experts += ", following the text"
         prefill = {"auto": "", "cpu": ", never streamed", "cuda": ", streamed for every prompt"}[
             layer.prefill
         ]

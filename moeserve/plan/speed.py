@@ -17,8 +17,9 @@ import math
 from dataclasses import dataclass
 from math import prod
 
-from moeserve.models.interface import ModelShape, dense_tensors
+from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.models.tensors import dense_tensors
 from moeserve.placement import ModelSizes, Placement
 from moeserve.plan.gpu_constants import H200, GpuConstants
 from moeserve.plan.rates import OPS_A_LAYER, CpuRates, GpuRates

@@ -122,6 +122,7 @@ def serve(
             kv_events,
             step_timeout=process.config.step_timeout,
             continue_requests=process.config.on_engine_loss == "continue",
+            heartbeat=process.heartbeat,
         )
         manager.run(early)
 

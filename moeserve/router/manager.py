@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -20,6 +20,7 @@ from moeserve.messages.schema import (
     ExpertUse,
     ExpertUseRequest,
     GenerateRequest,
+    HeartbeatRequest,
     LoadReport,
     Shutdown,
     StepResult,
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 REPORT_INTERVAL_S = 0.05
 HEARTBEAT_S = 1.0  # between two reports where nothing changes
 CONNECT_INTERVAL_S = 0.02  # between two looks whether the next worker is there
+IDLE_PING_S = 15.0  # between two signs of life of a worker that computes nothing
+PING_MS = 1.0
 MESSAGES_PER_TURN = 256  # bounded, so that a burst of requests does not delay the worker's next plan
 
 
@@ -63,9 +66,12 @@ class RouterManager:
         *,
         step_timeout: float | None = None,
         continue_requests: bool = True,
+        heartbeat: Callable[[], None] = lambda: None,
+        idle_ping: float = IDLE_PING_S,
     ) -> None:
         """`worker` is the first one, `workers` has those after it. `step_timeout` in seconds: see StepDeadline. Without
-        `continue_requests`, a worker's loss fails the requests that it was computing."""
+        `continue_requests`, a worker's loss fails the requests that it was computing. `heartbeat` is called when the
+        launcher asks for one. A worker that computes nothing is asked something every `idle_ping` seconds."""
         self._scheduler = scheduler
         self._request_tracer = request_tracer
         self._kv_events = kv_events
@@ -73,6 +79,9 @@ class RouterManager:
         self._workers = workers
         self._first = worker.ready()
         self._continue_requests = continue_requests
+        self._heartbeat = heartbeat
+        self._idle_ping = idle_ping
+        self._heard_at = time.monotonic()  # when the worker last answered, or was connected to
         self._deadline = StepDeadline(step_timeout)
         self._exit: WorkerExited | None = None  # of the lost worker, once the launcher has told
         self._crashed_by_itself = False  # any worker since the last that was ready
@@ -135,6 +144,8 @@ class RouterManager:
                 self._scheduler.stop_hit(message)
             case WorkerExited():
                 self._worker_exited(message)
+            case HeartbeatRequest():
+                self._heartbeat()
             case Shutdown():
                 self._stopping = True
 
@@ -150,11 +161,17 @@ class RouterManager:
         while (plan := self._scheduler.plan(now)) is not None:
             worker.submit(plan)
             now = time.monotonic()
-        self._deadline.watch(self._scheduler.step_awaited, now)
+        awaited = self._scheduler.step_awaited
+        if awaited is None and now - self._heard_at >= self._idle_ping:
+            self._ask_expert_use()
+            awaited = -1, PING_MS
+        self._deadline.watch(awaited, now)
         if self._deadline.due is not None and now >= self._deadline.due:
             raise WorkerDied("the worker does not answer")
 
     def _accept(self, answers: Sequence[StepResult | ExpertUse]) -> None:
+        if answers:
+            self._heard_at = time.monotonic()
         for answer in answers:
             if isinstance(answer, ExpertUse):
                 self._awaits_expert_use = False
@@ -202,6 +219,7 @@ class RouterManager:
         if not _has_as_much(ready, self._first):
             raise RuntimeError(f"the new worker has less than the first: {ready}, not {self._first}")
         self._worker = worker
+        self._heard_at = time.monotonic()
         self._worker_fd = worker.fileno()
         self._poller.register(self._worker_fd, zmq.POLLIN)
         cause = "the worker was lost" if self._exit is None else self._exit.cause

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from .frames import receive_frame, send_frame
+from .line import FairLine
 
 T = TypeVar("T")
 
@@ -51,7 +52,8 @@ class _Child:
 
 
 class Sandbox:
-    """One process at a time, `python -m <module>`, one question at a time; other questions wait in line.
+    """One process at a time, `python -m <module>`, one question at a time; other questions wait in line, in which
+    tenants take turns.
 
     All that blocks runs on one thread, which also starts the process and which the process dies with. After a
     time-out or a death the next question starts a new process.
@@ -65,11 +67,13 @@ class Sandbox:
         self._timeout = timeout
         self._max_reply_bytes = max_reply_bytes
         self._child: _Child | None = None
+        self._line = FairLine()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=module.rpartition(".")[2])
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], tenant: str = "") -> T:
         """`work()` on the sandbox's thread, where `start`, `ask` and `stop` belong."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        async with self._line.turn(tenant):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def run_sync(self, work: Callable[[], T]) -> T:
         """As `run`, blocking: not for an event loop's thread."""

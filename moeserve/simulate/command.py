@@ -45,7 +45,7 @@ SHARED = tuple(
 
 def main(arguments: list[str]) -> int:
     """Exit code 0; ends with 2 and a message for an error of the user."""
-    parser = _parser()
+    parser = command_parser()
     args = parser.parse_args(arguments)
     try:
         simulation = _simulation(args)
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve simulate",
         usage="%(prog)s --max-total-tokens N [options]",

@@ -28,6 +28,10 @@ RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _DIED = "the chat template's process ended unexpectedly; the template may need too much memory"
 
 
+class _ProcessLost(TemplateError):
+    """The process ended while it was asked."""
+
+
 class ChatRenderer:
     """One template, one process, one render at a time; the others wait in line.
 
@@ -95,13 +99,14 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
+        tenant: str = "",
     ) -> str:
         """The prompt text for `messages` (OpenAI's form). Raises TemplateError and its subclasses.
 
-        `kwargs` is the request's chat_template_kwargs.
+        `kwargs` is the request's chat_template_kwargs. Tenants take turns.
         """
         frame = self._frame(messages, tools, add_generation_prompt, kwargs)
-        return await self._sandbox.run(lambda: self._exchange(frame))
+        return await self._sandbox.run(lambda: self._exchange(frame), tenant)
 
     def render_sync(
         self,
@@ -156,6 +161,13 @@ class ChatRenderer:
             raise
 
     def _exchange(self, frame: bytes) -> str:
+        """A process that was lost may have been killed for another's sake, so a second one is asked."""
+        try:
+            return self._render(frame)
+        except _ProcessLost:
+            return self._render(frame)
+
+    def _render(self, frame: bytes) -> str:
         if not self._sandbox.is_running:
             self._start()
         return self._request(frame, "finish")
@@ -167,7 +179,7 @@ class ChatRenderer:
             raise TemplateTimeout(f"the chat template {error}") from error
         except (SandboxDied, ValueError) as error:  # msgspec's errors are ValueErrors
             self._sandbox.stop()
-            raise TemplateError(_DIED) from error
+            raise _ProcessLost(_DIED) from error
         if isinstance(reply, Failed):
             raise TemplateError(reply.message)
         return reply.text

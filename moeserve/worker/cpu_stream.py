@@ -6,7 +6,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.units import GIB
-from moeserve.worker.memory import available_bytes
+from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.worker.thread_placement import place_threads
 
 
@@ -24,6 +24,7 @@ def check_ram(weight_bytes: int, remedy: str = "or leave more experts to the GPU
     free = available_bytes()
     if weight_bytes > free:
         raise ConfigError(
-            f"the model's weights take {weight_bytes / GIB:.1f} GiB and {free / GIB:.1f} GiB of memory are free: "
+            f"the model's weights take {weight_bytes / GIB:.1f} GiB and {free / GIB:.1f} GiB of memory are "
+            f"free{limit_note()}: "
             f"free some memory, choose a smaller model or quantisation, {remedy}"
         )

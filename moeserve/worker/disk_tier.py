@@ -10,13 +10,12 @@ from pathlib import Path
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.cache_pages import CachePages
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.disk.fingerprint import KV_VERSION, Fingerprint
 from moeserve.kv.disk.store import PageStore
-from moeserve.kv.layout import FLOAT16
-from moeserve.models.interface import ModelShape
+from moeserve.kv.layout import KvLayout
 from moeserve.models.sources.source import ModelSource
 from moeserve.units import GIB
 from moeserve.worker.model_hash import model_hash
@@ -37,6 +36,7 @@ class DiskTierPlan:
     model: str
     model_hash: str
     architecture: str
+    kv_dtype: str
     engine: str
 
     def open(self, layers: Sequence[KvLayer]) -> PageMover:
@@ -48,7 +48,7 @@ class DiskTierPlan:
             model=self.model,
             model_hash=self.model_hash,
             architecture=self.architecture,
-            kv_dtype=FLOAT16.name,
+            kv_dtype=self.kv_dtype,
             engine=self.engine,
             page_tokens=pages.page_tokens,
             page_bytes=pages.page_bytes,
@@ -80,13 +80,13 @@ def plan_disk_tier(
     config: ServerConfig,
     directory: DiskDirectory | None,
     source: ModelSource,
-    shape: ModelShape,
+    layout: KvLayout,
     isa: str,
 ) -> DiskTierPlan | None:
     """None where there is no folder, or the model's prefixes are more than KV."""
     if directory is None:
         return None
-    if any(layer.delta_net is not None for layer in shape.layers):
+    if any(layer.delta_net is not None for layer in layout.shape.layers):
         log.warning("the disk tier is off: it cannot keep the recurrent state of this model")
         return None
     gib = DEFAULT_GIB if config.kv_disk_gib is None else config.kv_disk_gib
@@ -96,5 +96,6 @@ def plan_disk_tier(
         model=source.path.name,
         model_hash=model_hash(source, dummy=config.load_format == "dummy"),
         architecture=source.architecture,
+        kv_dtype=layout.dtype.name,
         engine=f"cpu {isa} {config.weight_layout}",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +16,13 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
-from moeserve.kv.layout import KvLayout
+from moeserve.kv.layout import KvLayout, layout_of
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
-from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
@@ -43,6 +41,7 @@ from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
 from moeserve.worker.measure.steps import measure_steps
 from moeserve.worker.measure.streaming import calibrate_streaming
 from moeserve.worker.memory import available_bytes
+from moeserve.worker.moving_experts import MovingExperts
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.runner import Runner
 from moeserve.worker.step_dump import open_dump
@@ -60,9 +59,10 @@ def load_gpu_runner(
     source: ModelSource,
     on_progress: OnProgress,
     device: torch.device,
+    forced_rows: int = 0,
 ) -> Runner:
-    """Loads the model and allocates everything a step needs. Raises ModelError for a bad file, ConfigError where the
-    GPU's memory does not suffice."""
+    """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. Raises ModelError for a bad
+    file, ConfigError where the GPU's memory does not suffice."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if config.kv_disk is not None or config.kv_disk_gib is not None:
@@ -71,7 +71,7 @@ def load_gpu_runner(
     constraints = Constraints(config.max_num_seqs, lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
     shape = read_checked_shape(source)
     log_skipped(shape)
-    layout = KvLayout(shape)
+    layout = layout_of(config, shape)
     _check_lanes(source, shape)
     in_a_step = step_tokens_on(device, config, shape)
     max_tokens = max(in_a_step, config.max_num_seqs)
@@ -90,6 +90,7 @@ def load_gpu_runner(
         config.max_num_seqs + 1, capacity.max_model_len, dtype=torch.int32, device=device
     )
     experts = None if in_ram is None else in_ram.experts
+    moving = MovingExperts.of(weights, experts, placement, shape, device)
     on_gpu = range(placement.layers_in_ram, shape.num_layers)
     state_slots = placement.state_slots
     model = GpuDecoder(
@@ -100,13 +101,15 @@ def load_gpu_runner(
         max_tokens=max_tokens,
         max_model_len=capacity.max_model_len,
         handoff=None if experts is None else _handoff(config, experts, shape, max_tokens, device),
-        expert_stream=None if experts is None else _expert_stream(experts, placement, device),
+        expert_stream=moving.stream,
         prefill=[layer.prefill for layer in placement.gpu_layers],
         from_cpu=None if cpu_stage is None else cpu_stage.x,
         states=StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers,
+        forced_rows=forced_rows,
     )
     name = _device(placement, device, in_ram)
-    engine = GpuEngine(model, slot_table, config.max_num_seqs, name, experts, cpu_stage)
+    cache = moving.cache(weights, placement, model.expert_token_counts)
+    engine = GpuEngine(model, slot_table, config.max_num_seqs, name, experts, cpu_stage, cache)
     engine.compile(on_progress)
     on_a_gpu = device.type == "cuda"  # and not Triton's interpreter, whose steps take seconds
     engine.record()
@@ -225,32 +228,6 @@ def _handoff(
         max_deferred=deferred,
         timeout_s=HANG_SECONDS,
     )
-
-
-def _expert_stream(experts: RamExperts, placement: Placement, device: torch.device) -> ExpertStream | None:
-    """None, with the reason in the log, where the experts in RAM cannot be streamed."""
-    if placement.stream_bytes == 0:
-        return None
-    if experts.stream.nodes > 1:
-        _cannot_stream(placement, "they lie on several memory nodes", "say --numa-nodes 1")
-        return None
-    try:
-        return ExpertStream(experts.layers, device)
-    except RuntimeError as error:
-        with suppress(RuntimeError):  # CUDA reports the error once more, with the next launch
-            torch.zeros(1, device=device)
-        _cannot_stream(placement, f"their memory cannot be pinned ({error})", "free some RAM")
-        return None
-
-
-def _cannot_stream(placement: Placement, obstacle: str, remedy: str) -> None:
-    """Says so in the log. Raises ConfigError where a rule asks for it."""
-    if placement.streaming_rule is not None:
-        raise ConfigError(
-            f"--placement-rules: {placement.streaming_rule} cannot be: experts are not streamed to the GPU, as "
-            f"{obstacle}; leave `prefill` out, or {remedy}"
-        )
-    log.warning("experts are not streamed to the GPU, prompts are read on the CPU: %s", obstacle)
 
 
 def _check_lanes(source: ModelSource, shape: ModelShape) -> None:

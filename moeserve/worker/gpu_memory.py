@@ -13,10 +13,11 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, gpu_reserved_bytes
-from moeserve.placement.options import placement_options, with_state_slots
+from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.units import GIB
+from moeserve.worker.memory import available_bytes
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def plan_placement(
     gpu = Gpu(free_bytes(device), reserved)
     sizes = ModelSizes.of(source.tensors, layout)
     options = with_state_slots(placement_options(config, shape), config, sizes, gpu)
-    placement = place(sizes, options, gpu)
+    placement = with_expert_cache(place(sizes, options, gpu), sizes, config, available_bytes())
     if placement.begins_in_ram and config.n_gpu_layers is None:
         log.info(
             "the CPU computes the embedding and the first %d of %d layers, the GPU the others; --n-gpu-layers or "

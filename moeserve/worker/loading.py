@@ -14,7 +14,7 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
-from moeserve.kv.layout import KvLayout
+from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -45,25 +45,28 @@ from moeserve.worker.step_dump import StepDump, open_dump
 SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
 
 
-def load_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
+def load_runner(config: ServerConfig, on_progress: OnProgress, forced_rows: int = 0) -> Runner:
     """Loads the model of `config.model` on the device that `config.device` chooses, and allocates everything a step
     needs.
 
     Raises ModelError for a bad file, ConfigError where the memory does not suffice, the CPU lacks `config.isa`, or
-    there is no such device. The model has been tried then (`self_test.py`).
+    there is no such device. The model has been tried then (`self_test.py`). forced_rows: steps of up to so many rows
+    take the routers' choice from a trace, for measurements.
     """
-    runner = _load_on_device(config, on_progress)
+    runner = _load_on_device(config, on_progress, forced_rows)
     check_logits(runner, Path(config.model))
     return runner
 
 
-def _load_on_device(config: ServerConfig, on_progress: OnProgress) -> Runner:
+def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: int) -> Runner:
     if choose_device(config.device) == "cpu":
+        if forced_rows:
+            raise ConfigError("--routing-trace: the CPU engine has all experts in one place; leave it out")
         return load_cpu_runner(config, on_progress)
     _set_up_torch()
     from moeserve.worker.gpu_loading import load_gpu_runner  # a machine without a GPU may lack Triton
 
-    return load_gpu_runner(config, open_weights(config), on_progress, torch.device("cuda", 0))
+    return load_gpu_runner(config, open_weights(config), on_progress, torch.device("cuda", 0), forced_rows)
 
 
 def open_weights(config: ServerConfig) -> ModelSource:
@@ -121,7 +124,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         grammar = helper.submit(lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
         shape = read_checked_shape(source)
         log_skipped(shape)
-        layout = KvLayout(shape)
+        layout = layout_of(config, shape)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
         dump = open_dump(config, shape, max(tokens, config.max_num_seqs))
         placement = place(ModelSizes.of(source.tensors, layout), placement_options(config, shape), gpu=None)
@@ -138,7 +141,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
         capacity = plan_capacity(config, layout, [budget])
-        disk = plan_disk_tier(config, directory, source, shape, stream.isa)
+        disk = plan_disk_tier(config, directory, source, layout, stream.isa)
         return CpuModel(
             config, source, shape, weights, grammar, tokens, capacity, dump, states.num_slots, disk
         )
@@ -147,7 +150,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
 def build_cpu_runner(loaded: CpuModel) -> Runner:
     """Starts the pool's threads, and allocates the KV pool and everything that a step needs."""
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
-    layout = KvLayout(shape)
+    layout = layout_of(config, shape)
     stream = open_stream(config)
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result)
     kv = KvCache(layout, capacity.num_slots, range(shape.num_layers)).layers

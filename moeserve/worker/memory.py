@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import psutil
 
-_CGROUP = Path("/sys/fs/cgroup")
+from moeserve.control_groups import memory_left, memory_limit
+from moeserve.units import GIB
 
 
 def available_bytes() -> int:
-    """Bytes that can be had without swapping: the machine's, or the container's limit (cgroup v2) if tighter."""
+    """Bytes that can be had without swapping: the machine's, or what is left of the control groups' limit (a
+    container's, systemd's MemoryMax) if that is less."""
     available = int(psutil.virtual_memory().available)
-    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
-    if limit is None or used is None:
-        return available
-    return max(0, min(available, limit - used))
+    left = memory_left()
+    return available if left is None else min(available, left)
 
 
-def _read(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None  # "max": no limit
+def limit_note() -> str:
+    """Says, at the end of a sentence about free memory, that a control group bounds it; "" where none does."""
+    limit = memory_limit()
+    if limit is None or limit >= psutil.virtual_memory().total:
+        return ""
+    return f" (a control group limits this process to {limit / GIB:.2f} GiB)"

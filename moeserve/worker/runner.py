@@ -63,7 +63,7 @@ class Runner:
         record = None if self._dump is None else self._dump.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
-        sampled = self._sample(layout, record)
+        sampled, mask_ms = self._sample(layout, record)
         self.engine.finish()
         if record is not None:
             record.finish(sampled)
@@ -77,8 +77,10 @@ class Runner:
                 compiled,
                 compute_ms,
             )
-        pages = self._page_report()
-        return StepResult(plan.step, sampled, prompt_logprobs, compute_ms, idle_ms, compiled, pages)
+        pages, cache = self._page_report(), self.engine.take_expert_cache_counts()
+        return StepResult(
+            plan.step, sampled, prompt_logprobs, compute_ms, idle_ms, compiled, mask_ms, pages, cache
+        )
 
     def _page_report(self, *, may_wait: bool = False) -> PageReport | None:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)
@@ -114,8 +116,12 @@ class Runner:
             found.setdefault(span.row, []).extend(self.engine.score(span))
         return found
 
-    def _sample(self, layout: StepLayout, record: StepRecord | None) -> list[Sampled]:
+    def _sample(
+        self, layout: StepLayout, record: StepRecord | None
+    ) -> tuple[list[Sampled], dict[int, float]]:
+        """Also returns StepResult.mask_ms."""
         sampled: list[Sampled] = []
+        mask_ms: dict[int, float] = {}
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):
             part = slice(first, first + self.engine.logit_rows)
             slots, positions = layout.sampled_slots[part], layout.sampled_positions[part]
@@ -124,7 +130,9 @@ class Runner:
                 record.logits(first, logits)
             # Asked for only now: a mask may have to be waited for, while a GPU computes the logits.
             tokens, logprobs = self.engine.sample(slots, self._constraints.masks_for(slots))
-            failed = self._constraints.accept(slots, tokens)
+            verdicts = self._constraints.verdicts(slots)
+            self._constraints.accept(slots, tokens, verdicts)
             self._sequences.append(slots, positions, tokens)
-            sampled += entries(tokens, logprobs, failed)
-        return sampled
+            sampled += entries(tokens, logprobs, verdicts.failed, verdicts.late)
+            mask_ms |= {first + row: ms for row, ms in verdicts.mask_ms.items()}
+        return sampled, mask_ms

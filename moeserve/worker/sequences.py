@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -105,11 +105,16 @@ class StepLayout:
         self.sampled_positions = (self.start + self.count)[sampling]  # where the new tokens will stand
 
 
-def entries(tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str]) -> list[Sampled]:
-    """failed: of some rows, why their requests cannot go on. Where there is no token, there is -1."""
+def entries(
+    tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str], late: Collection[int]
+) -> list[Sampled]:
+    """failed: of some rows, why their requests cannot go on; late: rows without a token in this step. Where there is no
+    token, there is -1."""
     none_allowed = dict.fromkeys(np.flatnonzero(tokens == NONE_ALLOWED).tolist(), NO_TOKEN_ALLOWED)
     failed = none_allowed | failed
-    return [
-        Sampled(token_id, logprob) if row not in failed else Sampled(-1, error=failed[row])
-        for row, (token_id, logprob) in enumerate(zip(tokens.tolist(), logprobs, strict=True))
-    ]
+    sampled = list(map(Sampled, tokens.tolist(), logprobs))
+    for row, error in failed.items():
+        sampled[row] = Sampled(-1, error=error)
+    for row in late:
+        sampled[row] = Sampled(-1, late=True)
+    return sampled

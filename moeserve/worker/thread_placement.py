@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moeserve.cpus import cores
 from moeserve.errors import ConfigError
-from moeserve.kernels.cpu_stream import ThreadPlacement
+from moeserve.kernels.stream_operands import ThreadPlacement
 
 SYSFS = Path("/sys")
 

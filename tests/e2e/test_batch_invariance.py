@@ -87,3 +87,19 @@ def test_chunks_of_seven_equal_one_by_one(
 ) -> None:
     assert at_once(lambda request: completion(chunked_server, **request), requests) == alone
     assert completion(chunked_server, **requests[-1]) == alone[-1]
+
+
+@pytest.fixture(scope="module")
+def q8_server(tiny_model: Path) -> Iterator[Server]:
+    with running_server(tiny_model, "--kv-cache-dtype", "q8_0", "--max-num-batched-tokens", "7") as running:
+        yield running
+
+
+@whoever_shares_its_steps
+def test_a_kv_cache_of_8_bits(q8_server: Server, requests: list[dict[str, Any]], alone: list[Any]) -> None:
+    """One by one, in a crowd that finds its prompts cached, and in one that does not."""
+    some = requests[-6:]
+    mine = [completion(q8_server, **request) for request in some]
+    assert at_once(lambda request: completion(q8_server, **request), some) == mine
+    assert at_once(lambda request: completion(q8_server, **request, cache_salt="again"), some) == mine
+    assert mine != alone[-6:]

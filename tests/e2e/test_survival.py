@@ -20,7 +20,7 @@ import pytest
 from benchmarks.server import Server, running_server, stream_events, title_of
 from moeserve.launcher import EXIT_ENGINE_LOST
 from moeserve.process_table import PROCESSES
-from tests.e2e.clients import TEXT, is_empty, streamed, within
+from tests.e2e.clients import TEXT, completion, is_empty, streamed, within
 
 SCHEMA = {
     "type": "object",
@@ -263,13 +263,27 @@ def test_continuation_can_be_turned_off_and_crashes_end_the_server(tiny_model: P
         server.kill()
 
 
-def test_a_stopped_router_is_noticed(own_server: Server) -> None:
-    router = own_server.named("router")
-    router.suspend()
-    assert within(15, lambda: health(own_server) == 503)
-    assert httpx.get(own_server.base_url + "/health").json()["status"] == "unresponsive"
-    router.resume()
-    assert within(5, lambda: health(own_server) == 200)
+@pytest.mark.parametrize("name", ["router", "detokenizer"])
+def test_a_stopped_process_is_noticed_and_replaced(own_server: Server, name: str) -> None:
+    process = own_server.named(name)
+    before = completion(own_server, prompt=TEXT)
+    process.suspend()
+    if name == "router":
+        assert within(15, lambda: health(own_server) == 503)
+        assert httpx.get(own_server.base_url + "/health").json()["status"] in ("unresponsive", "restarting")
+    assert within(30, lambda: not process.is_running()), own_server.log
+    assert within(20, lambda: health(own_server) == 200)
+    assert completion(own_server, prompt=TEXT) == before
+    assert "because it was stopped" in own_server.log
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_while_nothing_runs_is_noticed(own_server: Server) -> None:
+    worker = own_server.named("worker")
+    before = completion(own_server, prompt=TEXT)
+    worker.suspend()
+    assert within(60, lambda: back(own_server, worker)), own_server.log
+    assert completion(own_server, prompt=TEXT) == before
 
 
 @pytest.mark.slow

@@ -10,19 +10,10 @@ import numpy as np
 import torch
 
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import (
-    Activations,
-    AttentionPlan,
-    CpuStream,
-    Heads,
-    KvLayer,
-    LinearGroup,
-    Matrix,
-    RoutingWorkspace,
-    build_attention_plan,
-)
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup, Matrix, build_attention_plan
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
+from moeserve.kernels.stream_operands import Activations, Heads, KvLayer, RoutingWorkspace
 
 GUARD = 12345.0  # stands where no operation may write
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from moeserve.kernels.attention.reference import Sequence, attention
-from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.quantize.reference import quantize
+from moeserve.kernels.stream_operands import KvLayer
 from tests.kernels.operations import ISAS, run_attention, stream_of
 from tests.kernels.weights import nmse
 

@@ -8,16 +8,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from moeserve.kernels.cpu_stream import (
-    Activations,
-    CpuStream,
-    DeltaParameters,
-    StateLayer,
-    StateSequences,
-)
+from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.delta_net.reference import DeltaState, DeltaWeights, delta_net
 from moeserve.kernels.quantize.reference import quantize
+from moeserve.kernels.stream_operands import Activations, DeltaParameters, StateLayer, StateSequences
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import nmse
 

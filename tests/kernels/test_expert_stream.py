@@ -13,7 +13,8 @@ from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.planes import dequantize, empty_planes, repack
 from moeserve.kernels.planes.from_panels import panels_to_planes
-from moeserve.models.loading.expert_stream import ExpertStream, _bytes_of
+from moeserve.models.loading.expert_stream import ExpertStream
+from moeserve.models.loading.pinned_panels import PinnedPanels, panel_bytes
 from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n
@@ -35,9 +36,9 @@ def test_each_expert_is_streamed_or_left() -> None:
         Layer.random(stream, FLOATS, 10),
         Layer.random(stream, FLOATS, 20),
     ]
-    experts = ExpertStream(
-        [None if layer is None else layer.experts for layer in layers], torch.device(DEVICE)
-    )
+    in_ram = [None if layer is None else layer.experts for layer in layers]
+    device = torch.device(DEVICE)
+    experts = ExpertStream(in_ram, PinnedPanels(in_ram, device), device)
     for step in [(0, 0, 4, 4), (1, 0, 3, 2), (0, 0, 0, 0), (0, 0, 0, 1)]:
         experts.begin(step)
         for index, (layer, count) in enumerate(zip(layers, step, strict=True)):
@@ -76,5 +77,5 @@ def test_the_hottest_lie_first(tmp_path: Path) -> None:
         rows = torch.from_numpy(file.data(name).copy()).view(8, -1)[ids]
         expected = repack(rows, tensor.type, (len(ids), *tensor.shape[1:]))
         found = empty_planes(expected.type, (len(ids), *tensor.shape[1:]), "cpu")
-        panels_to_planes(_bytes_of(layer.gate), found)
+        panels_to_planes(panel_bytes(layer.gate), found)
         assert torch.equal(found.codes, expected.codes)

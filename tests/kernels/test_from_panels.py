@@ -12,7 +12,7 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.planes import Planes, dequantize, empty_planes, repack
 from moeserve.kernels.planes.from_panels import panels_to_planes
-from moeserve.kernels.planes.panels_triton import unpack_panels
+from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
 from moeserve.quantization import QUANT_TYPES
 from moeserve.quantization.table import Q4_K
 from tests.kernels.weights import TYPES, Type, random_blocks, random_weights
@@ -84,3 +84,34 @@ def test_wrong_sizes_are_refused() -> None:
         panels_to_planes(torch.zeros(1000, dtype=torch.uint8), planes)
     with pytest.raises(ValueError, match="whole panels"):
         panels_to_planes(torch.zeros(10, dtype=torch.uint8), empty_planes(Q4_K, (2, 40, 256), "cpu"))
+
+
+def test_matrices_wherever_they_lie() -> None:
+    """The last of a stack's experts and the first, into the places of two others in another stack."""
+    for kind in (Type.Q4_K, Type.Q6_K, Type.Q8_0):
+        shape = (3, 32, 256)
+        w = random_weights(kind, *shape)
+        stream = CpuStream(1)
+        matrix = w.pack(stream)
+        panels = bytes_of(matrix).clone().to(DEVICE)
+        expected = repack(torch.from_numpy(np.ascontiguousarray(w.rows)), QUANT_TYPES[kind], shape)
+        found = empty_planes(QUANT_TYPES[kind], (4, 32, 256), DEVICE)
+        targets = (found.codes, found.scales, found.supers)
+        for tensor in targets:
+            tensor.view(torch.uint8).fill_(0xAB)
+        moves = [(2, 1), (0, 3)]
+        addresses = torch.tensor(
+            [
+                [
+                    panels.data_ptr() + source * (len(panels) // 3),
+                    *(t.data_ptr() + slot * (t.nbytes // 4) if t.numel() else 0 for t in targets),
+                ]
+                for source, slot in moves
+            ]
+        )
+        unpack_scattered(addresses.to(DEVICE), QUANT_TYPES[kind], 32, 256)
+        for source, slot in moves:
+            assert torch.equal(dequantize(found, slot).cpu(), dequantize(expected, source))
+        for tensor in targets:
+            for slot in (0, 2):
+                assert not tensor.numel() or (tensor[slot].view(torch.uint8) == 0xAB).all()

@@ -19,7 +19,8 @@ from moeserve.placement.place import Gpu
 from moeserve.placement.rules import Rules
 from moeserve.units import GIB
 from moeserve.worker.cpu_stream import open_stream
-from moeserve.worker.gpu_loading import _expert_stream, load_ram_experts
+from moeserve.worker.gpu_loading import load_ram_experts
+from moeserve.worker.moving_experts import pinned_panels
 from tests.gpu.driver import small_config
 
 STREAMED = "- {match: 'exps', decode: cpu, prefill: cuda}"
@@ -61,8 +62,8 @@ def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytes
         with pytest.raises(
             ConfigError, match=r"rule 1 \(match: 'exps'.*prefill: cuda\) cannot be.*memory nodes"
         ):
-            _expert_stream(experts, placement, device)
+            pinned_panels(experts, placement, device)
         return
     with caplog.at_level(logging.WARNING):
-        assert _expert_stream(experts, placement, device) is None
+        assert pinned_panels(experts, placement, device) is None
     assert "several memory nodes" in caplog.text

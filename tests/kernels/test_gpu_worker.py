@@ -70,6 +70,18 @@ def test_all_on_the_gpu(all_on_gpu: Runner, expected: list[TokenLogprob]) -> Non
     check_same(all_on_gpu, expected, experts=4)
 
 
+def test_q8_0_kv(model: Path) -> None:
+    """Of a layer on the CPU and one on the GPU."""
+    cpu = Driver(load_cpu_runner(config_of(model, kv_cache_dtype="q8_0"), lambda *_: None))
+    config = config_of(model, kv_cache_dtype="q8_0", n_gpu_layers=1, num_gpu_experts=4)
+    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    expected, driver = cpu.score(0, PROMPT, 32), Driver(runner)
+    for chunk in (1, 17, 20):  # decode's own way of storing, and `rope_store`
+        pairs = list(zip(driver.score(0, PROMPT, chunk), expected, strict=True))
+        assert max(abs(a.logprob - b.logprob) for a, b in pairs) < 0.1
+    assert runner.ready().kv_bytes == cpu.runner.ready().kv_bytes
+
+
 @pytest.mark.parametrize("threshold", [1000, 1], ids=["shared", "streamed"])
 def test_an_expert_on_the_gpu(model: Path, expected: list[TokenLogprob], threshold: int) -> None:
     config = config_of(model, num_gpu_experts=1, gpu_prefill_token_threshold=threshold)
@@ -125,7 +137,11 @@ def test_prompts_shared_between_stream_and_pool(
     rules = tmp_path / "rules.yaml"
     rules.write_text(f"- {{match: '^blk.1.experts', decode: cpu, prefill: {rule}}}\n")
     config = config_of(
-        model, num_gpu_experts=1, gpu_prefill_token_threshold=1, placement_rules=str(rules) if rule else None
+        model,
+        num_gpu_experts=1,
+        gpu_prefill_token_threshold=1,
+        placement_rules=str(rules) if rule else None,
+        expert_cache="off",  # the test knows each expert's place in RAM
     )
     runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
     driver = Driver(runner)
@@ -161,6 +177,6 @@ def routes(runner: Runner) -> torch.Tensor:
 
 def pool_routes(runner: Runner) -> list[torch.Tensor]:
     """Of each layer, of the experts in RAM: tokens that the pool has computed so far."""
-    handoff = gpu_engine(runner)._model._moe._handoff
+    handoff = gpu_engine(runner)._model._ffn._handoff
     assert handoff is not None
     return [handoff.expert_token_counts(layer)[0].clone() for layer in range(2)]

@@ -10,9 +10,9 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.attention.reference import Sequence, attention
-from moeserve.kernels.cpu_stream import Activations, Heads, KvLayer
 from moeserve.kernels.latent.reference import latent_store, linear_by_head, rotate_pairs
 from moeserve.kernels.quantize.reference import quantize
+from moeserve.kernels.stream_operands import Activations, Heads, KvLayer
 from moeserve.models.latent import LatentAttentionShape
 from tests.kernels.operations import ISAS, load, run_attention, stream_of
 from tests.kernels.test_attention import BORDERS

@@ -11,7 +11,8 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.kernels.cpu_stream import CpuStream, Matrix, ThreadPlacement
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.kernels.stream_operands import ThreadPlacement
 from tests.kernels.operations import ISAS, head, load, run_experts, run_linear, stream_of
 from tests.kernels.test_experts import HIDDEN, Layer, routing
 from tests.kernels.weights import TYPES, Weights, activations, random_weights

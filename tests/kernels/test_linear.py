@@ -9,9 +9,10 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.kernels.cpu_stream import Activations, LinearGroup
+from moeserve.kernels.cpu_stream import LinearGroup
 from moeserve.kernels.linear.reference import linear
 from moeserve.kernels.quantize.reference import Quantized, round_trip
+from moeserve.kernels.stream_operands import Activations
 from moeserve.quantization import QUANT_TYPES
 from tests.kernels.operations import ISAS, head, load, run_linear, stream_of
 from tests.kernels.weights import (

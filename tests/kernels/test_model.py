@@ -15,15 +15,10 @@ from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import (
-    AttentionPlan,
-    CpuStream,
-    StateSequences,
-    ThreadPlacement,
-    build_attention_plan,
-)
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
+from moeserve.kernels.stream_operands import StateSequences, ThreadPlacement
 from moeserve.kv.cache import KvCache
-from moeserve.kv.layout import KvLayout
+from moeserve.kv.layout import FLOAT16, KvDtype, KvLayout
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.workspace import CpuBatch
@@ -45,12 +40,14 @@ STATE_SLOT = 1
 class Engine:
     """A model on a stream, driven by hand: one sequence at a time, its KV in the slots after the last one's."""
 
-    def __init__(self, stream: CpuStream, path: Path, *, in_place: bool = False) -> None:
+    def __init__(
+        self, stream: CpuStream, path: Path, *, in_place: bool = False, kv_dtype: KvDtype = FLOAT16
+    ) -> None:
         self.file = open_model(path)  # in place, the weights are in it
         self.config = c = read_shape(self.file)
         self.stream = stream
         weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place).load()
-        kv = KvCache(KvLayout(c), MAX_TOKENS, range(c.num_layers)).layers
+        kv = KvCache(KvLayout(c, kv_dtype), MAX_TOKENS, range(c.num_layers)).layers
         states = StateCache(KvLayout(c), 2, range(c.num_layers)).layers
         self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states)
 
@@ -115,10 +112,16 @@ def distance(truth: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, t
     return (p.exp() * (p - q)).sum(-1), truth.argmax(-1) == logits.argmax(-1)
 
 
-def assert_no_further_from_the_truth_than_llama_cpp(fixture: Fixture, isa: str) -> None:
-    engine = Engine(stream_of(isa), fixture.model)
+def distances(fixture: Fixture, isa: str, kv_dtype: KvDtype = FLOAT16) -> tuple[torch.Tensor, torch.Tensor]:
+    """`distance` at all positions of all cases."""
+    engine = Engine(stream_of(isa), fixture.model, kv_dtype=kv_dtype)
     found = [distance(t, engine.logits(ids)) for t, ids in zip(fixture.truth, fixture.tokens, strict=True)]
     kl, agrees = (torch.cat(column) for column in zip(*found, strict=True))
+    return kl, agrees
+
+
+def assert_no_further_from_the_truth_than_llama_cpp(fixture: Fixture, isa: str) -> None:
+    kl, agrees = distances(fixture, isa)
     median, top1 = kl.median().item(), agrees.double().mean().item()
     theirs = fixture.llama_cpp
     print(f"{fixture.model.stem} {isa}: median KL {median:.2e} ({theirs['median_kl']:.2e}), top-1 {top1:.1%}")

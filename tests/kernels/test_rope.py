@@ -12,8 +12,8 @@ from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding, apply_rotary_pos_emb
 
-from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.rope.reference import rope_store, rotate
+from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.interface import ModelShape, RopeScaling
 from moeserve.models.registry import read_shape

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource, compile
 import moeserve.kernels.launch as launch
 
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int8: "i8",
-         torch.uint8: "u8"}
+         torch.int64: "i64", torch.uint8: "u8"}
 
 def compile_for_hopper(kernel, grid, *arguments, **options):
     signature, constants, aligned = {}, {}, {}
@@ -62,6 +62,7 @@ CALLS = {
     "delta net, few": "delta_net(3, f32, False)",
     "delta net, many": "delta_net(200, torch.bfloat16, True)",
     "delta net, many, floats": "delta_net(200, f32, True)",
+    "attention of q8_0 keys": "attention_of_q8_0(3)",
     "attention of wide heads": "wide_attention(3)",
     "latent attention, few": "latent_attention(3, f32)",
     "latent attention, many": "latent_attention(200, torch.bfloat16)",
@@ -83,7 +84,7 @@ from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linea
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.from_panels import PanelLayout
-from moeserve.kernels.planes.panels_triton import unpack_panels
+from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.kernels.routing.options import RouterOptions
@@ -195,6 +196,21 @@ def rows_of_others(n):
         rope_store(q, k, k, q_norm, k_norm, 1e-6, empty(9, rotary // 2), empty(9, rotary // 2), at, at, count,
                    empty(n, heads, dim, dtype=torch.float16), pool, pool)
 
+def attention_of_q8_0(n):
+    heads, kv_heads, dim, at, count = 32, 4, 128, empty(n, dtype=i32), empty(1, dtype=i32)
+    q = empty(n, heads, dim, dtype=torch.float16)
+    kv = [empty(50, kv_heads, dim, dtype=torch.int8)] * 2
+    scales = dict.fromkeys(("key_scales", "value_scales"), empty(50, kv_heads, dim // 32, dtype=torch.float16))
+    room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
+    k, angles, weight = empty(n, kv_heads * dim), empty(64, dim // 2), empty(dim)
+    rope_store(q.flatten(1), k, k, weight, weight, 1e-6, angles, angles, at, at, count, q, *kv, **scales)
+    projected = NewTokens(k, k, weight, weight, 1e-6, angles, angles, at)
+    for new, x in ((None, q.flatten(1)), (projected, empty(n, heads * dim))):
+        decode_attention(x, new, *kv, table, at, at, count, room.sums, room.stats, room.counters,
+                         *both(n, heads * dim), **scales)
+    out = empty(n, heads * dim, dtype=torch.bfloat16)
+    prefill_attention(q, *kv, table, empty(2, 4, dtype=i32), out, **scales)
+
 def attention_of_others(n):
     heads, kv_heads, dim, at = 64, 8, 64, empty(n, dtype=i32)
     q, pool = empty(n, heads, dim, dtype=torch.float16), empty(50, kv_heads, dim, dtype=torch.float16)
@@ -270,6 +286,7 @@ def panels(*kinds):
         layout = PanelLayout.of(kind, kind.layout)
         nbytes = 2 * 64 // 32 * (768 // layout.cols) * layout.block_bytes
         unpack_panels(empty(nbytes, dtype=torch.uint8), empty_planes(kind, (2, 64, 768), "meta"), 2)
+        unpack_scattered(empty(3, 4, dtype=torch.int64), kind, 64, 768)
 
 eval(sys.argv[1])
 """

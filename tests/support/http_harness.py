@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import ssl
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -44,6 +42,7 @@ from moeserve.messages.schema import (
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from tests.support.forked_process import ForkedProcess
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "tests" / "fixtures" / "tiny-qwen3moe-q4_k_m.gguf"
@@ -116,7 +115,7 @@ class HttpServer:
     """An httpserver process in a runtime directory of its own; this object is the rest of the server."""
 
     def __init__(self, *, module: str = "moeserve.httpserver", context: int = CONTEXT, **config: Any) -> None:
-        """Runs `python -m MODULE` with a ServerConfig of the fields `config`, and a model of `context` tokens."""
+        """Runs the module as a program with a ServerConfig of the fields `config`, and a model of `context` tokens."""
         self.context = context
         self.answer: Answer = echo
         self.requests: list[GenerateRequest] = []
@@ -133,7 +132,7 @@ class HttpServer:
         self._to_http = PushChannel(self._context, paths.http)
         self._sending = threading.Lock()
         environment = os.environ | {ENV_PREFIX + "RUNTIME_DIR": self.directory.name}
-        self.process = subprocess.Popen([sys.executable, "-m", module], env=environment, cwd=REPOSITORY)
+        self.process = ForkedProcess(module, environment)
         self._running = True
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.header import qwen3moe
-from moeserve.models.interface import dense_tensors
+from moeserve.models.tensors import dense_tensors
 from moeserve.placement import Gpu, ModelSizes, Placement
 from moeserve.placement.rules import Rules
 from moeserve.placement.sizes import Bytes, LayerSizes

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
 
 from moeserve.messages.kv_events import encode_batch
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
@@ -30,7 +31,7 @@ from moeserve.router.core.limits import Limits
 from moeserve.router.core.radix_node import depth
 from moeserve.router.core.scheduler import MAX_PLANS_IN_FLIGHT, Scheduler
 from tests.support.kv_subscriber import Subscriber
-from tests.support.virtual_disk import VirtualDisk
+from tests.support.virtual_disk import UNREADABLE, VirtualDisk
 
 STOP_TOKEN = 999
 NOTHING = 0  # the prefix without tokens
@@ -74,8 +75,8 @@ class Bound:
 
     new_seq: NewSeq
     tokens: list[int]  # by position; those it sampled included
-    prefixes: list[int]  # by position: stands for the tokens up to there
-    table: list[int]  # KV slots by position
+    prefixes: array[int]  # int64, by position: stands for the tokens up to there
+    table: array[int]  # int32: KV slots by position
 
     @property
     def id(self) -> int:
@@ -96,7 +97,7 @@ class CheckingWorker:
         self.limits = limits
         self.script: dict[int, list[int]] = {}
         self.bound: dict[int, Bound] = {}
-        self.kv: dict[int, int] = {}  # slot -> the prefix that it ends
+        self.kv = np.full(limits.num_kv_slots, UNREADABLE)  # slot -> the prefix that it ends
         self.states: dict[int, int] = {}  # state slot -> the prefix that it has consumed
         self.disk = VirtualDisk(limits.page_tokens)
         self.copies = 0  # between state slots
@@ -122,8 +123,10 @@ class CheckingWorker:
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         for index, row in enumerate(plan.rows):
             bound = self.bound[row.req_slot]
-            held = [self.kv[slot] for slot in bound.table]
-            assert held == bound.prefixes[: len(held)], "a slot does not hold what is read from it"
+            held = self.kv[np.frombuffer(bound.table, np.int32)]
+            known = np.frombuffer(bound.prefixes, np.int64)[: len(held)]
+            assert np.array_equal(held, known), "a slot does not hold what is read from it"
+            del known  # nothing can be appended to what it is a view of
             end = row.start + row.count
             self._advance_state(bound, row.start, end)
             prompt = bound.new_seq.num_prompt
@@ -138,7 +141,7 @@ class CheckingWorker:
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=0.0, idle_ms=0.0, pages=pages)
 
     def _bind(self, new: NewSeq) -> None:
-        bound = Bound(new, [], [], ints(new.prefix_slots))
+        bound = Bound(new, [], array("q"), array("i", new.prefix_slots))
         for token in ints(new.token_ids):
             bound.push(token)
         assert len(bound.table) < len(bound.tokens), "the last known token is always computed"
@@ -152,9 +155,8 @@ class CheckingWorker:
         assert row.start == len(bound.table), "positions are written in order, each once"
         assert row.start + row.count <= known, "a token is computed that nobody has sampled"
         assert row.sample == (row.start + row.count == known and bound.new_seq.sampling.max_tokens > 0)
-        for position, slot in enumerate(slots, start=row.start):
-            self.kv[slot] = bound.prefixes[position]
-            bound.table.append(slot)
+        self.kv[slots] = bound.prefixes[row.start : row.start + row.count]
+        bound.table.extend(slots)
         self.computed += row.count
 
     def _copy_states(self, copies: list[int]) -> None:

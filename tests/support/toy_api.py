@@ -16,8 +16,9 @@ from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.spec import GenerationSpec
 from moeserve.httpserver.server import serve
 from moeserve.httpserver.transport.api_table import Api
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.httpserver.transport.sse import answer
 from moeserve.process import Process, run_process

@@ -6,10 +6,15 @@ import random
 from array import array
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from moeserve.messages.pages import PageOrders, PageReport
 
 T = TypeVar("T")
-UNREADABLE = -1  # what a slot holds while a load may write to it
+UNREADABLE = (
+    -1
+)  # what a slot holds while a load may write to it, and before anything is written: no hash is -1
 
 
 class VirtualDisk:
@@ -32,20 +37,20 @@ class VirtualDisk:
         self._writes: list[tuple[bytes, list[int]]] = []
         self._loads: list[tuple[bytes, array[int]]] = []
 
-    def order(self, orders: PageOrders, kv: dict[int, int]) -> None:
+    def order(self, orders: PageOrders, kv: npt.NDArray[np.int64]) -> None:
         for write in orders.writes:
             slots = array("i", write.slots)
             assert len(slots) == self.page_tokens
-            self._writes.append((write.key, [kv[slot] for slot in slots]))
+            self._writes.append((write.key, kv[slots].tolist()))
         for load in orders.loads:
             slots = array("i", load.slots)
             assert len(slots) == self.page_tokens
             assert all(key != load.key for key, _ in self._loads), "a page is loaded twice at once"
-            kv.update(dict.fromkeys(slots, UNREADABLE))
+            kv[slots] = UNREADABLE
             self._loads.append((load.key, slots))
             self.num_loads += 1
 
-    def report(self, kv: dict[int, int], *, may_wait: bool) -> PageReport | None:
+    def report(self, kv: npt.NDArray[np.int64], *, may_wait: bool) -> PageReport | None:
         """may_wait: something that is under way is done."""
         is_first, self._is_first = self._is_first, False
         stored = list(self.pages) if is_first else []
@@ -65,7 +70,7 @@ class VirtualDisk:
                 self.pages.pop(key, None)
                 failed.append(key)
             else:
-                kv.update(zip(slots, self.pages[key], strict=True))
+                kv[slots] = self.pages[key]
                 loaded.append(key)
         if self.pages and self._fails():
             key = self._rng.choice(list(self.pages))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.abc
+import io
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -96,12 +99,14 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
     [
         (["--prot", "1"], "unrecognized arguments: --prot 1"),
         (["--max-num", "3"], "unrecognized arguments: --max-num 3"),
-        (["serve", "serve"], "unrecognized arguments: serve"),
+        (["serve", "a.gguf", "serve"], "unrecognized arguments: serve"),
+        (["serve", "a.gguf", "--model", "b.gguf"], "two models are named, a.gguf and --model b.gguf"),
         (
             ["srve"],
-            "there is no command 'srve', only serve, plan, bench, simulate, cache, compare-dumps; a model is named by "
-            "--model",
+            "there is no command 'srve', only serve, plan, bench, simulate, cache, compare-dumps, completion; a model "
+            "is named by --model; did you mean serve?",
         ),
+        (["models/a.gguf"], "a model is named by --model: moeserve serve models/a.gguf"),
     ],
 )
 def test_unknown_words_are_refused(
@@ -211,37 +216,79 @@ def test_missing_model_is_refused_before_anything_starts(
         caplog.clear()
 
 
-def fake_sys(tmp_path: Path, siblings: dict[int, str], quota: str | None = None) -> Path:
-    for cpu, text in siblings.items():
-        topology = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
-        topology.mkdir(parents=True)
-        (topology / "thread_siblings_list").write_text(text + "\n")
-    if quota is not None:
-        (tmp_path / "fs/cgroup").mkdir(parents=True)
-        (tmp_path / "fs/cgroup/cpu.max").write_text(quota + "\n")
-    return tmp_path
+def test_a_model_may_stand_behind_serve(tmp_path: Path) -> None:
+    assert parse("m.gguf", "--port", "1").model == "m.gguf"
+    assert parse("m.gguf", "--model", "m.gguf").model == "m.gguf"
+    assert parse("--model", "m.gguf", env={"MOESERVE_MODEL": "other.gguf"}).model == "m.gguf"
 
 
 @pytest.mark.parametrize(
-    ("affinity", "quota", "cores"),
+    ("named", "hint"),
     [
-        ({0, 1, 2, 3}, None, 2),
-        ({0, 1}, None, 2),
-        ({0, 2}, None, 1),
-        ({0, 1, 2, 3}, "100000 100000", 1),
-        ({0, 1, 2, 3}, "150000 100000", 2),
-        ({0, 1, 2, 3}, "max 100000", 2),
-        ({0, 1, 7}, None, 3),
+        ("qwen3-30b-a3b.guf", "; did you mean {}/qwen3-30b-a3b.gguf?"),
+        ("modles/qwen.gguf", "; did you mean {}/models?"),
+        ("models", "; did you mean {}/models/qwen3?"),
+        ("qwen3:30b", "; a model of the Hugging Face Hub is named as org/repo"),
+        ("nothing-like-it", ""),
     ],
 )
-def test_threads_default_to_the_physical_cores_we_may_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affinity: set[int], quota: str | None, cores: int
-) -> None:
-    """Two cores of two hyper-threads each: CPUs 0 and 2 share one, 1 and 3 the other; CPU 7 says nothing."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: affinity)
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    sysfs = fake_sys(tmp_path, {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, quota)
-    assert usable_cores(sysfs) == cores
+def test_a_model_that_is_not_there_gets_advice(tmp_path: Path, named: str, hint: str) -> None:
+    (tmp_path / "models" / "qwen3").mkdir(parents=True)
+    (tmp_path / "models" / "qwen3" / "config.json").touch()
+    (tmp_path / "qwen3-30b-a3b.gguf").touch()
+    with pytest.raises(ConfigError) as error:
+        options.resolve(ServerConfig(model=str(tmp_path / named)))
+    assert str(error.value).partition(";")[1] == hint[:1]
+    assert hint.format(tmp_path) in str(error.value)
+
+
+BASH = shutil.which("bash")
+
+
+@pytest.mark.skipif(BASH is None, reason="there is no bash")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["pl"], {"plan"}),
+        (["--dev"], {"--device"}),
+        (["serve", "--device", ""], {"auto", "cpu", "cuda"}),
+        (["bench", "s"], {"serve", "steps"}),
+        (["bench", "engine", "--pro"], {"--prompt"}),
+        (["plan", "--gpu-mem"], {"--gpu-memory", "--gpu-memory-budget"}),
+        (["serve", "--model", "pyproject.t"], set()),  # the shell completes paths
+        (["serve", "pyproject.t"], set()),
+    ],
+)
+def test_bash_completes(words: list[str], offered: set[str], completion_script: Path) -> None:
+    line = " ".join(f"'{word}'" for word in ["moeserve", *words])
+    script = f"source {completion_script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _moeserve\n"
+    script += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    assert BASH is not None
+    run = subprocess.run([BASH, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert set(run.stdout.split()) == offered
+    assert run.stderr == ""
+
+
+@pytest.fixture(scope="module")
+def completion_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert cli.main(["completion", "bash"]) == 0
+    path = tmp_path_factory.mktemp("completion") / "moeserve.bash"
+    path.write_text(printed.getvalue())
+    return path
+
+
+def test_completion_for_the_other_shells(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", "zsh"]) == 0
+    assert "bashcompinit" in capsys.readouterr().out
+    assert cli.main(["completion", "fish"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("complete -c moeserve -n ") for line in lines)
+    assert any(
+        "'__fish_seen_subcommand_from serve' -l device -x -a 'auto cpu cuda'" in line for line in lines
+    )
+    assert cli.main(["completion", "tcsh"]) == 2
 
 
 # ---------------------------------------------------------------- the real commands

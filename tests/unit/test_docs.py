@@ -96,7 +96,9 @@ def test_metrics_are_documented() -> None:
     exposition = Metrics("model").render()[0].decode()
     exposed = {name.removesuffix("_total") for name in re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE)}
     page = (DOCS / "reference" / "metrics.md").read_text()
-    documented = {name.removesuffix("_total") for name in re.findall(r"(?:moeserve|vllm):\w+", page)}
+    documented = {
+        name.removesuffix("_total") for name in re.findall(r"(?:(?:moeserve|vllm):|process_)\w+", page)
+    }
     assert documented == exposed
 
 
@@ -147,3 +149,14 @@ def test_results_are_dated(page: Path) -> None:
         date, topic = page.name[:10], page.name[10:]
         assert datetime.date.fromisoformat(date) <= datetime.date.today()
         assert re.fullmatch(r"(-[a-z0-9]+)+\.md", topic)
+
+
+def test_tests_that_pages_name_are_there() -> None:
+    """A promise of security.md is as good as its test."""
+    files = [*(REPOSITORY / "tests").rglob("test_*.py")]
+    there = {path.stem for path in files}
+    for path in files:
+        there |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert len(named) > 50
+    assert named <= there

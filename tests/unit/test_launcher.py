@@ -32,8 +32,10 @@ import sys
 from moeserve.config import ServerConfig
 from moeserve import launcher
 from moeserve.logs import set_up_logging
-port, timeout = int(sys.argv[1]), float(sys.argv[2])
-config = ServerConfig(model="tiny.gguf", port=port, shutdown_timeout=timeout, api_key=("secret",))
+port, timeout, step_timeout = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+config = ServerConfig(
+    model="tiny.gguf", port=port, shutdown_timeout=timeout, step_timeout=step_timeout, api_key=("secret",)
+)
 launcher.EXIT_TIMEOUT_S = 3.0
 set_up_logging("launcher", config.log_level)
 sys.exit(launcher.launch(config, "tests.support.launcher_children"))
@@ -48,7 +50,9 @@ def _heed_interrupts() -> None:
 class Run:
     """A launcher with stand-in children; `family` is all its processes once it is ready."""
 
-    def __init__(self, tmp_path: Path, misbehaviour: str, port: int, timeout: float, nohup: bool) -> None:
+    def __init__(
+        self, tmp_path: Path, misbehaviour: str, port: int, timeout: float, nohup: bool, step_timeout: float
+    ) -> None:
         self.log_file = tmp_path / "log"
         self.runtime_base = tmp_path / "run"
         self.runtime_base.mkdir()
@@ -60,7 +64,13 @@ class Run:
         }
         with self.log_file.open("wb") as log:
             self.popen = subprocess.Popen(
-                [*(["nohup"] if nohup else []), sys.executable, "-c", LAUNCH, str(port), str(timeout)],
+                [
+                    *(["nohup"] if nohup else []),
+                    sys.executable,
+                    "-c",
+                    LAUNCH,
+                    *map(str, (port, timeout, step_timeout)),
+                ],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -112,8 +122,15 @@ class Run:
 def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def begin(misbehaviour: str = "", *, port: int = 8123, timeout: float = 10.0, nohup: bool = False) -> Run:
-        runs.append(Run(tmp_path, misbehaviour, port, timeout, nohup))
+    def begin(
+        misbehaviour: str = "",
+        *,
+        port: int = 8123,
+        timeout: float = 10.0,
+        nohup: bool = False,
+        step_timeout: float = 60.0,
+    ) -> Run:
+        runs.append(Run(tmp_path, misbehaviour, port, timeout, nohup, step_timeout))
         return runs[-1]
 
     yield begin
@@ -263,6 +280,21 @@ def test_another_process_is_replaced_and_httpserver_told_why(start: Callable[...
     assert run.child("worker") == worker
     run.popen.send_signal(signal.SIGTERM)
     assert run.end() == 0, run.log
+
+
+@pytest.mark.parametrize("name", ["router", "detokenizer"])
+def test_a_process_that_stands_still_is_replaced(start: Callable[..., Run], name: str) -> None:
+    run = start(step_timeout=4.0).until_ready()
+    run.child(name).suspend()
+    run.wait_for_log("the engine is back")
+    cause = f"the {name} does not answer, because it was stopped; killed"
+    run.wait_for_log(f"ProcessLost(process='{name}', cause='{cause}', by_itself=False)")
+    assert run.log.count("the engine is back") == 1, run.log
+    run.until_ready()
+    time.sleep(3)
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.end() == 0, run.log
+    assert run.log.count(" died (") == 1, run.log
 
 
 def test_bugs_while_serving_are_logged_with_their_cause_and_three_end_the_server(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 
 import jsonschema
@@ -14,6 +15,7 @@ from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.spec import Choice, Ebnf, JsonSchema
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams, Thinking
+from moeserve.messages.schema import COSTLY_MASK_MS
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
@@ -48,8 +50,8 @@ def thinking(is_open: bool, budget: int | None = None) -> Thinking:
 class World:
     """The part of the worker that samples: a step is a row of random logits for each slot given."""
 
-    def __init__(self) -> None:
-        self.constraints = Constraints(SLOTS, lambda: GrammarEngine(TOKENIZER))
+    def __init__(self, compilation_wait: float = 60.0) -> None:
+        self.constraints = Constraints(SLOTS, lambda: GrammarEngine(TOKENIZER), compilation_wait)
         self.sampler = CpuSampler(SLOTS, VOCAB)
 
     def bind(self, slot: int, params: SamplingParams, output: list[int] | None = None) -> None:
@@ -62,7 +64,9 @@ class World:
         logits = torch.zeros(len(slots), VOCAB)
         logits[:, list(prefer)] = 50.0
         tokens, _ = self.sampler.sample(logits, at, self.constraints.masks_for(at))
-        return tokens.tolist(), self.constraints.accept(at, tokens)
+        self.verdicts = self.constraints.verdicts(at)
+        self.constraints.accept(at, tokens, self.verdicts)
+        return tokens.tolist(), self.verdicts.failed
 
     def run(self, slot: int, output: list[int] | None = None, limit: int = 400) -> list[int]:
         """Until an end token comes."""
@@ -80,7 +84,7 @@ class World:
 def world() -> Iterator[World]:
     made = World()
     yield made
-    made.constraints._helper.shutdown()
+    made.constraints.close()
 
 
 def params(seed: int = 0, grammar: str = GRAMMAR, thought: Thinking | None = None) -> SamplingParams:
@@ -193,6 +197,47 @@ def test_an_answer_may_come_without_a_thought(world: World) -> None:
     assert TOKENIZER.decode(world.run(0, [first])) == "yes"
 
 
+def test_a_grammar_that_is_not_compiled_yet_does_not_hold_up_the_others() -> None:
+    """Its request is late in every step until it is bound again, and then is as if it had come only now."""
+    world = World(compilation_wait=0.0)
+    compiler = world.constraints._compiler
+    yes = params(seed=6, grammar=to_grammar(Choice(["yes"])))
+    world.bind(0, params(seed=5))
+    compiler.submit(int).result()
+    whole = world.run(0)
+    world.bind(0, params(seed=5))
+    release = threading.Event()
+    compiler.submit(release.wait)
+    world.bind(1, yes)
+    output = []
+    for _ in range(4):
+        output.append(world.step(0, 1)[0][0])
+        assert world.verdicts.late == {1}
+    release.set()
+    compiler.submit(int).result()
+    output.append(world.step(0, 1)[0][0])
+    assert world.verdicts.late == {1}  # what was sampled before is not its own
+    assert output == whole[:5]
+    world.bind(1, yes)
+    assert TOKENIZER.decode(world.run(1)) == "yes"
+    assert world.run(0, output) == whole
+    world.constraints.close()
+
+
+def test_a_mask_that_takes_long_is_told(world: World) -> None:
+    """An ambiguous grammar: the longer the answer, the more ways there are to read it."""
+    world.bind(0, SamplingParams(max_tokens=400, seed=1))
+    world.bind(1, params(grammar=to_grammar(Ebnf('start: s\ns: s s | A |\nA: "a"'))))
+    told: dict[int, float] = {}
+    for _ in range(600):
+        world.step(0, 1, prefer=tuple(TOKENIZER.encode("a")))
+        told = world.verdicts.mask_ms
+        if told.get(1, 0.0) > 20 * COSTLY_MASK_MS or world.verdicts.failed:
+            break
+    assert told.keys() == {1}
+    assert told[1] > 20 * COSTLY_MASK_MS
+
+
 def test_a_guide_knows_where_it_is_from_the_tokens_alone() -> None:
     engine = GrammarEngine(TOKENIZER)
     script = [OPEN, 5, 6, 7, *ENDING, *TOKENIZER.encode("yes")]
@@ -208,3 +253,42 @@ def test_a_guide_knows_where_it_is_from_the_tokens_alone() -> None:
         mask = np.zeros(engine.words, np.int32)
         assert again.fill(mask) == (expected is not None)
         assert expected is None or mask.tolist() == expected.tolist()
+
+
+def allowed_by(guide: Guide, engine: GrammarEngine) -> set[int] | None:
+    """The tokens that may come next; None: all."""
+    mask = np.zeros(engine.words, np.int32)
+    if not guide.fill(mask):
+        return None
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_a_bad_sequence_is_not_completed() -> None:
+    engine = GrammarEngine(TOKENIZER)
+    guide = Guide(None, None, EOS, ((5, 6, 7), (6, 8), (9, 9)))
+    excluded = []
+    for token_id in (5, 6, 6, 9, 5, 6):
+        guide.accept(token_id)
+        allowed = allowed_by(guide, engine)
+        excluded.append(set() if allowed is None else set(range(20)) - allowed)
+    assert excluded == [set(), {7, 8}, {8}, {9}, set(), {7, 8}]
+
+
+def test_a_bad_sequence_gives_way_where_nothing_else_may_come() -> None:
+    engine = GrammarEngine(TOKENIZER)
+    first, *rest = TOKENIZER.encode("yes, extraordinarily")
+    assert rest
+    matcher = engine.matcher(to_grammar(Choice(["yes, extraordinarily"])))
+    free = Guide(matcher, None, EOS)
+    free.accept(first)
+    only = allowed_by(free, engine)
+    assert only is not None
+    guide = Guide(
+        engine.matcher(to_grammar(Choice(["yes, extraordinarily"]))),
+        None,
+        EOS,
+        tuple((first, one) for one in only),
+    )
+    guide.accept(first)
+    assert allowed_by(guide, engine) == only

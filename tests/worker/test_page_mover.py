@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.cache_pages import CachePages
 from moeserve.kv.disk.fingerprint import Fingerprint
 from moeserve.kv.disk.store import PageStore

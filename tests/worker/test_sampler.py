@@ -10,6 +10,7 @@ import torch
 
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.messages.schema import Sampled
 from moeserve.worker.sampler import CpuSampler
 from moeserve.worker.sequences import Sequences, entries
 
@@ -135,13 +136,14 @@ def test_a_failed_rows_token_is_stored_as_one_that_has_an_embedding() -> None:
     sequences.tokens[:] = 77
     sequences.append(ids(0, 1, 2), ids(1, 2, 3), tokens)
     assert sequences.tokens.tolist() == [[77, 0, 77, 77], [77, 77, 0, 77], [77, 77, 77, 9]]
-    not_finite, none_allowed, fine = entries(tokens, logprobs, {})
+    not_finite, none_allowed, fine = entries(tokens, logprobs, {}, ())
     assert (not_finite.token_id, not_finite.error) == (-1, None)
     assert none_allowed.token_id == -1
     assert none_allowed.error is not None
     assert none_allowed.error.startswith("no token is allowed: ")
     assert fine.token_id == 9
-    assert entries(tokens, logprobs, {1: "its grammar"})[1].error == "its grammar"
+    assert entries(tokens, logprobs, {1: "its grammar"}, ())[1].error == "its grammar"
+    assert entries(tokens, logprobs, {}, (1,))[1] == Sampled(-1, late=True)
 
 
 def test_prompt_logprobs_are_those_of_the_tokens_given() -> None:

@@ -16,16 +16,9 @@ from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.loading import load_cpu_runner, load_runner
 from moeserve.worker.self_test import check_logits
 from tests.gpu.driver import Driver, small_config
-from tests.support.hugging_face_model import VOCAB_ROWS, write_model
+from tests.support.hugging_face_model import VOCAB_ROWS
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "tiny-moe"
-    write_model(folder)
-    return folder
 
 
 def overwrite(folder: Path, name: str, value: float, at: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.errors import ConfigError
-from moeserve.kernels.cpu_stream import ThreadPlacement
+from moeserve.kernels.stream_operands import ThreadPlacement
 from moeserve.worker.thread_placement import memory_nodes, place_threads
 
 

@@ -22,7 +22,8 @@ from moeserve.httpserver.generation.answers import Answer, AnswerReader
 from moeserve.httpserver.generation.prepare import PreparedRequest, count_prompt_tokens, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageTally
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import EventStream, answer
 from moeserve.messages.schema import TextItem
@@ -32,7 +33,7 @@ router = APIRouter(tags=["Anthropic"])
 
 @router.post(
     "/v1/messages",
-    openapi_extra=documented(MessagesRequest),
+    openapi_extra=documented(MessagesRequest, stream=MessageEvent),
     responses={200: {"model": Message, "description": "With stream true: Anthropic's events."}},
 )
 async def create_message(request: Request) -> Response:

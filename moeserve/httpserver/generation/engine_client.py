@@ -71,6 +71,7 @@ class EngineClient:
     metrics: Metrics
     tracer: Tracer | None = None
     continue_requests: bool = True  # where a process is lost; False: what has begun ends with an error
+    request_timeout: float | None = None
     ready: WorkerReady | None = None
     text_ready: bool = False  # the tokenizer is built; written by `server.py`
     leaving: bool = False  # not ready any more; written by `server.py`

@@ -30,6 +30,7 @@ class Submitter(Protocol):
 
     tracer: Tracer | None
     metrics: Metrics
+    request_timeout: float | None  # seconds from a request's arrival until its answer must be whole
 
     async def submit(self, stream: GenerationStream, index: int, request: GenerateRequest) -> None: ...
 
@@ -123,10 +124,22 @@ class GenerationStream:
         context = RequestContext(self._requests[0].context.request_id, self._span.traceparent)
         self._requests = [msgspec.structs.replace(request, context=context) for request in self._requests]
 
+    async def _next(self) -> tuple[int, TextItem] | ApiError:
+        limit = self._engine.request_timeout
+        if limit is None:
+            return await self._queue.get()
+        try:
+            left = self._requests[0].arrival + limit - time.monotonic()
+            async with asyncio.timeout(max(left, 0.0)):
+                return await self._queue.get()
+        except TimeoutError:
+            message = f"the answer was not whole after {limit:g} s, the server's limit"
+            return ApiError(504, message, code="request_timeout")
+
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextItem]]:
         """Raises ApiError when one generation fails; the request then fails as a whole."""
         while self._unfinished:
-            message = await self._queue.get()
+            message = await self._next()
             if isinstance(message, ApiError):
                 raise message
             if message[1].finish_reason is not None:

@@ -7,13 +7,16 @@ most 14 ms instead of 890 ms).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moeserve.httpserver.generation.chat_formats import ChatFormats
+from moeserve.httpserver.generation.literal_text import LiteralText
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.keys import key_name
 from moeserve.tokenizer.errors import TemplateError
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -27,10 +30,19 @@ class ModelText:
     renderer: ChatRenderer
     formats: ChatFormats
     longest_token: int  # bytes
+    parses_user_text: bool  # control tokens that users and tools spell out become tokens
 
     @classmethod
-    def of(cls, tokenizer: TextTokenizer, renderer: ChatRenderer, formats: ChatFormats) -> ModelText:
-        return cls(tokenizer, renderer, formats, max(map(len, tokenizer.vocabulary.token_bytes)))
+    def of(
+        cls,
+        tokenizer: TextTokenizer,
+        renderer: ChatRenderer,
+        formats: ChatFormats,
+        *,
+        parses_user_text: bool = True,
+    ) -> ModelText:
+        longest = max(map(len, tokenizer.vocabulary.token_bytes))
+        return cls(tokenizer, renderer, formats, longest, parses_user_text)
 
     @property
     def vocab_size(self) -> int:
@@ -47,17 +59,22 @@ class ModelText:
         costs time and memory; `RequestBuilder` makes the exact check. (NFC, the first step of tokenisation, could
         shorten a text only where its characters are no long tokens.)"""
         for text in texts:
-            if len(text) > limit * self.longest_token:
-                message = (
-                    f"{param}: {len(text)} characters cannot fit into this model's maximum context length of "
-                    f"{limit} tokens, of at most {self.longest_token} characters each"
-                )
-                raise ApiError(400, message, param=param, code="context_length_exceeded")
+            self._check_length(text, limit, param)
         encoded = await asyncio.to_thread(self.tokenizer.encode_batch, texts)
+        return [self._begun(ids) for ids in encoded] if add_special else encoded
+
+    def _check_length(self, text: str, limit: int, param: str) -> None:
+        if len(text) > limit * self.longest_token:
+            message = (
+                f"{param}: {len(text)} characters cannot fit into this model's maximum context length of "
+                f"{limit} tokens, of at most {self.longest_token} characters each"
+            )
+            raise ApiError(400, message, param=param, code="context_length_exceeded")
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """With the token that begins a text, where the model wants one."""
         vocabulary = self.tokenizer.vocabulary
-        if add_special and vocabulary.add_bos and vocabulary.bos_id is not None:
-            return [[vocabulary.bos_id, *ids] for ids in encoded]
-        return encoded
+        return ids if not vocabulary.add_bos or vocabulary.bos_id is None else [vocabulary.bos_id, *ids]
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of token ids, control tokens included. The ids must be in the vocabulary."""
@@ -81,10 +98,19 @@ class ModelText:
         mark = secrets.token_hex(16) if continue_final_message else ""
         if mark:
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + mark}]
+        literal = None
+        if not self.parses_user_text:
+            special = self.tokenizer.vocabulary.special
+            literal = LiteralText(self.token_text(token_id) for token_id in special)
+            messages = await asyncio.to_thread(literal.mark, messages)
         messages, tools = self.formats.for_template(messages, tools, self.renderer.source)
         try:
             text = await self.renderer.render(
-                messages, tools=tools, add_generation_prompt=add_generation_prompt, kwargs=kwargs
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                kwargs=kwargs,
+                tenant=key_name.get(),
             )
         except TemplateError as error:
             raise ApiError(400, f"{param}: {error}", param=param, code="chat_template_error") from error
@@ -93,8 +119,10 @@ class ModelText:
             if not found:
                 message = f"{param}: the chat template leaves the last message out, so it cannot be continued"
                 raise ApiError(400, message, param=param, code="chat_template_error")
-        (ids,) = await self.encode([text], limit=limit, param=param, add_special=add_special)
-        return ids
+        pieces = [text] if literal is None else literal.cut(text)
+        self._check_length("".join(pieces), limit, param)
+        ids = [*itertools.chain(*await asyncio.to_thread(self.tokenizer.encode_batch, pieces))]
+        return self._begun(ids) if add_special else ids
 
     def token_text(self, token_id: int) -> str:
         """Returns the token's own text: U+FFFD where its bytes are not whole characters, "" for padding of the

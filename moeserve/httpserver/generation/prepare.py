@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moeserve.httpserver.generation import conversation, token_choice
@@ -31,13 +32,21 @@ class PreparedRequest:
         return None if is_tag and end.stop_reason not in self.stop_token_ids else end.stop_reason
 
 
+def _set_defaults(spec: GenerationSpec, defaults: Mapping[str, float]) -> None:
+    """Sets the server's own defaults where the client has chosen nothing."""
+    if spec.chosen is None:
+        return
+    for name, value in defaults.items():
+        if name == "default_max_tokens" and spec.default_max_tokens is not None:
+            continue  # the API's, or the client's own
+        if name not in spec.chosen:
+            setattr(spec, name, value)
+
+
 async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
     """Resolves the spec against the model and freezes it. Raises ApiError."""
     text, limit = service.ready(spec.model)
-    if spec.chosen is not None:
-        for name, value in service.sampling_defaults.items():
-            if name not in spec.chosen:
-                setattr(spec, name, value)
+    _set_defaults(spec, service.sampling_defaults)
     token_choice.resolve(spec, text)
     end = None
     if spec.messages is None:

@@ -23,6 +23,9 @@ _RANGES: Final[Mapping[str, tuple[type[int] | type[float], float, float]]] = {
     "frequency_penalty": (float, -2.0, 2.0),
     "repetition_penalty": (float, 0.01, 100.0),
 }
+# Of the operator alone: the longest answer where neither the request nor its API sets a bound.
+_MAX_NEW_TOKENS: Final = "max_new_tokens"
+_OVERRIDES: Final = {**_RANGES, _MAX_NEW_TOKENS: (int, 1, (1 << 31) - 1)}
 _IN_GGUF: Final = {
     "temperature": "temp",
     "top_p": "top_p",
@@ -44,11 +47,13 @@ def sampling_defaults(config: ServerConfig, metadata: Mapping[str, Any]) -> dict
             given = json.loads(config.override_generation_config)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{flag}: is not valid JSON: {error}") from error
-        if not isinstance(given, dict) or (unknown := given.keys() - _RANGES.keys()):
-            names = ", ".join(_RANGES)
+        if not isinstance(given, dict) or (unknown := given.keys() - _OVERRIDES.keys()):
+            names = ", ".join(_OVERRIDES)
             wrong = f", not {', '.join(sorted(unknown))}" if isinstance(given, dict) else ""
             raise ConfigError(f"{flag}: must be a JSON object of {names}{wrong}")
         found |= _checked(given, flag)
+    if _MAX_NEW_TOKENS in found:
+        found["default_max_tokens"] = found.pop(_MAX_NEW_TOKENS)
     return found
 
 
@@ -75,7 +80,7 @@ def _of_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(given: Mapping[str, Any], where: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in given.items():
-        kind, low, high = _RANGES[name]
+        kind, low, high = _OVERRIDES[name]
         is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
         if not (is_number and low <= value <= high):
             raise ConfigError(f"{where}: {name} must be in the range {low:g} to {high:g}, not {value!r}")

@@ -10,6 +10,7 @@ from moeserve.grammar.errors import GrammarError
 from moeserve.grammar.relax import relaxed
 from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.httpserver.transport.keys import key_name
 from moeserve.httpserver.transport.response_notes import RELAXED_SCHEMAS, note
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,9 @@ async def compile_grammar(
         )
     strict = {tool.name for tool in spec.tools.tools if tool.is_strict}
     try:
-        grammar, lost = await grammars.check_or(constraint.spec, relaxed(constraint.spec, strict))
+        grammar, lost = await grammars.check_or(
+            constraint.spec, relaxed(constraint.spec, strict), key_name.get()
+        )
         if lost is not None:
             note(RELAXED_SCHEMAS, constraint.param)
             _tell_once(f"{constraint.param}: held to what a grammar can express of their schemas: {lost}")

@@ -2,6 +2,12 @@
 
 from moeserve.httpserver.lightllm import routes
 from moeserve.httpserver.lightllm.bodies import GenerateRequestBody
+from moeserve.httpserver.lightllm.objects import GenerateEvent
 from moeserve.httpserver.transport.api_table import Api
 
-API = Api(name="lightllm", routers=(routes.router,), bodies=(GenerateRequestBody,))
+API = Api(
+    name="lightllm",
+    routers=(routes.router,),
+    bodies=(GenerateRequestBody,),
+    streamed=(GenerateEvent,),
+)

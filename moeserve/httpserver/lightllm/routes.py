@@ -16,8 +16,9 @@ from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.lightllm.bodies import GenerateRequestBody
 from moeserve.httpserver.lightllm.objects import GenerateEvent, GenerateResponse, GenerateToken
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, answer
 from moeserve.messages.schema import TextItem
 
@@ -38,8 +39,9 @@ async def generate(request: Request) -> Response:
 
 @router.post(
     "/generate_stream",
-    openapi_extra=documented(GenerateRequestBody),
-    responses={200: {"model": GenerateEvent, "description": "One such event per token."}},
+    openapi_extra=documented(GenerateRequestBody, stream=GenerateEvent),
+    responses={200: {"description": "One such event per token."}},
+    response_class=Response,
 )
 async def generate_stream(request: Request) -> Response:
     """Completes a prompt, LightLLM's way, token by token."""

@@ -14,7 +14,8 @@ from moeserve.httpserver.native.bodies import (
     TokenizeResponse,
 )
 from moeserve.httpserver.native.objects import TokenizerInfo
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 
 router = APIRouter(tags=["Tokenizer"])

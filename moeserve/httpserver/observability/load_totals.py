@@ -41,6 +41,7 @@ class LoadTotals:
     def _plus_before(self, report: LoadReport) -> LoadReport:
         before = self._before
         sums: dict[str, Any] = {name: getattr(before, name) + getattr(report, name) for name in _TOTALS}
+        sums["expert_cache"] = before.expert_cache.plus(report.expert_cache)
         sums |= {name: _sum(getattr(before, name), getattr(report, name)) for name in _HISTOGRAMS}
         return msgspec.structs.replace(report, **sums)
 

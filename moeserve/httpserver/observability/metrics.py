@@ -6,17 +6,27 @@ how requests end) is observed here. Times are in seconds.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import HistogramCounts, LoadReport, Usage
+from moeserve.version import version
 
 Status = Literal["loading", "ok", "restarting", "unresponsive", "draining"]
 
@@ -74,6 +84,13 @@ _COUNTERS: Final = (
     ),
     ("continued", "requests_continued", "Requests that went on after such a loss."),
 )
+# Of the expert cache, after expert_cache_.
+_EXPERT_CACHE_COUNTERS: Final = (
+    ("hits", "Experts that a step used and found in GPU memory; a step counts each expert of a layer once."),
+    ("misses", "Experts that a step used and the CPU computed."),
+    ("promotions", "Experts brought to GPU memory as the text used them."),
+    ("bytes", "Bytes of weights brought to GPU memory by the expert cache."),
+)
 # Of the prefix cache's tier on disk, after kv_disk_.
 _DISK_COUNTERS: Final = (
     ("tokens", "tokens", "Prompt tokens whose KV was read from disk."),
@@ -118,6 +135,7 @@ class _RouterCollector(Collector):
             counter.add_metric(labels, getattr(load, name))
             yield counter
         yield from self._disk()
+        yield from self._expert_cache()
         for name, metric, text in _HISTOGRAMS:
             histogram = HistogramMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
             counts: HistogramCounts = getattr(load, name)
@@ -136,6 +154,13 @@ class _RouterCollector(Collector):
         for metric, text, value in counts:
             counter = CounterMetricFamily(f"moeserve:kv_disk_{metric}", text, labels=_LABELS)
             counter.add_metric(labels, value)
+            yield counter
+
+    def _expert_cache(self) -> Iterable[Metric]:
+        counts, labels = self._metrics.load.expert_cache, [self._metrics.model_name]
+        for name, text in _EXPERT_CACHE_COUNTERS:
+            counter = CounterMetricFamily(f"moeserve:expert_cache_{name}", text, labels=_LABELS)
+            counter.add_metric(labels, getattr(counts, name))
             yield counter
 
     def _vllm(self, used: float) -> Iterable[Metric]:
@@ -158,12 +183,12 @@ class _RouterCollector(Collector):
             yield counter
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
-            "The KV cache's size.",
-            labels=(*_LABELS, "block_size", "num_gpu_blocks"),
+            "The KV cache's type and size.",
+            labels=(*_LABELS, "cache_dtype", "block_size", "num_gpu_blocks"),
         )
         size = self._metrics.block_size
         blocks = load.kv_slots_total // size
-        info.add_metric([*labels, str(size), str(blocks)], 1)
+        info.add_metric([*labels, self._metrics.cache_dtype, str(size), str(blocks)], 1)
         yield info
 
 
@@ -171,14 +196,18 @@ class Metrics:
     """The registry and its metrics. `EngineClient` writes `load`; the rest is written through the methods, on the event
     loop's thread."""
 
-    def __init__(self, model_name: str, block_size: int = 1) -> None:
-        """`block_size` in tokens, in which vLLM's metrics count the KV cache."""
+    def __init__(self, model_name: str, block_size: int = 1, cache_dtype: str = "auto") -> None:
+        """`block_size` in tokens, in which vLLM's metrics count the KV cache; cache_dtype: --kv-cache-dtype."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model_name = model_name
         self.block_size = block_size
+        self.cache_dtype = cache_dtype
         self.load = LoadReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_RouterCollector(self))
+        ProcessCollector(registry=self.registry)
+        build = Info("moeserve:build", "Which moeserve this is.", registry=self.registry)
+        build.info({"version": version(), "python": platform.python_version()})
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT_BUCKETS
         )

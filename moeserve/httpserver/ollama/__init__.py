@@ -1,15 +1,13 @@
 """Ollama's API, for the tools that speak nothing else, with Ollama's error shape."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from moeserve.httpserver.ollama import models, routes
 from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody, ShowBody
+from moeserve.httpserver.ollama.objects import OllamaError
 from moeserve.httpserver.transport.api_table import Api
 from moeserve.httpserver.transport.errors import ApiError
 
 
-def error_body(error: ApiError, request_id: str = "") -> Mapping[str, Any]:
+def error_body(error: ApiError, request_id: str = "") -> OllamaError:
     return {"error": error.message}
 
 
@@ -18,5 +16,6 @@ API = Api(
     routers=(routes.router, models.router),
     bodies=(ChatBody, GenerateBody, ShowBody),
     error_body=error_body,
+    error_model=OllamaError,
     prefix="/api/",
 )

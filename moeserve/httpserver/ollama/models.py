@@ -12,13 +12,15 @@ from fastapi import APIRouter, Request, Response
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ShowBody, served_name
 from moeserve.httpserver.ollama.objects import Details, Model, Models, OllamaVersion, Shown
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
 
 router = APIRouter(tags=["Ollama"])
 
 # Clients compare it with the version of Ollama that has what they need: tools, thinking, schemas as formats.
 OLLAMA_VERSION: Final = "0.12.0"
+_PARAMETERS: Final = {"default_max_tokens": "num_predict"}  # that have another name there
 
 
 @router.get("/api/tags", responses={200: {"model": Models}})
@@ -46,7 +48,9 @@ async def show(request: Request) -> Response:
         capabilities.append("thinking")
     shown: Shown = {
         "modelfile": f"FROM {service.model_name}\n",
-        "parameters": "\n".join(f"{name} {value:g}" for name, value in service.sampling_defaults.items()),
+        "parameters": "\n".join(
+            f"{_PARAMETERS.get(name, name)} {value:g}" for name, value in service.sampling_defaults.items()
+        ),
         "template": text.renderer.source or "",
         "details": _details(service),
         "model_info": {

@@ -90,3 +90,7 @@ class Shown(TypedDict):
 
 class OllamaVersion(TypedDict):
     version: str
+
+
+class OllamaError(TypedDict):
+    error: str

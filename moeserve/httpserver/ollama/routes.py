@@ -17,8 +17,9 @@ from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody
 from moeserve.httpserver.ollama.objects import Call, ChatLine, ChatMessage, Figures, GenerateLine
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.openapi import JSON_LINES, documented
 from moeserve.httpserver.transport.sse import JsonLines, answer
 from moeserve.messages.schema import TextItem
 
@@ -29,7 +30,7 @@ _NS: Final = 1_000_000  # of a millisecond
 
 @router.post(
     "/api/chat",
-    openapi_extra=documented(ChatBody),
+    openapi_extra=documented(ChatBody, stream=ChatLine, media_type=JSON_LINES),
     responses={200: {"model": ChatLine, "description": "Unless stream is false: one such object a line."}},
 )
 async def chat(request: Request) -> Response:
@@ -40,7 +41,7 @@ async def chat(request: Request) -> Response:
 
 @router.post(
     "/api/generate",
-    openapi_extra=documented(GenerateBody),
+    openapi_extra=documented(GenerateBody, stream=GenerateLine, media_type=JSON_LINES),
     responses={
         200: {"model": GenerateLine, "description": "Unless stream is false: one such object a line."}
     },

@@ -27,7 +27,8 @@ from moeserve.httpserver.openai.objects import (
     ChatMessage,
     ToolCallDelta,
 )
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import EventStream, answer
 from moeserve.messages.schema import TextItem
@@ -37,7 +38,7 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.post(
     "/v1/chat/completions",
-    openapi_extra=documented(ChatCompletionRequest),
+    openapi_extra=documented(ChatCompletionRequest, stream=ChatCompletionChunk),
     responses={
         200: {"model": ChatCompletion, "description": "With stream true: chat.completion.chunk events."}
     },

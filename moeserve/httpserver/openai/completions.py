@@ -21,7 +21,8 @@ from moeserve.httpserver.openai.objects import (
     CompletionChoice,
     CompletionLogprobs,
 )
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import EventStream, answer
 from moeserve.messages.schema import TextItem
@@ -31,7 +32,7 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.post(
     "/v1/completions",
-    openapi_extra=documented(CompletionRequest),
+    openapi_extra=documented(CompletionRequest, stream=Completion),
     responses={200: {"model": Completion, "description": "With stream true: chunks of the same shape."}},
 )
 async def create_completion(request: Request) -> Response:

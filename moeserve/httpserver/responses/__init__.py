@@ -5,6 +5,7 @@ from pathlib import Path
 from moeserve.config import ServerConfig
 from moeserve.httpserver.responses import routes
 from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
+from moeserve.httpserver.responses.objects import ResponseEvent
 from moeserve.httpserver.responses.store import ResponseStore
 from moeserve.httpserver.transport.api_table import Api
 
@@ -18,5 +19,6 @@ API = Api(
     name=routes.API_NAME,
     routers=(routes.router,),
     bodies=(ResponsesRequest, InputTokensRequest),
+    streamed=(ResponseEvent,),
     open_state=_open_store,
 )

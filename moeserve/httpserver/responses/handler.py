@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from moeserve.httpserver.responses.writer import ItemWriter, new_id, output_of
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.keys import key_owner
 from moeserve.messages.schema import TextItem
+
+log = logging.getLogger(__name__)
 
 
 async def conversation_of(store: ResponseStore, body: InputTokensRequest) -> list[Item]:
@@ -139,7 +142,11 @@ class ResponsesHandler:
         for item in given:
             item.setdefault("id", new_id("item"))
         previous = self.body.previous_response_id
-        await self.store.put(Stored(self.id, key_owner.get(), previous, given, dict(response)))
+        try:
+            await self.store.put(Stored(self.id, key_owner.get(), previous, given, dict(response)))
+        except ApiError as error:  # a full disk: the client gets its answer all the same
+            log.error("the response %s is not stored: %s", self.id, error.message)
+            response["store"] = False
 
     def _finished(self, output: list[OutputItem], tally: UsageTally, is_cut: bool) -> ResponseObject:
         response = self._response(output)

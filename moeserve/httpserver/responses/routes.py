@@ -15,13 +15,15 @@ from moeserve.httpserver.responses.objects import (
     DeletedResponse,
     InputItemList,
     InputTokens,
+    ResponseEvent,
     ResponseObject,
 )
 from moeserve.httpserver.responses.store import ResponseStore
 from moeserve.httpserver.responses.writer import new_id
-from moeserve.httpserver.transport.body import documented, read_body
+from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.keys import key_owner
+from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
 
 API_NAME: Final = "responses"
@@ -32,7 +34,7 @@ _MAX_LISTED: Final = 100
 
 @router.post(
     "/v1/responses",
-    openapi_extra=documented(ResponsesRequest),
+    openapi_extra=documented(ResponsesRequest, stream=ResponseEvent),
     responses={200: {"model": ResponseObject, "description": "With stream true: response.* events."}},
 )
 async def create_response(request: Request) -> Response:

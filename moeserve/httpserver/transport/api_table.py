@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from moeserve.config import ServerConfig
-from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.errors import ApiError, ErrorBody
 
 # The body of an error's answer; the second argument is the request's id.
 ErrorShape = Callable[[ApiError, str], Mapping[str, Any]]
@@ -35,7 +35,9 @@ class Api:
     name: str  # unique
     routers: tuple[APIRouter, ...]
     bodies: tuple[type[BaseModel], ...] = ()  # request bodies, for /openapi.json
+    streamed: tuple[type, ...] = ()  # typed dicts that its streams carry, for /openapi.json
     error_body: ErrorShape = default_error_body
+    error_model: type = ErrorBody  # the typed dict that `error_body` returns, for /openapi.json
     prefix: str | None = None  # paths that begin with it get this API's errors, even where no route matches
     request_id_header: str | None = None  # under `prefix`: carries the request's id besides x-request-id
     open_paths: frozenset[str] = frozenset()  # need no API key
@@ -57,6 +59,11 @@ class ApiTable:
         """The error in the shape that the clients of this path expect."""
         api = self._of(path)
         return error.body() if api is None else api.error_body(error, request_id)
+
+    def error_model(self, path: str) -> type:
+        """The typed dict of what `error_body` returns."""
+        api = self._of(path)
+        return ErrorBody if api is None else api.error_model
 
     def request_id_header(self, path: str) -> str | None:
         api = self._of(path)

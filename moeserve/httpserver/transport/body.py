@@ -8,14 +8,13 @@ preflight, which is never answered, so it cannot use the server of somebody who 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import TypeVar
 
 import orjson
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
-from pydantic.json_schema import models_json_schema
+from pydantic import ValidationError
 
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.request_model import RequestModel
@@ -23,8 +22,6 @@ from moeserve.httpserver.transport.unknown_fields import UnknownFields
 from moeserve.httpserver.transport.validation import from_validation
 
 M = TypeVar("M", bound=RequestModel)
-
-_SCHEMA_PATH: Final = "#/components/schemas/{model}"
 
 
 async def read_body(request: Request, model: type[M]) -> M:
@@ -63,15 +60,3 @@ def _parsed(raw: bytes, model: type[M]) -> M:
         return model.model_validate(data)
     except ValidationError as error:
         raise from_validation(model, error.errors(include_url=False)) from error
-
-
-def documented(model: type[BaseModel]) -> dict[str, Any]:
-    """Returns a route's `openapi_extra`: a reference to the body's schema."""
-    schema = {"$ref": _SCHEMA_PATH.format(model=model.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def add_schemas(openapi: dict[str, Any], models: Iterable[type[BaseModel]]) -> None:
-    """Adds the schemas that `documented` refers to to an OpenAPI document."""
-    _, schemas = models_json_schema([(model, "validation") for model in models], ref_template=_SCHEMA_PATH)
-    openapi.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])

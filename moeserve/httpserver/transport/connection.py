@@ -24,6 +24,8 @@ MAX_HEAD_BYTES: Final = (
 )  # of the request line and headers; the same again for trailers and chunk extensions
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
+BODY_INTERVAL_S: Final = 10.0  # in each of which so many bytes of a body must come
+BODY_INTERVAL_BYTES: Final = 32 << 10
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -39,6 +41,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._spare_bytes = 0  # of the head that is arriving, or since the last piece of the body
         self._head_timer: asyncio.TimerHandle | None = None  # set while one is awaited or arriving
         self._body_timer: asyncio.TimerHandle | None = None  # set while one is arriving
+        self._body_due = 0.0  # when it must have arrived, in the loop's time
+        self._body_bytes = 0  # that came in this interval
         self._is_refused = False  # nothing that follows is read
         self._is_known = False  # the head that is being parsed has been before
 
@@ -112,7 +116,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             self._refuse(ApiError(HTTPStatus.BAD_REQUEST, f"there must be one Host header, not {hosts}"))
             return
-        self._body_timer = self.loop.call_later(BODY_TIMEOUT_S, self._body_is_late)
+        self._body_due = self.loop.time() + BODY_TIMEOUT_S
+        self._await_body()
         app, limit = self.app, self.limit_concurrency
         if self._is_full():
             self.app, self.limit_concurrency = _refuse_connection, None  # uvicorn's own answer is plain text
@@ -130,6 +135,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._spare_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -154,12 +160,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._body_timer.cancel()
             self._body_timer = None
 
-    def _body_is_late(self) -> None:
+    def _await_body(self) -> None:
+        self._body_bytes = 0
+        left = self._body_due - self.loop.time()
+        self._body_timer = self.loop.call_later(min(BODY_INTERVAL_S, left), self._look_at_body)
+
+    def _look_at_body(self) -> None:
+        """At each interval's end."""
+        if self.loop.time() >= self._body_due:
+            self._body_is_late(f"did not arrive within {BODY_TIMEOUT_S:g} s")
+        elif self._body_bytes < BODY_INTERVAL_BYTES and not self.flow.read_paused:
+            self._body_is_late(
+                f"came too slowly: {BODY_INTERVAL_S:g} s must bring {BODY_INTERVAL_BYTES >> 10} KiB"
+            )
+        else:
+            self._await_body()
+
+    def _body_is_late(self, how: str) -> None:
         if self.cycle is not None and self.cycle.response_started:
             self.transport.close()
         else:
-            message = f"the request's body did not arrive within {BODY_TIMEOUT_S:g} s"
-            self._refuse(ApiError(HTTPStatus.REQUEST_TIMEOUT, message))
+            self._refuse(ApiError(HTTPStatus.REQUEST_TIMEOUT, f"the request's body {how}"))
 
     def _refuse_head(self) -> None:
         message = f"the request's headers must have at most {MAX_HEAD_BYTES} bytes together"

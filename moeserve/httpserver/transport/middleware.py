@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -116,14 +117,18 @@ def body_limit(context: int | None) -> int:
 
 class BodyLimit:
     """Bounds bodies. A body over `body_limit` gets a 413: at once if its length is announced, else when it reaches the
-    limit. A body that does not fit beside those of the running requests gets a 503."""
+    limit. A body that does not fit beside those of the running requests gets a 503; so does one beyond the share of its
+    API key, which is 1 / (n + 1) of the whole while n keys have bodies here, so that there is room for another key's.
+    The only body of a key is beyond no share."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, context: Callable[[], int | None]) -> None:
         """`context` returns the longest prompt plus answer in tokens, or None while it is not known."""
         self.app = app
         self._apis = apis
         self._context = context
-        self._held = 0  # bytes of bodies whose requests have not ended
+        self._held: Counter[str] = (
+            Counter()
+        )  # bytes of bodies whose requests have not ended, by the key's name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -136,18 +141,20 @@ class BodyLimit:
             await refuse(scope, send, self._apis, too_large, receive)
             return
         received = 0
+        key = key_name.get()
 
         async def receive_bounded() -> Message:
             nonlocal received
             message = await receive()
             size = len(message.get("body", b""))
             received += size
-            self._held += size
+            self._held[key] += size
             if received > most:
                 raise _BodyRefused(too_large)
-            if self._held > MAX_BODIES_BYTES:
-                cause = "the bodies of the requests under way take all the memory that there is for them"
-                raise _BodyRefused(ApiError(503, cause, code="overloaded"))
+            if self._held.total() > MAX_BODIES_BYTES:
+                raise _BodyRefused(_no_room("the bodies of the requests under way take"))
+            if self._held[key] > max(self._share(key), received):
+                raise _BodyRefused(_no_room("the bodies of this API key's requests take"))
             return message
 
         try:
@@ -155,7 +162,16 @@ class BodyLimit:
         except _BodyRefused as refused:
             await refuse(scope, send, self._apis, refused.error, receive)
         finally:
-            self._held -= received
+            self._held[key] -= received
+            if not self._held[key]:
+                del self._held[key]
+
+    def _share(self, key: str) -> int:
+        return MAX_BODIES_BYTES // (len(self._held) + 1) if key else MAX_BODIES_BYTES
+
+
+def _no_room(who: str) -> ApiError:
+    return ApiError(503, f"{who} all the memory that there is for them", code="overloaded")
 
 
 class _BodyRefused(Exception):

@@ -24,7 +24,7 @@ _MEDIA_TYPES: Final = {
     ".txt": "text/plain",
     ".woff2": "font/woff2",
 }
-_PAGES: Final = {"chat.html": "/", "experts.html": "/experts"}
+_PAGES: Final = {"chat.html": "/", "experts.html": "/experts", "docs.html": "/docs"}
 _POLICY: Final = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -38,8 +38,14 @@ _POLICY: Final = {
     "require-trusted-types-for": "'script'",
     "trusted-types": "'none'",
 }
+# Swagger's page builds HTML from text and gives elements styles; its pictures are in its style sheet. Scripts are ours
+# here, too.
+_SWAGGER_POLICY: Final = {
+    name: value
+    for name, value in _POLICY.items()
+    if name not in ("require-trusted-types-for", "trusted-types")
+} | {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:"}
 _HEADERS: Final = {
-    "content-security-policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -53,7 +59,11 @@ class _File:
         self.path = _PAGES.get(name, f"/web/{name}")
         self._body = body
         self._media_type = _MEDIA_TYPES[PurePath(name).suffix]
-        self._headers = _HEADERS | {"etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"'}
+        policy = _SWAGGER_POLICY if name == "docs.html" else _POLICY
+        self._headers = _HEADERS | {
+            "content-security-policy": "; ".join(f"{word} {value}" for word, value in policy.items()),
+            "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+        }
 
     async def answer(self, request: Request) -> Response:
         """Answers 304 to a client that has this version already."""

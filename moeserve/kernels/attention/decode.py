@@ -20,6 +20,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.quantize.kv_triton import load_kv, store_kv
 from moeserve.kernels.quantize.triton import quantize_groups
 from moeserve.kernels.rope.triton import norm_and_rotate, rotation
 
@@ -28,18 +29,16 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def load_block(
-    keys, values, held, first, end,
+    keys, values, key_scales, value_scales, held, first, end,
     NEW: tl.constexpr, KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, and their numbers [BLOCK]. Token
     NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold older content."""
     token = first + tl.arange(0, BLOCK)
-    d = tl.arange(0, SIZE)[None, :]
     there = (token >= NEW) & (token < end)
     slot = tl.load(held + token - NEW, there, 0, cache_modifier=".cg").to(tl.int64) * KV_STRIDE
-    here = there[:, None] & (d < DIM)
-    k = tl.load(keys + slot[:, None] + d, here, 0.0, cache_modifier=".cg")
-    v = tl.load(values + slot[:, None] + d, here, 0.0, cache_modifier=".cg")
+    k = load_kv(keys, key_scales, slot, there, DIM, BLOCK, SIZE, True)
+    v = load_kv(values, value_scales, slot, there, DIM, BLOCK, SIZE, True)
     return k, v, token
 
 
@@ -58,19 +57,17 @@ def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
 
 @triton.jit
 def new_token(
-    k, v, keys, values, own, other, is_stored,
+    k, v, keys, values, key_scales, value_scales, at, own, other, is_stored,
     DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The row's own key and value [1, SIZE], stored to the pool if that is so. k, v: pointers to the KV head as
-    projected; keys, values: to its place in the pool."""
+    projected; at: its place in keys and values."""
     d = tl.arange(0, SIZE)[None, :]
     one = tl.zeros([1, 1], tl.int32)
     key = norm_and_rotate(k + one, one == 0, own, other, None, DIM, ROTARY, EPS, SIZE)
-    key = key.to(keys.dtype.element_ty)
-    value = tl.load(v + d, d < DIM, 0.0).to(values.dtype.element_ty)
-    tl.store(keys + d, key, (d < DIM) & is_stored)
-    tl.store(values + d, value, (d < DIM) & is_stored)
-    return key, value
+    value = tl.load(v + d, d < DIM, 0.0).to(tl.float32)
+    key = store_kv(keys, key_scales, at, key, is_stored, DIM, SIZE)
+    return key, store_kv(values, value_scales, at, value, is_stored, DIM, SIZE)
 
 
 @triton.jit
@@ -128,8 +125,8 @@ def store_heads(
 
 @kernel
 def decode_kernel(
-    q, k, v, q_norm, k_norm, cos, sin, keys, values, sinks, table, req_slots, positions, slots, count, part_sums,
-    part_stats, counters, out, codes, scales,
+    q, k, v, q_norm, k_norm, cos, sin, keys, values, key_scales, value_scales, sinks, table, req_slots, positions,
+    slots, count, part_sums, part_stats, counters, out, codes, scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr,
     K_EPS: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr,
@@ -137,7 +134,8 @@ def decode_kernel(
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, HEADS * DIM]; keys, values [slots, KV_HEADS, DIM]. Without k, q is rotated and scaled, of the keys' type.
+    q [n, HEADS * DIM]; keys, values [slots, KV_HEADS, DIM], where given with scales [.., DIM / 32] (quantize/kv.py).
+    Without k, q is rotated and scaled, of the type that keys are read as.
     With it, q, k and v are as projected, and the row's token goes to slots[i] of the pool; of this step, no other token
     that a row attends to. part_sums [n, KV_HEADS, SPLITS, G, SIZE] and part_stats [.., 2] float32: room; counters int32
     [n, KV_HEADS]: zeros before and after. out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE:
@@ -170,9 +168,12 @@ def decode_kernel(
         held += position + 1 - length  # tokens are counted from the first one in sight
     keys += h * DIM
     values += h * DIM
+    if key_scales is not None:
+        key_scales += h * (DIM // 32)
+        value_scales += h * (DIM // 32)
     start, end = split * per, tl.minimum(length, (split + 1) * per)
     some_k, some_v, tokens = load_block(
-        keys, values, held, start, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
+        keys, values, key_scales, value_scales, held, start, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
     )  # fmt: skip
     token = i.to(tl.int64)
     if k is None:
@@ -187,11 +188,11 @@ def decode_kernel(
         query = norm_and_rotate(
             q + token * Q_STRIDE + head, live_heads, own, other, None, DIM, ROTARY, Q_EPS, SIZE
         )
-        query = (query * DIM**-0.5).to(keys.dtype.element_ty)
+        query = (query * DIM**-0.5).to(some_k.dtype)
         at = slot * (KV_HEADS * DIM)
         new_k, new_v = new_token(
-            k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys + at, values + at, own_k, other_k,
-            (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, SIZE,
+            k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys, values, key_scales, value_scales,
+            at, own_k, other_k, (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, SIZE,
         )  # fmt: skip
         some_k = tl.where((tokens == 0)[:, None], new_k, some_k)
         some_v = tl.where((tokens == 0)[:, None], new_v, some_v)
@@ -204,7 +205,7 @@ def decode_kernel(
     acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
     for first in range(start + BLOCK, end, BLOCK):
         some_k, some_v, tokens = load_block(
-            keys, values, held, first, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
+            keys, values, key_scales, value_scales, held, first, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
         )  # fmt: skip
         acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
     to = token * (HEADS * DIM) + h * (group * DIM)

@@ -106,13 +106,16 @@ def decode_attention(
     codes: Tensor | None,
     scales: Tensor | None,
     *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
     scale: float | None = None,
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
-    q [n, heads * dim], rotated and scaled, of the type of the keys; keys, values [slots, kv_heads, dim]; table int32
+    q [n, heads * dim], rotated and scaled, of the type that keys are read as; keys, values [slots, kv_heads, dim], int8
+    with float16 key_scales, value_scales [slots, kv_heads, dim / 32] (quantize/kv.py), or else without; table int32
     [requests, length]. With `new` q is as projected, at any stride, and each row's token goes to the pool before it is
     attended to; then no row may attend to another's token of this call, and the table, req_slots, positions, count and
     the pool are read before the kernel ahead has ended: it writes none of them, nor those before it since one that was
@@ -138,6 +141,8 @@ def decode_attention(
         None if new is None else new.sin,
         keys,
         values,
+        key_scales,
+        value_scales,
         sinks,
         table,
         req_slots,
@@ -214,14 +219,16 @@ def prefill_attention(
     tiles: Tensor,
     out: Tensor,
     *,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
     scale: float | None = None,
 ) -> None:
     """Causal attention of chunks over everything before them. tiles: `prefill_tiles`, on the device.
 
-    q [n, heads, dim], scaled; keys, values [slots, kv_heads, dim], the same type, the chunks' own included; table int32
-    [requests, length]; out [n, heads * dim]. window, sinks and scale as in `decode_attention`.
+    q [n, heads, dim], scaled; keys, values [slots, kv_heads, dim], the same type or with scales, the chunks' own
+    included; table int32 [requests, length]; out [n, heads * dim]. The others as in `decode_attention`.
     """
     (_, heads, dim), kv_heads = q.shape, keys.shape[1]
     tokens, tile = tile_tokens(heads, kv_heads, dim), prefill_tile(dim)
@@ -230,6 +237,8 @@ def prefill_attention(
         q,
         keys,
         values,
+        key_scales,
+        value_scales,
         sinks,
         table,
         tiles,

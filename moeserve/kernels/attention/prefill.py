@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.quantize.kv_triton import load_kv
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NO_SCORE = tl.constexpr(-1e30)  # less than any score
@@ -20,21 +21,20 @@ NO_SCORE = tl.constexpr(-1e30)  # less than any score
 
 @triton.jit
 def attend_block(
-    acc, largest, total, q, q_position, keys, values, table, first, end,
+    acc, largest, total, q, q_position, keys, values, key_scales, value_scales, table, first, end,
     KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
     WINDOW: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """One block of keys from position `first` on. MASKED: some lie behind a row's position or the end, or WINDOW or
     more before the row's position."""
-    d = tl.arange(0, SIZE)
     position = first + tl.arange(0, BLOCK)
-    inside = (d < DIM)[None, :]
     if MASKED:
-        slot = tl.load(table + position, position < end, 0).to(tl.int64) * KV_STRIDE
-        inside = inside & (position < end)[:, None]
+        live = position < end
+        slot = tl.load(table + position, live, 0).to(tl.int64) * KV_STRIDE
     else:
+        live = tl.full([BLOCK], True, tl.int1)
         slot = tl.load(table + position).to(tl.int64) * KV_STRIDE
-    k = tl.load(keys + slot[:, None] + d[None, :], inside, 0.0)
+    k = load_kv(keys, key_scales, slot, live, DIM, BLOCK, SIZE, False)
     scores = tl.dot(q, tl.trans(k)) * SCALE
     if MASKED:
         scores = tl.where(position[None, :] <= q_position[:, None], scores, float("-inf"))
@@ -45,20 +45,21 @@ def attend_block(
         new = tl.maximum(new, NO_SCORE)  # a row may see nothing of its tile's first keys
     weights = tl.exp2(scores - new[:, None])
     shrink = tl.exp2(largest - new)
-    v = tl.load(values + slot[:, None] + d[None, :], inside, 0.0)
+    v = load_kv(values, value_scales, slot, live, DIM, BLOCK, SIZE, False)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
     return acc, new, total * shrink + tl.sum(weights, 1)
 
 
 @kernel
 def prefill_kernel(
-    q, keys, values, sinks, table, tiles, out,
+    q, keys, values, key_scales, value_scales, sinks, table, tiles, out,
     TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr,
     SCALE: tl.constexpr, SIZE: tl.constexpr, BT: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, KV heads). tiles int32 [tiles, 4]: first row, rows (at most BT), its position, request slot.
 
-    q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type; out [n, HEADS * DIM].
+    q [n, HEADS, DIM], scaled; keys, values [slots, KV_HEADS, DIM] of q's type, or with scales [.., DIM / 32]
+    (quantize/kv.py); out [n, HEADS * DIM].
     sinks, WINDOW and SCALE as in decode.py.
     ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE: one that holds DIM.
     """
@@ -81,19 +82,24 @@ def prefill_kernel(
         largest = tl.load(sinks + h * group + m % group) * LOG2E
         total += 1.0
     stride: tl.constexpr = KV_HEADS * DIM
-    k, v = keys + h * DIM, values + h * DIM
+    keys += h * DIM
+    values += h * DIM
+    if key_scales is not None:
+        key_scales += h * (DIM // 32)
+        value_scales += h * (DIM // 32)
     unmasked = (start + 1) // BLOCK * BLOCK
     if WINDOW > 0:  # every block has keys that some row does not see
         unmasked = tl.maximum(start - WINDOW + 1, 0) // BLOCK * BLOCK
     else:
         for first in range(0, unmasked, BLOCK):
             acc, largest, total = attend_block(
-                acc, largest, total, query, position, k, v, table, first, 0, stride, DIM, SIZE, BLOCK, False, 0, SCALE
+                acc, largest, total, query, position, keys, values, key_scales, value_scales, table, first, 0, stride,
+                DIM, SIZE, BLOCK, False, 0, SCALE,
             )  # fmt: skip
     for first in range(unmasked, start + rows, BLOCK):
         acc, largest, total = attend_block(
-            acc, largest, total, query, position, k, v, table, first, start + rows, stride, DIM, SIZE, BLOCK, True,
-            WINDOW, SCALE,
+            acc, largest, total, query, position, keys, values, key_scales, value_scales, table, first, start + rows,
+            stride, DIM, SIZE, BLOCK, True, WINDOW, SCALE,
         )  # fmt: skip
     result = acc / total[:, None]
     tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), live)

@@ -14,6 +14,7 @@ constexpr int kBlock = 32;  // keys of one attend_block call
 
 struct Shape {
   int heads, kv_heads, dim, value_dim;
+  bool is_q8;
   int group() const { return heads / kv_heads; }
   int most_queries() const { return AttentionPlan::kTileTokens * group(); }
 };
@@ -30,14 +31,17 @@ struct State {
 
 // One thread's buffers, cut from its scratch.
 struct Buffers {
-  float *keys, *values, *scores;
+  float *keys, *values, *scores;  // of a q8_0 cache, `keys` holds codes and scales, which take less
   const float** queries;
-  int *first, *end;  // the keys of a block that each query sees
+  QueryRow* query_rows;  // the queries as a q8_0 cache wants them
+  int *first, *end;      // the keys of a block that each query sees
   State running, segment;
   static size_t bytes(const Shape& s) {
     const size_t q = s.most_queries(), d = s.value_dim;
     return sizeof(float) * (kBlock * (s.dim + d) + q * kBlock + 2 * q * (d + 2)) +
-           q * (sizeof(float*) + 2 * sizeof(int)) + 64;
+           q * (sizeof(float*) + 2 * sizeof(int) +
+                (s.is_q8 ? sizeof(QueryRow) + query_row_bytes(s.dim) : 0)) +
+           64;
   }
   Buffers(void* memory, const Shape& s) {
     const int64_t q = s.most_queries(), d = s.value_dim;
@@ -52,6 +56,11 @@ struct Buffers {
     queries = reinterpret_cast<const float**>(segment.softmax + q);
     first = reinterpret_cast<int*>(queries + q);
     end = first + q;
+    if (!s.is_q8) return;
+    query_rows = reinterpret_cast<QueryRow*>(end + q);
+    auto* codes = reinterpret_cast<int16_t*>(query_rows + q);
+    auto* scales = reinterpret_cast<float*>(codes + q * s.dim);
+    for (int i = 0; i < q; ++i) query_rows[i] = {codes + i * s.dim, scales + i * (s.dim / 32)};
   }
 };
 
@@ -69,33 +78,77 @@ int first_segment(const AttentionOp& op, const AttentionPlan::Tile& tile) {
   return first_key(op, tile.position) / AttentionPlan::kSegment;
 }
 
+void prefetch(const void* p, size_t bytes) {
+  const auto* line = static_cast<const char*>(p);
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i);
+}
+
+// Keys and values of these slots on their way from memory: rows that lie apart are beyond what the CPU foresees.
+void prefetch_block(const AttentionOp& op, const int32_t* slots, int count, int kv_head) {
+  const int64_t stride = op.slot_stride(), offset = op.is_latent ? 0 : kv_head * op.dim;
+  for (const KvPool* pool : {&op.keys, &op.values}) {
+    if (op.is_latent && pool == &op.values) break;
+    for (int key = 0; key < count; ++key) {
+      const int64_t at = slots[key] * stride + offset;
+      if (pool->is_q8()) {
+        prefetch(pool->codes() + at, op.dim);
+        prefetch(pool->scales + at / 32, 1);
+      } else {
+        prefetch(pool->halves() + at, 2 * op.dim);
+      }
+    }
+  }
+}
+
+// Block `key0` .. + count - 1 of the tile's keys, for its queries in `b`.
+void attend_halves(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int queries,
+                   Buffers& b, State state) {
+  const int64_t stride = op.slot_stride(), offset = op.is_latent ? 0 : kv_head * op.dim;
+  op.k->gather_keys(op.keys.halves() + offset, stride, slots, count, op.dim, b.keys);
+  op.k->gather_values(op.values.halves() + offset, stride, slots, count, op.value_dim, b.values);
+  op.k->attend_block(b.queries, b.first, b.end, queries, b.keys, b.values, op.dim, op.value_dim,
+                     state.softmax, state.acc, b.scores);
+}
+
+Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {
+  return {pool.codes() + kv_head * op.dim, pool.scales + kv_head * (op.dim / 32), op.slot_stride()};
+}
+
+// The same of a q8_0 cache.
+void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int queries, Buffers& b,
+               State state) {
+  auto* codes = reinterpret_cast<int16_t*>(b.keys);
+  float* scales = b.keys + kBlock / 2 * op.dim;
+  op.k->gather_keys_q8(q8_rows(op, op.keys, kv_head), slots, count, op.dim, codes, scales);
+  op.k->gather_values_q8(q8_rows(op, op.values, kv_head), slots, count, op.dim, b.values);
+  op.k->attend_block_q8(b.query_rows, b.first, b.end, queries, codes, scales, b.values, op.dim, state.softmax,
+                        state.acc, b.scores);
+}
+
 void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int kv_head,
                     Buffers& b, State state) {
-  const int64_t stride = op.slot_stride();
-  const uint16_t* keys = op.key_pool + (op.is_latent ? 0 : kv_head * op.dim);
-  const uint16_t* values = op.value_pool + (op.is_latent ? 0 : kv_head * op.dim);
   const int group = op.heads / op.kv_heads, queries = tile.count * group;
   for (int i = 0; i < queries; ++i) {
     b.queries[i] =
         op.q +
         ((tile.row + i / group) * static_cast<int64_t>(op.heads) + kv_head * group + i % group) * op.dim;
+    if (op.keys.is_q8()) op.k->quantize_query(b.queries[i], op.dim, b.query_rows[i]);
   }
   state.clear(queries, op.value_dim);
   const int end = std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count);
   // Blocks begin at multiples of kBlock, whatever the tile: a query's arithmetic does not depend on its neighbours.
   const int begin =
       std::max(segment * AttentionPlan::kSegment, first_key(op, tile.position) / kBlock * kBlock);
+  const auto attend = op.keys.is_q8() ? attend_q8 : attend_halves;
   for (int key0 = begin; key0 < end; key0 += kBlock) {
     const int count = std::min(kBlock, end - key0);
-    op.k->gather_keys(keys, stride, tile.slots + key0, count, op.dim, b.keys);
-    op.k->gather_values(values, stride, tile.slots + key0, count, op.value_dim, b.values);
+    prefetch_block(op, tile.slots + key0 + count, std::min(kBlock, end - key0 - count), kv_head);
     for (int i = 0; i < queries; ++i) {
       const int position = tile.position + i / group;
       b.first[i] = std::clamp(first_key(op, position) - key0, 0, kBlock);
       b.end[i] = std::clamp(position + 1 - key0, 0, count);
     }
-    op.k->attend_block(b.queries, b.first, b.end, queries, b.keys, b.values, op.dim, op.value_dim,
-                       state.softmax, state.acc, b.scores);
+    attend(op, tile.slots + key0, count, kv_head, queries, b, state);
   }
 }
 
@@ -185,7 +238,7 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
 }
 
 void AttentionOp::operator()(Team& team) const {
-  const Shape shape{heads, kv_heads, dim, value_dim};
+  const Shape shape{heads, kv_heads, dim, value_dim, keys.is_q8()};
   Buffers b(team.scratch(Buffers::bytes(shape)), shape);
   if (plan->split) {
     team.for_units(static_cast<int64_t>(plan->parts.size()) * kv_heads, [&](int64_t unit) {

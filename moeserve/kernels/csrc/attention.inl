@@ -115,18 +115,16 @@ inline void attend(float* const* scores, const int* first, const int* end, Softm
   for (; d < dim; d += 16) weigh<N, 1>(scores, factors, values, dim, d, acc);
 }
 
-void attend_block(const float* const* queries, const int* first, const int* end, int n, const float* keys,
-                  const float* values, int dim, int value_dim, Softmax* state, float* acc, float* scratch) {
-  int q = 0;
-  for (; q + 4 <= n; q += 4) scores<4>(queries + q, keys, dim, scratch + q * kBlockKeys);
-  for (; q < n; ++q) scores<1>(queries + q, keys, dim, scratch + q * kBlockKeys);
+// One block for n queries whose scores are known: [n][32], overwritten.
+inline void attend_scored(float* scored, const int* first, const int* end, int n, const float* values,
+                          int value_dim, Softmax* state, float* acc) {
   float* p[4];
   float* out[4];
   Softmax* states[4];
   int from[4], to[4], pending = 0;
-  for (q = 0; q < n; ++q) {
+  for (int q = 0; q < n; ++q) {
     if (end[q] > first[q]) {
-      p[pending] = scratch + q * kBlockKeys;
+      p[pending] = scored + q * kBlockKeys;
       out[pending] = acc + static_cast<int64_t>(q) * value_dim;
       states[pending] = state + q;
       from[pending] = first[q];
@@ -139,4 +137,12 @@ void attend_block(const float* const* queries, const int* first, const int* end,
   }
   for (int i = 0; i < pending; ++i)
     attend<1>(p + i, from + i, to + i, states + i, values, value_dim, out + i);
+}
+
+void attend_block(const float* const* queries, const int* first, const int* end, int n, const float* keys,
+                  const float* values, int dim, int value_dim, Softmax* state, float* acc, float* scratch) {
+  int q = 0;
+  for (; q + 4 <= n; q += 4) scores<4>(queries + q, keys, dim, scratch + q * kBlockKeys);
+  for (; q < n; ++q) scores<1>(queries + q, keys, dim, scratch + q * kBlockKeys);
+  attend_scored(scratch, first, end, n, values, value_dim, state, acc);
 }

@@ -86,10 +86,10 @@ void bind_engine(nb::module_& m) {
       .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none())
       .def("linear", &Stream::linear)
       .def("rope_store", &Stream::rope_store, "q"_a, "k"_a, "v"_a, "q_norm"_a.none(), "k_norm"_a.none(),
-           "eps"_a, "cos"_a, "sin"_a, "slots"_a, "keys"_a, "values"_a, "n"_a, "heads"_a, "kv_heads"_a,
-           "dim"_a, "scale"_a.none())
-      .def("attention", &Stream::attention, "plan"_a, "q"_a, "keys"_a, "values"_a, "out"_a, "heads"_a,
-           "kv_heads"_a, "dim"_a, "value_dim"_a, "window"_a, "sinks"_a.none(), "gate"_a.none())
+           "eps"_a, "cos"_a, "sin"_a, "slots"_a, "kv"_a, "n"_a, "heads"_a, "kv_heads"_a, "dim"_a,
+           "scale"_a.none())
+      .def("attention", &Stream::attention, "plan"_a, "q"_a, "kv"_a, "out"_a, "heads"_a, "kv_heads"_a,
+           "dim"_a, "value_dim"_a, "window"_a, "sinks"_a.none(), "gate"_a.none())
       .def("latent_store", &Stream::latent_store, "q"_a, "latent"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
            "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "nope"_a, "queries"_a)
       .def("linear_by_head", &Stream::linear_by_head, "x"_a, "n"_a, "weights"_a, "out"_a)

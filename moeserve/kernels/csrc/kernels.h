@@ -44,6 +44,21 @@ struct Softmax {
   float sum;
 };
 
+// A query vector for int8 keys: x = scale * code, with a scale for each 32 columns. Of each 4 codes the two in the middle
+// have changed places, as keys come.
+struct QueryRow {
+  int16_t* codes;
+  float* scales;
+};
+constexpr size_t query_row_bytes(int64_t dim) { return 2 * dim + dim / 32 * sizeof(float); }
+
+// Keys or values of one KV head in a q8_0 cache, slot by slot.
+struct Q8Rows {
+  const int8_t* codes;
+  const uint16_t* scales;
+  int64_t stride;  // of codes from one slot to the next; of scales a 32nd of it
+};
+
 struct Kernels {
   const char* name;
   PanelGemm gemm[kMaxType];  // nullptr: type not supported
@@ -84,6 +99,18 @@ struct Kernels {
   void (*attend_block)(const float* const* queries, const int* first, const int* end, int n,
                        const float* keys, const float* values, int dim, int value_dim, Softmax* state,
                        float* acc, float* scratch);
+
+  // The same over a q8_0 cache (attention_q8.inl): int8 codes with a float16 scale for each 32 of a head's numbers.
+  // n % 32 == 0. Codes are within 127 of 0; where a number is not finite, its scale is NaN.
+  void (*quantize_kv)(const float* x, int n, int8_t* codes, uint16_t* scales);
+  void (*quantize_query)(const float* x, int dim, QueryRow row);
+  // 32 keys as pairs of columns, [dim / 2][32 keys][2], and their scales [dim / 32][32].
+  void (*gather_keys_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
+                         float* scales);
+  void (*gather_values_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, float* out);
+  void (*attend_block_q8)(const QueryRow* queries, const int* first, const int* end, int n,
+                          const int16_t* keys, const float* key_scales, const float* values, int dim,
+                          Softmax* state, float* acc, float* scratch);
 };
 
 // Merges segment b into a (online softmax over segments, in order).

@@ -20,6 +20,7 @@ namespace {
 #include "gemm.inl"
 #include "rowwise.inl"
 #include "attention.inl"
+#include "attention_q8.inl"
 #include "delta_net.inl"
 
 constexpr Kernels make_table() {
@@ -46,6 +47,11 @@ constexpr Kernels make_table() {
   k.gather_keys = gather_keys;
   k.gather_values = gather_values;
   k.attend_block = attend_block;
+  k.quantize_kv = quantize_kv;
+  k.quantize_query = quantize_query;
+  k.gather_keys_q8 = gather_keys_q8;
+  k.gather_values_q8 = gather_values_q8;
+  k.attend_block_q8 = attend_block_q8;
   return k;
 }
 constexpr Kernels kKernels = make_table();

@@ -83,6 +83,15 @@ void LinearOp::operator()(Team& team) const {
   }
 }
 
+void KvPool::store(const Kernels& k, const float* x, int width, int64_t slot) const {
+  const int64_t at = slot * width;
+  if (is_q8()) {
+    k.quantize_kv(x, width, codes() + at, scales + at / 32);
+  } else {
+    k.to_half(x, width, halves() + at);
+  }
+}
+
 void RopeStoreOp::norm_rotate(float* x, int num, const float* norm, bool full, int64_t token) const {
   if (norm != nullptr && full) k->rms_norm(x, norm, eps, num * dim, x);
   for (int h = 0; h < num; ++h) {
@@ -98,8 +107,8 @@ void RopeStoreOp::operator()(Team& team) const {
     norm_rotate(q + t * heads * dim, heads, q_norm, full_q_norm, t);
     k->scale(scale, heads * dim, q + t * heads * dim);
     norm_rotate(key + t * width, kv_heads, k_norm, full_k_norm, t);
-    k->to_half(key + t * width, width, key_pool + static_cast<int64_t>(slots[t]) * width);
-    k->to_half(value + t * width, width, value_pool + static_cast<int64_t>(slots[t]) * width);
+    keys.store(*k, key + t * width, width, slots[t]);
+    values.store(*k, value + t * width, width, slots[t]);
   });
 }
 

@@ -116,8 +116,19 @@ struct LinearOp {
   void operator()(Team& team) const;
 };
 
+// Keys or values of one layer, [slots, kv_heads, dim]: float16, or int8 codes (q8_0) with a float16 scale for each 32.
+struct KvPool {
+  void* data;
+  uint16_t* scales;  // nullptr: float16
+  bool is_q8() const { return scales != nullptr; }
+  uint16_t* halves() const { return static_cast<uint16_t*>(data); }
+  int8_t* codes() const { return static_cast<int8_t*>(data); }
+  // A slot's `width` numbers.
+  void store(const Kernels& k, const float* x, int width, int64_t slot) const;
+};
+
 // RMS norm of q and k, per head or over all heads at once; rotation of the first `rotary` dimensions of each head; q
-// scaled; k and v to the KV pool as float16.
+// scaled; k and v to the KV pool.
 struct RopeStoreOp {
   const Kernels* k;
   float* q;    // [n, heads, dim], in place
@@ -130,8 +141,7 @@ struct RopeStoreOp {
   const float* cos;  // [n, rotary / 2]
   const float* sin;
   const int32_t* slots;  // [n]
-  uint16_t* key_pool;    // [slots, kv_heads, dim] of this layer
-  uint16_t* value_pool;
+  KvPool keys, values;   // of this layer
   int n, heads, kv_heads, dim, rotary;
   float scale;  // of q
   void operator()(Team& team) const;
@@ -181,8 +191,7 @@ struct AttentionOp {
   const Kernels* k;
   AttentionPlan* plan;
   const float* q;  // [n, heads, dim], scaled
-  const uint16_t* key_pool;
-  const uint16_t* value_pool;
+  KvPool keys, values;
   Activations out;  // [n, heads * value_dim], or [n * heads, value_dim]
   int heads, kv_heads, dim, value_dim;
   // The pools are one, [slots, dim]: all heads read the same key, whose first value_dim numbers are its value. kv_heads

@@ -81,6 +81,25 @@ inline VI dot4(VI acc, VB w, VI x) { return {dot4_8(acc.lo, w.lo, x.lo), dot4_8(
 inline VI dot4_wide(VI acc, VB w, VI x) {
   return {dot4_8_wide(acc.lo, w.lo, x.lo), dot4_8_wide(acc.hi, w.hi, x.hi)};
 }
+// 32 int16: a lane's two against the pair.
+inline VI load_pairs(const int16_t* p) {
+  const auto* v = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(v), _mm256_loadu_si256(v + 1)};
+}
+inline VI broadcast_pair(const int16_t* p) { return broadcast_quad(reinterpret_cast<const int8_t*>(p)); }
+inline VI dot2(VI acc, VI a, VI pair) {
+  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, pair.lo)),
+          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, pair.hi))};
+}
+// Of each lane's four int8, the first and third, or second and fourth, to int16.
+inline void store_odd_bytes(int16_t* p, VB a) {
+  auto* v = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(v, _mm256_srai_epi16(a.lo, 8));
+  _mm256_storeu_si256(v + 1, _mm256_srai_epi16(a.hi, 8));
+}
+inline void store_even_bytes(int16_t* p, VB a) {
+  store_odd_bytes(p, {_mm256_slli_epi16(a.lo, 8), _mm256_slli_epi16(a.hi, 8)});
+}
 inline VF to_float(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline __m128i load_64(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
 inline VI load_u8(const uint8_t* p) {

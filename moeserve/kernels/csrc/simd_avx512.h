@@ -54,6 +54,15 @@ inline VI broadcast_quad(const int8_t* p) {  // 4 activations in every lane
   return {_mm512_set1_epi32(x)};
 }
 inline VI dot4(VI acc, VB weights, VI quad) { return {_mm512_dpbusd_epi32(acc.v, weights.v, quad.v)}; }
+// 32 int16: a lane's two against the pair.
+inline VI load_pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
+inline VI broadcast_pair(const int16_t* p) { return broadcast_quad(reinterpret_cast<const int8_t*>(p)); }
+inline VI dot2(VI acc, VI a, VI pair) { return {_mm512_dpwssd_epi32(acc.v, a.v, pair.v)}; }
+// Of each lane's four int8, the first and third, or second and fourth, to int16.
+inline void store_even_bytes(int16_t* p, VB a) {
+  _mm512_storeu_si512(p, _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8));
+}
+inline void store_odd_bytes(int16_t* p, VB a) { _mm512_storeu_si512(p, _mm512_srai_epi16(a.v, 8)); }
 inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline VI load_u8(const uint8_t* p) {  // 16 bytes to 16 lanes
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};

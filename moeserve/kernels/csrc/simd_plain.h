@@ -88,6 +88,27 @@ inline VI dot4(VI acc, VB w, VI x) {
   }
   return acc;
 }
+// 32 int16: a lane's two against the pair.
+inline VI load_pairs(const int16_t* p) {
+  VI r;
+  __builtin_memcpy(&r, p, 64);
+  return r;
+}
+inline VI broadcast_pair(const int16_t* p) { return broadcast_quad(reinterpret_cast<const int8_t*>(p)); }
+inline VI dot2(VI acc, VI a, VI pair) {
+  int16_t x[32], y[32];
+  __builtin_memcpy(x, &a, 64);
+  __builtin_memcpy(y, &pair, 64);
+  for (int i = 0; i < 32; ++i) acc.v[i / 2] += x[i] * y[i];
+  return acc;
+}
+// Of each lane's four int8, the first and third, or second and fourth, to int16.
+inline void store_even_bytes(int16_t* p, VB a) {
+  for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>(a.v[2 * i]);
+}
+inline void store_odd_bytes(int16_t* p, VB a) {
+  for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>(a.v[2 * i + 1]);
+}
 inline VF to_float(VI a) { return {__builtin_convertvector(a.v, F16x)}; }
 inline VI load_u8(const uint8_t* p) {
   VI r;

@@ -37,14 +37,26 @@ void check_heads(int heads, int kv_heads, int dim) {
 }
 
 struct KvPools {  // of one layer: [slots, kv_heads, dim] each
-  uint16_t *keys, *values;
+  KvPool keys, values;
   int64_t slots;
 };
 
-KvPools kv_pools(nb::handle keys, nb::handle values, int64_t width) {
-  const int64_t slots = tensor_arg(keys, "kv.keys", Element::kFloat16).rows;
-  return {rows_arg<uint16_t>(keys, "kv.keys", slots, width),
-          rows_arg<uint16_t>(values, "kv.values", slots, width), slots};
+// kv: a KvLayer of cpu_stream.py.
+KvPools kv_pools(const nb::object& kv, int64_t width) {
+  const nb::object keys = kv.attr("keys"), values = kv.attr("values");
+  const nb::object key_scales = kv.attr("key_scales"), value_scales = kv.attr("value_scales");
+  if (key_scales.is_none()) {
+    const int64_t slots = tensor_arg(keys, "kv.keys", Element::kFloat16).rows;
+    return {{rows_arg<uint16_t>(keys, "kv.keys", slots, width), nullptr},
+            {rows_arg<uint16_t>(values, "kv.values", slots, width), nullptr},
+            slots};
+  }
+  const int64_t slots = tensor_arg(keys, "kv.keys", Element::kInt8).rows, groups = width / 32;
+  return {{rows_arg<int8_t>(keys, "kv.keys", slots, width),
+           rows_arg<uint16_t>(key_scales, "kv.key_scales", slots, groups)},
+          {rows_arg<int8_t>(values, "kv.values", slots, width),
+           rows_arg<uint16_t>(value_scales, "kv.value_scales", slots, groups)},
+          slots};
 }
 
 Scoring scoring_named(const std::string& name) {
@@ -165,8 +177,8 @@ void Stream::linear(const Activations& x, int n, const LinearGroup& weights, con
 }
 
 void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
-                        Tensor sin, Tensor slots, Tensor keys, Tensor values, int n, int heads, int kv_heads,
-                        int dim, nb::object scale) {
+                        Tensor sin, Tensor slots, nb::object layer, int n, int heads, int kv_heads, int dim,
+                        nb::object scale) {
   check_heads(heads, kv_heads, dim);
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols, width = int64_t{kv_heads} * dim;
   if (half < 16 || half % 16 != 0 || 2 * half > dim) {
@@ -183,10 +195,10 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
   op.cos = rows_arg<float>(cos, "cos", n, half);
   op.sin = rows_arg<float>(sin, "sin", n, half);
   op.slots = rows_arg<int32_t>(slots, "slots", n, 1);
-  const KvPools kv = kv_pools(keys, values, width);
+  const KvPools kv = kv_pools(layer, width);
   check_ids("KV slot", op.slots, n, kv.slots);
-  op.key_pool = kv.keys;
-  op.value_pool = kv.values;
+  op.keys = kv.keys;
+  op.values = kv.values;
   op.n = n;
   op.heads = heads;
   op.kv_heads = kv_heads;
@@ -196,9 +208,8 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
   pool_.submit(op);
 }
 
-void Stream::attention(AttentionPlan& plan, Tensor q, Tensor keys, Tensor values, const Activations& out,
-                       int heads, int kv_heads, int dim, int value_dim, int window, Tensor sinks,
-                       Tensor gate) {
+void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Activations& out, int heads,
+                       int kv_heads, int dim, int value_dim, int window, Tensor sinks, Tensor gate) {
   check_heads(heads, kv_heads, dim);
   const bool is_latent = value_dim > 0;
   if (value_dim < 0 || value_dim > dim || value_dim % 32 != 0) {
@@ -217,11 +228,11 @@ void Stream::attention(AttentionPlan& plan, Tensor q, Tensor keys, Tensor values
   op.plan = &plan;
   op.q = rows_arg<float>(q, "q", plan.rows, int64_t{heads} * dim);
   if (is_latent) {
-    op.key_pool = op.value_pool = rows_arg<uint16_t>(keys, "kv.keys", 0, dim);
+    op.keys = op.values = {rows_arg<uint16_t>(layer.attr("keys"), "kv.keys", 0, dim), nullptr};
   } else {
-    const KvPools kv = kv_pools(keys, values, int64_t{kv_heads} * dim);
-    op.key_pool = kv.keys;
-    op.value_pool = kv.values;
+    const KvPools kv = kv_pools(layer, int64_t{kv_heads} * dim);
+    op.keys = kv.keys;
+    op.values = kv.values;
   }
   op.out = out;
   op.heads = heads;

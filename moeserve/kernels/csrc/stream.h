@@ -48,10 +48,11 @@ class Stream {
   void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x);
   void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
   void linear(const Activations& x, int n, const LinearGroup& weights, const nanobind::list& out, bool add);
+  // kv: a KvLayer of cpu_stream.py.
   void rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
-                  Tensor sin, Tensor slots, Tensor keys, Tensor values, int n, int heads, int kv_heads,
-                  int dim, nanobind::object scale);
-  void attention(AttentionPlan& plan, Tensor q, Tensor keys, Tensor values, const Activations& out, int heads,
+                  Tensor sin, Tensor slots, nanobind::object kv, int n, int heads, int kv_heads, int dim,
+                  nanobind::object scale);
+  void attention(AttentionPlan& plan, Tensor q, nanobind::object kv, const Activations& out, int heads,
                  int kv_heads, int dim, int value_dim, int window, Tensor sinks, Tensor gate);
   void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
              float scale, int groups, int top_groups, int group_best, Tensor bias);

@@ -47,8 +47,8 @@ struct ElementType {
 // In the order of Element.
 constexpr ElementType kElements[] = {
     {"float32", nb::dlpack::dtype_code::Float, 32}, {"float16", nb::dlpack::dtype_code::Float, 16},
-    {"int32", nb::dlpack::dtype_code::Int, 32},     {"int64", nb::dlpack::dtype_code::Int, 64},
-    {"uint8", nb::dlpack::dtype_code::UInt, 8},
+    {"int8", nb::dlpack::dtype_code::Int, 8},       {"int32", nb::dlpack::dtype_code::Int, 32},
+    {"int64", nb::dlpack::dtype_code::Int, 64},     {"uint8", nb::dlpack::dtype_code::UInt, 8},
 };
 
 bool contiguous(const dltensor& t) {

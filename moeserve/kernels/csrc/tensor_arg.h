@@ -14,7 +14,7 @@
 
 namespace moeserve {
 
-enum class Element { kFloat32, kFloat16, kInt32, kInt64, kUint8 };
+enum class Element { kFloat32, kFloat16, kInt8, kInt32, kInt64, kUint8 };
 
 struct TensorArg {
   void* data;
@@ -34,6 +34,7 @@ template <class T>
 constexpr Element element_of() {
   if constexpr (std::is_same_v<T, float>) return Element::kFloat32;
   if constexpr (std::is_same_v<T, uint16_t>) return Element::kFloat16;
+  if constexpr (std::is_same_v<T, int8_t>) return Element::kInt8;
   if constexpr (std::is_same_v<T, int32_t>) return Element::kInt32;
   if constexpr (std::is_same_v<T, int64_t>) return Element::kInt64;
   if constexpr (std::is_same_v<T, uint8_t>) return Element::kUint8;

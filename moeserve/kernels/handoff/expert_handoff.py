@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels import _C
-from moeserve.kernels.cpu_stream import Activations, CpuStream, Matrix
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.experts.options import Activation
 from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
 from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.stream_operands import Activations
 
 
 class HandoffError(RuntimeError):

@@ -9,19 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import (
-    Activations,
-    AttentionPlan,
-    CpuStream,
-    Heads,
-    KvLayer,
-    LinearGroup,
-    Matrix,
-    RoutingWorkspace,
-    build_attention_plan,
-)
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup, Matrix, build_attention_plan
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.sampling.cpu import SamplerState
+from moeserve.kernels.stream_operands import Activations, Heads, KvLayer, RoutingWorkspace
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from torch import Tensor
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.planes.from_panels import GROUP, PANEL_ROWS, PanelLayout, panels_to_planes
 from moeserve.kernels.planes.layout import Planes, k_blocks_of
-from moeserve.quantization import StoredScales
+from moeserve.quantization import QuantType, StoredScales
 
 _SIX_BIT_MIN = tl.constexpr(int(StoredScales.SIX_BIT_MIN))
 _SIX_BIT_Q3_K = tl.constexpr(int(StoredScales.SIX_BIT_Q3_K))
@@ -155,6 +155,40 @@ def unpack_kernel(
         )
 
 
+@kernel
+def unpack_scattered_kernel(
+    addresses, HAS_SUPERS: tl.constexpr,
+    K_BLOCKS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BITS: tl.constexpr, PAIRS: tl.constexpr, NIBBLES_OR_BYTES: tl.constexpr, STORED: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_SCALES: tl.constexpr, BLOCK_BYTES: tl.constexpr,
+    HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """Grid (panels of a matrix, PARTS of the codes and one program for the scales, matrices). addresses int64
+    [matrices, 4]: of each the panels, and where its codes, scales and supers go."""
+    at = addresses + 4 * tl.program_id(2)
+    panels = tl.load(at)
+    if tl.program_id(1) < PARTS:
+        HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
+        move_codes(
+            panels.to(tl.pointer_type(tl.int32)), tl.load(at + 1).to(tl.pointer_type(tl.int32)), tl.program_id(1),
+            K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4, BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS,
+            NIBBLES_OR_BYTES, X,
+        )  # fmt: skip
+    else:
+        panel_bytes = panels.to(tl.pointer_type(tl.uint8))
+        scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
+        if HAS_SUPERS:
+            move_scales(
+                panel_bytes, scales, tl.load(at + 3).to(tl.pointer_type(tl.int32)), STORED, SCALE_BYTES, BLOCKS,
+                BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS, Y, S,
+            )  # fmt: skip
+        else:
+            move_scales(
+                panel_bytes, scales, None, STORED, SCALE_BYTES, BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS,
+                Y, S,
+            )  # fmt: skip
+
+
 def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
     """Launches it for the first `experts` of a stack; the others' planes stay as they are.
 
@@ -166,19 +200,44 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
         some = Planes(planes.type, experts, planes.rows, planes.cols, planes.codes[:experts], none, none)
         panels_to_planes(panels[: some.nbytes], some)
         return
-    layout, k_blocks = PanelLayout.of(planes.type, f), k_blocks_of(planes.cols)
-    blocks, parts = planes.cols // layout.cols, f.low_parts + f.high_parts
-    scale_bytes = 4 * f.words * k_blocks
+    sizes = _sizes(planes.type, planes.cols)
     unpack_kernel(
-        (whole, parts + 1),
+        (whole, sizes[1] + 1),
         panels.view(torch.int32),
         panels,
         planes.codes.view(torch.int32),
         planes.scales.view(torch.uint8),
         planes.supers if f.has_super else None,
+        *sizes,
+        num_warps=4,
+    )
+
+
+def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -> None:
+    """Launches it for matrices [rows, cols] of a quantised type, wherever they lie on the addresses' device.
+
+    addresses: int64 [matrices, 4] of each matrix's panels, and of its codes, scales and supers in planes (0 where the
+    type has none), all aligned to 16.
+    """
+    f = kind.layout
+    if f is None:
+        raise ValueError(f"{kind.name} is not quantised")
+    sizes = _sizes(kind, cols)
+    unpack_scattered_kernel(
+        (rows // PANEL_ROWS, sizes[1] + 1, len(addresses)), addresses, f.has_super, *sizes, num_warps=4
+    )
+
+
+def _sizes(kind: QuantType, cols: int) -> tuple[int, ...]:
+    """What the kernels know of a type's rows: K_BLOCKS, PARTS and so on."""
+    f = kind.layout
+    assert f is not None
+    layout, k_blocks = PanelLayout.of(kind, f), k_blocks_of(cols)
+    blocks, scale_bytes = cols // layout.cols, 4 * f.words * k_blocks
+    return (
         k_blocks,
-        parts,
-        planes.cols // GROUP,
+        f.low_parts + f.high_parts,
+        cols // GROUP,
         layout.cols // GROUP,
         layout.bits,
         layout.pairs,
@@ -193,7 +252,6 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
         _power_of_two(4 * k_blocks),
         _power_of_two(scale_bytes),
         _power_of_two(blocks),
-        num_warps=4,
     )
 
 

@@ -23,11 +23,14 @@ def rope_store(
     q_out: Tensor,
     keys: Tensor,
     values: Tensor,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> None:
     """q_out = rotate(norm(q)) / sqrt(dim); keys, values[slots[i]] = rotate(norm(k[i])), v[i], for i < count[0].
 
     q [n, heads * dim], k, v [n, kv_heads * dim], rows at any stride; positions, slots int32 [n] (slot below 0: not
-    stored); q_out [n, heads, dim]; keys, values [slots, kv_heads, dim].
+    stored); q_out [n, heads, dim]; keys, values [slots, kv_heads, dim], int8 where there are float16
+    key_scales, value_scales [slots, kv_heads, dim / 32].
     q_norm, k_norm: None without a norm, float32 [dim] for a norm of each head, [heads * dim] or [kv_heads * dim] for
     one of all heads together. cos, sin float32 [positions, rotary_dim / 2]: of a head's dim, the first rotary_dim
     rotate. Raises ValueError for a norm or angles of other sizes.
@@ -50,6 +53,8 @@ def rope_store(
         q_out,
         keys,
         values,
+        key_scales,
+        value_scales,
         q.stride(0),
         k.stride(0),
         v.stride(0),

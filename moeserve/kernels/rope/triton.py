@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.quantize.kv_triton import store_kv
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def full_scale(row, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
 
 @kernel
 def rope_store_kernel(
-    q, k, v, q_norm, k_norm, cos, sin, positions, slots, count, q_out, keys, values,
+    q, k, v, q_norm, k_norm, cos, sin, positions, slots, count, q_out, keys, values, key_scales, value_scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr, Q_FULL: tl.constexpr,
     K_FULL: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
@@ -110,7 +111,7 @@ def rope_store_kernel(
             own_k, other_k = rotation(k_norm, cos, sin, DIM, ROTARY, SIZE)
             from_k = k + token * K_STRIDE + h * DIM + one
             key = norm_and_rotate(from_k, one == 0, own_k, other_k, None, DIM, ROTARY, K_EPS, SIZE)
-        at = (slot * KV_HEADS + h) * DIM + d
-        tl.store(keys + at, key.to(keys.dtype.element_ty), d < DIM)
-        value = tl.load(v + token * V_STRIDE + h * DIM + d, d < DIM, 0.0)
-        tl.store(values + at, value.to(values.dtype.element_ty), d < DIM)
+        value = tl.load(v + token * V_STRIDE + h * DIM + d, d < DIM, 0.0).to(tl.float32)
+        at = (slot * KV_HEADS + h) * DIM
+        store_kv(keys, key_scales, at, key, True, DIM, SIZE)
+        store_kv(values, value_scales, at, value, True, DIM, SIZE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeserve.kernels.cpu_stream import KvLayer
+from moeserve.kernels.stream_operands import KvLayer
 
 
 def clear_slots(layers: Sequence[KvLayer], slots: list[int]) -> None:
@@ -12,5 +12,5 @@ def clear_slots(layers: Sequence[KvLayer], slots: list[int]) -> None:
     for layer in layers:
         if not len(layer.keys):  # it does not attend
             continue
-        layer.keys[slots] = 0
-        layer.values[slots] = 0
+        for tensor in layer.tensors:
+            tensor[slots] = 0

@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from moeserve.kernels.cpu_stream import CpuStream, DeltaParameters, LinearGroup, Matrix
+from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.kernels.stream_operands import DeltaParameters
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    GatedDeltaNetShape,
-    ModelShape,
-    MoeShape,
-    expert_bias_tensors,
-    model_tensors,
-)
+from moeserve.models.interface import AttentionShape, DenseFfnShape, GatedDeltaNetShape, ModelShape, MoeShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_types import check_cpu_types
 from moeserve.models.loading.cpu_weights import (
@@ -41,6 +34,7 @@ from moeserve.models.loading.progress import OnProgress
 from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import expert_bias_tensors, model_tensors
 
 LANES = 32  # columns that the kernels take at a time
 

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import DeltaParameters, LinearGroup, Matrix
+from moeserve.kernels.cpu_stream import LinearGroup, Matrix
+from moeserve.kernels.stream_operands import DeltaParameters
 from moeserve.models.sources.source import ModelSource
 
 

@@ -4,17 +4,12 @@ computes.
     copies   | layer 0 | layer 1 | layer 2 |        two buffers of panels, in turn
     GPU              | unpack 0, compute 0 | unpack 1, compute 1 |
 
-A step takes all of a layer's experts in RAM, or the first of them by place, and leaves the others to the CPU pool.
-
-The panels in RAM are the only copy there: they are pinned where they lie and become planes on the GPU
-(`planes.panels_triton`). Reading them at the same time, as the CPU pool does, is harmless.
+A step takes all of a layer's experts that are the pool's, or the first of them by place, and leaves the others to the
+pool. Panels (`pinned_panels.py`) become planes on the GPU (`planes.panels_triton`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import logging
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,38 +22,62 @@ from moeserve.kernels.handoff import CpuExperts
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.planes import Planes, empty_planes
 from moeserve.kernels.planes.panels_triton import unpack_panels
+from moeserve.models.loading.expert_maps import RAM, ExpertMaps
 from moeserve.models.loading.gpu_weights import GpuExperts
+from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.quantization import QUANT_TYPES
 
 ALIGNMENT = 256
-
-log = logging.getLogger(__name__)
 
 
 class ExpertStream:
     """The layers of a step come in order: `begin`, then `take` for each of those that stream."""
 
-    def __init__(self, layers: Sequence[CpuExperts | None], device: torch.device) -> None:
-        """Raises RuntimeError where the panels' memory cannot be pinned."""
+    def __init__(
+        self,
+        layers: Sequence[CpuExperts | None],
+        panels: PinnedPanels,
+        device: torch.device,
+        maps: ExpertMaps | None = None,
+    ) -> None:
+        """maps: where experts move between the memories; only those that are the pool's at the time are streamed."""
         self._is_gpu = device.type == "cuda"
-        self._panels = [None if layer is None else [_bytes_of(m) for m in layer.matrices] for layer in layers]
+        self._panels, self._maps = panels, maps
         some = [layer for layer in layers if layer is not None]
         nowhere = torch.full_like(some[0].expert_map, -1)
-        # int32 [layers, experts]: the expert maps of RAM; then of the experts that a step streams, and of the others.
-        self._expert_maps = torch.stack([nowhere if layer is None else layer.expert_map for layer in layers])
-        self._streamed, self._left = torch.full_like(self._expert_maps, -1), self._expert_maps
+        # int32 [layers, experts]: the experts' places in RAM where they are the pool's, -1 elsewhere.
+        self._in_ram = np.stack([(nowhere if e is None else e.expert_map).cpu().numpy() for e in layers])
+        # int32 [2, layers, experts]: of those that a step streams, among what `take` gives; of the others, in RAM.
+        shape = (2, *self._in_ram.shape)
+        self._split_on_host = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._is_gpu)
+        self._split_on_host[1] = torch.from_numpy(self._in_ram)
+        split = self._split_on_host.to(device, copy=True)
+        self._streamed: Tensor = split[0]
+        self._left: Tensor = split[1]
         self._counts = [0] * len(layers)
+        # Of each layer, the places in RAM that the step streams, in order: the first of a run, and how many.
+        self._runs: list[list[tuple[int, int]]] = [[] for _ in layers]
         self._biases = [_biases_on(layer, device) for layer in layers]
-        if self._is_gpu:
-            self._pin()
-        raw = max(sum(_aligned(m.bytes) for m in layer.matrices) for layer in some)
+        most = [int((places >= 0).sum()) for places in self._in_ram]
+        raw = max(
+            sum(_aligned(m.bytes // m.experts * count) for m in layer.matrices)
+            for layer, count in zip(layers, most, strict=True)
+            if layer is not None
+        )
         self._raw = [torch.empty(raw, dtype=torch.uint8, device=device) for _ in "ab"]
         planes = torch.empty(
-            max(sum(map(_planes_bytes, layer.matrices)) for layer in some), dtype=torch.uint8, device=device
+            max(
+                sum(_planes_bytes(m, count) for m in layer.matrices)
+                for layer, count in zip(layers, most, strict=True)
+                if layer is not None
+            ),
+            dtype=torch.uint8,
+            device=device,
         )
         # Views, made once: a step's host thread shares a core with a thread of the pool.
         self._buffers = [
-            None if layer is None else _Buffers.within(self._raw, planes, layer.matrices) for layer in layers
+            None if layer is None else _Buffers.within(self._raw, planes, layer.matrices, count)
+            for layer, count in zip(layers, most, strict=True)
         ]
         self._order: list[int] = []
         self._next = 0  # in the order: the layer whose copy is launched next
@@ -67,6 +86,11 @@ class ExpertStream:
             self._copier = torch.cuda.Stream()
             self._copied = [torch.cuda.Event() for _ in "ab"]
             self._unpacked = [torch.cuda.Event() for _ in "ab"]
+
+    @property
+    def idle_buffer(self) -> Tensor:
+        """uint8, on the device: free between two steps, and during those that stream nothing."""
+        return self._raw[0]
 
     def begin(self, counts: Sequence[int]) -> None:
         """Of each layer, how many of its experts in RAM the step takes: the first by place. The first two copies start
@@ -94,7 +118,7 @@ class ExpertStream:
             self._unpacked[buffer].record()
         self._launch_copy()
         gate, up, down = buffers.planes
-        return GpuExperts(gate, up, down, self._biases[layer])
+        return GpuExperts(gate, up, down, self._biases_of(layer))
 
     def expert_map(self, layer: int) -> Tensor:
         """int32 [the layer's experts]: places among those that `take` gives, -1 for an expert that is not there."""
@@ -105,14 +129,27 @@ class ExpertStream:
         return self._left[layer]
 
     def _split(self, counts: list[int]) -> None:
-        if counts == self._counts:
+        in_ram = self._in_ram if self._maps is None else self._maps.host[RAM]
+        if counts == self._counts and np.array_equal(in_ram, self._in_ram):
             return
-        self._counts = counts
-        taken = self._expert_maps < torch.tensor(counts, dtype=torch.int32)[:, None].to(
-            self._expert_maps.device
-        )
-        self._streamed = torch.where(taken, self._expert_maps, -1)
-        self._left = torch.where(taken, -1, self._expert_maps)
+        self._counts, self._in_ram = counts, in_ram.copy()
+        streamed, left = self._split_on_host.numpy()
+        streamed[:], left[:] = -1, self._in_ram
+        for layer, count in enumerate(counts):
+            by_place = np.argsort(np.where(self._in_ram[layer] >= 0, self._in_ram[layer], 1 << 30))[:count]
+            streamed[layer, by_place], left[layer, by_place] = np.arange(count), -1
+            self._runs[layer] = _runs(self._in_ram[layer, by_place].tolist())
+        self._streamed.copy_(self._split_on_host[0], non_blocking=True)
+        self._left.copy_(self._split_on_host[1], non_blocking=True)
+
+    def _biases_of(self, layer: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """In the order of what `take` gives."""
+        biases = self._biases[layer]
+        if biases is None or all(first == 0 for first, _ in self._runs[layer]):
+            return biases  # the first of them
+        places = [first + i for first, count in self._runs[layer] for i in range(count)]
+        gate, up, down = (bias[places] for bias in biases)
+        return gate, up, down
 
     def _launch_copy(self) -> None:
         if self._next == len(self._order):
@@ -130,29 +167,16 @@ class ExpertStream:
     def _copy(self, layer: int, buffer: int) -> None:
         if is_compiling_ahead():
             return
-        buffers, panels = self._buffers[layer], self._panels[layer]
+        buffers = self._buffers[layer]
         assert buffers is not None
-        assert panels is not None
-        for source, target, planes in zip(panels, buffers.panels[buffer], buffers.planes, strict=True):
-            size = len(source) // planes.experts * self._counts[layer]
-            target[:size].copy_(source[:size], non_blocking=True)
-
-    def _pin(self) -> None:
-        """Until this object goes: the allocator may hand the addresses out again."""
-        pinned: list[int] = []
-        weakref.finalize(self, _unpin, pinned)
-        for panels in self._panels:
-            for tensor in panels or []:
-                error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(tensor), 0)
-                if int(error) != 0:
-                    raise RuntimeError(f"cudaHostRegister of {len(tensor)} bytes: error {int(error)}")
-                pinned.append(tensor.data_ptr())
-
-
-def _unpin(pinned: list[int]) -> None:
-    torch.cuda.synchronize()
-    for address in pinned:
-        torch.cuda.cudart().cudaHostUnregister(address)
+        for source, target, each in zip(
+            self._panels.of(layer), buffers.panels[buffer], buffers.bytes_of_one, strict=True
+        ):
+            at = 0
+            for first, count in self._runs[layer]:
+                piece = source[first * each : (first + count) * each]
+                target[at : at + len(piece)].copy_(piece, non_blocking=True)
+                at += len(piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +185,33 @@ class _Buffers:
 
     panels: list[list[Tensor]]  # of each of the two buffers: a matrix's bytes
     planes: list[Planes]
+    bytes_of_one: list[int]  # of an expert in each matrix's panels
 
     @classmethod
-    def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix]) -> _Buffers:
+    def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix], experts: int) -> _Buffers:
+        """experts: how many of them there is room for."""
         panels: list[list[Tensor]] = [[] for _ in raw]
         unpacked: list[Planes] = []
         at = used = 0
-        for matrix in matrices:
+        each = [matrix.bytes // matrix.experts for matrix in matrices]
+        for matrix, one in zip(matrices, each, strict=True):
             for found, buffer in zip(panels, raw, strict=True):
-                found.append(buffer[at : at + matrix.bytes])
-            unpacked.append(_planes_in(planes[used:], matrix))
-            at += _aligned(matrix.bytes)
-            used += _planes_bytes(matrix)
-        return cls(panels, unpacked)
+                found.append(buffer[at : at + experts * one])
+            unpacked.append(_planes_in(planes[used:], matrix, experts))
+            at += _aligned(experts * one)
+            used += _planes_bytes(matrix, experts)
+        return cls(panels, unpacked, each)
+
+
+def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending places as runs of neighbours: the first, and how many."""
+    runs: list[tuple[int, int]] = []
+    for place in places:
+        if runs and place == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((place, 1))
+    return runs
 
 
 def _biases_on(layer: CpuExperts | None, device: torch.device) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -183,31 +221,21 @@ def _biases_on(layer: CpuExperts | None, device: torch.device) -> tuple[Tensor, 
     return gate, up, down
 
 
-def _bytes_of(matrix: Matrix) -> Tensor:
-    """The matrix's own memory."""
-    at = (ctypes.c_uint8 * matrix.bytes).from_address(matrix.address)
-    return torch.from_numpy(np.ctypeslib.as_array(at))
-
-
-def _shape_of(matrix: Matrix) -> tuple[int, int, int]:
-    return matrix.experts, matrix.rows, matrix.cols
-
-
-def _planes_bytes(matrix: Matrix) -> int:
-    p = empty_planes(QUANT_TYPES[matrix.type], _shape_of(matrix), "meta")
+def _planes_bytes(matrix: Matrix, experts: int) -> int:
+    p = empty_planes(QUANT_TYPES[matrix.type], (experts, matrix.rows, matrix.cols), "meta")
     return sum(_aligned(tensor.nbytes) for tensor in (p.codes, p.scales, p.supers))
 
 
-def _planes_in(buffer: Tensor, matrix: Matrix) -> Planes:
+def _planes_in(buffer: Tensor, matrix: Matrix, experts: int) -> Planes:
     """Planes whose tensors lie one after another in the buffer."""
-    kind = QUANT_TYPES[matrix.type]
-    p = empty_planes(kind, _shape_of(matrix), "meta")
+    kind, shape = QUANT_TYPES[matrix.type], (experts, matrix.rows, matrix.cols)
+    p = empty_planes(kind, shape, "meta")
     at = 0
     placed = []
     for tensor in (p.codes, p.scales, p.supers):
         placed.append(buffer[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
         at += _aligned(tensor.nbytes)
-    return Planes(kind, *_shape_of(matrix), *placed)
+    return Planes(kind, *shape, *placed)
 
 
 def _aligned(nbytes: int) -> int:

@@ -11,16 +11,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.planes import Planes, empty_planes
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    GatedDeltaNetShape,
-    ModelShape,
-    MoeShape,
-    expert_bias_tensors,
-    expert_tensors,
-    model_tensors,
-)
+from moeserve.models.interface import AttentionShape, DenseFfnShape, GatedDeltaNetShape, ModelShape, MoeShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
@@ -42,6 +33,7 @@ from moeserve.models.loading.upload import Upload
 from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import expert_bias_tensors, expert_tensors, model_tensors
 
 
 class GpuLoader:

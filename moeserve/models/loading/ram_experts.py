@@ -11,11 +11,12 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
-from moeserve.models.interface import ModelShape, expert_bias_tensors, expert_tensors
+from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import expert_bias_tensors, expert_tensors
 
 
 class RamExperts:

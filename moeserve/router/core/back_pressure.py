@@ -8,7 +8,7 @@ take by the learnt cost of a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 
 from moeserve.messages.schema import GenerateRequest, RequestError
 from moeserve.router.core.limits import Limits
@@ -28,13 +28,15 @@ class BackPressure:
         running: Mapping[int, Request],
         cost: StepCost,
         history: OutputHistory,
+        postponed: Sized,
     ) -> None:
-        """`running`: the batch, which others write."""
+        """`running`: the batch, which others write. `postponed`: requests that will wait again."""
         self._limits = limits
         self._waiting = waiting
         self._running = running
         self._cost = cost
         self._history = history
+        self._postponed = postponed
 
     def refusal(self, message: GenerateRequest, num_tenants: int) -> RequestError | None:
         """The 503 for a request that finds the queue full; None if it is accepted. `num_tenants` counts the API keys
@@ -44,8 +46,8 @@ class BackPressure:
         share = limits.max_num_queued_reqs
         if message.key_name:
             share = max(share // (num_tenants + 1), 1)
-        if len(waiting) >= limits.max_num_queued_reqs:
-            cause = f"{len(waiting)} requests are waiting already"
+        if (num_waiting := len(waiting) + len(self._postponed)) >= limits.max_num_queued_reqs:
+            cause = f"{num_waiting} requests are waiting already"
         elif len(waiting) and tokens > limits.max_num_queued_tokens:
             cause = f"requests with {waiting.num_tokens} prompt tokens are waiting already"
         elif waiting.of_tenant(message.key_name) >= share:

@@ -1,7 +1,7 @@
 """Plans one step: which requests are preempted or bound, and which rows the step has. The order matters:
 
 1. preemption, before there are rows, because the KV slots of a victim may be written in this very step;
-2. a row for every decoding request;
+2. a row for every decoding request, but for some with costly grammars (`grammar_turns.py`);
 3. chunks of prompts in fair order, which bind waiting requests as their turn comes, as far as the token limit, the KV
    slots and the prefill budget (`pace.py`) allow.
 """
@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from moeserve.router.core.fair_share import FairShare
+from moeserve.router.core.grammar_turns import GrammarTurns
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.pace import LEAST_CHUNK, Pace
@@ -29,6 +30,7 @@ class Planner:
         batch: RunningBatch,
         shares: FairShare,
         cost: StepCost,
+        turns: GrammarTurns,
     ) -> None:
         self._limits = limits
         self._memory = memory
@@ -36,6 +38,7 @@ class Planner:
         self._batch = batch
         self._shares = shares
         self._cost = cost
+        self._turns = turns
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share)
         self._order = PromptOrder(waiting, shares)
         if memory.disk is not None:
@@ -79,6 +82,7 @@ class Planner:
     def _plan_rows(self, step: int, now: float) -> ScheduledStep:
         scheduled = ScheduledStep(step)
         self._memory.take_snapshots()
+        self._batch.retry_postponed()
         self._preempt_for_fairness()
         self._batch.preempt_for_decode_slots()
         self._plan_decode_rows(scheduled)
@@ -93,7 +97,7 @@ class Planner:
             self._batch.preempt_for_fairness(head)
 
     def _plan_decode_rows(self, scheduled: ScheduledStep) -> None:
-        rows = list(self._batch.decoding.values())[: self._memory.available]
+        rows = self._turns.select(list(self._batch.decoding.values())[: self._memory.available])
         for request in scheduled.add_decode_rows(rows, self._memory):
             self._batch.planned(request)
         self._shares.charge_rows(rows)

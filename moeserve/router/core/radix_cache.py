@@ -17,16 +17,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
+from moeserve.router.core.idle_leaves import IdleLeaves, is_idle_leaf
 from moeserve.router.core.radix_node import TOKEN_BYTES, Namespace, Node, common_tokens, depth
 
 if TYPE_CHECKING:
     from moeserve.router.core.block_log import BlockLog
     from moeserve.router.core.snapshots import Snapshot
-
-_STALE_SPARE = 1024  # entries beyond twice the number of nodes at which the eviction heap is rebuilt
 
 
 class RadixCache:
@@ -43,8 +41,7 @@ class RadixCache:
         self._roots: dict[Namespace, Node] = {}
         self._uses = 0  # a logical clock: incremented at each use
         self._num_nodes = 0
-        # Idle leaves by (last_used, number); entries that no longer describe one are skipped when they surface.
-        self._leaves: list[tuple[int, int, Node]] = []
+        self._idle = IdleLeaves()
 
     # ---------------------------------------------------------------- reading
 
@@ -249,11 +246,7 @@ class RadixCache:
     def evict(self, count: int) -> array[int]:
         """Evicts up to `count` idle tokens, least recently used first; returns their slots, for the caller to free."""
         freed = array("i")
-        while len(freed) < count and self._leaves:
-            entry = heappop(self._leaves)
-            last_used, _, node = entry
-            if node.last_used != last_used or not self._is_idle_leaf(node):
-                continue
+        while len(freed) < count and (node := self._idle.pop()) is not None:
             take = min(len(node.slots), count - len(freed))
             freed.extend(node.slots[-take:])
             if take < len(node.slots):
@@ -264,7 +257,7 @@ class RadixCache:
                 self.num_idle -= take
                 if self._log is not None:
                     self._log.shrunk(node)
-                heappush(self._leaves, entry)
+                self._note_leaf(node)
             else:
                 parent = node.parent
                 self._remove_leaf(node)
@@ -274,18 +267,8 @@ class RadixCache:
 
     def _note_leaf(self, node: Node) -> None:
         """Queues `node` for eviction if it is an idle leaf."""
-        if not self._is_idle_leaf(node):
-            return
-        heappush(self._leaves, (node.last_used, node.number, node))
-        if len(self._leaves) > 2 * self._num_nodes + _STALE_SPARE:
-            kept = {(tick, number): n for tick, number, n in self._leaves if n.last_used == tick}
-            self._leaves = [(*key, n) for key, n in kept.items() if self._is_idle_leaf(n)]
-            heapify(self._leaves)
-
-    @staticmethod
-    def _is_idle_leaf(node: Node) -> bool:
-        """Roots and evicted nodes have no slots, and are no idle leaves."""
-        return node.refs == 0 and not node.children and len(node.slots) > 0
+        if is_idle_leaf(node):
+            self._idle.add(node, self._num_nodes)
 
     # ---------------------------------------------------------------- nodes
 
@@ -365,7 +348,7 @@ class RadixCache:
     def check(self) -> None:
         """Raises AssertionError when a count or a link is wrong, or an idle leaf is not in the heap. O(tokens)."""
         nodes = list(self._nodes())
-        queued = {(tick, number) for tick, number, _ in self._leaves}
+        queued = self._idle.keys()
         invariants = {
             "tokens": self.num_tokens == sum(len(node.slots) for node in nodes),
             "idle tokens": self.num_idle == sum(len(node.slots) for node in nodes if node.refs == 0),
@@ -379,7 +362,7 @@ class RadixCache:
                 n.parent is None or n.parent.refs >= n.refs for n in nodes
             ),
             "idle leaves are in the heap": all(
-                (n.last_used, n.number) in queued for n in nodes if self._is_idle_leaf(n)
+                (n.last_used, n.number) in queued for n in nodes if is_idle_leaf(n)
             ),
             "snapshots are of their node's end": all(
                 n.snapshot.node is n and n.snapshot.position == depth(n)

@@ -25,11 +25,13 @@ SECONDS_PER_PRIORITY = 60.0
 class State(Enum):
     """WAITING -> PREFILL -> DECODE -> ENDING -> FINISHED, where WAITING may lead to LOADING and back.
 
-    Preemption leads from PREFILL or DECODE back to WAITING. Any state may change to FINISHED at once (abort, error,
+    Preemption leads from PREFILL or DECODE back to WAITING. A request whose grammar is not ready for its first token
+    becomes POSTPONED, and then WAITING again. Any state may change to FINISHED at once (abort, error,
     stop). A request with max_tokens 0 or 1 skips DECODE.
     """
 
     WAITING = auto()  # queued, new or preempted; holds no slots
+    POSTPONED = auto()  # awaits its grammar; holds no slots
     LOADING = auto()  # as WAITING, out of the queue until pages of it are loaded from disk
     PREFILL = auto()  # bound to a request slot; some of its known tokens are not planned yet
     DECODE = auto()  # all its known tokens are planned; one row in each step
@@ -62,6 +64,7 @@ class Request:
         "node",
         "num_lost",
         "num_output",
+        "num_postponed",
         "num_prompt",
         "num_scored",
         "num_shared",
@@ -71,6 +74,7 @@ class Request:
         "req_slot",
         "request_id",
         "resume_after",
+        "retry_at",
         "sampling",
         "size",
         "slots",
@@ -127,6 +131,8 @@ class Request:
         self.fairness_preempted_at: int = -1  # num_output when it was last preempted for fairness
         self.num_lost: int = 0  # positions that were computed before the last preemption
         self.resume_after: int = 0  # the last step that may have a row of it, as of its preemption
+        self.num_postponed: int = 0  # times
+        self.retry_at: int = 0  # the step from which on it is queued again
 
         # Written by KvMemory. `slots` has the KV slots by position: positions 0 .. len(slots)-1 are in plans already
         # sent or were found in the cache. The first num_shared of them belong to the prefix tree, on the path to

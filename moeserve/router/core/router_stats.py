@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import DiskCounts
 from moeserve.messages.schema import HistogramCounts, LoadReport
 from moeserve.router.core.kv_memory import KvMemory
@@ -42,6 +43,7 @@ class RouterStats:
         self.repeated_tokens = 0
         self.aborts = 0
         self.kernels_compiled = 0
+        self.expert_cache = ExpertCacheCounts()
         self.engine_losses = 0
         self.continued = 0
         self._decode_ms = Histogram(STEP_BUCKETS_MS)
@@ -59,7 +61,7 @@ class RouterStats:
     def report(self, batch: RunningBatch, waiting: WaitingQueue, memory: KvMemory) -> LoadReport:
         return LoadReport(
             num_running=len(batch.running),
-            num_waiting=len(waiting) + len(batch.loading),
+            num_waiting=len(waiting) + len(batch.postponed) + len(batch.loading),
             kv_slots_used=memory.num_held,
             kv_slots_total=memory.num_slots,
             prompt_tokens=self.prompt_tokens + batch.num_cached_tokens,
@@ -82,5 +84,6 @@ class RouterStats:
             state_snapshot_evictions=memory.states.num_evictions,
             engine_losses=self.engine_losses,
             continued=self.continued,
+            expert_cache=self.expert_cache,
             disk=DiskCounts() if memory.disk is None else memory.disk.counts(),
         )

@@ -10,6 +10,9 @@ after which the next oldest is protected: no request starves, and no two request
 pool taken by a tenant that runs much. Then the youngest request of that tenant is preempted for it, as long as that
 tenant keeps the larger part. A request that was preempted for fairness is not preempted so again before it has received
 a token; otherwise two tenants whose prompts do not fit together would preempt each other for ever.
+
+**Postponement.** A grammar may take a second to compile, and a step does not wait for it. The request then leaves the
+batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from moeserve.router.core.limits import Limits
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.snapshots import SnapshotKind
 from moeserve.router.core.waiting_queue import WaitingQueue, by_age
+
+MOST_STEPS_POSTPONED = 32
 
 PREEMPTIBLE = (State.PREFILL, State.DECODE)  # an ENDING request releases its slots within two steps anyway
 
@@ -38,6 +43,7 @@ class RunningBatch:
         self.running: dict[int, Request] = {}  # PREFILL, DECODE or ENDING, by id
         self.prefilling: list[Request] = []  # the PREFILL ones
         self.decoding: dict[int, Request] = {}  # the DECODE ones
+        self.postponed: list[Request] = []  # the POSTPONED ones
         self.loading: dict[int, Request] = {}  # LOADING, by id
         self.last_planned = self.last_finished = 0  # steps; written by Scheduler
         self.num_preemptions = 0
@@ -129,6 +135,8 @@ class RunningBatch:
         """Ends a waiting or running request and frees what it holds. With `forget`, its KV is not cached."""
         if request.state is State.WAITING:
             self._waiting.remove(request)
+        elif request.state is State.POSTPONED:
+            self.postponed.remove(request)
         elif request.state is State.LOADING:
             assert self._memory.disk is not None
             del self.loading[request.id]
@@ -141,14 +149,35 @@ class RunningBatch:
 
     def preempt(self, request: Request) -> None:
         """Returns a running request to the queue; its KV stays cached until it is evicted."""
-        request.num_lost = len(request.slots)
-        request.resume_after = self.last_planned
-        self._unbind(request, kind=SnapshotKind.PREEMPTED)
+        self._leave(request)
         request.state = State.WAITING
-        request.disk_was_asked = False
         self.enqueue(request)
         self.num_preemptions += 1
+
+    def _leave(self, request: Request) -> None:
+        request.num_lost = len(request.slots)
+        request.resume_after = self.last_planned
+        request.disk_was_asked = False
+        self._unbind(request, kind=SnapshotKind.PREEMPTED)
         self._refused = None
+
+    def postpone(self, request: Request) -> None:
+        """Takes a request whose grammar is not ready out of the batch. One that has left it already stays as it is."""
+        if request.id not in self.running:
+            return
+        self._leave(request)
+        request.state = State.POSTPONED
+        request.num_postponed += 1
+        request.retry_at = self.last_planned + min(2**request.num_postponed, MOST_STEPS_POSTPONED)
+        self.postponed.append(request)
+
+    def retry_postponed(self) -> None:
+        """Queues the postponed requests whose time has come; all of them where nothing else runs."""
+        for request in list(self.postponed):
+            if request.retry_at <= self.last_planned or not self.running:
+                self.postponed.remove(request)
+                request.state = State.WAITING
+                self.enqueue(request)
 
     def lose_kv(self) -> None:
         """Returns every running request to the queue, with nothing cached: the worker is lost, and its KV with it."""

@@ -35,6 +35,7 @@ from moeserve.messages.schema import (
 from moeserve.router.core.back_pressure import BackPressure
 from moeserve.router.core.crash_blame import CrashBlame
 from moeserve.router.core.fair_share import FairShare
+from moeserve.router.core.grammar_turns import GrammarTurns
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.planner import Planner
@@ -81,8 +82,13 @@ class Scheduler:
         self._blame = CrashBlame()
         self._shares = FairShare()
         self._cost = StepCost(limits.num_experts, limits.experts_per_token)
-        self._planner = Planner(limits, self._memory, self._waiting, self._batch, self._shares, self._cost)
-        self._pressure = BackPressure(limits, self._waiting, self._batch.running, self._cost, self._history)
+        self._turns = GrammarTurns()
+        self._planner = Planner(
+            limits, self._memory, self._waiting, self._batch, self._shares, self._cost, self._turns
+        )
+        self._pressure = BackPressure(
+            limits, self._waiting, self._batch.running, self._cost, self._history, self._batch.postponed
+        )
         self._in_flight: deque[ScheduledStep] = deque()
         self._out: list[RouterMessage] = []
         self._stats = RouterStats()
@@ -155,7 +161,10 @@ class Scheduler:
         # A step that compiled kernels says nothing about the cost of the next one.
         self._planner.finished(scheduled, 0.0 if result.kernels_compiled else result.compute_ms)
         self._stats.kernels_compiled += result.kernels_compiled
+        if result.expert_cache is not None:
+            self._stats.expert_cache = self._stats.expert_cache.plus(result.expert_cache)
         self._stats.observe_step(scheduled, result.compute_ms, result.idle_ms)
+        self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms)
         for index, logprobs in result.prompt_logprobs.items():
             self._accept_prompt_logprobs(scheduled.owners[index], scheduled.rows[index].start, logprobs)
         self._tell_progress(scheduled, now)
@@ -323,11 +332,14 @@ class Scheduler:
             self._accept_last(request, entry, now)
 
     def _accept_last(self, request: Request, entry: Sampled, now: float) -> None:
-        if entry.token_id < 0:
+        if entry.late:
+            self._batch.postpone(request)
+        elif entry.token_id < 0:
             if entry.error is not None:
                 self._fail(request, 400, entry.error, forget=True)  # the request's own grammar failed
             else:
                 self._fail(request, 500, "the model produced non-finite logits for this request", forget=True)
+        if entry.token_id < 0:
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
         self._stats.generation_tokens += 1
@@ -390,8 +402,11 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError when a count is off. O(running)."""
         self._batch.check()
-        if len(self._open) != len(self._waiting) + len(self._batch.loading) + len(self._batch.running):
-            raise AssertionError("an open request is neither waiting nor running")
+        batch = self._batch
+        if len(self._open) != len(self._waiting) + len(batch.running) + len(batch.loading) + len(
+            batch.postponed
+        ):
+            raise AssertionError("an open request is neither waiting nor loading nor postponed nor running")
 
     def check_slots(self) -> None:
         """Raises AssertionError unless every KV slot is free, owned by one request, or cached. O(num_slots)."""

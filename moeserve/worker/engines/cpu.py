@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, StateSequences, build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
+from moeserve.kernels.stream_operands import StateSequences
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import NewSeq
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -102,6 +103,9 @@ class CpuEngine:
     def expert_counts(self) -> ExpertCounts:
         tokens = self._model.expert_token_counts[:, 0].numpy()
         return ExpertCounts(tokens, np.zeros(tokens.shape, np.uint8))
+
+    def take_expert_cache_counts(self) -> None:
+        return None
 
     def weight_counters(self) -> object:
         return self._model.weight_bytes_read()

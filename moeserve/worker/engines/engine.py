@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import NewSeq
 from moeserve.models.observer import LayerObserver
@@ -83,6 +84,10 @@ class Engine(Protocol):
 
     def expert_counts(self) -> ExpertCounts:
         """Between two steps."""
+        ...
+
+    def take_expert_cache_counts(self) -> ExpertCacheCounts | None:
+        """Since the last call; None: there is no expert cache."""
         ...
 
     @property

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from moeserve.kernels.attention.op import prefill_tiles, tile_tokens
 from moeserve.kernels.launch import compile_ahead, first_launches
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import NewSeq
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.workspace import GpuBatch
 from moeserve.models.loading.progress import COMPILING, OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
@@ -30,9 +32,11 @@ from moeserve.worker.engines.copy_rate import read_by_copying
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches
+from moeserve.worker.engines.row_counts import leading_ones, padded, rounded
 from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import MAX_RECORDED_DECODE, StepInputs
 from moeserve.worker.engines.streaming import Streaming
+from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
@@ -67,6 +71,7 @@ class GpuEngine:
         description: str,
         ram_experts: RamExperts | None = None,
         cpu_stage: CpuStage | None = None,
+        expert_cache: ExpertCache | None = None,
     ) -> None:
         """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's.
         ram_experts: the model's, where there are any. cpu_stage: the layers before the model's, if it has no
@@ -77,6 +82,7 @@ class GpuEngine:
         self._slot_table = slot_table
         self._ram_experts = ram_experts
         self._cpu_stage = cpu_stage
+        self.expert_cache = expert_cache  # None: experts stay where they are
         self.logit_rows = model.head_sizes[-1]
         self._done = StepCompletion(model.device, self.logit_rows, yields=ram_experts is not None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
@@ -110,6 +116,10 @@ class GpuEngine:
     def description(self) -> str:
         return self._description
 
+    @property
+    def forced_routing(self) -> ForcedRouting | None:
+        return self._model.forced_routing
+
     def stream_by(self, streaming: Streaming, described: str) -> None:
         """Which part of the RAM experts steps with prompts stream; the engine's description then says so."""
         self.streaming = streaming
@@ -130,6 +140,8 @@ class GpuEngine:
             for size in self._model.head_sizes:
                 rows, slots, count = self._inputs[size].head(0, size)
                 self._sampler.launch_every_kind(self._model.logits(size, rows, count), slots, count)
+            if self.expert_cache is not None:
+                self.expert_cache.compile()
 
     def _kinds_of_batches(self, size: int) -> Iterator[GpuBatch]:
         """Of steps of this size: rows that attend each by itself, and prompts beside them, in every way that experts
@@ -151,7 +163,7 @@ class GpuEngine:
     def record(self) -> None:
         """Compiles and records the decode steps of all sizes up to max_num_seqs. Before the first step."""
         recorder = CudaGraphRecorder(self._model.device)
-        most = _rounded(self._max_num_seqs, self._model.sizes)
+        most = rounded(self._max_num_seqs, self._model.sizes)
         for size in reversed([size for size in self._model.head_sizes if size <= most]):
             for recorded, independent in ((self._decode, True), (self._small, False)):
                 if independent or 1 < size <= SMALL_BATCH_ROWS:
@@ -185,7 +197,7 @@ class GpuEngine:
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         """Launches the step, with the head where it is a recorded one. A step that is observed never is."""
-        self._step = inputs = self._inputs[_rounded(layout.n, self._model.sizes)]
+        self._step = inputs = self._inputs[rounded(layout.n, self._model.sizes)]
         self._is_waited_for = False
         inputs.fill(layout, sequences)
         if self._cpu_stage is not None:
@@ -197,18 +209,30 @@ class GpuEngine:
         recorded = graphs.get(inputs.size) if each_alone and observer is None else None
         self._has_logits = recorded is not None
         if recorded is not None:
+            self._before_step()
             self._model.begin()
             recorded()
+            self._after_launch()
             return
-        num_decode = layout.n if each_alone else _leading_ones(layout.count)
+        num_decode = layout.n if each_alone else leading_ones(layout.count)
         if observer is None and self._replay_prompts(layout, num_decode, each_alone=each_alone):
             return
         inputs.copy()
         tiles = None if each_alone else self._tiles(layout, num_decode)
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent)
+        self._before_step(streams=self._model.streams(batch))
         self._model.begin(batch)
         self._model.forward(batch, observer)
+        self._after_launch()
+
+    def _before_step(self, *, streams: bool = False) -> None:
+        if self.expert_cache is not None:
+            self.expert_cache.before_step(streams=streams)
+
+    def _after_launch(self) -> None:
+        if self.expert_cache is not None:
+            self.expert_cache.after_launch()
 
     def _replay_prompts(self, layout: StepLayout, num_decode: int, *, each_alone: bool) -> bool:
         """Whether the step fits a recorded one, which then runs."""
@@ -228,15 +252,15 @@ class GpuEngine:
         """Prompt logprobs reuse the logits buffer, so a recorded step's logits are no longer valid."""
         self._has_logits = False
         n, device = len(span.logit_rows), self._model.device
-        padded = _rounded(n, self._model.head_sizes)
-        rows, targets = (_padded(ids, padded).to(device) for ids in (span.logit_rows, span.targets))
+        size = rounded(n, self._model.head_sizes)
+        rows, targets = (padded(ids, size).to(device) for ids in (span.logit_rows, span.targets))
         count = torch.tensor([n], dtype=torch.int32, device=device)
         scores = self._sampler.score(self._model.logits(self._step.size, rows, count), targets, count)
         return [entry for entry in scores.read([span.top_n] * n) if entry is not None]
 
     def logits(self, layout: StepLayout, first: int) -> Tensor:
         n = min(len(layout.sampled_rows) - first, self.logit_rows)
-        size = self._step.size if self._has_logits else _rounded(n, self._model.head_sizes)
+        size = self._step.size if self._has_logits else rounded(n, self._model.head_sizes)
         rows, slots, count = self._step.head(first // self.logit_rows, size)
         if self._has_logits:
             logits = self._recorded_logits[size]
@@ -266,13 +290,15 @@ class GpuEngine:
         self._model.forget(kv_slots)
         if self._cpu_stage is not None:
             self._cpu_stage.forget(kv_slots)
+        if self.expert_cache is not None:
+            self.expert_cache.forget_counts()
         self._slot_table[layout.req_slot.tolist()] = 0
         self._slot_table[self._max_num_seqs] = 0
 
     def dummy_prompt(self, n: int, streamed: float, start: int = 0) -> Callable[[], None]:
         """What runs a step of n random tokens of a prompt that belongs to nobody, from position `start` on, with this
         part of the RAM experts streamed, and waits for it. For timing, before the first request."""
-        inputs = self._inputs[_rounded(n, self._model.sizes)]
+        inputs = self._inputs[rounded(n, self._model.sizes)]
         inputs.fill_dummy(n, self._model.shape.vocab_size, start)
         if self._cpu_stage is not None:
             self._cpu_stage.fill_dummy(n)
@@ -332,6 +358,9 @@ class GpuEngine:
             on_gpu = np.concatenate([np.zeros_like(of_stage, np.uint8), on_gpu])
         return ExpertCounts(tokens, on_gpu)
 
+    def take_expert_cache_counts(self) -> ExpertCacheCounts | None:
+        return None if self.expert_cache is None else self.expert_cache.take_counts()
+
     def weight_counters(self) -> object:
         stage = 0 if self._cpu_stage is None else self._cpu_stage.weight_bytes_read()
         return _WeightCounters(self._model.expert_token_counts.clone(), stage)
@@ -386,18 +415,3 @@ class GpuEngine:
         return prefill_tiles(
             offset, count, start, req_slot, heads.num_heads, heads.num_kv_heads, heads.head_dim
         )
-
-
-def _rounded(n: int, sizes: list[int]) -> int:
-    return next(size for size in sizes if size >= n)
-
-
-def _leading_ones(counts: Int32s) -> int:
-    longer = np.flatnonzero(counts > 1)
-    return int(longer[0]) if len(longer) else len(counts)
-
-
-def _padded(ids: Int32s, size: int) -> Tensor:
-    out = torch.zeros(size, dtype=torch.int32)
-    out[: len(ids)] = torch.from_numpy(np.ascontiguousarray(ids))
-    return out

@@ -12,7 +12,7 @@ import psutil
 from moeserve.errors import UserError
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.schema import ReplaceWorker, Shutdown, WorkerReady
+from moeserve.messages.schema import HeartbeatRequest, ReplaceWorker, Shutdown, WorkerReady
 from moeserve.process import Process, run_process
 
 ENGINE = WorkerReady(65_536, 8, 512, 1000, 0, 0, 0, "cpu (test)")
@@ -70,7 +70,10 @@ def inner(process: Process, what: str) -> None:
     if what == "gives up":
         give_up_the_worker(process)
     while not isinstance(message := inbox.recv(), Shutdown) or what == "hang":
-        print(message, flush=True)
+        if isinstance(message, HeartbeatRequest):
+            process.heartbeat()
+        else:
+            print(message, flush=True)
     if process.name == "router":
         end_worker(process, line)
     line.close()

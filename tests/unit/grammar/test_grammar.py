@@ -244,6 +244,19 @@ def test_an_endless_compilation_is_killed_and_the_next_spec_served() -> None:
     assert processes() == others
 
 
+def test_a_killed_checker_is_replaced_and_nobody_notices() -> None:
+    others = processes()
+    checker = GrammarChecker(TINY_MODEL)
+    try:
+        check(checker, ANY_OBJECT)
+        (first,) = set(processes()) - set(others)
+        first.kill()
+        first.wait()
+        check(checker, Regex("b+"))
+    finally:
+        checker.close()
+
+
 def test_a_compilation_that_ends_but_takes_long_is_refused() -> None:
     checker = GrammarChecker(TINY_MODEL, timeout=60)  # whatever else the machine does
     try:
@@ -304,7 +317,7 @@ def test_rules_that_overflow_the_stack_end_the_checker_alone(
     with pytest.raises(GrammarError, match="too complex"):
         asyncio.run(checker.check(chain(1500)))
     assert asyncio.run(checker.check(chain(100)))
-    constraints = Constraints(1, lambda: GrammarEngine(tokenizer))
+    constraints = Constraints(1, lambda: GrammarEngine(tokenizer), compilation_wait=60)
     sampling = SamplingParams(max_tokens=1, grammar=to_grammar(chain(3000)))
     constraints.bind(0, sampling, np.zeros(0, np.int32))
     assert constraints.masks_for(np.zeros(1, np.int32)) is not None

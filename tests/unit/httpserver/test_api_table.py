@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,3 +96,32 @@ def test_a_state_that_cannot_be_opened_leaves_none_open() -> None:
     with pytest.raises(ConfigError, match="no"):
         table.open_states(ServerConfig())
     assert state.closed
+
+
+def test_the_document_has_keys_errors_and_streams() -> None:
+    open_server, keyed = Application().openapi(), Application(wants_key=True).openapi()
+    schemes = keyed["components"]["securitySchemes"]
+    assert (schemes["bearer"]["scheme"], schemes["x-api-key"]["name"]) == ("bearer", "x-api-key")
+    keys: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]
+    assert keyed["paths"]["/v1/models"]["get"]["security"] == keys
+    assert open_server["paths"]["/v1/models"]["get"]["security"] == [{}, *keys]
+    assert keyed["paths"]["/health"]["get"]["security"] == []
+
+    def named(path: str, status: str, media_type: str) -> str:
+        content = keyed["paths"][path]["post"]["responses"][status]["content"]
+        name: str = content[media_type]["schema"]["$ref"].rpartition("/")[2]
+        assert name in keyed["components"]["schemas"]
+        return name
+
+    assert named("/v1/chat/completions", "4XX", "application/json") == "ErrorBody"
+    assert named("/v1/messages", "5XX", "application/json") == "MessagesError"
+    assert named("/api/chat", "4XX", "application/json") == "OllamaError"
+    assert named("/v1/chat/completions", "200", "text/event-stream") == "ChatCompletionChunk"
+    assert named("/v1/responses", "200", "text/event-stream") == "ResponseEvent"
+    assert named("/api/chat", "200", "application/x-ndjson") == "ChatLine"
+
+
+def test_every_reference_of_the_document_leads_somewhere() -> None:
+    document = Application().openapi()
+    references = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert references <= set(document["components"]["schemas"])

@@ -29,6 +29,7 @@ from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.hosts import KnownHost
+from moeserve.httpserver.transport.keys import key_name
 from moeserve.httpserver.transport.middleware import BodyLimit, body_limit
 from moeserve.httpserver.transport.request_model import MAX_VALUES
 from moeserve.messages.sampling import SamplingParams, TextOptions
@@ -120,6 +121,16 @@ def test_a_body_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -
     assert "0.5 s" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
+def test_a_body_that_comes_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_INTERVAL_S", 0.2)
+    answer = asyncio.run(exchange(b"Content-Length: 10000000\r\n\r\n", b" " * 100))
+    assert answer.startswith(b"HTTP/1.1 408 "), answer
+    assert "0.2 s must bring 32 KiB" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 1.0)
+    answer = asyncio.run(exchange(b"Content-Length: 10000000\r\n\r\n", b" " * 20_000))
+    assert "within 1 s" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "more", [b"x-filler: " + b"x" * 10_000 + b"\r\n", b"x" * 10_000], ids=["many", "one"]
 )
@@ -128,42 +139,81 @@ def test_trailers_without_end_close_the_connection(more: bytes) -> None:
     assert asyncio.run(exchange(chunked, more)) == b""
 
 
-def test_bodies_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "MAX_BODIES_BYTES", 1000)
-    begun: list[asyncio.Event] = []
+class HeldBodies:
+    """Requests whose bodies have been read: their statuses come when they are released."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()
-        begun.append(asyncio.Event())
-        await begun[-1].wait()
+    def __init__(self) -> None:
+        self.limit = BodyLimit(self._app, ApiTable(APIS), lambda: None)
+        self._waiting: list[asyncio.Event] = []
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        self._waiting.append(asyncio.Event())
+        await self._waiting[-1].wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    limit = BodyLimit(app, ApiTable(APIS), lambda: None)
+    async def begin(self, *pieces: int, key: str = "") -> asyncio.Task[int]:
+        """A body of pieces of so many bytes."""
+        task = asyncio.create_task(self._status(list(pieces), key))
+        await asyncio.sleep(0)
+        return task
 
-    async def request(size: int) -> int:
+    def release(self) -> None:
+        for event in self._waiting:
+            event.set()
+
+    async def _status(self, pieces: list[int], key: str) -> int:
         sent: list[Message] = []
+        key_name.set(key)
 
         async def receive() -> Message:
-            return {"type": "http.request", "body": b" " * size, "more_body": False}
+            return {
+                "type": "http.request",
+                "body": b" " * (pieces.pop(0) if pieces else 0),
+                "more_body": bool(pieces),
+            }
 
         async def send(message: Message) -> None:
             sent.append(message)
 
         scope = {"type": "http", "path": "/", "headers": [], "state": {"request_id": "x"}}
-        await limit(scope, receive, send)
+        await self.limit(scope, receive, send)
         status: int = sent[0]["status"]
         return status
 
+
+def test_bodies_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_BODIES_BYTES", 1000)
+
     async def run() -> None:
-        first = asyncio.create_task(request(600))
-        await asyncio.sleep(0)
-        assert await request(600) == 503
-        begun[0].set()
+        bodies = HeldBodies()
+        first = await bodies.begin(600)
+        assert await (await bodies.begin(600)) == 503
+        bodies.release()
         assert await first == 200
-        second = asyncio.create_task(request(600))  # the first has given its room back
-        await asyncio.sleep(0)
-        begun[1].set()
+        second = await bodies.begin(600)  # the first has given its room back
+        bodies.release()
         assert await second == 200
+
+    asyncio.run(run())
+
+
+def test_bodies_of_one_key_leave_room_for_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MAX_BODIES_BYTES", 1000)
+
+    async def run() -> None:
+        bodies = HeldBodies()
+        held = [await bodies.begin(200, key="greedy") for _ in range(2)]
+        assert await (await bodies.begin(100, 100, key="greedy")) == 503  # half of all is its share
+        held.append(await bodies.begin(200, 200, key="light"))  # an only body, beyond a third
+        assert await (await bodies.begin(1, key="light")) == 503
+        held.append(await bodies.begin(150, key="third"))
+        bodies.release()
+        assert [await one for one in held] == [200] * 4
+        alone = await bodies.begin(900, key="greedy")
+        bodies.release()
+        assert await alone == 200
 
     asyncio.run(run())
 

@@ -12,7 +12,7 @@ import pytest
 from moeserve.httpserver.web import pages
 from tests.support.http_harness import HttpServer, http_server
 
-PAGES = ("/", "/experts")
+PAGES = ("/", "/experts", "/docs")
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -43,6 +43,10 @@ def test_a_file_needs_no_key_and_may_load_nothing_from_elsewhere(client: httpx.C
     assert response.headers["content-type"] == TYPES[kind]
     policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
     assert policy.pop("default-src") == "'none'"
+    if path == "/docs":  # Swagger's, which makes elements of text, and has its pictures in its style sheet
+        assert policy["style-src"] == "'self' 'unsafe-inline'"
+        assert policy["img-src"] == "'self' data:"
+        policy |= {"style-src": "'self'", "img-src": "'self'", "require-trusted-types-for": "'script'"}
     assert policy.pop("require-trusted-types-for") == "'script'"
     assert set(policy.values()) == {"'self'", "'none'"}
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
@@ -58,7 +62,7 @@ OF_LIBRARIES = {path for path in pages.PATHS if path.startswith("/web/vendor/") 
 @pytest.mark.parametrize("path", sorted(pages.PATHS - OF_LIBRARIES))
 def test_a_file_names_only_others_that_are_there(client: httpx.Client, path: str) -> None:
     text = client.get(path).text
-    named = re.findall(r'(?:src|href)="([^"]+)"|from "([^"]+)"|url\(([^)]+)\)', text)
+    named = re.findall(r'(?:src|href)="([^"]+)"|from "([^"]+)"|url\((?!"?data:)([^)]+)\)', text)
     for one in ("".join(groups) for groups in named):
         assert str(httpx.URL(f"http://host{path}").join(one).path) in pages.PATHS, f"{path}: {one}"
     if path in PAGES:
@@ -98,6 +102,11 @@ def test_a_browser_that_has_it_is_told_so(client: httpx.Client) -> None:
 def test_the_libraries_are_named_with_their_licences_and_stay_small() -> None:
     folder = Path(pages.__file__).parent / "static" / "vendor"
     licences = (folder / "LICENSES.txt").read_text()
-    for name in ("markdown-it", "katex", "@highlightjs/cdn-assets"):
+    for name in ("markdown-it", "katex", "@highlightjs/cdn-assets", "swagger-ui-dist"):
         assert re.search(rf"^{re.escape(name)} \d+\.\d+\.\d+$", licences, re.MULTILINE)
-    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 1_000_000
+    sizes = {file.name: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+    swagger = sum(
+        sizes.pop(name) for name in ("swagger-ui-bundle.js", "swagger-ui.css")
+    )  # /docs alone loads them
+    assert sum(sizes.values()) < 1_000_000
+    assert swagger < 2_000_000

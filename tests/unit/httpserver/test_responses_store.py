@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import stat
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from moeserve.errors import ConfigError
 from moeserve.httpserver.responses import store as responses_store
 from moeserve.httpserver.responses.store import FILE_NAME, ResponseStore, Stored
 from moeserve.httpserver.transport.errors import ApiError
+from tests.support.http_harness import http_server
 
 OWNER = "key-1"
 
@@ -117,3 +119,13 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "file"):
         with pytest.raises(ConfigError, match=str(place)):
             ResponseStore(place)
+
+
+def test_an_answer_that_cannot_be_stored_is_answered(tmp_path: Path) -> None:
+    with http_server(data_dir=str(tmp_path)) as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        answer = server.post("/v1/responses", {"input": "Hi", "max_output_tokens": 16})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["output"]
+        assert answer.json()["store"] is False
+        assert server.get("/v1/responses/" + answer.json()["id"]).status_code == 404

@@ -55,7 +55,12 @@ def test_bad_words_are_excluded_with_and_without_a_blank(server: HttpServer) -> 
         (token,) = server.tokenizer.encode(written)
         assert bias[token] <= -1e4
     assert bias[5] == 1
-    refused = server.post("/v1/completions", {"prompt": "Hi", "bad_words": ["extraordinarily long words"]})
+    asked(server, "/v1/completions", prompt="Hi", bad_words=["extraordinarily long words"])
+    sequences = {tuple(server.tokenizer.encode(f"{blank}extraordinarily long words")) for blank in ("", " ")}
+    assert set(server.requests[-1].sampling.bad_sequences) == sequences
+    refused = server.post(
+        "/v1/completions", {"prompt": "Hi", "bad_words": ["extraordinarily long words " * 9]}
+    )
     assert refused.status_code == 400
     assert "bad_words" in refused.json()["error"]["message"]
 
@@ -125,7 +130,7 @@ def custom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     with http_server(
         served_model_name=f"{NAME},gpt-4,other/name",
         chat_template=str(template),
-        override_generation_config='{"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.1}',
+        override_generation_config='{"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.1, "max_new_tokens": 9}',
         allowed_origin=("https://chat.example.com",),
     ) as running:
         yield running
@@ -147,6 +152,18 @@ def test_a_template_of_the_operators(custom: HttpServer) -> None:
     begun = [*HI, {"role": "assistant", "content": "Well"}]
     asked(custom, "/v1/chat/completions", messages=begun, continue_final_message=True)
     assert prompt_of(custom) == "[user]Hi[assistant]Well"
+
+
+def test_the_longest_answer_where_neither_the_request_nor_its_api_sets_a_bound(custom: HttpServer) -> None:
+    for path, body, tokens in (
+        ("/v1/chat/completions", {"messages": HI}, 9),
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 20}, 20),
+        ("/v1/responses", {"input": "Hi"}, 9),
+        ("/v1/completions", {"prompt": "Hi"}, 16),
+        ("/v1/messages", {"model": NAME, "messages": HI, "max_tokens": 20}, 20),
+    ):
+        assert custom.post(path, body).status_code == 200
+        assert custom.requests[-1].sampling.max_tokens == tokens
 
 
 def test_sampling_defaults_are_for_what_a_request_leaves_out(custom: HttpServer) -> None:

@@ -26,6 +26,7 @@ def test_load_under_the_names_that_gateways_read(server: HttpServer) -> None:
         "prefix_cache_hits_total",
     ):
         assert metrics[f"vllm:{name}{labels}"] == metrics[f"moeserve:{name}{labels}"]
+    assert any("vllm:cache_config_info" in name and 'cache_dtype="auto"' in name for name in metrics)
     assert any("vllm:cache_config_info" in name and 'num_gpu_blocks="3"' in name for name in metrics)
     loads = server.get("/v1/loads").json()
     (load,) = loads["loads"]

@@ -128,6 +128,16 @@ def test_recurrent_states_lie_where_their_layers_are(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("no_measuring")
+def test_the_type_of_the_kv_counts(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    flags = ["--model", str(tiny_model), "--device", "cpu", "--max-total-tokens", "512"]
+    f16, q8_0 = (
+        run(capsys, *flags, "--kv-cache-dtype", name)["memory"]["ram_kv"] for name in ("f16", "q8_0")
+    )
+    assert q8_0 / f16 == 34 / 64
+    assert "--kv-cache-dtype fp8" in fails(capsys, *flags, "--kv-cache-dtype", "fp8")
+
+
+@pytest.mark.usefixtures("no_measuring")
 def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     gguf = open_gguf(tiny_model)
     model = read_shape(gguf)

@@ -29,6 +29,7 @@ from moeserve.messages.schema import (
     EngineReady,
     ExpertUse,
     ExpertUseRequest,
+    HeartbeatRequest,
     LoadReport,
     ProcessReady,
     RequestError,
@@ -279,6 +280,35 @@ def test_a_worker_that_does_not_answer_is_given_up(paths: RuntimePaths, neighbou
         assert "does not answer" in neighbours.next(EngineLost).cause
         assert len(workers.replaced) == 1
         assert neighbours.item(0, final=True).finish_reason == "length"
+
+
+def test_a_worker_that_stands_still_while_nothing_runs_is_given_up(
+    paths: RuntimePaths, neighbours: Neighbours
+) -> None:
+    workers = Workers(InProcessWorker(ScriptedRunner()))
+    options = {"step_timeout": 1.0, "idle_ping": 0.2}
+    with (
+        child_process(paths.worker) as child,
+        running(paths, neighbours, RpycWorker(paths.worker), workers, **options),
+    ):
+        for _ in range(3):
+            neighbours.next(ExpertUse)  # its signs of life
+        child.send_signal(signal.SIGSTOP)
+        assert "does not answer" in neighbours.next(EngineLost).cause
+        assert len(workers.replaced) == 1
+        neighbours.router.send(behaving(0, SLEEP, max_tokens=2))
+        assert neighbours.item(0, final=True).finish_reason == "length"
+
+
+def test_the_launcher_is_answered(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    answers: list[None] = []
+    with running(
+        paths, neighbours, InProcessWorker(ScriptedRunner()), heartbeat=lambda: answers.append(None)
+    ):
+        neighbours.router.send(HeartbeatRequest())
+        neighbours.next(LoadReport)
+        neighbours.next(LoadReport)
+    assert len(answers) == 1
 
 
 def test_an_idle_router_reports_every_second(paths: RuntimePaths, neighbours: Neighbours) -> None:

@@ -3,7 +3,8 @@ attention is gated, its output is multiplied by sigmoid(gate(norm(x)))."""
 
 from __future__ import annotations
 
-from moeserve.kernels.cpu_stream import CpuStream, Heads, KvLayer
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import Heads, KvLayer
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.interface import AttentionShape
 from moeserve.models.loading.cpu_weights import CpuAttention

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import CpuStream, Heads, KvLayer, StateLayer
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import Heads, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend
 from moeserve.models.blocks.cpu.delta_net import recur
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from moeserve.kernels.cpu_stream import CpuStream, StateLayer
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import StateLayer
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.interface import GatedDeltaNetShape
 from moeserve.models.loading.cpu_weights import CpuDeltaNet

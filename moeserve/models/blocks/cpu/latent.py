@@ -8,7 +8,8 @@ x += output(v_b(softmax(query . cached) . latents))          v_b: of each head
 
 from __future__ import annotations
 
-from moeserve.kernels.cpu_stream import CpuStream, Heads, KvLayer
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import Heads, KvLayer
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuLatentAttention

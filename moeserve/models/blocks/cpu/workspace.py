@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from moeserve.kernels.cpu_stream import Activations, AttentionPlan, RoutingWorkspace, StateSequences
+from moeserve.kernels.cpu_stream import AttentionPlan
+from moeserve.kernels.stream_operands import Activations, RoutingWorkspace, StateSequences
 from moeserve.models.interface import AttentionShape, GatedDeltaNetShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts

@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
-from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import (
     MAX_DECODE_ROWS,
@@ -52,7 +52,7 @@ class GpuAttentionBlock:
         else:
             rope_store(
                 q, k, v, w.q_norm, w.k_norm, eps, self._cos, self._sin, batch.positions, batch.kv_slots, count,
-                s.q, kv.keys, kv.values,
+                s.q, kv.keys, kv.values, kv.key_scales, kv.value_scales,
             )  # fmt: skip
             self._attend(shape, w, s, batch, kv, s.q.view(s.rows, -1), None)
         a = s.attended
@@ -85,7 +85,7 @@ class GpuAttentionBlock:
             decode_attention(
                 q[part], mine, kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
                 count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
-                window=shape.window, sinks=w.sinks,
+                key_scales=kv.key_scales, value_scales=kv.value_scales, window=shape.window, sinks=w.sinks,
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(
@@ -95,6 +95,8 @@ class GpuAttentionBlock:
                 self._slot_table,
                 batch.tiles,
                 a.x,
+                key_scales=kv.key_scales,
+                value_scales=kv.value_scales,
                 window=shape.window,
                 sinks=w.sinks,
             )

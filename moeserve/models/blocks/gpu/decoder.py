@@ -20,14 +20,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import KvLayer, StateLayer
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.delta_net import recur
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
+from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
@@ -67,11 +68,12 @@ class GpuDecoder:
         prefill: Sequence[str] | None = None,
         from_cpu: Tensor | None = None,
         states: Sequence[StateLayer] = (),
+        forced_rows: int = 0,
     ) -> None:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. slot_table: int32
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
         `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
-        from an embedding."""
+        from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`."""
         self.shape = shape
         self.device = slot_table.device
         self.num_layers = len(weights.layers)
@@ -86,7 +88,14 @@ class GpuDecoder:
         cos, sin = (table.to(self.device) for table in rope_tables(shape, max_model_len))
         self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, cos, sin)
         self._latent_attention = GpuLatentAttentionBlock(shape.rms_eps, slot_table, cos, sin)
-        self._ffn = GpuFfnBlock(shape, weights.layers, self.device, handoff, expert_stream, prefill)
+        self.forced_routing = (
+            ForcedRouting(self.num_layers, shape.num_experts, step_sizes(forced_rows)[-1], self.device)
+            if forced_rows
+            else None
+        )
+        self._ffn = GpuFfnBlock(
+            shape, weights.layers, self.device, handoff, expert_stream, prefill, self.forced_routing
+        )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
         self._spaces = make_workspaces(
@@ -110,6 +119,10 @@ class GpuDecoder:
     def can_stream(self) -> bool:
         """Experts in RAM can be streamed to the GPU."""
         return self._ffn.can_stream
+
+    def streams(self, batch: GpuBatch) -> bool:
+        """The step brings experts in RAM to the GPU."""
+        return self._ffn.streams(batch)
 
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Before each `forward`, or its replay (None): what the host starts for the experts in RAM. No part of a

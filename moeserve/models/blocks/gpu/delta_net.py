@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import StateLayer
 from moeserve.kernels.delta_net.op import (
     DeltaTensors,
     Gates,
@@ -14,6 +13,7 @@ from moeserve.kernels.delta_net.op import (
     gated_norm,
     recurrent_rule,
 )
+from moeserve.kernels.stream_operands import StateLayer
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import GpuStateRows, GpuWorkspace
 from moeserve.models.interface import GatedDeltaNetShape

@@ -22,6 +22,7 @@ from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
+from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
 from moeserve.models.interface import ModelShape, MoeShape
@@ -58,9 +59,11 @@ class GpuFfnBlock:
         handoff: ExpertHandoff | None,
         expert_stream: ExpertStream | None,
         prefill: Sequence[str] | None,
+        forced_routing: ForcedRouting | None = None,
     ) -> None:
         """layers: of the last ones of `shape`. handoff: to the experts in RAM, where there are any; expert_stream: the
         other way, for the layers whose `prefill` is not "cpu"."""
+        self._forced_routing = forced_routing
         self._eps = shape.rms_eps
         self._hidden = shape.hidden_size
         self._shapes = shape.layers[shape.num_layers - len(layers) :]
@@ -83,6 +86,10 @@ class GpuFfnBlock:
     @property
     def can_stream(self) -> bool:
         return self._expert_stream is not None
+
+    def streams(self, batch: GpuBatch) -> bool:
+        """The step brings experts in RAM to the GPU."""
+        return any(self._to_stream(layer, batch) for layer in range(len(self._layers)))
 
     def begin(self, batch: GpuBatch | None) -> None:
         """What the host starts for the experts in RAM before a step, or its replay (None). No part of a graph. Within
@@ -118,6 +125,8 @@ class GpuFfnBlock:
             return
         assert shape is not None
         self._router(index, ffn, s, count)
+        if self._forced_routing is not None:
+            self._forced_routing.apply(index, s.router_logits)
         routes = self._routes(index, s)
         ids, weights = routes.expert_ids[:, : shape.top_k], routes.weights[:, : shape.top_k]
         local = None if ffn.expert_map is None else routes.local_expert_ids[:, : shape.top_k]

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import KvLayer
 from moeserve.kernels.latent.op import decode_latent, latent_store, linear_by_head, norm_rows, prefill_latent
 from moeserve.kernels.planes import Planes
+from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import (
     MAX_DECODE_ROWS,

@@ -1,0 +1,126 @@
+"""The expert cache on a GPU: decode with routing traces, beside the same placement without it.
+
+    python -m benchmarks.gpu.expert_cache model.gguf --slots 64 32      # a header of benchmarks.header suffices
+
+One load for each number of slots: without the cache the same runner keeps its experts where they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from moeserve.bench.engine import EngineBench, TerminalBar
+from moeserve.config import ServerConfig
+from moeserve.expert_cache.generate import PRESETS, generate
+from moeserve.expert_cache.routing_trace import RoutingTrace
+from moeserve.models.open import open_dummy_model
+from moeserve.models.registry import read_shape
+from moeserve.options import resolve
+from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.loading import load_runner
+from moeserve.worker.runner import Runner
+
+PROMPT = 32
+BATCHES = (1, 4, 8)
+TOPIC = 256  # tokens
+
+
+def load(model: Path, slots: int, threads: int | None, gen: int) -> Runner:
+    length = PROMPT + gen + 1
+    config = resolve(
+        ServerConfig(
+            model=str(model), load_format="dummy", device="cuda", num_gpu_experts=slots, threads=threads,
+            gpu_prefill_token_threshold=1 << 20, max_num_seqs=max(BATCHES), max_model_len=length,
+            max_total_tokens=max(BATCHES) * length, max_num_batched_tokens=512,
+        )
+    )  # fmt: skip
+    return load_runner(config, TerminalBar(), forced_rows=max(BATCHES))
+
+
+def rate(runner: Runner, trace: RoutingTrace, batch: int, gen: int) -> float:
+    """Tokens a second of all streams, of the second half of the steps."""
+    bench = EngineBench(runner, 512, trace=trace)
+    bench.prefill(batch, PROMPT)
+    bench.decode(batch, PROMPT, gen // 2)
+    return batch * (gen - gen // 2) / _later_half(bench, batch, gen)
+
+
+def _later_half(bench: EngineBench, batch: int, gen: int) -> float:
+    forced = bench.forced(batch, gen)
+    plans = [bench.decode_plan(batch, position) for position in range(PROMPT + gen // 2, PROMPT + gen)]
+    began = time.perf_counter()
+    for step, plan in enumerate(plans, gen // 2):
+        if forced is not None:
+            forced.choose(step)
+        bench.run(plan)
+    return time.perf_counter() - began
+
+
+def after_a_change(runner: Runner, trace: RoutingTrace, gen: int) -> list[float]:
+    """Tokens a second of one stream, by 32 tokens."""
+    bench = EngineBench(runner, 512, trace=trace)
+    bench.prefill(1, PROMPT)
+    forced = bench.forced(1, gen)
+    assert forced is not None
+    ends = []
+    for step in range(gen):
+        forced.choose(step)
+        bench.run(bench.decode_plan(1, PROMPT + step))
+        ends.append(time.perf_counter())
+    return (32 / np.diff(np.array(ends)[::32])).tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--slots", type=int, nargs="+", default=[64, 32], help="of a layer")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--gen", type=int, default=512)
+    args = parser.parse_args()
+    shape = read_shape(open_dummy_model(args.model))
+    sizes = {"layers": shape.num_layers, "experts": shape.num_experts, "top_k": shape.top_k}
+    # Each stream reads a part of the trace of its own.
+    tokens = max(BATCHES) * args.gen
+    traces = [generate(distances, name, tokens=tokens, **sizes) for name, distances in PRESETS.items()]
+    changing = generate(PRESETS["local"], "local, changing", tokens=args.gen, topic_tokens=TOPIC, **sizes)
+    for slots in args.slots:
+        began = time.perf_counter()
+        runner = load(args.model, slots, args.threads, args.gen)
+        print(f"{runner.ready().device}\nloaded in {time.perf_counter() - began:.0f} s", flush=True)
+        engine = runner.engine
+        assert isinstance(engine, GpuEngine)
+        cache = engine.expert_cache
+        for trace in traces:
+            for batch in BATCHES:
+                engine.expert_cache = None
+                static = rate(runner, trace, batch, args.gen)
+                engine.expert_cache = cache
+                engine.take_expert_cache_counts()
+                cached = rate(runner, trace, batch, args.gen)
+                c = engine.take_expert_cache_counts()
+                found = (
+                    "no cache"
+                    if c is None
+                    else (
+                        f"hits {c.hits / max(1, c.hits + c.misses):.1%}, {c.promotions / args.gen:.1f} promotions and "
+                        f"{c.bytes / args.gen / 1e6:.0f} MB a step"
+                    )
+                )
+                print(
+                    f"{slots} slots, {trace.source}, {batch} streams: static {static:.1f} tok/s, cache {cached:.1f} "
+                    f"({cached / static:.2f}x); {found}",
+                    flush=True,
+                )
+        rates = " ".join(f"{value:.0f}" for value in after_a_change(runner, changing, args.gen))
+        print(f"{slots} slots, a topic every {TOPIC} tokens, tok/s by 32 tokens: {rates}", flush=True)
+        del runner, engine, cache
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""`moeserve completion bash|zsh|fish`: a script that completes commands, flags and their choices in that shell.
+
+The flags are read from the commands' own parsers, so a script is as new as the program that wrote it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+# What stands for a path in `--help`.
+_PATHS: Final = ("FILE", "FOLDER", "PATH", "DIRECTORY", "MODEL")
+
+_USAGE: Final = """usage: moeserve completion {bash,zsh,fish}
+
+Prints a script that completes moeserve's commands, flags and their choices:
+
+  bash   source <(moeserve completion bash)          in ~/.bashrc
+  zsh    source <(moeserve completion zsh)           in ~/.zshrc, after compinit
+  fish   moeserve completion fish | source           in ~/.config/fish/config.fish"""
+
+
+@dataclass(frozen=True)
+class Flag:
+    name: str  # with its dashes
+    choices: tuple[str, ...]
+    takes_path: bool
+    help: str
+
+
+def main(arguments: list[str], commands: Mapping[str, str], parsers: Mapping[str, Parser]) -> int:
+    """`commands`: names and what they do. `parsers`: those of the command lines that have flags, by their words, such
+    as "bench serve". Exit code 2 where no such shell is named."""
+    if len(arguments) == 1 and arguments[0] in SHELLS:
+        flags = {words: list(_flags(parser())) for words, parser in parsers.items()}
+        print("\n".join(SHELLS[arguments[0]](commands, flags)))
+        return 0
+    asked = arguments[:1] in (["--help"], ["-h"])
+    print(_USAGE, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+Parser = Callable[[], argparse.ArgumentParser]
+Flags = Mapping[str, list[Flag]]
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
+    for action in parser._actions:
+        for name in action.option_strings:
+            if not name.startswith("--"):
+                continue
+            metavar = action.metavar if isinstance(action.metavar, str) else ""
+            choices = tuple(str(choice) for choice in action.choices or ())
+            if metavar.startswith("{"):  # ServerConfig's choices, which are checked elsewhere
+                choices = tuple(metavar.strip("{}").split(","))
+            yield Flag(name, choices, metavar in _PATHS, (action.help or "").replace("%%", "%"))
+
+
+def _bash(commands: Mapping[str, str], flags: Flags) -> Iterator[str]:
+    """The word before the cursor decides: a flag with choices, else the flags of the command, else paths."""
+    yield "_moeserve() {"
+    yield "  COMPREPLY=()"
+    yield '  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words="${COMP_WORDS[1]}"'
+    yield '  [[ $words == bench ]] && words="bench ${COMP_WORDS[2]}"'
+    yield "  if (( COMP_CWORD == 1 )) && [[ $word != -* ]]; then"
+    yield f'    COMPREPLY=($(compgen -W {shlex.quote(" ".join(commands))} -- "$word")); return'
+    yield "  fi"
+    yield "  if (( COMP_CWORD == 2 )) && [[ $before == bench ]]; then"
+    measured = " ".join(words.split()[1] for words in flags if words.startswith("bench "))
+    yield f'    COMPREPLY=($(compgen -W {shlex.quote(measured)} -- "$word")); return'
+    yield "  fi"
+    yield '  case "$words" in'
+    for words, of_command in flags.items():
+        if words != "serve":
+            yield from _bash_case(f'"{words}"', of_command)
+    yield from _bash_case("*", flags["serve"])  # serve is left out as often as not
+    yield "  esac"
+    yield "}"
+    yield "complete -o default -F _moeserve moeserve"  # default: paths, where nothing else fits
+
+
+def _bash_case(pattern: str, flags: list[Flag]) -> Iterator[str]:
+    yield f"    {pattern})"
+    yield '      case "$before" in'
+    for flag in flags:
+        if flag.choices:
+            choices = shlex.quote(" ".join(flag.choices))
+            yield f'        {flag.name}) COMPREPLY=($(compgen -W {choices} -- "$word")); return ;;'
+    if paths := "|".join(flag.name for flag in flags if flag.takes_path):
+        yield f"        {paths}) return ;;"
+    yield "      esac"
+    names = shlex.quote(" ".join(flag.name for flag in flags))
+    yield f'      [[ $word == -* ]] && COMPREPLY=($(compgen -W {names} -- "$word")) ;;'
+
+
+def _zsh(commands: Mapping[str, str], flags: Flags) -> Iterator[str]:
+    yield "autoload -U +X bashcompinit && bashcompinit"
+    yield from _bash(commands, flags)
+
+
+def _fish(commands: Mapping[str, str], flags: Flags) -> Iterator[str]:
+    yield "complete -c moeserve -n __fish_use_subcommand -f"
+    for name, text in commands.items():
+        yield f"complete -c moeserve -n __fish_use_subcommand -a {name} -d {_fish_quoted(text)}"
+    for words, of_command in flags.items():
+        seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in words.split())
+        for flag in of_command:
+            value = f" -x -a {_fish_quoted(' '.join(flag.choices))}" if flag.choices else ""
+            value = " -r -F" if flag.takes_path else value
+            about = _fish_quoted(flag.help.split("; ")[0][:80])
+            yield f"complete -c moeserve -n {_fish_quoted(seen)} -l {flag.name[2:]}{value} -d {about}"
+        if words.startswith("bench "):
+            only = _fish_quoted(f"__fish_seen_subcommand_from bench; and not {seen.rpartition('; and ')[2]}")
+            yield f"complete -c moeserve -n {only} -f -a {words.split()[1]}"
+
+
+def _fish_quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+SHELLS: Final = {"bash": _bash, "zsh": _zsh, "fish": _fish}

@@ -1,0 +1,12 @@
+"""ServerConfig: the only source of flags, environment names and defaults.
+
+Each field carries its help text, its group in `--help`, its range and its parser. The flag is the field's
+name with dashes, the environment variable `MOESERVE_` and the name in capitals; a flag wins over the
+environment, which wins over the default. Frozen: what the worker finds out later (how many KV slots fit)
+is a message (`WorkerReady`), never a changed config.
+"""
+
+from .option import ENV_PREFIX, GROUPS, env_name
+from .server_config import ServerConfig, to_json_dict
+
+__all__ = ["ENV_PREFIX", "GROUPS", "ServerConfig", "env_name", "to_json_dict"]

@@ -1,0 +1,34 @@
+"""An option: a field of a dataclass that knows its help text, its group in `--help` and its range."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+ENV_PREFIX = "MOESERVE_"
+GROUPS = ("Model", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
+
+
+def option(
+    default: Any,
+    group: str,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    metadata = {
+        "group": group,
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "metavar": metavar,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def env_name(field_name: str) -> str:
+    return ENV_PREFIX + field_name.upper()

@@ -1,0 +1,107 @@
+"""A trace through a cache policy, without weights: hit rates and how much would be promoted.
+
+A hit is an expert that a step uses and has in GPU memory; a step counts each expert once, as it reads its weights once.
+What a step promotes is there from the step after the next one on, as in the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeserve.expert_cache.policy import CachePolicy, Mask
+from moeserve.expert_cache.promotion_budget import PromotionBudget
+from moeserve.expert_cache.routing_trace import RoutingTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    steps: int
+    hits: int
+    misses: int
+    promotions: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.hits + self.misses)
+
+    @property
+    def promotions_per_step(self) -> float:
+        return self.promotions / self.steps
+
+
+class Steps:
+    """A trace as the steps of several streams, each from another place of it on."""
+
+    def __init__(self, trace: RoutingTrace, streams: int) -> None:
+        self._trace = trace
+        tokens = len(trace.ids)
+        self._starts = [stream * tokens // streams for stream in range(streams)]
+        self.count = tokens // streams
+
+    def used(self, step: int) -> Mask:
+        """[layers, experts]: of any stream."""
+        used: Mask = np.logical_or.reduce([self._trace.used(start + step) for start in self._starts])
+        return used
+
+
+def replay_static(steps: Steps, cached: Mask) -> Replayed:
+    hits = used_in_all = 0
+    for step in range(steps.count):
+        used = steps.used(step)
+        hits += int((used & cached).sum())
+        used_in_all += int(used.sum())
+    return Replayed(steps.count, hits, used_in_all - hits, 0)
+
+
+def replay_cache(
+    steps: Steps,
+    cached: Mask,
+    *,
+    decay: float,
+    most: int,
+    adapts: bool = True,
+    shared: bool = False,
+    per_step: list[float] | None = None,
+) -> Replayed:
+    """cached: [layers, experts], what the cache begins with. most: promotions a step; adapts: fewer where they do not
+    pay. shared: a slot may go to an expert of any layer. per_step: gets each step's hit rate."""
+    layers, experts = cached.shape
+    rows = (1, layers * experts) if shared else (layers, experts)
+    start = cached.reshape(rows)
+    policy = CachePolicy(start, np.ones(rows, np.bool_), decay)
+    budget = PromotionBudget(rows, most)
+    here = start.copy()  # what the step can use: a slot that is being written is of no use
+    hits = used_in_all = promotions = 0
+    for step in range(steps.count):
+        used = steps.used(step).reshape(rows)
+        found, wanted = int((used & here).sum()), int(used.sum())
+        hits, used_in_all = hits + found, used_in_all + wanted
+        if per_step is not None:
+            per_step.append(found / max(1, wanted))
+        budget.observe(used, policy.cached)
+        here = policy.cached.copy()
+        policy.observe(used)
+        moves = policy.choose(used, budget.take() if adapts else most)
+        budget.promoted(moves)
+        here &= policy.cached
+        promotions += len(moves)
+    return Replayed(steps.count, hits, used_in_all - hits, promotions)
+
+
+def hottest(trace: RoutingTrace, slots: int) -> Mask:
+    """[layers, experts]: of each layer those that the whole trace uses most, which a static placement by heat has."""
+    _, layers, _ = trace.ids.shape
+    chosen = np.zeros((layers, trace.experts), np.bool_)
+    for layer in range(layers):
+        counts = np.bincount(trace.ids[:, layer].ravel(), minlength=trace.experts)
+        chosen[layer, np.argsort(-counts, kind="stable")[:slots]] = True
+    return chosen
+
+
+def first(trace: RoutingTrace, slots: int) -> Mask:
+    """[layers, experts]: of each layer the first by id, which a static placement without heat has."""
+    chosen = np.zeros((trace.ids.shape[1], trace.experts), np.bool_)
+    chosen[:, :slots] = True
+    return chosen

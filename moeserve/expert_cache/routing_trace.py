@@ -1,0 +1,98 @@
+"""Routing traces: which experts each token of a text was routed to, in every layer.
+
+A file is a little-endian uint64, the length of a JSON header of that many bytes, and the ids:
+
+    {"format": "moeserve-routing-trace", "version": 1, "source": "preset local, seed 0",
+     "tokens": 4096, "layers": 48, "experts": 128, "experts_per_token": 8}
+    uint16 [tokens, layers, experts_per_token], little-endian, to the end of the file
+
+A token's ids in a layer differ from one another; their order means nothing. The file comes from anywhere and is checked
+as such.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from moeserve.errors import ConfigError
+
+MAX_HEADER_BYTES = 64 << 10
+MAX_ID_BYTES = 1 << 30
+_LENGTH = struct.Struct("<Q")
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal["moeserve-routing-trace"]
+    version: Literal[1]
+    source: Annotated[str, Meta(max_length=1024)]
+    tokens: Annotated[int, Meta(ge=1, le=1 << 24)]
+    layers: Annotated[int, Meta(ge=1, le=1024)]
+    experts: Annotated[int, Meta(ge=1, le=4096)]  # of a layer
+    experts_per_token: Annotated[int, Meta(ge=1, le=4096)]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingTrace:
+    source: str  # where it is from, for people
+    experts: int  # of a layer
+    ids: npt.NDArray[np.uint16]  # [tokens, layers, experts_per_token], below `experts`
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, experts of a layer, experts of a token."""
+        _, layers, top_k = self.ids.shape
+        return layers, self.experts, top_k
+
+    def used(self, token: int) -> npt.NDArray[np.bool_]:
+        """[layers, experts]: the token's."""
+        used = np.zeros((self.ids.shape[1], self.experts), np.bool_)
+        np.put_along_axis(used, self.ids[token].astype(np.int64), True, axis=1)
+        return used
+
+
+def read_trace(path: Path) -> RoutingTrace:
+    """Raises ConfigError, which names the file."""
+    try:
+        with open(path, "rb") as file:
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes; {MAX_HEADER_BYTES} are allowed")
+            header = msgspec.json.decode(file.read(length), type=_Header)
+            shape = (header.tokens, header.layers, header.experts_per_token)
+            expected = 2 * header.tokens * header.layers * header.experts_per_token
+            if expected > MAX_ID_BYTES:
+                raise ValueError(f"{expected} bytes of ids; {MAX_ID_BYTES} are allowed")
+            data = file.read(expected + 1)
+        if len(data) != expected:
+            raise ValueError(f"the header says {expected} bytes of ids, the file has {len(data)} or more")
+        ids = np.frombuffer(data, "<u2").reshape(shape).astype(np.uint16)
+        _check(ids, header.experts)
+    except (OSError, ValueError, RecursionError, struct.error) as error:  # msgspec's errors are ValueErrors
+        raise ConfigError(f"routing trace {path}: {error}") from error
+    return RoutingTrace(header.source, header.experts, ids)
+
+
+def write_trace(path: Path, trace: RoutingTrace) -> None:
+    """Raises OSError."""
+    tokens, layers, top_k = trace.ids.shape
+    header = msgspec.json.encode(
+        _Header("moeserve-routing-trace", 1, trace.source, tokens, layers, trace.experts, top_k)
+    )
+    with open(path, "wb") as file:
+        file.write(_LENGTH.pack(len(header)) + header + trace.ids.astype("<u2").tobytes())
+
+
+def _check(ids: npt.NDArray[np.uint16], experts: int) -> None:
+    if int(ids.max()) >= experts:
+        raise ValueError(f"expert {int(ids.max())} of {experts}")
+    in_order = np.sort(ids, axis=2)
+    if (in_order[:, :, 1:] == in_order[:, :, :-1]).any():
+        raise ValueError("a token has the same expert twice in a layer")

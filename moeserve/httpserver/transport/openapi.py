@@ -1,0 +1,88 @@
+"""What /openapi.json says beyond what the framework knows: bodies that the routes read themselves, streams, errors, and
+the API key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic.json_schema import models_json_schema
+
+from moeserve.httpserver.transport.api_table import ApiTable
+
+EVENT_STREAM: Final = "text/event-stream"
+JSON_LINES: Final = "application/x-ndjson"
+
+_SCHEMA_PATH: Final = "#/components/schemas/{model}"
+_KEYS: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key of --api-key or --api-key-file."},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
+}
+_CLIENT_ERROR: Final = (
+    "400: a wrong body; 401: no valid API key; 404: no such model or object; 413: a body that is too large; 415: a "
+    "body that is not JSON."
+)
+_SERVER_ERROR: Final = (
+    "503: loading, overloaded or draining, to be sent again; 500: an error of the server's."
+)
+_RETRY_AFTER: Final = {"description": "Seconds, with a 503.", "schema": {"type": "integer"}}
+
+
+def documented(
+    body: type[BaseModel], *, stream: type | None = None, media_type: str = EVENT_STREAM
+) -> dict[str, Any]:
+    """Returns a route's `openapi_extra`: its request body, and the object that each event or line of its streams
+    carries, which the route's `Api.streamed` lists too unless it is an answer as well."""
+    extra: dict[str, Any] = {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _reference(body)}}}
+    }
+    if stream is not None:
+        extra["responses"] = {"200": {"content": {media_type: {"schema": _reference(stream)}}}}
+    return extra
+
+
+def complete(document: dict[str, Any], apis: ApiTable, *, wants_key: bool) -> None:
+    """Adds to the framework's document what it lacks, and removes its own 422. `wants_key`: requests without a key are
+    refused."""
+    components = document.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    _add_schemas(schemas, apis)
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    components["securitySchemes"] = _KEYS
+    keys: list[dict[str, list[str]]] = [{name: []} for name in _KEYS]
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+            if path in apis.open_paths:
+                operation["security"] = []
+                continue
+            operation["security"] = keys if wants_key else [{}, *keys]
+            error = {"application/json": {"schema": _reference(apis.error_model(path))}}
+            operation["responses"]["4XX"] = {"description": _CLIENT_ERROR, "content": error}
+            operation["responses"]["5XX"] = {
+                "description": _SERVER_ERROR,
+                "headers": {"Retry-After": _RETRY_AFTER},
+                "content": error,
+            }
+
+
+def _add_schemas(schemas: dict[str, Any], apis: ApiTable) -> None:
+    bodies = [body for api in apis.apis for body in api.bodies]
+    _, made = models_json_schema([(model, "validation") for model in bodies], ref_template=_SCHEMA_PATH)
+    schemas.update(made["$defs"])
+    objects = _unique(kind for api in apis.apis for kind in (*api.streamed, api.error_model))
+    mode: Literal["serialization"] = "serialization"
+    adapters = [(kind.__name__, mode, TypeAdapter(kind)) for kind in objects]
+    _, more = TypeAdapter.json_schemas(adapters, ref_template=_SCHEMA_PATH)
+    for name, schema in more["$defs"].items():
+        schemas.setdefault(name, schema)
+
+
+def _unique(kinds: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(kinds))
+
+
+def _reference(kind: type) -> dict[str, str]:
+    return {"$ref": _SCHEMA_PATH.format(model=kind.__name__)}

@@ -1,0 +1,34 @@
+// The page of the API: Swagger's, of this server's own document, with the key that the other pages use.
+
+import { apiKey, getJson } from "./api.js";
+import { byId } from "./dom.js";
+import { askForKey, setUpKeyDialog } from "./page.js";
+
+async function show() {
+  const problem = byId("problem");
+  problem.hidden = true;
+  try {
+    const spec = await getJson("openapi.json");
+    spec.servers = [{ url: new URL(".", location.href).pathname }]; // behind a proxy, paths may begin with another
+    window.SwaggerUIBundle({
+      spec,
+      dom_id: "#api",
+      docExpansion: "list",
+      defaultModelsExpandDepth: 0,
+      validatorUrl: null, // it is another site's
+      requestInterceptor: withKey,
+    });
+  } catch (error) {
+    problem.hidden = false;
+    problem.textContent = error.message;
+    if (error.status === 401) askForKey();
+  }
+}
+
+function withKey(request) {
+  if (apiKey.get() && !request.headers.Authorization) request.headers.Authorization = `Bearer ${apiKey.get()}`;
+  return request;
+}
+
+setUpKeyDialog(show);
+addEventListener("DOMContentLoaded", show);

@@ -1,0 +1,32 @@
+"""The specification of a q8_0 KV cache: of each head's 32 numbers side by side, int8 codes and a float16 scale.
+
+x = scale * code with scale = max|x| / 127 as float16 has rounded it, and the code nearest to x / scale, ties to even,
+within 127 of 0. 34 bytes for 32 numbers, as GGML's block of the name has; but codes and scales are two tensors, so that
+either is read in whole words. In C++: `quantize_kv` in csrc/attention_q8.inl; in Triton: kv_triton.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+KV_BLOCK = 32  # numbers of a scale
+
+
+def quantize_kv(x: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [.., dim], dim a multiple of 32: codes, int8 of the same shape, and scales, float16 [.., dim / 32].
+
+    A block that holds NaN or infinity has the scale NaN, so that it stays visible.
+    """
+    blocks = x.float().unflatten(-1, (-1, KV_BLOCK))
+    scales = (blocks.abs().amax(dim=-1, keepdim=True) / 127.0).half()
+    kept = scales.float()
+    scaled = blocks * torch.where(kept > 0, 1.0 / kept, 0.0)
+    codes = scaled.round().clamp(-127, 127).nan_to_num(0.0).to(torch.int8)
+    is_number = blocks.isfinite().all(dim=-1, keepdim=True)
+    return codes.view(x.shape), torch.where(is_number, scales, torch.nan).squeeze(-1)
+
+
+def dequantize_kv(codes: Tensor, scales: Tensor) -> Tensor:
+    """scale * code, exact: float64 of the codes' shape."""
+    return codes.double() * scales.double().repeat_interleave(KV_BLOCK, dim=-1)

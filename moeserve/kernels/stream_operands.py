@@ -1,0 +1,111 @@
+"""What the operations of a `CpuStream` take beside tensors: workspaces, layers of the caches, and how heads are cut.
+
+The layers of the caches are the GPU's too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from moeserve.kernels import _C
+
+
+class Activations:
+    """A workspace for up to `tokens` rows of `cols` activations, as float32 and as int8 with a scale per 32 columns.
+
+    A form that no weight asks for may be left out. `within`: it lies in the memory of another, wider one, instead of
+    its own. `f32`: float32 [tokens, cols]; `q8`: uint8 [tokens, 1.5 * cols],
+    laid out as kernels.h describes.
+    """
+
+    def __init__(
+        self, tokens: int, cols: int, *, f32: bool = True, q8: bool = True, within: Activations | None = None
+    ) -> None:
+        shapes = (tokens if f32 else 0, cols), (tokens if q8 else 0, _C.quantized_row_bytes(cols))
+        if within is None:
+            self.f32, self.q8 = torch.empty(shapes[0]), torch.empty(shapes[1], dtype=torch.uint8)
+        else:
+            self.f32, self.q8 = (
+                memory.view(-1)[: shape[0] * shape[1]].view(shape)
+                for memory, shape in zip((within.f32, within.q8), shapes, strict=True)
+            )
+        self.native = _C.Activations(self.f32 if f32 else None, self.q8 if q8 else None, cols)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlacement:
+    """Where a thread of the pool runs. A node's threads stand side by side, nodes count from 0."""
+
+    node: int = 0  # memory node
+    cpus: tuple[int, ...] = ()  # what the thread is bound to; empty: not bound
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """One layer of the KV pool: [slots, kv_heads, head_dim] each, float16, or int8 with a float16 scale for each 32
+    numbers of a head (kernels/quantize/kv.py). Of latent attention, keys are float16 [slots, 1, latent and rotary
+    dimensions], and values a view of them."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_scales: torch.Tensor | None = None  # [slots, kv_heads, head_dim / 32] of int8 keys
+    value_scales: torch.Tensor | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those with memory of their own: not the values of latent attention."""
+        is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
+        every = (self.keys, self.key_scales, None if is_view else self.values, self.value_scales)
+        return [tensor for tensor in every if tensor is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """One layer's part of the recurrent states: float32 [slots, values], from value `first` of each slot on."""
+
+    states: torch.Tensor
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateSequences:
+    """Whose states a step's rows move on: sequence i has rows row[i] .. + count[i] - 1, one sequence after another, and
+    its state in slot[i]. int32 [sequences] each."""
+
+    row: torch.Tensor
+    count: torch.Tensor
+    slot: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaParameters:
+    """Of one layer's gated DeltaNet, beside its products. float32."""
+
+    conv: torch.Tensor  # [conv_kernel, channels], the weight of the oldest token first
+    rate: torch.Tensor  # [value_heads]: -exp(A_log)
+    dt_bias: torch.Tensor  # [value_heads]
+    norm: torch.Tensor  # [value_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    num: int
+    num_kv: int  # divides num
+    dim: int  # a multiple of 32
+    # Of latent attention, a multiple of 32: all heads read one vector of `dim` numbers, whose first value_dim are the
+    # value, and num_kv says into how many parts the heads are cut for the threads. None: each KV head has keys and
+    # values of `dim`.
+    value_dim: int | None = None
+
+
+class RoutingWorkspace:
+    """The routes of one MoE layer for up to `tokens` tokens, and what sorting them takes; the next layer reuses it."""
+
+    def __init__(self, tokens: int, experts: int, top_k: int) -> None:
+        self.ids = torch.empty(tokens, top_k, dtype=torch.int32)
+        self.weights = torch.empty(tokens, top_k)
+        self.starts = torch.empty(experts + 1, dtype=torch.int32)
+        self.active = torch.empty(experts + 1, dtype=torch.int32)
+        self.routes = torch.empty(tokens * top_k, dtype=torch.int32)

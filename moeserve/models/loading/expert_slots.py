@@ -1,0 +1,190 @@
+"""Slots in GPU memory whose experts change while steps run.
+
+    between two steps    the old expert's slot leaves the maps                      `free`
+    during the next      panels are copied and unpacked into the slot, beside the step      `fill`
+    between two steps    if that is done, the new expert's slot enters the maps     `filled`, then ExpertMaps.put
+
+No step reads a slot that is being written: it left the maps before the step was launched, and the copies wait for what
+was launched before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import Matrix
+from moeserve.kernels.handoff import CpuExperts
+from moeserve.kernels.launch import is_compiling_ahead
+from moeserve.kernels.planes import Planes
+from moeserve.kernels.planes.from_panels import panels_to_planes
+from moeserve.kernels.planes.panels_triton import unpack_scattered
+from moeserve.models.loading.gpu_weights import GpuExperts
+from moeserve.models.loading.pinned_panels import PinnedPanels
+from moeserve.quantization import QUANT_TYPES
+
+ALIGNMENT = 256
+
+
+class Filling(NamedTuple):
+    """An expert on its way into a slot of its layer."""
+
+    layer: int
+    place: int  # of the expert in RAM
+    slot: int
+
+
+class ExpertSlots:
+    """One batch of fillings at a time. Calls come from the thread that launches the steps."""
+
+    def __init__(
+        self,
+        gpu: Sequence[GpuExperts | None],
+        ram: Sequence[CpuExperts | None],
+        panels: PinnedPanels,
+        staging: Tensor,
+    ) -> None:
+        """gpu, ram: of each layer the slots, and the experts in RAM; None: there are none. staging: uint8 on the
+        device, aligned, which the panels of a batch pass through: it is free whenever `fill` is called."""
+        device = staging.device
+        self._is_gpu = device.type == "cuda"
+        self._panels = panels
+        self._layers = [
+            _Layer(slots, experts, device) if slots is not None and experts is not None else None
+            for slots, experts in zip(gpu, ram, strict=True)
+        ]
+        expert = max(layer.bytes for layer in self._layers if layer is not None)
+        self.most = most = len(staging) // expert  # fillings of a batch
+        self._staging = staging[: most * expert].view(most, expert)
+        # int64 [fillings * 3, 4]: see unpack_scattered.
+        self._addresses_on_host = torch.zeros(3 * most, 4, dtype=torch.int64, pin_memory=self._is_gpu)
+        self._addresses = torch.zeros(3 * most, 4, dtype=torch.int64, device=device)
+        self._is_filling = False
+        if self._is_gpu:
+            self._copier = torch.cuda.Stream()
+            self._freed, self._done = torch.cuda.Event(), torch.cuda.Event()
+
+    @property
+    def is_filling(self) -> bool:
+        """A batch is under way."""
+        return self._is_filling
+
+    def bytes_of(self, layer: int) -> int:
+        """Of one expert, as it is copied."""
+        of = self._layers[layer]
+        return 0 if of is None else of.bytes
+
+    def free(self) -> None:
+        """What was launched so far may read the slots to be filled; what follows does not."""
+        if self._is_gpu:
+            self._freed.record()
+
+    def fill(self, batch: Sequence[Filling]) -> None:
+        """Launches the copies beside the step under way, behind what `free` has marked."""
+        self._is_filling = True
+        if not self._is_gpu:
+            self._launch(batch)
+            return
+        with torch.cuda.stream(self._copier):
+            self._copier.wait_event(self._freed)
+            self._launch(batch)
+            self._done.record()
+
+    def filled(self, *, wait: bool = False) -> bool:
+        """Whether the batch is there: then what is launched from here on may read it. wait: until it is."""
+        if self._is_gpu:
+            if wait:
+                self._done.synchronize()
+            elif not self._done.query():
+                return False
+            torch.cuda.current_stream().wait_event(self._done)
+        self._is_filling = False
+        return True
+
+    def compile(self) -> None:
+        """Within `compile_ahead`: every kernel that `fill` can launch."""
+        assert is_compiling_ahead()
+        for kind in {kind for layer in self._layers if layer is not None for kind in layer.kinds}:
+            self._unpack(kind, slice(0, 1))
+
+    def _launch(self, batch: Sequence[Filling]) -> None:
+        by_kind: dict[tuple[int, int, int], list[npt.NDArray[np.int64]]] = {}
+        for filling, staging in zip(batch, self._staging, strict=False):
+            layer = self._layers[filling.layer]
+            assert layer is not None
+            sources = layer.copy(self._panels.of(filling.layer), filling.place, staging)
+            for kind, source, planes in zip(layer.kinds, sources, layer.planes, strict=True):
+                if QUANT_TYPES[kind[0]].layout is None:
+                    panels_to_planes(source, _expert_of(planes, filling.slot))
+                else:
+                    row = _addresses_of(source, planes, filling.slot)
+                    by_kind.setdefault(kind, []).append(row)
+            layer.copy_biases(filling.place, filling.slot)
+        self._unpack_all(by_kind)
+
+    def _unpack_all(self, by_kind: dict[tuple[int, int, int], list[npt.NDArray[np.int64]]]) -> None:
+        rows = [row for of_kind in by_kind.values() for row in of_kind]
+        if not rows:
+            return
+        self._addresses_on_host[: len(rows)] = torch.from_numpy(np.stack(rows))
+        self._addresses[: len(rows)].copy_(self._addresses_on_host[: len(rows)], non_blocking=True)
+        at = 0
+        for kind, of_kind in by_kind.items():
+            self._unpack(kind, slice(at, at + len(of_kind)))
+            at += len(of_kind)
+
+    def _unpack(self, kind: tuple[int, int, int], rows: slice) -> None:
+        quant_type = QUANT_TYPES[kind[0]]
+        if quant_type.layout is not None:
+            unpack_scattered(self._addresses[rows], quant_type, *kind[1:])
+
+
+class _Layer:
+    """A layer's slots, and where its experts come from."""
+
+    def __init__(self, slots: GpuExperts, experts: CpuExperts, device: torch.device) -> None:
+        self.planes = (slots.gate, slots.up, slots.down)
+        self.kinds = [_kind_of(matrix) for matrix in experts.matrices]
+        self._each = [matrix.bytes // matrix.experts for matrix in experts.matrices]
+        self.bytes = sum(-(-each // ALIGNMENT) * ALIGNMENT for each in self._each)
+        self._slot_biases = slots.biases
+        self._biases = None
+        if experts.biases is not None:
+            self._biases = tuple(bias.to(device) for bias in experts.biases)
+
+    def copy(self, panels: Sequence[Tensor], place: int, staging: Tensor) -> list[Tensor]:
+        """Launches the copies of an expert's panels; they are in what is returned."""
+        pieces, at = [], 0
+        for source, each in zip(panels, self._each, strict=True):
+            piece = staging[at : at + each]
+            piece.copy_(source[place * each : (place + 1) * each], non_blocking=True)
+            pieces.append(piece)
+            at += -(-each // ALIGNMENT) * ALIGNMENT
+        return pieces
+
+    def copy_biases(self, place: int, slot: int) -> None:
+        if self._biases is None:
+            return
+        assert self._slot_biases is not None
+        for target, source in zip(self._slot_biases, self._biases, strict=True):
+            target[slot].copy_(source[place])
+
+
+def _kind_of(matrix: Matrix) -> tuple[int, int, int]:
+    return matrix.type, matrix.rows, matrix.cols
+
+
+def _expert_of(planes: Planes, slot: int) -> Planes:
+    none = planes.scales
+    return Planes(planes.type, 1, planes.rows, planes.cols, planes.codes[slot : slot + 1], none, none)
+
+
+def _addresses_of(source: Tensor, planes: Planes, slot: int) -> npt.NDArray[np.int64]:
+    targets = (planes.codes, planes.scales, planes.supers)
+    starts = [t.data_ptr() + slot * (t.nbytes // planes.experts) if t.numel() else 0 for t in targets]
+    return np.array([source.data_ptr(), *starts], np.int64)

@@ -1,0 +1,108 @@
+"""The tensors that follow from a model's shape: their names and dimensions. No torch."""
+
+from __future__ import annotations
+
+from moeserve.models.interface import AttentionShape, DenseFfnShape, GatedDeltaNetShape, ModelShape, MoeShape
+from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.sources.gguf import names as n
+
+
+def expert_tensors(layer: int) -> tuple[str, str, str]:
+    """The names of a layer's gate, up and down matrices of all routed experts."""
+    gate, up, down = (n.of_layer(layer, part) for part in n.EXPERT_PARTS)
+    return gate, up, down
+
+
+def expert_bias_tensors(layer: int) -> tuple[str, str, str]:
+    """The names of their biases."""
+    gate, up, down = (n.bias_of_layer(layer, part) for part in n.EXPERT_PARTS)
+    return gate, up, down
+
+
+def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
+    """The layer's tensors outside the routed experts, by name, with their row-major shapes: matrices [out, in]."""
+    of_layer = shape.layers[layer]
+    parts: dict[str, tuple[int, ...]] = {n.of_part(n.ATTN_NORM): (shape.hidden_size,)}
+    if isinstance(of_layer.mixer, LatentAttentionShape):
+        parts |= of_layer.mixer.tensors(shape.hidden_size)
+    elif isinstance(of_layer.mixer, AttentionShape):
+        parts |= _attention_tensors(shape.hidden_size, of_layer.mixer)
+    else:
+        parts |= _delta_net_tensors(shape.hidden_size, of_layer.mixer)
+    parts |= {n.of_part(of_layer.ffn_norm): (shape.hidden_size,)}
+    if isinstance(of_layer.ffn, DenseFfnShape):
+        parts |= _gated_tensors(shape.hidden_size, of_layer.ffn.width, n.FFN_PARTS)
+    else:
+        parts |= _router_tensors(shape.hidden_size, of_layer.ffn)
+    return {n.in_layer(layer, name): dimensions for name, dimensions in parts.items()}
+
+
+def _attention_tensors(hidden: int, a: AttentionShape) -> dict[str, tuple[int, ...]]:
+    q, kv = a.q_width, a.kv_width
+    rows = {n.ATTN_Q: a.q_rows, n.ATTN_K: kv, n.ATTN_V: kv}
+    parts: dict[str, tuple[int, ...]] = {n.of_part(part): (out, hidden) for part, out in rows.items()}
+    parts[n.of_part(n.ATTN_OUTPUT)] = (hidden, q)
+    if a.qk_norm != "none":
+        norms = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (q, kv)
+        parts |= {n.of_part(n.ATTN_Q_NORM): norms[:1], n.of_part(n.ATTN_K_NORM): norms[1:]}
+    if a.qkv_bias:
+        parts |= {n.bias_of_part(part): (out,) for part, out in rows.items()}
+    if a.output_bias:
+        parts[n.bias_of_part(n.ATTN_OUTPUT)] = (hidden,)
+    if a.has_sinks:
+        parts[n.of_part(n.ATTN_SINKS)] = (a.num_heads,)
+    return parts
+
+
+def _delta_net_tensors(hidden: int, shape: GatedDeltaNetShape) -> dict[str, tuple[int, ...]]:
+    h = shape.heads
+    parts: dict[str, tuple[int, ...]] = {n.of_part(part): (rows, hidden) for part, rows in shape.input_parts}
+    return parts | {
+        n.of_part(n.SSM_CONV1D): (h.channels, h.conv_kernel),
+        n.SSM_A: (h.value_heads,),
+        n.bias_of_part(n.SSM_DT): (h.value_heads,),
+        n.of_part(n.SSM_NORM): (h.value_dim,),
+        n.of_part(n.SSM_OUT): (hidden, h.value_width),
+    }
+
+
+def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
+    """And the shared expert's."""
+    parts: dict[str, tuple[int, ...]] = {n.of_part(n.FFN_GATE_INP): (moe.num_experts, hidden)}
+    if moe.router_bias:
+        parts[n.bias_of_part(n.FFN_GATE_INP)] = (moe.num_experts,)
+    if moe.choice_bias:
+        parts[n.bias_of_part(n.EXP_PROBS_B)] = (moe.num_experts,)
+    if moe.shared is not None:
+        parts |= _gated_tensors(hidden, moe.shared.width, n.SHARED_PARTS)
+        if moe.shared.is_gated:
+            parts[n.of_part(n.FFN_GATE_INP_SHEXP)] = (hidden,)
+    return parts
+
+
+def _gated_tensors(hidden: int, width: int, names: tuple[str, str, str]) -> dict[str, tuple[int, ...]]:
+    gate, up, down = (n.of_part(name) for name in names)
+    return {gate: (width, hidden), up: (width, hidden), down: (hidden, width)}
+
+
+def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model with its row-major shape: matrices [out, in], experts [E, out, in]."""
+    hidden = shape.hidden_size
+    tensors: dict[str, tuple[int, ...]] = {
+        n.TOKEN_EMBD: (shape.vocab_size, hidden),
+        n.OUTPUT_NORM: (hidden,),
+    }
+    if not shape.tied_embeddings:
+        tensors[n.OUTPUT] = (shape.vocab_size, hidden)
+    for index, layer in enumerate(shape.layers):
+        tensors |= dense_tensors(shape, index)
+        if layer.moe is None:
+            continue
+        experts, width = layer.moe.num_experts, layer.moe.width
+        matrices = ((width, hidden), (width, hidden), (hidden, width))
+        of_experts = zip(expert_tensors(index), matrices, strict=True)
+        tensors |= {name: (experts, *matrix) for name, matrix in of_experts}
+        if layer.moe.expert_bias:
+            biases = zip(expert_bias_tensors(index), matrices, strict=True)
+            tensors |= {name: (experts, out) for name, (out, _) in biases}
+    return tensors

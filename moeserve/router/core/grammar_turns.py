@@ -1,0 +1,60 @@
+"""Requests whose grammars take long take turns, so that the others' steps do not wait for their masks.
+
+A mask is made by one thread of the worker, beside the step. What costs little is never held back. A costly row is
+planned when there is credit for it: a step gives as much as it lasted, because the thread makes masks meanwhile, and a
+row takes what its last mask took. So the thread keeps up, and its masks are there when a step wants them. Of the costly
+rows, that of the key which has taken least comes first, then the one that has waited longest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from moeserve.router.core.request import Request, State
+
+MOST_CREDIT_MS: Final = 20.0
+MOST_DEBT_MS: Final = 200.0  # where nothing but costly rows runs, which then go on all the same
+
+
+class GrammarTurns:
+    """A request that is not planned in a step is planned in a later one as if nothing had been."""
+
+    def __init__(self) -> None:
+        self._costly: dict[Request, float] = {}  # milliseconds of its last mask; who waits longest first
+        # Milliseconds, by tenant, while there are costly requests.
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._credit_ms = 0.0
+
+    def observe(self, owners: Sequence[Request], mask_ms: Mapping[int, float], step_ms: float) -> None:
+        """A step's result: the requests of its rows that sample, and the costs of some of them by index."""
+        if not self._costly and not mask_ms:
+            return
+        self._credit_ms = min(self._credit_ms + step_ms, MOST_CREDIT_MS)
+        for index, request in enumerate(owners):
+            if index in mask_ms:
+                self._costly[request] = mask_ms[index]
+            else:
+                self._costly.pop(request, None)
+        for request in [request for request in self._costly if request.state is State.FINISHED]:
+            del self._costly[request]
+        if not self._costly:
+            self._spent.clear()
+
+    def select(self, decoding: Sequence[Request]) -> Sequence[Request]:
+        """Which of these get a row in the next step; at least one of them."""
+        if not self._costly:
+            return decoding
+        chosen = [request for request in decoding if request not in self._costly]
+        among = set(decoding)
+        waiting = [request for request in self._costly if request in among]
+        while waiting and (self._credit_ms > 0.0 or not chosen):
+            request = min(waiting, key=lambda request: self._spent[request.tenant])
+            waiting.remove(request)
+            cost = self._costly.pop(request)
+            self._costly[request] = cost  # the last in the line
+            self._credit_ms = max(self._credit_ms - cost, -MOST_DEBT_MS)
+            self._spent[request.tenant] += cost
+            chosen.append(request)
+        return chosen

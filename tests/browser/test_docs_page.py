@@ -1,0 +1,38 @@
+"""The page of the API at /docs, in a real browser."""
+
+from __future__ import annotations
+
+import httpx
+from playwright.sync_api import Page, expect
+
+from benchmarks.server import Server
+from tests.browser.conftest import KEY, Screenshot
+
+
+def test_every_operation_is_listed_and_can_be_tried(
+    page: Page, server: Server, screenshot: Screenshot
+) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(server.base_url + "/docs")
+    paths = httpx.get(server.base_url + "/openapi.json").json()["paths"]
+    expect(page.locator(".opblock")).to_have_count(sum(len(methods) for methods in paths.values()))
+    screenshot(page, "docs")
+    page.locator(".opblock-summary", has=page.get_by_text("/version", exact=True)).first.click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    expect(page.locator(".live-responses-table .response .response-col_status").first).to_contain_text("200")
+    expect(page.locator(".live-responses-table")).to_contain_text('"version"')
+    assert [url for url in asked if not url.startswith((server.base_url, "data:"))] == []
+
+
+def test_a_server_with_keys_asks_for_one(page: Page, keyed_server: Server) -> None:
+    page.goto(keyed_server.base_url + "/docs")
+    expect(page.get_by_role("alert").first).to_contain_text("API key")
+    page.get_by_label("Key", exact=True).fill(KEY)
+    page.get_by_role("button", name="Use it").click()
+    expect(page.locator(".opblock").first).to_be_visible()
+    page.locator(".opblock-summary", has=page.get_by_text("/v1/models", exact=True)).first.click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    expect(page.locator(".live-responses-table .response .response-col_status").first).to_contain_text("200")

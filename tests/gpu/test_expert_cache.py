@@ -1,0 +1,164 @@
+"""The expert cache through the runner, under Triton's interpreter or on a GPU: what moves, and when, changes nothing
+but which device computes an expert. Random weights of a very small shape."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from gguf.constants import GGMLQuantizationType as Type
+
+from benchmarks.header import qwen3moe, write_header
+from moeserve.expert_cache.policy import Mask, Move
+from moeserve.messages.sampling import TokenLogprob
+from moeserve.models.open import open_dummy_model
+from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.engines.streaming import Streaming
+from moeserve.worker.expert_cache import ExpertCache
+from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.runner import Runner
+from tests.gpu.driver import Driver, small_config
+
+pytestmark = pytest.mark.slow  # minutes under the interpreter
+
+LAYERS, EXPERTS, SLOTS = 3, 6, 2
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 2
+# Steps under random promotions: MOESERVE_CACHE_STEPS=10000 is for a GPU.
+STEPS = int(os.environ.get("MOESERVE_CACHE_STEPS", "400" if DEVICE == "cuda" else "4"))
+
+
+def kind_of(name: str, layers: int) -> Type:
+    """Two types of experts, so that a batch of promotions has both."""
+    if "ffn_gate_inp" in name:
+        return Type.F32
+    return Type.Q6_K if "blk.1.ffn_down_exps" in name else Type.Q4_K
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "small.gguf"
+    shape = qwen3moe(
+        hidden_size=256,
+        num_layers=LAYERS,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=128,
+        num_experts=EXPERTS,
+        top_k=2,
+        expert_width=256,
+        context_length=64,
+        vocab_size=64,
+    )
+    write_header(path, shape, kind_of)
+    return path
+
+
+def config_of(model: Path, **options: object):  # type: ignore[no-untyped-def]
+    return small_config(
+        model, load_format="dummy", threads=2, max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64,
+        max_total_tokens=128, **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    return PROMPT[:40] if DEVICE == "cuda" else PROMPT[:4]
+
+
+@pytest.fixture(scope="module")
+def truth(model: Path, tokens: list[int]) -> list[TokenLogprob]:
+    return Driver(load_cpu_runner(config_of(model), lambda *_: None)).score(0, tokens, 40)
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path) -> Runner:
+    config = config_of(model, num_gpu_experts=SLOTS, gpu_prefill_token_threshold=1000)
+    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+
+
+def cache_of(runner: Runner) -> ExpertCache:
+    assert isinstance(runner.engine, GpuEngine)
+    assert runner.engine.expert_cache is not None
+    return runner.engine.expert_cache
+
+
+def distance(found: list[TokenLogprob], truth: list[TokenLogprob]) -> float:
+    return max(abs(a.logprob - b.logprob) for a, b in zip(found, truth, strict=True))
+
+
+def move_at_random(cache: ExpertCache, seed: int = 0) -> None:
+    """In every step that can, one expert of each layer goes and another comes, whatever the step used."""
+    rng = np.random.default_rng(seed)
+
+    def choose(used: Mask) -> list[Move]:
+        cached = cache._policy.cached
+        moves = []
+        for layer in range(LAYERS):
+            incoming = int(rng.choice(np.flatnonzero(~cached[layer])))
+            outgoing = int(rng.choice(np.flatnonzero(cached[layer])))
+            cached[layer, incoming], cached[layer, outgoing] = True, False
+            moves.append(Move(layer, incoming, outgoing))
+        return moves
+
+    cache._choose = choose  # type: ignore[method-assign]
+
+
+def test_promotions_in_every_step_change_nothing(
+    runner: Runner, tokens: list[int], truth: list[TokenLogprob]
+) -> None:
+    """As near to the CPU's logits as the static placement, for thousands of steps on a GPU."""
+    cache, driver = cache_of(runner), Driver(runner)
+    assert isinstance(runner.engine, GpuEngine)
+    runner.engine.expert_cache = None
+    static = distance(driver.score(0, tokens, 1), truth)
+    runner.engine.expert_cache = cache
+    move_at_random(cache)
+    runner.engine.take_expert_cache_counts()
+    seen, worst, steps = set(), 0.0, 0
+    while steps < STEPS:
+        worst = max(worst, distance(driver.score(0, tokens, 1), truth))
+        steps += len(tokens)
+        seen.add(runner.expert_use().on_gpu)
+    counts = runner.engine.take_expert_cache_counts()
+    assert counts is not None
+    print(
+        f"CACHE {steps} steps, {counts.promotions} promotions: {worst:.4f} from the CPU, static {static:.4f}"
+    )
+    assert counts.promotions >= LAYERS * steps // 4  # a batch may take more than a step
+    assert counts.hits > 0
+    assert counts.misses > 0
+    assert len(seen) > 1 or steps == len(tokens)
+    assert worst < max(0.1, 2 * static)
+
+
+def test_streamed_prompts_beside_a_cache(
+    runner: Runner, tokens: list[int], truth: list[TokenLogprob]
+) -> None:
+    """All or a part of what the pool has at the time is streamed: none twice, none not at all."""
+    assert isinstance(runner.engine, GpuEngine)
+    driver = Driver(runner)
+    for part in (1.0, 0.5, 0.0):
+        runner.engine.stream_by(Streaming(((1, part),)), "in part")
+        for chunk in (40, 23):
+            assert distance(driver.score(0, tokens, chunk), truth) < 0.1
+        driver.score(0, tokens[:4], 1)  # experts move between the prompts
+
+
+def test_text_brings_its_experts(runner: Runner, tokens: list[int]) -> None:
+    """With the policy itself: a token again and again finds its experts on the GPU."""
+    cache, driver = cache_of(runner), Driver(runner)
+    cache.__dict__.pop("_choose", None)
+    driver.generate(0, tokens[:2], 2)
+    runner.engine.take_expert_cache_counts()
+    for _ in range(12 if DEVICE == "cuda" else 3):
+        driver.score(1, tokens[:1] * 4, 1)
+    counts = runner.engine.take_expert_cache_counts()
+    assert counts is not None
+    assert counts.hits + counts.misses > 0
+    assert counts.hits > counts.misses

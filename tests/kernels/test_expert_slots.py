@@ -1,0 +1,212 @@
+"""Experts that move between two steps: whatever the maps say during a step is true, to the byte, until it ends."""
+
+from __future__ import annotations
+
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.expert_cache.policy import Mask, Move
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.kernels.handoff import CpuExperts
+from moeserve.kernels.planes import Planes, dequantize, empty_planes
+from moeserve.kernels.planes.from_panels import panels_to_planes
+from moeserve.models.loading.expert_maps import GPU, RAM, ExpertMaps
+from moeserve.models.loading.expert_slots import ExpertSlots, Filling
+from moeserve.models.loading.expert_stream import ExpertStream
+from moeserve.models.loading.gpu_weights import (
+    GpuAttention,
+    GpuExperts,
+    GpuLayer,
+    GpuMoe,
+    GpuWeights,
+    MergedLinear,
+)
+from moeserve.models.loading.pinned_panels import PinnedPanels, panel_bytes
+from moeserve.models.loading.ram_experts import RamExperts, expert_map_of
+from moeserve.quantization import QUANT_TYPES
+from moeserve.worker.expert_cache import ExpertCache
+from tests.kernels.weights import random_weights
+
+HIDDEN, WIDTH, EXPERTS, SLOTS = 64, 32, 6, 2
+PINNED = 5  # of layer 1: in GPU memory alone
+FLOATS, Q8 = (Type.F32, Type.BF16, Type.F32), (Type.Q8_0, Type.Q8_0, Type.F16)
+
+
+class World:
+    """Two layers with slots, and between them one whose experts are all in RAM."""
+
+    def __init__(self, kinds: tuple[Type, Type, Type]) -> None:
+        self.device, self.stream = torch.device(DEVICE), CpuStream(1)
+        shapes = ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
+        none = torch.zeros(0)
+        ram: list[CpuExperts | None] = []
+        layers: list[GpuLayer] = []
+        self.values = []
+        for layer in range(3):
+            ids = [e for e in (3, 0, 4, 1, 2, 5) if layer != 2 or e != PINNED]
+            weights = [
+                random_weights(kind, EXPERTS, *shape, seed=10 * layer + i)
+                for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True))
+            ]
+            whole = [w.pack(self.stream) for w in weights]
+            self.values.append([w.values() for w in weights])
+            rows = [np.ascontiguousarray(w.rows) for w in weights]
+            matrices = [
+                self.stream.pack(np.ascontiguousarray(r[ids]), int(kind), (len(ids), *shape))
+                for r, kind, shape in zip(rows, kinds, shapes, strict=True)
+            ]
+            ram.append(CpuExperts(*matrices, expert_map_of(ids, EXPERTS, self.device)))
+            slots = [0, 1] if layer == 0 else [1, PINNED] if layer == 2 else []
+            experts = GpuExperts(*(self._stack(m, slots) for m in whole)) if slots else None
+            router = MergedLinear(empty_planes(QUANT_TYPES[Type.F32], (EXPERTS, HIDDEN), self.device))
+            moe = GpuMoe(none, router, experts, expert_map_of(slots, EXPERTS, self.device))
+            layers.append(GpuLayer(GpuAttention(none, [], None, None, router), moe))
+        self.weights = GpuWeights(None, layers, none, router)
+        self.ram = RamExperts(self.stream, ram)
+        self.maps = ExpertMaps(self.weights, self.ram, EXPERTS, self.device)
+        self.panels = PinnedPanels(ram, self.device)
+        own = [layer.moe.experts for layer in layers if layer.moe is not None]
+        self.slots = ExpertSlots(
+            own, ram, self.panels, torch.zeros(1 << 18, dtype=torch.uint8, device=self.device)
+        )
+        self.movable = np.ones((3, EXPERTS), np.bool_)
+        self.movable[1], self.movable[2, PINNED] = False, False
+        self.counts = torch.zeros(3, EXPERTS, dtype=torch.int64, device=self.device)
+
+    def _stack(self, matrix: Matrix, ids: list[int]) -> Planes:
+        every = empty_planes(QUANT_TYPES[matrix.type], (EXPERTS, matrix.rows, matrix.cols), "cpu")
+        panels_to_planes(panel_bytes(matrix), every)
+
+        def of(tensor: torch.Tensor) -> torch.Tensor:
+            return (tensor[ids].clone() if tensor.numel() else tensor).to(self.device)
+
+        return Planes(
+            every.type, len(ids), every.rows, every.cols, of(every.codes), of(every.scales), of(every.supers)
+        )
+
+    def check(self) -> None:
+        """On the device every expert is in one memory, and what lies at its place there is the expert."""
+        for index, (layer, in_ram) in enumerate(zip(self.weights.layers, self.ram.layers, strict=True)):
+            assert layer.expert_map is not None
+            assert in_ram is not None
+            slots, places = layer.expert_map.tolist(), in_ram.expert_map.tolist()
+            assert len({s for s in slots if s >= 0}) == sum(s >= 0 for s in slots)
+            for expert, (slot, place) in enumerate(zip(slots, places, strict=True)):
+                assert (slot < 0) != (place < 0), (index, expert)
+                for m, name in enumerate(("gate", "up", "down")):
+                    values = self.values[index][m][expert]
+                    if slot >= 0:
+                        assert layer.moe is not None
+                        assert layer.moe.experts is not None
+                        assert torch.equal(dequantize(getattr(layer.moe.experts, name), slot).cpu(), values)
+                    else:
+                        matrix = in_ram.matrices[m]
+                        there = empty_planes(
+                            QUANT_TYPES[matrix.type], (matrix.experts, matrix.rows, matrix.cols), "cpu"
+                        )
+                        panels_to_planes(panel_bytes(matrix), there)
+                        assert torch.equal(dequantize(there, place), values)
+
+    def cache(self) -> ExpertCache:
+        return ExpertCache(self.maps, self.slots, self.movable, self.counts)
+
+    def use(self, layer: int, *experts: int) -> None:
+        """What a step counts."""
+        self.counts[layer, list(experts)] += 1
+
+
+@pytest.mark.parametrize(("kinds", "steps"), [(FLOATS, 40), (Q8, 3)], ids=["floats", "quantised"])
+def test_random_promotions_in_every_step(kinds: tuple[Type, Type, Type], steps: int) -> None:
+    """Whatever moves, a step finds whole experts: before its copies are launched, and behind them."""
+    world = World(kinds)
+    world.check()
+    cache, rng = world.cache(), np.random.default_rng(0)
+
+    def choose(used: Mask) -> list[Move]:
+        cached, moves = cache._policy.cached, []
+        for layer in (0, 2):
+            incoming = int(rng.choice(np.flatnonzero(~cached[layer] & world.movable[layer])))
+            outgoing = int(rng.choice(np.flatnonzero(cached[layer] & world.movable[layer])))
+            cached[layer, incoming], cached[layer, outgoing] = True, False
+            moves.append(Move(layer, incoming, outgoing))
+        return moves
+
+    cache._choose = choose  # type: ignore[method-assign]
+    seen = set()
+    for _ in range(steps):
+        cache.before_step(streams=False)
+        world.check()
+        cache.after_launch()
+        world.check()
+        seen.add(world.maps.host.tobytes())
+    assert len(seen) > min(6, steps // 2)
+    assert cache.take_counts().promotions >= 2 * (steps // 2 - 1)
+    assert world.maps.host[GPU, 2, PINNED] == 1
+
+
+def test_a_slot_that_is_half_written_would_be_seen() -> None:
+    """The check of the test above, shown a slot that stayed in the maps while it was filled."""
+    world = World(FLOATS)
+    world.slots.free()
+    world.slots.fill([Filling(0, int(world.maps.places[0, 4]), int(world.maps.host[GPU, 0, 0]))])
+    assert world.slots.filled(wait=True)
+    with pytest.raises(AssertionError):
+        world.check()
+
+
+def test_the_text_decides() -> None:
+    """Experts that steps miss come, one step later; the pinned one stays; hits and misses are counted by expert."""
+    world = World(FLOATS)
+    cache = world.cache()
+    for step in range(6):
+        cache.before_step(streams=False)
+        world.check()
+        world.use(0, 2, 3)
+        world.use(1, 0)
+        world.use(2, 4, PINNED)
+        cache.after_launch()
+        if step == 2:
+            first = cache.take_counts()
+    assert np.flatnonzero(world.maps.on_gpu[0]).tolist() == [2, 3]
+    assert np.flatnonzero(world.maps.on_gpu[2]).tolist() == [4, PINNED]
+    assert first.promotions == 3
+    assert first.bytes == 3 * world.slots.bytes_of(0)
+    assert (first.hits, first.misses) == (2, 6)  # of two steps; the pinned expert is the hit
+    cache.before_step(streams=False)
+    later = cache.take_counts()
+    assert (later.hits, later.misses, later.promotions) == (16, 0, 0)
+
+
+def test_a_streamed_prompt_takes_what_the_pool_has() -> None:
+    """Promotions end before it; what it streams and what it leaves are the pool's experts, each once."""
+    world = World(FLOATS)
+    cache = world.cache()
+    stream = ExpertStream(world.ram.layers, world.panels, world.device, world.maps)
+    cache.before_step(streams=False)
+    world.use(0, 2, 4)
+    world.use(2, 3)
+    cache.after_launch()
+    cache.before_step(streams=False)  # their slots are free
+    cache.after_launch()
+    cache.before_step(streams=True)
+    world.check()
+    assert world.maps.on_gpu.sum(axis=1).tolist() == [2, 0, 2]
+    for counts in ((4, 6, 4), (2, 3, 0)):
+        stream.begin(counts)
+        for layer, count in enumerate(counts):
+            streamed, left = stream.expert_map(layer).tolist(), stream.left(layer).tolist()
+            places = world.maps.host[RAM, layer]
+            for expert in range(EXPERTS):
+                assert (streamed[expert] >= 0) + (left[expert] >= 0) == (places[expert] >= 0)
+                assert left[expert] in (-1, places[expert])
+            assert sum(s >= 0 for s in streamed) == count
+            if not count:
+                continue
+            found = stream.take(layer)
+            for m, planes in enumerate((found.gate, found.up, found.down)):
+                for expert, at in enumerate(streamed):
+                    if at >= 0:
+                        assert torch.equal(dequantize(planes, at).cpu(), world.values[layer][m][expert])

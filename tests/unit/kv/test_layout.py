@@ -1,0 +1,58 @@
+"""Bytes of a token's KV, and which types --kv-cache-dtype has for which models."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from benchmarks.header import QWEN3_30B_A3B
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.kv.layout import FLOAT16, Q8_0, layout_of
+from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.latent import LatentAttentionShape
+
+LATENT = LatentAttentionShape(32, 0, 512, 128, 64, 128, 0.07)
+
+
+def with_mixer(mixer: AttentionShape | LatentAttentionShape) -> ModelShape:
+    layers = tuple(dataclasses.replace(layer, mixer=mixer) for layer in QWEN3_30B_A3B.layers)
+    return dataclasses.replace(QWEN3_30B_A3B, layers=layers)
+
+
+@pytest.mark.parametrize("name", ["auto", "f16"])
+def test_16_bits_are_what_auto_is(name: str) -> None:
+    layout = layout_of(ServerConfig(kv_cache_dtype=name), QWEN3_30B_A3B)
+    assert layout.dtype == FLOAT16
+    assert layout.token_bytes() == 48 * 2 * 4 * 128 * 2
+
+
+def test_q8_0_takes_little_more_than_half() -> None:
+    layout = layout_of(ServerConfig(kv_cache_dtype="q8_0"), QWEN3_30B_A3B)
+    assert layout.dtype == Q8_0
+    assert layout.token_bytes() == 48 * 2 * 4 * (128 + 4 * 2)
+    assert layout.token_bytes() <= 0.54 * layout_of(ServerConfig(), QWEN3_30B_A3B).token_bytes()
+
+
+@pytest.mark.parametrize(("name", "instead"), [("bf16", "f16"), ("fp8", "q8_0")])
+def test_what_no_engine_has_is_refused(name: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name}: .*; {instead} is"):
+        layout_of(ServerConfig(kv_cache_dtype=name), QWEN3_30B_A3B)
+
+
+def test_latent_attention_has_no_q8_0() -> None:
+    shape = with_mixer(LATENT)
+    assert layout_of(ServerConfig(kv_cache_dtype="f16"), shape).dtype == FLOAT16
+    with pytest.raises(ConfigError, match=r"q8_0: not for qwen3moe, whose attention \(MLA\) .* say f16"):
+        layout_of(ServerConfig(kv_cache_dtype="q8_0"), shape)
+
+
+def test_heads_that_blocks_do_not_fill_have_no_q8_0() -> None:
+    attention = QWEN3_30B_A3B.layers[0].mixer
+    assert isinstance(attention, AttentionShape)
+    shape = with_mixer(dataclasses.replace(attention, head_dim=80))
+    with pytest.raises(
+        ConfigError, match="q8_0: needs heads of a multiple of 32 numbers, this model's have 80"
+    ):
+        layout_of(ServerConfig(kv_cache_dtype="q8_0"), shape)

@@ -1,0 +1,136 @@
+"""What our control groups leave us, from copies of the files that Linux shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moeserve.control_groups import cpu_quota, memory_left, memory_limit
+from moeserve.cpus import usable_cores
+from moeserve.worker import memory
+
+MIB = 1 << 20
+V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
+V1_MEMORY = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory"
+V1_CPU = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct"
+
+
+def machine(tmp_path: Path, groups: str, *mounts: str) -> Path:
+    """A root folder with our groups, and these mounts."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups + "\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "\n".join(["23 1 8:1 / / rw - ext4 /dev/sda rw", *mounts]) + "\n"
+    )
+    return tmp_path
+
+
+def write(root: Path, folder: str, **files: object) -> None:
+    path = root / "sys/fs/cgroup" / folder
+    path.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (path / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_a_limit_of_the_group_or_of_one_above_it(tmp_path: Path) -> None:
+    """systemd: MemoryMax stands at the service, and the process may be in a group below it."""
+    root = machine(tmp_path, "0::/system.slice/moeserve.service/worker", V2)
+    write(root, ".", memory__stat="")
+    write(root, "system.slice", memory__max="max", memory__current=900 * MIB, memory__stat="")
+    write(
+        root,
+        "system.slice/moeserve.service",
+        memory__max=500 * MIB,
+        memory__high="max",
+        memory__current=300 * MIB,
+        memory__stat=f"anon {100 * MIB}\nactive_file {60 * MIB}\ninactive_file {40 * MIB}",
+    )
+    write(root, "system.slice/moeserve.service/worker", memory__max="max", memory__current=100 * MIB)
+    assert memory_left(root) == 300 * MIB  # 300 in use, of which 100 are pages of files
+    assert memory_limit(root) == 500 * MIB
+
+
+def test_what_slows_a_group_down_counts_as_its_limit(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/", V2)
+    write(root, ".", memory__max=500 * MIB, memory__high=400 * MIB, memory__current=450 * MIB)
+    assert (memory_left(root), memory_limit(root)) == (0, 400 * MIB)
+
+
+def test_a_container_with_a_namespace_of_its_own_sees_its_group_as_the_root(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/", V2)
+    write(root, ".", memory__max=256 * MIB, memory__current=56 * MIB, memory__stat="anon 1")
+    assert memory_left(root) == 200 * MIB
+
+
+@pytest.mark.parametrize("part", ["/docker/0123", "/../../docker/0123", "/"])
+def test_a_container_in_its_hosts_namespace(tmp_path: Path, part: str) -> None:
+    """Its group's path is the host's, its mount may be that group alone, or all of them."""
+    mount = f"35 31 0:32 {part} /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory"
+    root = machine(tmp_path, "4:memory:/docker/0123\n1:name=systemd:/docker/0123", mount)
+    write(
+        root,
+        "memory" if part != "/" else "memory/docker/0123",
+        memory__limit_in_bytes=256 * MIB,
+        memory__usage_in_bytes=100 * MIB,
+        memory__stat=f"inactive_file 1\ntotal_inactive_file {20 * MIB}\ntotal_active_file {10 * MIB}",
+    )
+    assert memory_left(root) == 186 * MIB
+
+
+def test_version_1_beside_a_version_2_without_controllers(tmp_path: Path) -> None:
+    unified = "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
+    root = machine(tmp_path, "4:memory:/user\n0::/user", V1_MEMORY, unified)
+    write(root, "unified/user", cgroup__procs="1")
+    write(
+        root, "memory", memory__limit_in_bytes=9223372036854771712, memory__usage_in_bytes=5, memory__stat=""
+    )
+    write(root, "memory/user", memory__limit_in_bytes=MIB, memory__usage_in_bytes=5, memory__stat="")
+    assert memory_left(root) == MIB - 5
+
+
+def test_nothing_limits_a_machine_without_control_groups(tmp_path: Path) -> None:
+    assert (memory_left(tmp_path), memory_limit(tmp_path), cpu_quota(tmp_path)) == (None, None, None)
+
+
+@pytest.mark.parametrize(("quota", "period", "cores"), [("-1", "100000", None), ("250000", "100000", 3)])
+def test_cpu_quota_of_version_1(tmp_path: Path, quota: str, period: str, cores: int | None) -> None:
+    root = machine(tmp_path, "2:cpu,cpuacct:/a/b", V1_CPU)
+    write(root, "cpu,cpuacct/a", cpu__cfs_quota_us=quota, cpu__cfs_period_us=period)
+    assert cpu_quota(root) == cores
+
+
+@pytest.mark.parametrize(
+    ("affinity", "quota", "cores"),
+    [
+        ({0, 1, 2, 3}, None, 2),
+        ({0, 1}, None, 2),
+        ({0, 2}, None, 1),
+        ({0, 1, 2, 3}, "100000 100000", 1),
+        ({0, 1, 2, 3}, "150000 100000", 2),
+        ({0, 1, 2, 3}, "max 100000", 2),
+        ({0, 1, 7}, None, 3),
+    ],
+)
+def test_threads_default_to_the_physical_cores_we_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, affinity: set[int], quota: str | None, cores: int
+) -> None:
+    """Two cores of two hyper-threads each: CPUs 0 and 2 share one, 1 and 3 the other; CPU 7 says nothing."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: affinity)
+    root = machine(tmp_path, "0::/", V2)
+    for cpu, siblings in {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}.items():
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(siblings + "\n")
+    if quota is not None:
+        write(root, ".", cpu__max=quota)
+    assert usable_cores(root) == cores
+
+
+def test_a_message_about_memory_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "memory_limit", lambda: 512 * MIB)
+    monkeypatch.setattr(memory, "memory_left", lambda: 100 * MIB)
+    assert memory.available_bytes() == 100 * MIB
+    assert memory.limit_note() == " (a control group limits this process to 0.50 GiB)"
+    monkeypatch.setattr(memory, "memory_limit", lambda: 1 << 59)
+    assert memory.limit_note() == ""  # the machine has less
