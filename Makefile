@@ -6,7 +6,8 @@
 #   make test-unit                                                unit tests alone, in an environment without torch (.venv-unit)
 #   make test-gpu                                                 tests of the GPU, then the serving tests with a worker there
 #   make test-clients                                             the programs of docs/how-to/connect-a-client.md, with every client
-#   make test-replicas                                            three servers behind gateways from PyPI (5 min)
+#   make test-replicas                                            three servers behind gateways from PyPI, and under Ray Serve (10 min)
+#   make test-bfcl                                                live and multi-turn tests of bfcl-eval (10 min)
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
 #   make fuzz-models                                              50,000 hostile model files, each a clear error or served (30 min)
 #   make schemas                                                  200 random JSON schemas, every answer valid
@@ -26,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml moeserve/version.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit test-all test-gpu test-clients test-replicas fuzz fuzz-models schemas lint check-commits browser format docs clean
+.PHONY: serve test test-unit test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas lint check-commits browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -53,6 +54,7 @@ test-gpu: $(VENV)/.installed-test
 
 CLIENTS := build/clients
 GATEWAYS := build/gateways
+BFCL := build/bfcl
 
 test-clients: $(VENV)/.installed-test
 	test -d $(CLIENTS)/venv || $(PYTHON) -m venv $(CLIENTS)/venv
@@ -65,8 +67,14 @@ test-clients: $(VENV)/.installed-test
 
 test-replicas: $(VENV)/.installed-test
 	test -d $(GATEWAYS) || $(PYTHON) -m venv $(GATEWAYS)
-	$(GATEWAYS)/bin/pip install --quiet smg vllm-router
+	$(GATEWAYS)/bin/pip install --quiet smg vllm-router "ray[serve]"
 	MOESERVE_GATEWAYS=$(GATEWAYS) $(BIN)/python -m pytest tests/scale -s
+
+# MOESERVE_BFCL_TESTS=0: all of them, which takes hours.
+test-bfcl: $(VENV)/.installed-test
+	test -d $(BFCL) || $(PYTHON) -m venv $(BFCL)
+	$(BFCL)/bin/pip install --quiet bfcl-eval soundfile
+	MOESERVE_BFCL=$(BFCL) $(BIN)/python -m pytest tests/e2e/test_bfcl.py -s
 
 fuzz: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/e2e/test_api_fuzz.py

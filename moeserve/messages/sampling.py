@@ -41,6 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None  # None: none; N: of the sampled token and of the N most likely, N <= 20
     prompt_logprobs: int | None = None  # the same for prompt tokens 1.. (the first has none)
     stop_token_ids: tuple[int, ...] = ()  # end-of-sequence ids included, unless ignore_eos
+    # Token sequences, each of two or more, of which none may be completed; shorter ones are in logit_bias.
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""  # the answer after its reasoning must match it (llguidance's notation); "": none
     # Set with a reasoning budget, or with a grammar for a model that may reason.
     thinking: Thinking | None = None

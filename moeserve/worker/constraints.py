@@ -58,6 +58,7 @@ class _Unstarted(NamedTuple):
 
     compiled: Future[CompiledGrammar] | None  # None: it has no grammar
     thinking: Thinking | None
+    bad_sequences: tuple[tuple[int, ...], ...]
     output_ids: list[int]
 
 
@@ -94,9 +95,11 @@ class Constraints:
         self._next.pop(slot, None)
         self._unstarted.pop(slot, None)
         self._late.discard(slot)
-        if sampling.grammar or sampling.thinking is not None:
+        if sampling.grammar or sampling.thinking is not None or sampling.bad_sequences:
             compiled = self._compile(sampling.grammar) if sampling.grammar else None
-            self._unstarted[slot] = _Unstarted(compiled, sampling.thinking, output_ids.tolist())
+            self._unstarted[slot] = _Unstarted(
+                compiled, sampling.thinking, sampling.bad_sequences, output_ids.tolist()
+            )
             if compiled is None or compiled.done():
                 self._begin(slot)
 
@@ -182,7 +185,7 @@ class Constraints:
             self._masks = np.zeros((self._max_num_seqs, engine.words), np.int32)
         try:
             matcher = None if request.compiled is None else request.compiled.result().matcher()
-            guide = Guide(matcher, request.thinking, engine.eos_ids)
+            guide = Guide(matcher, request.thinking, engine.eos_ids, request.bad_sequences)
             guide.accept_all(request.output_ids)
             self._guides[slot] = guide
             return {slot: _Next(guide.fill(self._masks[slot]))}

@@ -1,4 +1,5 @@
-"""What one request's next token may be: its thought bounded by a budget, its answer by a grammar.
+"""What one request's next token may be: its thought bounded by a budget, its answer by a grammar, and both without some
+sequences of tokens.
 
     OPENING    the answer's first token: `<think>` where the model thinks, or else of the answer already
     THINKING   anything, until `</think>`; when the budget is spent, the thought's ending is forced
@@ -9,7 +10,7 @@ Driven by the tokens alone, so a request that was preempted is where it was once
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from enum import Enum, auto
 
@@ -26,7 +27,18 @@ class _Stage(Enum):
 class Guide:
     """At the beginning of the output. `matcher` None: any answer; `thinking` None: no thought comes first."""
 
-    def __init__(self, matcher: Matcher | None, thinking: Thinking | None, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        matcher: Matcher | None,
+        thinking: Thinking | None,
+        eos_ids: tuple[int, ...],
+        bad_sequences: tuple[tuple[int, ...], ...] = (),
+    ) -> None:
+        """`bad_sequences`: none of them may be completed, unless nothing else may come."""
+        self._bad: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)  # by the last token but one
+        for sequence in bad_sequences:
+            self._bad[sequence[-2]].append(sequence)
+        self._last = deque[int](maxlen=max(map(len, bad_sequences), default=1) - 1)
         self._matcher = matcher
         self._thinking = thinking
         self._eos_ids = eos_ids
@@ -38,6 +50,7 @@ class Guide:
 
     def accept(self, token_id: int) -> None:
         """Takes the token that came. Raises GrammarError for one that may not come."""
+        self._last.append(token_id)
         if self._forced:
             self._forced.popleft()
             if not self._forced:
@@ -62,6 +75,27 @@ class Guide:
     def fill(self, mask: Bits) -> bool:
         """Sets the bits of the tokens that may come next (see Matcher.fill), or returns False: all may. Raises
         GrammarError."""
+        is_masked = self._fill_allowed(mask)
+        if self._forced or not (bad := self._completing()):
+            return is_masked
+        if not is_masked:
+            mask.fill(-1)
+        before = mask.copy()
+        clear_bits(mask, bad)
+        if not mask.any():
+            mask[:] = before
+        return True
+
+    def _completing(self) -> tuple[int, ...]:
+        """The tokens that would complete a bad sequence now."""
+        if not self._bad or not self._last:
+            return ()
+        last = tuple(self._last)
+        near = self._bad.get(last[-1], ())
+        return tuple(sequence[-1] for sequence in near if last[1 - len(sequence) :] == sequence[:-1])
+
+    def _fill_allowed(self, mask: Bits) -> bool:
+        """What the thought and the grammar allow, as `fill`."""
         if self._forced:
             mask.fill(0)
             set_bits(mask, (self._forced[0],))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from typing import Any
 
@@ -79,3 +80,16 @@ def test_scaling_reads_metrics_that_there_are() -> None:
         series = rule["seriesQuery"].split("{")[0]
         assert f"# TYPE {series} gauge" in exposition
         assert series in rule["metricsQuery"]
+
+
+def test_ray_serve_is_given_options_that_there_are() -> None:
+    """Read from the source: Ray is not installed here."""
+    tree = ast.parse((FOLDER / "ray_serve.py").read_text())
+    (options,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Options"]
+    declared = (line.target for line in options.body if isinstance(line, ast.AnnAssign))
+    fields = {target.id for target in declared if isinstance(target, ast.Name)}
+    (application,) = yaml.safe_load((FOLDER / "ray_serve.yaml").read_text())["applications"]
+    assert set(application["args"]) <= fields
+    module, _, name = application["import_path"].partition(":")
+    assert (FOLDER / f"{module}.py").exists()
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

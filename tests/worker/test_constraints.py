@@ -253,3 +253,42 @@ def test_a_guide_knows_where_it_is_from_the_tokens_alone() -> None:
         mask = np.zeros(engine.words, np.int32)
         assert again.fill(mask) == (expected is not None)
         assert expected is None or mask.tolist() == expected.tolist()
+
+
+def allowed_by(guide: Guide, engine: GrammarEngine) -> set[int] | None:
+    """The tokens that may come next; None: all."""
+    mask = np.zeros(engine.words, np.int32)
+    if not guide.fill(mask):
+        return None
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def test_a_bad_sequence_is_not_completed() -> None:
+    engine = GrammarEngine(TOKENIZER)
+    guide = Guide(None, None, EOS, ((5, 6, 7), (6, 8), (9, 9)))
+    excluded = []
+    for token_id in (5, 6, 6, 9, 5, 6):
+        guide.accept(token_id)
+        allowed = allowed_by(guide, engine)
+        excluded.append(set() if allowed is None else set(range(20)) - allowed)
+    assert excluded == [set(), {7, 8}, {8}, {9}, set(), {7, 8}]
+
+
+def test_a_bad_sequence_gives_way_where_nothing_else_may_come() -> None:
+    engine = GrammarEngine(TOKENIZER)
+    first, *rest = TOKENIZER.encode("yes, extraordinarily")
+    assert rest
+    matcher = engine.matcher(to_grammar(Choice(["yes, extraordinarily"])))
+    free = Guide(matcher, None, EOS)
+    free.accept(first)
+    only = allowed_by(free, engine)
+    assert only is not None
+    guide = Guide(
+        engine.matcher(to_grammar(Choice(["yes, extraordinarily"]))),
+        None,
+        EOS,
+        tuple((first, one) for one in only),
+    )
+    guide.accept(first)
+    assert allowed_by(guide, engine) == only

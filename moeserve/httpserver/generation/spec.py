@@ -63,6 +63,7 @@ class GenerationSpec:
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # of those with several tokens
     allowed_token_ids: tuple[int, ...] = ()  # the only ones of the answer; empty: all
     seed: int | None = None  # None: one is drawn
     logprobs: int | None = None
@@ -105,6 +106,7 @@ class GenerationSpec:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             stop_token_ids=stop_token_ids,
+            bad_sequences=self.bad_sequences,
             grammar=self.compiled_grammar,
             thinking=self.thinking_tokens,
         )

@@ -11,13 +11,17 @@ from moeserve.httpserver.generation.request_builder import check_ids
 from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.transport.errors import invalid
 
+MAX_WORD_TOKENS: Final = 32  # of `bad_words`, which are compared at each token
 EXCLUDED: Final = -1e4  # a logit bias that no logit outweighs
 
 
 def resolve(spec: GenerationSpec, text: ModelText) -> None:
-    """Turns `bad_words` into biases and `allowed_token_ids` into a grammar. Raises ApiError 400."""
+    """Turns `bad_words` into biases and sequences, and `allowed_token_ids` into a grammar. Raises ApiError 400."""
     if spec.bad_words:
-        spec.logit_bias = {**spec.logit_bias, **dict.fromkeys(_tokens_of(spec.bad_words, text), EXCLUDED)}
+        sequences = _sequences_of(spec.bad_words, text)
+        excluded = {ids[0]: EXCLUDED for ids in sequences if len(ids) == 1}
+        spec.logit_bias = {**spec.logit_bias, **excluded}
+        spec.bad_sequences = tuple(sorted(ids for ids in sequences if len(ids) > 1))
     if spec.allowed_token_ids:
         if spec.grammar is not None:
             raise invalid("allowed_token_ids", f"cannot be combined with {spec.grammar.param}")
@@ -29,19 +33,17 @@ def resolve(spec: GenerationSpec, text: ModelText) -> None:
         spec.grammar = GrammarConstraint(grammar.Ebnf(lark), "allowed_token_ids")
 
 
-def _tokens_of(words: tuple[str, ...], text: ModelText) -> set[int]:
-    """The tokens of the words, with and without a blank before them."""
-    found: set[int] = set()
+def _sequences_of(words: tuple[str, ...], text: ModelText) -> set[tuple[int, ...]]:
+    """The tokens of each word, with and without a blank before it. Raises ApiError 400."""
+    found = set()
     for word in words:
         for written in (word, f" {word.lstrip()}"):
-            ids = text.tokenizer.encode(written)
-            if len(ids) == 1:
-                found.add(ids[0])
-            elif written == word:
-                message = (
-                    f"{word[:80]!r} takes {len(ids)} tokens of this model; only words of one are supported"
-                )
+            ids = tuple(text.tokenizer.encode(written))
+            if len(ids) > MAX_WORD_TOKENS:
+                message = f"{word[:80]!r} takes {len(ids)} tokens of this model; {MAX_WORD_TOKENS} at most are taken"
                 raise invalid("bad_words", message)
+            if ids:
+                found.add(ids)
     return found
 
 

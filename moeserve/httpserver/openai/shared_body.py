@@ -71,7 +71,9 @@ class OpenAIRequest(StructuredFields):
     bad_words: Annotated[
         list[StopString],
         Field(
-            max_length=256, default_factory=list, description="Words of one token each that must not come."
+            max_length=256,
+            default_factory=list,
+            description="Words that must not come, as the tokenizer writes them, with and without a blank before.",
         ),
     ]
     allowed_token_ids: Annotated[

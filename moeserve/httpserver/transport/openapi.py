@@ -4,7 +4,7 @@ the API key."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
@@ -73,7 +73,8 @@ def _add_schemas(schemas: dict[str, Any], apis: ApiTable) -> None:
     _, made = models_json_schema([(model, "validation") for model in bodies], ref_template=_SCHEMA_PATH)
     schemas.update(made["$defs"])
     objects = _unique(kind for api in apis.apis for kind in (*api.streamed, api.error_model))
-    adapters = [(kind.__name__, "serialization", TypeAdapter(kind)) for kind in objects]
+    mode: Literal["serialization"] = "serialization"
+    adapters = [(kind.__name__, mode, TypeAdapter(kind)) for kind in objects]
     _, more = TypeAdapter.json_schemas(adapters, ref_template=_SCHEMA_PATH)
     for name, schema in more["$defs"].items():
         schemas.setdefault(name, schema)

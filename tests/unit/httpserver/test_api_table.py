@@ -102,7 +102,7 @@ def test_the_document_has_keys_errors_and_streams() -> None:
     open_server, keyed = Application().openapi(), Application(wants_key=True).openapi()
     schemes = keyed["components"]["securitySchemes"]
     assert (schemes["bearer"]["scheme"], schemes["x-api-key"]["name"]) == ("bearer", "x-api-key")
-    keys = [{"bearer": []}, {"x-api-key": []}]
+    keys: list[dict[str, list[str]]] = [{"bearer": []}, {"x-api-key": []}]
     assert keyed["paths"]["/v1/models"]["get"]["security"] == keys
     assert open_server["paths"]["/v1/models"]["get"]["security"] == [{}, *keys]
     assert keyed["paths"]["/health"]["get"]["security"] == []

@@ -55,7 +55,12 @@ def test_bad_words_are_excluded_with_and_without_a_blank(server: HttpServer) -> 
         (token,) = server.tokenizer.encode(written)
         assert bias[token] <= -1e4
     assert bias[5] == 1
-    refused = server.post("/v1/completions", {"prompt": "Hi", "bad_words": ["extraordinarily long words"]})
+    asked(server, "/v1/completions", prompt="Hi", bad_words=["extraordinarily long words"])
+    sequences = {tuple(server.tokenizer.encode(f"{blank}extraordinarily long words")) for blank in ("", " ")}
+    assert set(server.requests[-1].sampling.bad_sequences) == sequences
+    refused = server.post(
+        "/v1/completions", {"prompt": "Hi", "bad_words": ["extraordinarily long words " * 9]}
+    )
     assert refused.status_code == 400
     assert "bad_words" in refused.json()["error"]["message"]
 
