@@ -71,7 +71,8 @@ def after_a_change(runner: Runner, trace: RoutingTrace, gen: int) -> list[float]
         forced.choose(step)
         bench.run(bench.decode_plan(1, PROMPT + step))
         ends.append(time.perf_counter())
-    return (32 / np.diff(np.array(ends)[::32])).tolist()
+    rates: list[float] = (32 / np.diff(np.array(ends)[::32])).tolist()
+    return rates
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ class ServerConfig(ApiConfig):
         None,
         "Capacity",
         "tokens in one step: decode rows and prefill chunks together (default: 512 on the CPU; on a GPU up to 8192, as "
-        "far as their buffers take no more than 2% of its memory)",
+        "far as their buffers take no more than 3% of its memory)",
         low=1,
         high=65536,
     )

@@ -28,6 +28,10 @@ SMALL_BATCH_ROWS = 16
 # but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
 # where llama.cpp is at 3.6e-5).
 FLOAT32_ROWS = 64
+# Steps of more rows unpack weights to floats before a product (kernels/linear/large_batch), some experts at a time.
+# The room for them grows with the rows, as the other buffers do.
+UNPACK_ROWS = 1024
+UNPACK_BYTES_OF_ROW = 32 << 10
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
@@ -95,6 +99,14 @@ def gpu_step_buffers(
         )  # q, k and v behind the convolution
         if not small:
             buffers.append(Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide))
+    if rows > UNPACK_ROWS:
+        buffers.append(
+            Buffer(
+                "unpacked",
+                (_unpacked_numbers(model, projected, rows * UNPACK_BYTES_OF_ROW // BYTES[floats]),),
+                floats,
+            )
+        )
     if latent is not None:
         by_head = rows * latent.num_heads
         buffers += [
@@ -108,6 +120,18 @@ def gpu_step_buffers(
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     return tuple(buffers)
+
+
+def _unpacked_numbers(model: ModelShape, projected: int, room: int) -> int:
+    """At most `room`, but the largest matrix of a layer's attention and gate and up of one expert have theirs, and no
+    more than all experts need. projected: columns of what the norm is multiplied with."""
+    hidden, latent = model.hidden_size, model.latent
+    dense = max(projected * hidden, hidden * model.mixed_width)
+    if latent is not None:
+        dense = max(dense, latent.q_rows * latent.q_rank)
+    of_expert = 2 * model.expert_width * hidden
+    experts = min(model.num_experts * of_expert, room)
+    return max(dense, 2 * model.unrouted_width * hidden, of_expert, experts)
 
 
 def _activations(name: str, rows: int, cols: int, dtype: str, *, quantised: bool) -> list[Buffer]:

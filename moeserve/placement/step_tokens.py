@@ -16,7 +16,7 @@ from moeserve.models.step_buffers import gpu_arena_bytes
 
 ON_CPU = 512
 MOST_ON_GPU = 8192
-SHARE_OF_GPU = 0.02  # of the memory that the server may use, for the buffers
+SHARE_OF_GPU = 0.03  # of the memory that the server may use, for the buffers
 
 
 def step_tokens(wished: int | None, shape: ModelShape, gpu_bytes: int | None) -> int:

@@ -45,7 +45,7 @@ class ExpertCache:
         is_gpu = expert_token_counts.device.type == "cuda"
         self._copied = torch.zeros(expert_token_counts.shape, dtype=torch.int64, pin_memory=is_gpu)
         self._counts = self._copied.numpy().copy()  # up to the step before
-        self._cached_layers = movable.any(axis=1)
+        self._cached_layers: Mask = np.any(movable, axis=1, keepdims=True)
         self._num_slots = (maps.on_gpu & movable).sum(axis=1)
         self._policy = CachePolicy(maps.on_gpu, movable)
         self._budget = PromotionBudget(movable.shape, slots.most)
@@ -105,7 +105,7 @@ class ExpertCache:
         counts: npt.NDArray[np.int64] = self._copied.numpy()
         tokens = counts - self._counts
         self._counts[:] = counts
-        used = (tokens > 0) & self._cached_layers[:, None]
+        used: Mask = (tokens > 0) & self._cached_layers
         if self._streams:
             used &= self._hottest(tokens)
         else:

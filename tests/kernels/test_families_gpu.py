@@ -9,6 +9,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.models.open import open_model
+from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import OWN_FIXTURES, family_models
@@ -65,3 +66,6 @@ def test_as_near_the_truth_as_the_way_of_computing_allows(model: Path, tokens: i
     large = errors(runner, fixture, tokens)
     keeps_floats = placement in ("all on the GPU", "none on the GPU, streamed")
     assert large.median() < (2e-3 if keeps_floats else 0.1)
+    assert isinstance(runner.engine, GpuEngine)
+    for n in (5, tokens):  # as a start on a GPU times them
+        runner.engine.dummy_prompt(n, runner.engine.streaming.part(n))()

@@ -47,6 +47,7 @@ CALLS = {
     "experts, few": "experts(16, Q4, Q6)",
     "experts, some": "experts(30, Q4, Q6)",
     "experts, many": "experts(2000, Q4, Q6)",
+    "experts and linear, unpacked": "large_batch(4096, Q4, Q6), large_batch(4096, BF16, BF16)",
     "rows": "rows(3, Q4)",
     "rows, looked up": "rows(3, IQ4)",
     "attention": "attention(3)",
@@ -75,9 +76,11 @@ from moeserve.kernels.delta_net import op as delta
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
+from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.latent import op as latent
 from moeserve.kernels.linear import op
+from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linear
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.from_panels import PanelLayout
@@ -106,7 +109,7 @@ def both(n, cols, dtype=f32):
 def linear(n, kind, cols, rows, second, second_rows, bias=False):
     x = both(n, cols, f32 if n <= op.GEMV_TOKENS else torch.bfloat16)
     other = None if second is None else weight(second, second_rows, cols)
-    op.linear(*x, empty(1, dtype=i32), weight(kind, rows, cols), kind, other, second or 0, cols,
+    op.linear(*x, empty(1, dtype=i32), weight(kind, rows, cols), int(kind), other, int(second or 0), cols,
               empty(n, rows + second_rows), bias=empty(rows + second_rows) if bias else None)
 
 # A router of bfloat16.
@@ -124,20 +127,33 @@ def experts(n, kind, down, experts=128, top_k=8, oai=False):
     options = op.Gated("swiglu_oai" if oai else "silu", *biases[:2])
     if few:
         h = both(n * top_k, ff, dtype)
-        small_batch_up(*both(n, hidden, dtype), gate, kind, gate, kind, hidden, ids, *h, options=options)
-        small_batch_down(*h, weight(down, experts, hidden, ff), down, ff, ids, empty(n, wide)[:, :top_k], count,
+        small_batch_up(*both(n, hidden, dtype), gate, int(kind), gate, int(kind), hidden, ids, *h, options=options)
+        small_batch_down(*h, weight(down, experts, hidden, ff), int(down), ff, ids, empty(n, wide)[:, :top_k], count,
                          empty(n, hidden), bias=biases[2])
         return
     align_routes(ids, count, experts, room.expert, room.routes)
-    experts_up(empty(n, hidden, dtype=dtype), gate, kind, gate, kind, hidden, room.expert, room.routes, top_k, half,
-               options=options)
-    experts_down(half, weight(down, experts, hidden, ff), down, ff, room.expert, room.routes, count,
+    experts_up(empty(n, hidden, dtype=dtype), gate, int(kind), gate, int(kind), hidden, room.expert, room.routes, top_k,
+               half, options=options)
+    experts_down(half, weight(down, experts, hidden, ff), int(down), ff, room.expert, room.routes, count,
                  empty(n, wide, hidden, dtype=dtype)[:, :top_k], bias=biases[2])
+
+def large_batch(n, kind, down):
+    hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16
+    scratch = UnpackScratch(empty(1 << 24, dtype=dtype))
+    room, gate = BlockWorkspace(n, top_k, num, "meta", can_unpack=True), weight(kind, num, ff, hidden)
+    assert room.is_large_batch
+    x, routing = empty(n, hidden, dtype=dtype), op.RouteBlocks(room.expert, room.routes)
+    h = empty(n * top_k, ff, dtype=dtype)
+    large_batch_up(x, gate, int(kind), gate, int(kind), hidden, routing, top_k, h, scratch)
+    large_batch_down(h, weight(down, num, hidden, ff), int(down), ff, routing, empty(n, top_k, hidden, dtype=dtype),
+                     scratch)
+    w = op.weight_of(weight(kind, 1, ff, hidden), int(kind), hidden)
+    large_batch_linear(x, w, None, empty(1, dtype=i32), empty(n, ff), scratch)
 
 def rows(n, kind):
     heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
     at = empty(n, dtype=i32)
-    embed(at, count, weight(kind, 9, 256), kind, empty(n, 256), KvPlaces(empty(3, 64, dtype=i32), at, at, at))
+    embed(at, count, weight(kind, 9, 256), int(kind), empty(n, 256), KvPlaces(empty(3, 64, dtype=i32), at, at, at))
     ids = empty(n, 8, dtype=i32)
     add_norm(empty(n, 256), empty(n, 8, 256), empty(n, 8), ids, empty(n, 256), None, count, empty(256), 1e-6,
              *both(n, 256), empty(n, 256))

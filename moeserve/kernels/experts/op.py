@@ -13,6 +13,7 @@ from torch import Tensor
 from moeserve.kernels.experts.align import align_kernel
 from moeserve.kernels.experts.shared_gate import shared_gate_kernel
 from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.linear.large_batch import BLOCK
 from moeserve.kernels.linear.op import (
     SILU,
     Gated,
@@ -174,11 +175,18 @@ _METHODS = {
 }  # blocks of different sizes are different methods'
 
 
-class BlockWorkspace:
-    """Where routes go sorted: for batches of up to `tokens` rows with that many's method."""
+UNPACK_ROUTES = 192  # of each expert, on average: so many make up for unpacking its weights
 
-    def __init__(self, tokens: int, top_k: int, experts: int, device: torch.device | str) -> None:
-        self.method = method_for(tokens)
+
+class BlockWorkspace:
+    """Where routes go sorted: for batches of up to `tokens` rows with that many's method, or for `large_batch.py`."""
+
+    def __init__(
+        self, tokens: int, top_k: int, experts: int, device: torch.device | str, *, can_unpack: bool = False
+    ) -> None:
+        """can_unpack: there is an UnpackScratch."""
+        self.is_large_batch = can_unpack and tokens * top_k >= UNPACK_ROUTES * experts
+        self.method = Method(BLOCK) if self.is_large_batch else method_for(tokens)
         blocks = num_blocks(tokens, top_k, experts, self.method.block)
         self.expert = torch.empty(blocks, dtype=torch.int32, device=device)
         self.routes = torch.empty(blocks, self.method.block, dtype=torch.int32, device=device)

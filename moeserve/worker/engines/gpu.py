@@ -302,12 +302,15 @@ class GpuEngine:
         inputs.fill_dummy(n, self._model.shape.vocab_size, start)
         if self._cpu_stage is not None:
             self._cpu_stage.fill_dummy(n)
-        one = np.array([n, 0], np.int32)
-        tiles = self._tiles_of(one[1:], one[:1], one[1:] + start, one[1:] + self._max_num_seqs)
-        replay = self._prompts.get(inputs.size)
-        if replay is not None:
-            inputs.fill_prompts(0, tiles)
-        batch = inputs.batch(0, torch.from_numpy(tiles).to(self._model.device), streamed)
+        if n <= SMALL_BATCH_ROWS:
+            batch, replay = inputs.batch(n, None, 0.0), self._small.get(inputs.size)
+        else:
+            one = np.array([n, 0], np.int32)
+            tiles = self._tiles_of(one[1:], one[:1], one[1:] + start, one[1:] + self._max_num_seqs)
+            batch = inputs.batch(0, torch.from_numpy(tiles).to(self._model.device), streamed)
+            replay = self._prompts.get(inputs.size)
+            if replay is not None:
+                inputs.fill_prompts(0, tiles)
 
         def run() -> None:
             self._model.begin(batch)

@@ -39,7 +39,12 @@ class GpuAttentionBlock:
         eps, count = self._eps, batch.count
         gates = [shape.q_width] if shape.is_gated else []
         q, *gate, k, v = multiply_all(
-            w.qkv, [shape.q_width, *gates, shape.kv_width, shape.kv_width], s.y, count, s.projected
+            w.qkv,
+            [shape.q_width, *gates, shape.kv_width, shape.kv_width],
+            s.y,
+            count,
+            s.projected,
+            s.unpacked,
         )
         if batch.rows_independent and shape.qk_norm != "full":
             new = NewTokens(k, v, w.q_norm, w.k_norm, eps, self._cos, self._sin, batch.kv_slots)
@@ -54,7 +59,7 @@ class GpuAttentionBlock:
         if gate:
             assert a.x is not None
             sigmoid_gate(a.x, gate[0], shape.head_dim, count, a.codes, a.scales)
-        multiply(w.output, a, count, s.output.view(s.rows, -1))
+        multiply(w.output, a, count, s.output.view(s.rows, -1), s.unpacked)
 
     def _attend(
         self,

@@ -35,7 +35,7 @@ def recur(
     out = delta.out
     assert out.x is not None
     qkv, z, b, *apart = multiply_all(
-        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected
+        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.unpacked
     )
     per_key = heads.value_heads // heads.key_heads
     gates = Gates(b, apart[0], per_key) if apart else Gates(b, b[:, per_key:], 2 * per_key)
@@ -50,7 +50,7 @@ def recur(
         chunked_rule(x, heads, rows.chunked, rows.chunks, delta.inverse)
     # In place: a head's output is read before it is written.
     gated_norm(out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales)
-    multiply(w.output, out, count, s.output.view(s.rows, -1))
+    multiply(w.output, out, count, s.output.view(s.rows, -1), s.unpacked)
 
 
 def _first(sequences: StepSequences, count: int) -> StepSequences:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
-from moeserve.kernels.linear.op import SILU, Gated
+from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
@@ -329,5 +330,10 @@ class _ExpertRun(NamedTuple):
         assert y.x is not None
         assert h.x is not None
         align_routes(self.ids, count, gate.experts, b.expert, b.routes)
+        if b.is_large_batch and s.unpacked is not None:
+            routing = RouteBlocks(b.expert, b.routes)
+            large_batch_up(y.x, *matrices, routing, self.ids.shape[1], h.x, s.unpacked, options=self.options)
+            large_batch_down(h.x, *of_down, routing, self.parts, s.unpacked, bias=bias)
+            return
         experts_up(y.x, *matrices, b.expert, b.routes, self.ids.shape[1], h.x, options=self.options)
         experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)

@@ -7,13 +7,27 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.linear.op import linear
+from moeserve.kernels.linear.large_batch import UnpackScratch, can_unpack, large_batch_linear
+from moeserve.kernels.linear.op import linear, weight_of
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
 
 
-def multiply(weights: MergedLinear, x: GpuActivations, count: Tensor, out: Tensor) -> None:
-    """out = x W^T + bias. out: [rows, weights.rows]; count: int32 [1], the rows that exist."""
+def multiply(
+    weights: MergedLinear,
+    x: GpuActivations,
+    count: Tensor,
+    out: Tensor,
+    scratch: UnpackScratch | None = None,
+) -> None:
+    """out = x W^T + bias. out: [rows, weights.rows]; count: int32 [1], the rows that exist. scratch: of a large step,
+    where the weights are unpacked if there is room for them."""
     first, second = weights.first, weights.second
+    if scratch is not None and scratch.fits(weights.rows, first.cols):
+        weight = weight_of(plane_tensors(first), int(first.type), first.cols)
+        other = None if second is None else weight_of(plane_tensors(second), int(second.type), second.cols)
+        if x.x is not None and can_unpack(weight) and x.x.dtype == scratch.floats.dtype:
+            large_batch_linear(x.x, weight, other, count, out, scratch, bias=weights.bias)
+            return
     linear(
         x.x, x.codes, x.scales, count, plane_tensors(first), int(first.type),
         None if second is None else plane_tensors(second), 0 if second is None else int(second.type), first.cols, out,
@@ -22,7 +36,12 @@ def multiply(weights: MergedLinear, x: GpuActivations, count: Tensor, out: Tenso
 
 
 def multiply_all(
-    weights: Sequence[MergedLinear], widths: Sequence[int], x: GpuActivations, count: Tensor, out: Tensor
+    weights: Sequence[MergedLinear],
+    widths: Sequence[int],
+    x: GpuActivations,
+    count: Tensor,
+    out: Tensor,
+    scratch: UnpackScratch | None = None,
 ) -> list[Tensor]:
     """The products with matrices whose rows are cut to `widths`: [n, width] each, n the rows of x, within `out`, which
     is flat and has room for all."""
@@ -32,7 +51,7 @@ def multiply_all(
     for matrix in weights:
         product = out[at : at + n * matrix.rows].view(n, matrix.rows)
         at += product.numel()
-        multiply(matrix, x, count, product)
+        multiply(matrix, x, count, product, scratch)
         column = 0
         while column < matrix.rows:
             width = widths[len(pieces)]

@@ -19,6 +19,7 @@ from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
+from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.interface import GatedDeltaNetShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -144,11 +145,16 @@ class GpuWorkspace:
             for parts in {layer.num_parts for layer in shape.layers}
         }
         self.pool_sum = views["pool_sum"]
-        self.blocks = BlockWorkspace(rows, shape.top_k, shape.num_experts, device)
+        self.unpacked = UnpackScratch(views["unpacked"]) if "unpacked" in views else None
+        self.blocks = BlockWorkspace(
+            rows, shape.top_k, shape.num_experts, device, can_unpack=self.unpacked is not None
+        )
         # Of feed-forwards that every token passes, by their width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
-        self.unrouted_blocks = BlockWorkspace(rows, 1, 1, device) if widths else None
+        self.unrouted_blocks = (
+            BlockWorkspace(rows, 1, 1, device, can_unpack=self.unpacked is not None) if widths else None
+        )
         self.decode = _decode_workspace(shape, min(rows, MAX_DECODE_ROWS), device)
         self.mixed_decode = mixed_decode  # beside prompts
 

@@ -1,0 +1,61 @@
+"""Launches the routed experts of thousands of tokens: some experts at a time are unpacked to floats and multiplied.
+
+The specification is `reference.py`; blocks of routes come from `op.align_routes`.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeserve.kernels.linear.large_batch import ExpertsInScratch, UnpackScratch, run_float_gemm, unpack
+from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks, weight_of
+
+
+def large_batch_up(
+    x: Tensor,
+    gate: list[Tensor],
+    gate_kind: int,
+    up: list[Tensor],
+    up_kind: int,
+    cols: int,
+    routing: RouteBlocks,
+    top_k: int,
+    h: Tensor,
+    scratch: UnpackScratch,
+    *,
+    options: Gated = SILU,
+) -> None:
+    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) of every route in the blocks, which are of
+    `linear.large_batch.BLOCK`. h [n * top_k, ff]."""
+    g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
+    for first, end in scratch.groups(len(g.codes), 2 * g.rows, cols):
+        in_turn = scratch.view(end - first, 2 * g.rows, cols)
+        unpack(g, in_turn, first, every=2)
+        unpack(u, in_turn, first, every=2, at=1)
+        experts = ExpertsInScratch(scratch.group(first, end), routing, top_k)
+        run_float_gemm(x, in_turn, None, h, experts=experts, options=options)
+
+
+def large_batch_down(
+    h: Tensor,
+    down: list[Tensor],
+    down_kind: int,
+    cols: int,
+    routing: RouteBlocks,
+    parts: Tensor,
+    scratch: UnpackScratch,
+    *,
+    bias: Tensor | None = None,
+) -> None:
+    """parts[route] = down(h[route]) + bias of every route in the blocks; the others are left as they are. parts [n,
+    top_k, hidden], which may be a part of a wider tensor [n, .., hidden]; bias float32 [experts, hidden]."""
+    w = weight_of(down, down_kind, cols)
+    _, top_k, hidden = parts.shape
+    per_token = parts.stride(0) // hidden
+    if parts.stride() != (per_token * hidden, hidden, 1):
+        raise ValueError(f"parts of strides {parts.stride()} are no columns of contiguous ones")
+    for first, end in scratch.groups(len(w.codes), w.rows, cols):
+        floats = scratch.view(end - first, w.rows, cols)
+        unpack(w, floats, first)
+        experts = ExpertsInScratch(scratch.group(first, end), routing, 1, top_k, per_token)
+        run_float_gemm(h, floats, None, parts, experts=experts, bias=bias)

@@ -1,0 +1,89 @@
+"""Many tokens times matrices of floats of their own type, on the tensor cores: what `unpack.py` leaves.
+
+out = x W^T, tokens on the left: of a gated product the rows of gate and up come in turn, so that a thread holds both
+numbers of a pair.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.linear.gated import gated
+from moeserve.kernels.linear.gemm import part_rows, route_pointers
+
+
+@triton.jit
+def multiply_rows(x, w, COLS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """float32 [BM, BN] of the rows that x [BM] and w [BN] point to."""
+    acc = tl.zeros([BM, BN], tl.float32)
+    k = tl.arange(0, BK)
+    for first in range(0, COLS, BK):
+        if COLS % BK == 0:
+            a = tl.load(x[:, None] + first + k[None, :])
+            b = tl.load(w[:, None] + first + k[None, :])
+        else:
+            live = (first + k < COLS)[None, :]
+            a = tl.load(x[:, None] + first + k[None, :], live, 0.0)
+            b = tl.load(w[:, None] + first + k[None, :], live, 0.0)
+        if a.dtype == tl.float32:
+            acc = tl.dot(a, tl.trans(b), acc, input_precision="tf32x3")
+        else:
+            acc = tl.dot(a, tl.trans(b), acc)
+    return acc
+
+
+@triton.jit
+def column_bias(y, bias, expert, column, COLUMNS: tl.constexpr):
+    """y [BM, BN] plus an expert's bias float32 [.., COLUMNS], where there is one."""
+    if bias is not None:
+        y += tl.load(bias + expert * COLUMNS + column, column < COLUMNS, 0.0)[None, :]
+    return y
+
+
+@kernel
+def float_gemm_kernel(
+    x, w, bias, up_bias, block_expert, block_routes, group, count, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, ACTIVATION: tl.constexpr, X_TOP_K: tl.constexpr, TOP_K: tl.constexpr,
+    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out[i] = W x[i // X_TOP_K] + bias, or with an ACTIVATION gated(those of even rows, those of odd ones), with a
+    bias each. Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
+
+    w: [experts of the group, ROWS, COLS] of x's type; group: int32 [2], its first expert and the one behind its last,
+    the blocks of others are left out. out has PARTS rows for each token, of which the first TOP_K are its routes'.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile, block = tl.program_id(0), tl.program_id(1)
+    expert = tl.full([], 0, tl.int64)
+    if block_expert is not None:
+        expert = tl.load(block_expert + block).to(tl.int64)
+        first = tl.load(group)
+        if (expert < first) | (expert >= tl.load(group + 1)):
+            return
+        w += (expert - first) * ROWS * COLS
+    elif block * BM >= tl.load(count):
+        return
+    routes, live, rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, X_TOP_K)
+    n = tile * BN + tl.arange(0, BN)
+    y = multiply_rows(rows, w + tl.minimum(n, ROWS - 1) * COLS, COLS, BM, BN, BK)
+    to = tl.where(live, part_rows(routes, TOP_K, PARTS), 0).to(tl.int64)[:, None]
+    if ACTIVATION is not None:
+        column = tile * (BN // 2) + tl.arange(0, BN // 2)
+        gate, up = tl.split(tl.reshape(y, [BM, BN // 2, 2]))
+        gate = column_bias(gate, bias, expert, column, ROWS // 2)
+        up = column_bias(up, up_bias, expert, column, ROWS // 2)
+        y = gated(gate, up, ACTIVATION)
+        at = out + to * (ROWS // 2) + column[None, :]
+        tl.store(at, y.to(out.dtype.element_ty), live[:, None] & (column < ROWS // 2)[None, :])
+    else:
+        y = column_bias(y, bias, expert, n, ROWS)
+        tl.store(
+            out + to * ROWS + n[None, :], y.to(out.dtype.element_ty), live[:, None] & (n < ROWS)[None, :]
+        )

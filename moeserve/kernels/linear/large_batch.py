@@ -1,0 +1,166 @@
+"""Launches products of thousands of tokens: a matrix is unpacked to floats first, as every weight is used so often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+
+from moeserve.kernels.launch import INTERPRETED, PDL
+from moeserve.kernels.linear.float_gemm import float_gemm_kernel
+from moeserve.kernels.linear.op import Gated, RouteBlocks, Weight, power_of_two
+from moeserve.kernels.linear.unpack import unpack_kernel
+from moeserve.kernels.planes.layout import k_blocks_of
+
+BLOCK = 128  # tokens or routes of a program
+_COLUMNS, _DEPTH, _WARPS = 256, 64, 8  # 533 and 479 TFLOP/s of an H200 for gate and up, and down
+_MOST_STAGES = 4
+
+
+class UnpackScratch:
+    """Owns nothing: 16-bit floats of a step's arena in which one matrix lies at a time, or some experts of it."""
+
+    def __init__(self, floats: Tensor) -> None:
+        """floats: [n], of the type that the tensor cores multiply."""
+        self.floats = floats
+        self._groups: dict[tuple[int, int], Tensor] = {}
+
+    def fits(self, rows: int, cols: int) -> bool:
+        return rows * cols <= self.floats.numel()
+
+    def view(self, experts: int, rows: int, cols: int) -> Tensor:
+        """[experts, rows, cols]."""
+        return self.floats[: experts * rows * cols].view(experts, rows, cols)
+
+    def groups(self, experts: int, rows: int, cols: int) -> list[tuple[int, int]]:
+        """As many experts as there is room for at a time: the first, and the one behind the last."""
+        room = self.floats.numel() // (rows * cols)
+        return [(first, min(first + room, experts)) for first in range(0, experts, room)]
+
+    def group(self, first: int, end: int) -> Tensor:
+        """int32 [2], the same on the device."""
+        if (first, end) not in self._groups:
+            self._groups[first, end] = torch.tensor(
+                [first, end], dtype=torch.int32, device=self.floats.device
+            )
+        return self._groups[first, end]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsInScratch:
+    """Which experts' matrices a product finds, and which routes are theirs."""
+
+    group: Tensor  # int32 [2]: the first, and the one behind the last
+    routing: RouteBlocks
+    x_top_k: int  # routes that share a row of x
+    top_k: int = 1  # routes of a token
+    parts: int = 1  # rows of out of a token, the first `top_k` for its routes
+
+
+def can_unpack(weight: Weight) -> bool:
+    """float32 is multiplied as it is."""
+    return weight.codes.dtype != torch.float32
+
+
+def unpack(weight: Weight, out: Tensor, first: int = 0, *, every: int = 1, at: int = 0) -> None:
+    """Row r of expert first + e to out[e, r * every + at]. out [experts, rows, cols], contiguous."""
+    experts, rows, cols = out.shape
+    codes = weight.codes[first : first + experts]
+    if weight.format is None:
+        out[:, at : at + weight.rows * every : every].copy_(codes)
+        return
+    k_blocks = k_blocks_of(cols)
+    bn, kb = 16, min(4, power_of_two(k_blocks))
+    unpack_kernel(
+        (-(-weight.rows // bn), -(-k_blocks // kb), experts),
+        codes,
+        weight.scales[first : first + experts],
+        weight.supers[first : first + experts],
+        out,
+        weight.rows,
+        cols,
+        weight.format,
+        rows,
+        every,
+        at,
+        bn,
+        kb,
+        num_warps=8,
+    )
+
+
+def large_batch_linear(
+    x: Tensor,
+    weight: Weight,
+    other: Weight | None,
+    count: Tensor,
+    out: Tensor,
+    scratch: UnpackScratch,
+    *,
+    bias: Tensor | None = None,
+) -> None:
+    """As `linear`: out[i] = W x[i] + bias for rows i < count[0], the last columns by the other matrix."""
+    rows = weight.rows + (0 if other is None else other.rows)
+    both = scratch.view(1, rows, weight.cols)
+    unpack(weight, both)
+    if other is not None:
+        unpack(other, both, at=weight.rows)
+    run_float_gemm(x, both, count, out, bias=bias)
+
+
+def run_float_gemm(
+    x: Tensor,
+    w: Tensor,
+    count: Tensor | None,
+    out: Tensor,
+    *,
+    experts: ExpertsInScratch | None = None,
+    options: Gated | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """float_gemm_kernel. w [experts, rows, cols] of x's type; options: a gated product, out [routes, rows / 2]; count:
+    of a product without experts, int32 [1]."""
+    _, rows, cols = w.shape
+    routing = None if experts is None else experts.routing
+    float_gemm_kernel(
+        (-(-rows // _COLUMNS), -(-len(out) // BLOCK) if routing is None else len(routing.expert)),
+        x,
+        w,
+        bias if options is None else options.gate_bias,
+        None if options is None else options.up_bias,
+        None if routing is None else routing.expert,
+        None if routing is None else routing.routes,
+        None if experts is None else experts.group,
+        count,
+        out,
+        rows,
+        cols,
+        None if options is None else options.activation,
+        1 if experts is None else experts.x_top_k,
+        1 if experts is None else experts.top_k,
+        1 if experts is None else experts.parts,
+        BLOCK,
+        _COLUMNS,
+        _DEPTH,
+        PDL,
+        num_warps=_WARPS,
+        num_stages=_stages(w),
+        launch_pdl=PDL,
+    )
+
+
+@cache
+def _shared_memory() -> int:
+    """Bytes that a program may have."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return 227 << 10  # Hopper's
+    return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])
+
+
+def _stages(w: Tensor) -> int:
+    """As many tiles on their way as fit into the shared memory."""
+    stage = (BLOCK + _COLUMNS) * _DEPTH * w.element_size()
+    return max(2, min(_MOST_STAGES, _shared_memory() // stage))

@@ -1,0 +1,54 @@
+"""Steps whose weights are unpacked first, on a GPU: no farther from the truth than llama.cpp either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.accuracy import Fixture, distances, top_of
+from moeserve.kernels.experts import op
+from moeserve.models import step_buffers
+from moeserve.worker.loading import load_runner
+from tests.conftest import OWN_FIXTURES
+from tests.gpu.bounds import assert_near
+from tests.gpu.driver import Driver, small_config
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+PLACEMENTS = {
+    "all on the GPU": {},
+    "half of the experts in RAM": {"num_gpu_experts": 4, "gpu_prefill_token_threshold": 1},
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "golden", sorted(OWN_FIXTURES.glob("tiny-*.golden.json")), ids=lambda path: path.stem
+)
+def test_distance_from_the_truth(golden: Path, placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixtures' prompts are short: they pass for long ones."""
+    monkeypatch.setattr(step_buffers, "UNPACK_ROWS", step_buffers.FLOAT32_ROWS)
+    monkeypatch.setattr(op, "UNPACK_ROUTES", 1)
+    fixture = Fixture.load(golden)
+    model = golden.with_name(f"{fixture.name}.gguf")
+    driver = Driver(
+        load_runner(small_config(model, device="cuda", threads=4, **PLACEMENTS[placement]), lambda *_: None)
+    )
+    mine = [
+        dict(zip(entry.top_ids, entry.top_logprobs, strict=True))
+        for case in fixture.cases
+        for entry in driver.score(0, case.tokens, 512)
+    ]
+    ours = distances(np.concatenate([case.truth for case in fixture.cases]), mine)
+    rival = distances(
+        np.concatenate([case.truth for case in fixture.cases]),
+        [row for case in fixture.cases for row in top_of(case.llama_cpp)],
+    )
+    print(
+        f"UNPACKED {fixture.name}, {placement}: median KL {ours.median_kl:.2e} (llama.cpp {rival.median_kl:.2e}), "
+        f"top-1 {ours.top1:.2%} ({rival.top1:.2%})"
+    )
+    assert_near(ours, rival)
