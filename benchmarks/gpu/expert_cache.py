@@ -17,6 +17,7 @@ from moeserve.bench.engine import EngineBench, TerminalBar
 from moeserve.config import ServerConfig
 from moeserve.expert_cache.generate import PRESETS, generate
 from moeserve.expert_cache.routing_trace import RoutingTrace
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.options import resolve
@@ -75,6 +76,14 @@ def after_a_change(runner: Runner, trace: RoutingTrace, gen: int) -> list[float]
     return rates
 
 
+def per_step(before: ExpertCacheCounts, now: ExpertCacheCounts, steps: int) -> str:
+    hits, misses = now.hits - before.hits, now.misses - before.misses
+    return (
+        f"hits {hits / max(1, hits + misses):.1%}, {(now.promotions - before.promotions) / steps:.1f} promotions and "
+        f"{(now.bytes - before.bytes) / steps / 1e6:.0f} MB a step"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -82,6 +91,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--slots", type=int, nargs="+", default=[64, 32], help="of a layer")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--streams", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--gen", type=int, default=512)
     args = parser.parse_args()
     shape = read_shape(open_dummy_model(args.model))
@@ -97,25 +107,17 @@ def main() -> None:
         engine = runner.engine
         assert isinstance(engine, GpuEngine)
         cache = engine.expert_cache
+        assert cache is not None
         for trace in traces:
-            for batch in BATCHES:
+            for batch in args.streams:
                 engine.expert_cache = None
                 static = rate(runner, trace, batch, args.gen)
                 engine.expert_cache = cache
-                engine.take_expert_cache_counts()
+                before = cache.totals
                 cached = rate(runner, trace, batch, args.gen)
-                c = engine.take_expert_cache_counts()
-                found = (
-                    "no cache"
-                    if c is None
-                    else (
-                        f"hits {c.hits / max(1, c.hits + c.misses):.1%}, {c.promotions / args.gen:.1f} promotions and "
-                        f"{c.bytes / args.gen / 1e6:.0f} MB a step"
-                    )
-                )
                 print(
                     f"{slots} slots, {trace.source}, {batch} streams: static {static:.1f} tok/s, cache {cached:.1f} "
-                    f"({cached / static:.2f}x); {found}",
+                    f"({cached / static:.2f}x); {per_step(before, cache.totals, args.gen)}",
                     flush=True,
                 )
         rates = " ".join(f"{value:.0f}" for value in after_a_change(runner, changing, args.gen))

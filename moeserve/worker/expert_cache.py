@@ -54,6 +54,7 @@ class ExpertCache:
         self._ran = False
         self._coming: list[_Coming] = []
         self._hits = self._misses = self._promotions = self._bytes = 0
+        self._taken = self.totals
 
     def before_step(self, *, streams: bool) -> None:
         """Launches the maps' changes. streams: the step brings experts in RAM to the GPU by itself: then every slot
@@ -85,11 +86,21 @@ class ExpertCache:
         self._counts[:] = 0
         self._ran = False
 
+    @property
+    def totals(self) -> ExpertCacheCounts:
+        """Since the start."""
+        return ExpertCacheCounts(self._hits, self._misses, self._promotions, self._bytes)
+
     def take_counts(self) -> ExpertCacheCounts:
         """Since the last call."""
-        counts = ExpertCacheCounts(self._hits, self._misses, self._promotions, self._bytes)
-        self._hits = self._misses = self._promotions = self._bytes = 0
-        return counts
+        now, before = self.totals, self._taken
+        self._taken = now
+        return ExpertCacheCounts(
+            now.hits - before.hits,
+            now.misses - before.misses,
+            now.promotions - before.promotions,
+            now.bytes - before.bytes,
+        )
 
     def _land(self, *, wait: bool) -> bool:
         """What has arrived can be used from here on."""

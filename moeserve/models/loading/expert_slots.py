@@ -22,6 +22,7 @@ from moeserve.kernels.cpu_stream import Matrix
 from moeserve.kernels.handoff import CpuExperts
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.planes import Planes
+from moeserve.kernels.planes.copies import copy_scattered
 from moeserve.kernels.planes.from_panels import panels_to_planes
 from moeserve.kernels.planes.panels_triton import unpack_scattered
 from moeserve.models.loading.gpu_weights import GpuExperts
@@ -53,7 +54,7 @@ class ExpertSlots:
         device, aligned, which the panels of a batch pass through: it is free whenever `fill` is called."""
         device = staging.device
         self._is_gpu = device.type == "cuda"
-        self._panels = panels
+        self._panels = panels  # which stay pinned as long as this object is
         self._layers = [
             _Layer(slots, experts, device) if slots is not None and experts is not None else None
             for slots, experts in zip(gpu, ram, strict=True)
@@ -64,6 +65,11 @@ class ExpertSlots:
         # int64 [fillings * 3, 4]: see unpack_scattered.
         self._addresses_on_host = torch.zeros(3 * most, 4, dtype=torch.int64, pin_memory=self._is_gpu)
         self._addresses = torch.zeros(3 * most, 4, dtype=torch.int64, device=device)
+        # int64 [1 + fillings * 3, 3]: see copy_scattered.
+        self._copies_on_host = torch.zeros(1 + 3 * most, 3, dtype=torch.int64, pin_memory=self._is_gpu)
+        self._copies = torch.zeros(1 + 3 * most, 3, dtype=torch.int64, device=device)
+        self._kinds = sorted({kind for layer in self._layers if layer is not None for kind in layer.kinds})
+        self._table = _Table(self._layers, panels, self._kinds)
         self._is_filling = False
         if self._is_gpu:
             self._copier = torch.cuda.Stream()
@@ -109,33 +115,50 @@ class ExpertSlots:
     def compile(self) -> None:
         """Within `compile_ahead`: every kernel that `fill` can launch."""
         assert is_compiling_ahead()
-        for kind in {kind for layer in self._layers if layer is not None for kind in layer.kinds}:
+        copy_scattered(self._copies)
+        for kind in self._kinds:
             self._unpack(kind, slice(0, 1))
 
     def _launch(self, batch: Sequence[Filling]) -> None:
-        by_kind: dict[tuple[int, int, int], list[npt.NDArray[np.int64]]] = {}
-        for filling, staging in zip(batch, self._staging, strict=False):
-            layer = self._layers[filling.layer]
-            assert layer is not None
-            sources = layer.copy(self._panels.of(filling.layer), filling.place, staging)
-            for kind, source, planes in zip(layer.kinds, sources, layer.planes, strict=True):
-                if QUANT_TYPES[kind[0]].layout is None:
-                    panels_to_planes(source, _expert_of(planes, filling.slot))
-                else:
-                    row = _addresses_of(source, planes, filling.slot)
-                    by_kind.setdefault(kind, []).append(row)
-            layer.copy_biases(filling.place, filling.slot)
+        layer, place, slot = np.array(batch, np.int64).T
+        staging = self._staging.data_ptr() + np.arange(len(batch)) * self._staging.shape[1]
+        t = self._table
+        pieces = staging[:, None] + t.offset[layer]
+        sources = t.source[layer] + place[:, None] * t.each[layer]
+        targets = t.target[layer] + slot[:, None, None] * t.target_each[layer]
+        rows = np.concatenate([pieces[..., None], targets], axis=2)  # [fillings, matrices, 4]
+        kinds = t.kind[layer]
+        self._copy(np.stack([sources, pieces, t.each[layer]], axis=2).reshape(-1, 3))
+        by_kind = [rows[kinds == number] for number in range(len(self._kinds))]
         self._unpack_all(by_kind)
+        for i, filling in enumerate(batch):
+            self._finish(filling, self._staging[i])
 
-    def _unpack_all(self, by_kind: dict[tuple[int, int, int], list[npt.NDArray[np.int64]]]) -> None:
-        rows = [row for of_kind in by_kind.values() for row in of_kind]
-        if not rows:
-            return
-        self._addresses_on_host[: len(rows)] = torch.from_numpy(np.stack(rows))
+    def _copy(self, copies: npt.NDArray[np.int64]) -> None:
+        """By a kernel: a call of the copying engine takes the host as long as a small piece takes PCIe."""
+        table = self._copies_on_host.numpy()
+        table[0, 0] = len(copies)
+        table[1 : 1 + len(copies)] = copies
+        self._copies.copy_(self._copies_on_host, non_blocking=True)
+        copy_scattered(self._copies)
+
+    def _finish(self, filling: Filling, staging: Tensor) -> None:
+        """What has no blocks to unpack: matrices of floats, and biases."""
+        of = self._layers[filling.layer]
+        assert of is not None
+        for kind, planes, offset, each in zip(of.kinds, of.planes, of.offsets, of.each, strict=True):
+            if QUANT_TYPES[kind[0]].layout is None:
+                panels_to_planes(staging[offset : offset + each], _expert_of(planes, filling.slot))
+        of.copy_biases(filling.place, filling.slot)
+
+    def _unpack_all(self, by_kind: list[npt.NDArray[np.int64]]) -> None:
+        rows = np.concatenate(by_kind)
+        self._addresses_on_host[: len(rows)] = torch.from_numpy(rows)
         self._addresses[: len(rows)].copy_(self._addresses_on_host[: len(rows)], non_blocking=True)
         at = 0
-        for kind, of_kind in by_kind.items():
-            self._unpack(kind, slice(at, at + len(of_kind)))
+        for kind, of_kind in zip(self._kinds, by_kind, strict=True):
+            if len(of_kind):
+                self._unpack(kind, slice(at, at + len(of_kind)))
             at += len(of_kind)
 
     def _unpack(self, kind: tuple[int, int, int], rows: slice) -> None:
@@ -144,28 +167,45 @@ class ExpertSlots:
             unpack_scattered(self._addresses[rows], quant_type, *kind[1:])
 
 
+class _Table:
+    """By layer and matrix (gate, up, down): where bytes come from and go to. int64; zeros for layers without slots."""
+
+    def __init__(
+        self,
+        layers: Sequence[_Layer | None],
+        panels: PinnedPanels,
+        kinds: Sequence[tuple[int, int, int]],
+    ) -> None:
+        shape = (len(layers), 3)
+        self.source, self.each, self.offset, self.kind = (np.zeros(shape, np.int64) for _ in range(4))
+        # Of codes, scales and supers: the address, and the bytes of an expert.
+        self.target, self.target_each = (np.zeros((*shape, 3), np.int64) for _ in range(2))
+        for index, layer in enumerate(layers):
+            if layer is None:
+                continue
+            self.source[index] = [panel.data_ptr() for panel in panels.of(index)]
+            self.each[index], self.offset[index] = layer.each, layer.offsets
+            self.kind[index] = [kinds.index(kind) for kind in layer.kinds]
+            for i, planes in enumerate(layer.planes):
+                tensors = (planes.codes, planes.scales, planes.supers)
+                self.target[index, i] = [t.data_ptr() if t.numel() else 0 for t in tensors]
+                self.target_each[index, i] = [t.nbytes // planes.experts for t in tensors]
+
+
 class _Layer:
     """A layer's slots, and where its experts come from."""
 
     def __init__(self, slots: GpuExperts, experts: CpuExperts, device: torch.device) -> None:
         self.planes = (slots.gate, slots.up, slots.down)
         self.kinds = [_kind_of(matrix) for matrix in experts.matrices]
-        self._each = [matrix.bytes // matrix.experts for matrix in experts.matrices]
-        self.bytes = sum(-(-each // ALIGNMENT) * ALIGNMENT for each in self._each)
+        self.each = [matrix.bytes // matrix.experts for matrix in experts.matrices]
+        aligned = [-(-each // ALIGNMENT) * ALIGNMENT for each in self.each]
+        self.offsets = [0, aligned[0], aligned[0] + aligned[1]]  # of the pieces in the staging
+        self.bytes = sum(aligned)
         self._slot_biases = slots.biases
         self._biases = None
         if experts.biases is not None:
             self._biases = tuple(bias.to(device) for bias in experts.biases)
-
-    def copy(self, panels: Sequence[Tensor], place: int, staging: Tensor) -> list[Tensor]:
-        """Launches the copies of an expert's panels; they are in what is returned."""
-        pieces, at = [], 0
-        for source, each in zip(panels, self._each, strict=True):
-            piece = staging[at : at + each]
-            piece.copy_(source[place * each : (place + 1) * each], non_blocking=True)
-            pieces.append(piece)
-            at += -(-each // ALIGNMENT) * ALIGNMENT
-        return pieces
 
     def copy_biases(self, place: int, slot: int) -> None:
         if self._biases is None:
@@ -182,9 +222,3 @@ def _kind_of(matrix: Matrix) -> tuple[int, int, int]:
 def _expert_of(planes: Planes, slot: int) -> Planes:
     none = planes.scales
     return Planes(planes.type, 1, planes.rows, planes.cols, planes.codes[slot : slot + 1], none, none)
-
-
-def _addresses_of(source: Tensor, planes: Planes, slot: int) -> npt.NDArray[np.int64]:
-    targets = (planes.codes, planes.scales, planes.supers)
-    starts = [t.data_ptr() + slot * (t.nbytes // planes.experts) if t.numel() else 0 for t in targets]
-    return np.array([source.data_ptr(), *starts], np.int64)

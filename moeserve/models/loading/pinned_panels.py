@@ -13,6 +13,8 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import Matrix
 from moeserve.kernels.handoff import CpuExperts
 
+_MAPPED = 2  # cudaHostRegisterMapped: kernels read it too
+
 
 class PinnedPanels:
     """The only copy of the weights in RAM, pinned where it lies until this object goes: the allocator may hand the
@@ -37,7 +39,7 @@ class PinnedPanels:
         weakref.finalize(self, _unpin, pinned)
         for panels in self.layers:
             for tensor in panels or []:
-                error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(tensor), 0)
+                error = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), len(tensor), _MAPPED)
                 if int(error) != 0:
                     raise RuntimeError(f"cudaHostRegister of {len(tensor)} bytes: error {int(error)}")
                 pinned.append(tensor.data_ptr())
