@@ -22,7 +22,7 @@ TINY_MODEL = OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
 
 # httpx reads the authorities' certificates for each request that is no client's: 100 ms of CPU for the usual bundle.
 # The tests speak with this machine alone, without TLS or with a certificate of their own.
-os.environ.setdefault("SSL_CERT_FILE", str(OWN_FIXTURES / "authority.pem"))
+os.environ["SSL_CERT_FILE"] = str(OWN_FIXTURES / "authority.pem")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

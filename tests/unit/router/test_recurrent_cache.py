@@ -18,7 +18,7 @@ END_OF_TURN = STOP_TOKEN
 
 def make(**limits: object) -> World:
     defaults = {
-        "num_kv_slots": 100_000,
+        "num_kv_slots": 50_000,
         "max_num_seqs": 8,
         "max_model_len": 50_000,
         "max_num_batched_tokens": 512,
