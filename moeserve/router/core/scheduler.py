@@ -199,13 +199,7 @@ class Scheduler:
     @property
     def in_flight_shape(self) -> str:
         """What the worker was told to compute and has not answered, for a log line."""
-        if not self._in_flight:
-            return "idle"
-        step = self._in_flight[0]
-        return (
-            f"in step {step.step} of {step.num_decode} decode rows, {len(step.rows) - step.num_decode} prompts with "
-            f"{step.prompt_tokens} tokens"
-        )
+        return self._in_flight[0].described if self._in_flight else "idle"
 
     @property
     def step_awaited(self) -> tuple[int, float] | None:
@@ -403,9 +397,8 @@ class Scheduler:
         """Raises AssertionError when a count is off. O(running)."""
         self._batch.check()
         batch = self._batch
-        if len(self._open) != len(self._waiting) + len(batch.running) + len(batch.loading) + len(
-            batch.postponed
-        ):
+        places = (self._waiting, batch.running, batch.loading, batch.postponed)
+        if len(self._open) != sum(map(len, places)):
             raise AssertionError("an open request is neither waiting nor loading nor postponed nor running")
 
     def check_slots(self) -> None:

@@ -28,9 +28,9 @@ from moeserve.models.loading.progress import COMPILING, OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
-from moeserve.worker.engines.copy_rate import read_by_copying
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.engines.gpu_weight_reads import GpuWeightReads
 from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches
 from moeserve.worker.engines.row_counts import leading_ones, padded, rounded
 from moeserve.worker.engines.step_completion import StepCompletion
@@ -51,11 +51,6 @@ class _LogitRows(NamedTuple):
     logits: Tensor  # float32 [size, vocab]
     slots: Tensor  # int32 [size]: request slots
     num_rows: Tensor  # int32 [1]
-
-
-class _WeightCounters(NamedTuple):
-    expert_token_counts: Tensor
-    cpu_stage: int  # bytes
 
 
 class GpuEngine:
@@ -80,8 +75,8 @@ class GpuEngine:
         self._description = description
         self._max_num_seqs = max_num_seqs
         self._slot_table = slot_table
-        self._ram_experts = ram_experts
         self._cpu_stage = cpu_stage
+        self._weights = GpuWeightReads(model, ram_experts, cpu_stage)
         self.expert_cache = expert_cache  # None: experts stay where they are
         self.logit_rows = model.head_sizes[-1]
         self._done = StepCompletion(model.device, self.logit_rows, yields=ram_experts is not None)
@@ -362,30 +357,13 @@ class GpuEngine:
         return None if self.expert_cache is None else self.expert_cache.take_counts()
 
     def weight_counters(self) -> object:
-        stage = 0 if self._cpu_stage is None else self._cpu_stage.weight_bytes_read()
-        return _WeightCounters(self._model.expert_token_counts.clone(), stage)
+        return self._weights.counters()
 
     def weight_bytes_since(self, counters: object) -> int:
-        """From RAM where experts are there, else from the GPU's memory."""
-        assert isinstance(counters, _WeightCounters)
-        used = (self._model.expert_token_counts != counters.expert_token_counts).cpu()
-        if not self._reads_ram:
-            return self._model.weight_bytes(used)
-        of_stage = 0 if self._cpu_stage is None else self._cpu_stage.weight_bytes_read() - counters.cpu_stage
-        experts = self._ram_experts
-        return of_stage + (0 if experts is None else experts.bytes_of(used & ~self._model.on_gpu))
+        return self._weights.bytes_since(counters)
 
     def read_weights(self) -> tuple[float, int]:
-        """Of all experts in RAM; where there are none, a copy within the GPU's memory."""
-        if not self._reads_ram:
-            return read_by_copying(self._model.device)
-        reads = [part.read() for part in (self._cpu_stage, self._ram_experts) if part is not None]
-        return sum(seconds for seconds, _ in reads), sum(nbytes for _, nbytes in reads)
-
-    @property
-    def _reads_ram(self) -> bool:
-        has_layers = self._cpu_stage is not None and self._cpu_stage.num_layers > 0
-        return has_layers or self._ram_experts is not None
+        return self._weights.read()
 
     def _decode_step(self, size: int, independent: bool) -> None:
         """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
