@@ -58,6 +58,7 @@ class ScheduledStep:
         self.protected_share = 0.0  # of the decode rows, those that its prompts must not slow down
         self._decode_context = 0
         self._prompt_context = 0
+        self.prompt_span = 0  # the end of the farthest chunk, a position
 
     @property
     def described(self) -> str:
@@ -66,7 +67,6 @@ class ScheduledStep:
             f"in step {self.step} of {self.num_decode} decode rows, {len(self.rows) - self.num_decode} prompts with "
             f"{self.prompt_tokens} tokens"
         )
-        self.prompt_span = 0  # the end of the farthest chunk, a position
 
     @property
     def shape(self) -> StepShape:
