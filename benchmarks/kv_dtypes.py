@@ -25,7 +25,7 @@ from benchmarks.paired import median_interval
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KV_BLOCK
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import NewSeq, Row, StepPlan
+from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.options import resolve
 from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.engines.gpu import GpuEngine

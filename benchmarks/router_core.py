@@ -17,7 +17,8 @@ import time
 from array import array
 
 from moeserve.messages.sampling import SamplingParams, TextOptions
-from moeserve.messages.schema import GenerateRequest, Sampled, StepPlan, StepResult
+from moeserve.messages.schema import GenerateRequest
+from moeserve.messages.steps import Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 

@@ -56,8 +56,8 @@ from moeserve.messages.schema import (
     Shutdown,
     ToLauncher,
     WorkerExited,
-    WorkerReady,
 )
+from moeserve.messages.steps import WorkerReady
 from moeserve.process import EXIT_USER_ERROR
 from moeserve.process_table import DETOKENIZER, HTTPSERVER, PROCESSES, ROUTER, WORKER, ProcessTable
 from moeserve.runtime_directory import runtime_directory

@@ -25,7 +25,8 @@ from moeserve.config import ENV_PREFIX, ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.logs import set_up_logging
 from moeserve.messages.channels import PushChannel
-from moeserve.messages.schema import Heartbeat, ProcessFailed, ProcessReady, WorkerReady
+from moeserve.messages.schema import Heartbeat, ProcessFailed, ProcessReady
+from moeserve.messages.steps import WorkerReady
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.tracing import Tracer, open_tracer
 

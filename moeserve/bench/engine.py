@@ -26,7 +26,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import NewSeq, Row, StepPlan
+from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.workload.options import real, whole
 

@@ -21,7 +21,7 @@ from moeserve.bench import engine
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import NewSeq, Row, StepPlan
+from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.messages.worker import Worker
 from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU

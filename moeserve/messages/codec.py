@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from moeserve.messages import schema
+from moeserve.messages import schema, steps
 
 T = TypeVar("T")
 
@@ -49,4 +49,4 @@ TO_DETOKENIZER: Final[Decoder[schema.ToDetokenizer]] = Decoder(schema.ToDetokeni
 TO_HTTP: Final[Decoder[schema.ToHttp]] = Decoder(schema.ToHttp)
 TO_LAUNCHER: Final[Decoder[schema.ToLauncher]] = Decoder(schema.ToLauncher)
 FROM_WORKER: Final[Decoder[schema.FromWorker]] = Decoder(schema.FromWorker)
-STEP_PLAN: Final[Decoder[schema.StepPlan]] = Decoder(schema.StepPlan)
+STEP_PLAN: Final[Decoder[steps.StepPlan]] = Decoder(steps.StepPlan)

@@ -1,6 +1,6 @@
-"""Every message between processes, as msgspec structs.
+"""Every message between processes, as msgspec structs; `steps.py` has those of router and worker.
 
-`codec.py` encodes them as msgpack. Of the project, this module imports `sampling.py` and `pages.py` alone.
+`codec.py` encodes them as msgpack. Of the project, this module imports its neighbours alone.
 Integer vectors that may be long (token ids, KV slots) are `bytes` of little-endian int32, so that neither side loops
 over them.
 
@@ -10,13 +10,14 @@ are milliseconds.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.pages import DiskCounts, PageOrders, PageReport
+from moeserve.messages.pages import DiskCounts
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
+from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
 
 # ---------------------------------------------------------------- httpserver -> router
 
@@ -227,140 +228,6 @@ class LoadProgress(msgspec.Struct, frozen=True, tag=True):
     stage: str
     done: int  # bytes, or kernels where the stage compiles them
     total: int
-
-
-# ---------------------------------------------------------------- router <-> worker
-
-
-class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
-    """How long a step took at the start: of rows that decode, and of a prompt's tokens."""
-
-    rows: int
-    decode_context: int  # sum of the positions that the rows attend to
-    start: int  # of the prompt's tokens
-    prompt: int
-    ms: float
-
-
-class WorkerReady(msgspec.Struct, frozen=True, tag=True):
-    """What the router may use of a worker; `Worker.ready` returns it."""
-
-    num_kv_slots: int
-    max_num_seqs: int  # request slots 0..max_num_seqs-1
-    max_model_len: int
-    vocab_size: int
-    weight_bytes: int
-    kv_bytes: int
-    rss_bytes: int
-    device: str  # "cpu (avx512_vnni, 2 threads)"
-    max_num_batched_tokens: int = 512  # tokens of one step
-    num_experts: int = 0  # of a layer; 0: a dense model. A token is routed to experts_per_token of them
-    experts_per_token: int = 0
-    num_state_slots: int = (
-        0  # slots 0.. of recurrent state, running or snapshot; 0: the model has no recurrent state
-    )
-    prompts_first: bool = False  # steps are worth most when prompts fill them: all experts are on a GPU
-    kv_page_tokens: int = 0  # of a page of the disk tier; 0: there is none
-    kv_page_bytes: int = 0
-    measured_steps: list[MeasuredStep] = []
-
-
-class NewSeq(msgspec.Struct, frozen=True, array_like=True):
-    """Binds a sequence to a request slot, and overwrites what the slot held.
-
-    For each request slot, the worker keeps a token table and a KV-slot table by position. `token_ids` fill the first.
-    `prefix_slots` fill the first positions of the second: their KV is computed already, a cached prefix. After a
-    preemption, `token_ids` are the prompt and the output so far; the first `num_prompt` of them are the prompt.
-
-    Binding leaves the recurrent state in `state_slot` alone: a state copy of this plan or an earlier one makes it the
-    state after the tokens of `prefix_slots`. Each row of the sequence reads the state there and overwrites it.
-    """
-
-    req_slot: int
-    token_ids: bytes  # int32
-    num_prompt: int
-    prefix_slots: bytes  # int32
-    sampling: SamplingParams
-    request_id: str = ""  # for log lines
-    state_slot: int = -1  # where its recurrent state is; -1: the model has none
-
-
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """Computes positions start .. start+count-1 of a request slot and writes their KV to `kv_slots`.
-
-    A row may read KV that another row of the same plan writes (a shared prefix): in each layer, the KV of all rows is
-    written before any row attends.
-
-    A decode row has count 1. Its token is the one that the worker sampled last and appended to its own token table, so
-    that the plan of step N+1 can be built and sent while step N runs.
-    """
-
-    req_slot: int
-    start: int
-    count: int
-    kv_slots: bytes  # int32, `count` of them
-    sample: bool  # sample the next token after the last position
-
-
-class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """One step: page orders and state copies, then new sequences, then rows. Without rows, the worker waits a moment
-    for pages that are under way, so that a router that awaits them need not ask all the time.
-
-    `state_copies` are pairs (source, destination) of state slots, int32 [n, 2], executed one after the other before any
-    row. Source -1 zeroes the destination. Plans are executed in order, so a copy reads the state that the rows of the
-    plan before have left, although that plan may still run when this one is sent.
-    """
-
-    step: int
-    new_seqs: list[NewSeq]
-    rows: list[Row]
-    state_copies: bytes = b""
-    pages: PageOrders | None = None
-
-
-COSTLY_MASK_MS: Final = 0.1  # 63 rows of 2 ms each would make a step of 5 ms last 126
-
-
-class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    token_id: int  # -1: none could be sampled, and the request ends with `error`
-    logprob: TokenLogprob | None = None
-    error: str | None = None
-    late: bool = (
-        False  # its grammar was not ready: nothing is sampled for this request until it is bound again
-    )
-
-
-class StepResult(msgspec.Struct, frozen=True, tag=True):
-    """`sampled` has one entry for each row of the plan with `sample`, in order. `prompt_logprobs` is keyed by row index
-    and has, for a chunk start .. start+count-1, the tokens at start+1 .. start+count that are within the prompt."""
-
-    step: int
-    sampled: list[Sampled]
-    prompt_logprobs: dict[int, list[TokenLogprob]]
-    compute_ms: float
-    idle_ms: float  # time that the worker waited for this plan after the step before
-    # GPU kernels that were compiled, or loaded, during this step, which therefore says nothing about a step's cost.
-    kernels_compiled: int = 0
-    # By index of `sampled`: how long the helper thread took for the token's mask. Those above COSTLY_MASK_MS alone.
-    mask_ms: dict[int, float] = {}
-    pages: PageReport | None = None
-    expert_cache: ExpertCacheCounts | None = None  # since the result before; None: there is no cache
-
-
-class ExpertUse(msgspec.Struct, frozen=True, tag=True):
-    """Tokens routed to each expert since the start, and where its weights are. The router forwards it to httpserver."""
-
-    layers: int
-    experts: int  # of a layer
-    experts_per_token: int
-    tokens: bytes  # int64 [layers, experts]: tokens routed to each
-    on_gpu: bytes  # uint8 [layers, experts]: 1 where the expert's weights are in GPU memory
-
-
-class WorkerError(msgspec.Struct, frozen=True, tag=True):
-    """A call has failed and the worker ends; `message` has the exception's type and text."""
-
-    message: str
 
 
 # ---------------------------------------------------------------- any process -> launcher, launcher -> any

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from moeserve.messages.schema import ExpertUse, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import ExpertUse, StepPlan, StepResult, WorkerReady
 
 
 @runtime_checkable

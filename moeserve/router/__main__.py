@@ -7,7 +7,8 @@ import logging
 from moeserve.config import ServerConfig
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.schema import EngineReady, Shutdown, ToRouter, WorkerReady
+from moeserve.messages.schema import EngineReady, Shutdown, ToRouter
+from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.process import Process, run_process
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, Limits

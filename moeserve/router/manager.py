@@ -17,18 +17,16 @@ from moeserve.messages.schema import (
     Abort,
     EngineLost,
     EngineReady,
-    ExpertUse,
     ExpertUseRequest,
     GenerateRequest,
     HeartbeatRequest,
     LoadReport,
     Shutdown,
-    StepResult,
     StopHit,
     ToRouter,
     WorkerExited,
-    WorkerReady,
 )
+from moeserve.messages.steps import ExpertUse, StepResult, WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.router.core.scheduler import ProtocolError, Scheduler
 from moeserve.router.kv_event_publisher import KvEventPublisher

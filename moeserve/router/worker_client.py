@@ -19,7 +19,7 @@ import rpyc
 from rpyc.core.service import VoidService
 
 from moeserve.messages import codec, rpc
-from moeserve.messages.schema import ExpertUse, StepPlan, StepResult, WorkerError, WorkerReady
+from moeserve.messages.steps import ExpertUse, StepPlan, StepResult, WorkerError, WorkerReady
 from moeserve.messages.worker import Worker, WorkerClient, WorkerDied
 
 log = logging.getLogger(__name__)

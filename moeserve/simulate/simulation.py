@@ -12,7 +12,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from moeserve.messages.schema import GenerateRequest, LoadReport, RequestError, StepResult, TokensOut
+from moeserve.messages.schema import GenerateRequest, LoadReport, RequestError, TokensOut
+from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.simulate.clients import Clients

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from moeserve.errors import UserError
-from moeserve.messages.schema import StepPlan
+from moeserve.messages.steps import StepPlan
 
 NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 

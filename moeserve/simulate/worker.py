@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moeserve.messages.schema import ExpertUse, Sampled, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import ExpertUse, Sampled, StepPlan, StepResult, WorkerReady
 from moeserve.messages.worker import Worker
 from moeserve.router.core.limits import Limits
 from moeserve.simulate.step_time import StepTime, load_of

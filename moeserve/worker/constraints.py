@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from moeserve.grammar.engine import STACK_BYTES, Bits, CompiledGrammar, GrammarEngine, threads_with_stack
 from moeserve.grammar.errors import GrammarError
 from moeserve.messages.sampling import SamplingParams, Thinking
-from moeserve.messages.schema import COSTLY_MASK_MS
+from moeserve.messages.steps import COSTLY_MASK_MS
 from moeserve.worker.guide import Guide
 
 Int32s = NDArray[np.int32]

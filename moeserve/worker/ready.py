@@ -9,7 +9,7 @@ import psutil
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import KvCapacity
 from moeserve.kv.layout import KvLayout
-from moeserve.messages.schema import WorkerReady
+from moeserve.messages.steps import WorkerReady
 from moeserve.models.interface import ModelShape
 from moeserve.worker.page_mover import PageMover
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from moeserve.messages.pages import PageReport
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import ExpertUse, NewSeq, Row, Sampled, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import ExpertUse, NewSeq, Row, Sampled, StepPlan, StepResult, WorkerReady
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.page_mover import PageMover

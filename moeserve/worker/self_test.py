@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import NewSeq, Row, StepPlan
+from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.models.errors import ModelError
 from moeserve.worker.runner import Runner
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import NewSeq, Row, Sampled
+from moeserve.messages.steps import NewSeq, Row, Sampled
 
 log = logging.getLogger(__name__)
 

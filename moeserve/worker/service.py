@@ -20,7 +20,7 @@ from rpyc.core.service import Service
 from rpyc.core.stream import SocketStream
 
 from moeserve.messages import codec, rpc
-from moeserve.messages.schema import ExpertUse, StepResult, WorkerError
+from moeserve.messages.steps import ExpertUse, StepResult, WorkerError
 from moeserve.messages.worker import Worker
 
 log = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ from moeserve.dump.format import (
     write_description,
 )
 from moeserve.errors import ConfigError
-from moeserve.messages.schema import Sampled, WorkerReady
+from moeserve.messages.steps import Sampled, WorkerReady
 from moeserve.models.interface import ModelShape
 from moeserve.models.observer import LayerRouting
 from moeserve.version import version

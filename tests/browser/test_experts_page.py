@@ -13,7 +13,7 @@ import numpy as np
 from playwright.sync_api import Page, expect
 
 from benchmarks.server import Server
-from moeserve.messages.schema import ExpertUse
+from moeserve.messages.steps import ExpertUse
 from tests.browser.conftest import KEY, Screenshot
 from tests.e2e.clients import TEXT, completion, within
 from tests.support.http_harness import http_server

@@ -65,7 +65,7 @@ def _run(path: Path) -> None:
     from array import array
 
     from moeserve.messages.sampling import SamplingParams
-    from moeserve.messages.schema import NewSeq, Row, StepPlan
+    from moeserve.messages.steps import NewSeq, Row, StepPlan
     from moeserve.worker.loading import load_cpu_runner
 
     config = ServerConfig(

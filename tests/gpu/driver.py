@@ -6,7 +6,7 @@ import numpy as np
 
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
-from moeserve.messages.schema import NewSeq, Row, StepPlan, StepResult
+from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.options import resolve
 from moeserve.worker.runner import Runner
 

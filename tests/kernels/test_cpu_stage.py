@@ -18,7 +18,7 @@ from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import ExpertUse, NewSeq, Row
+from moeserve.messages.steps import ExpertUse, NewSeq, Row
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.open import open_dummy_model

@@ -7,7 +7,7 @@ import pytest
 
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
-from moeserve.messages.schema import NewSeq, Row, StepPlan
+from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.worker.loading import load_runner
 from tests.conftest import TINY_MODEL
 

@@ -15,7 +15,7 @@ from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import NewSeq, Row
+from moeserve.messages.steps import NewSeq, Row
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.streaming import Streaming

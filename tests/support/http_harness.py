@@ -37,8 +37,8 @@ from moeserve.messages.schema import (
     TextItem,
     TextOut,
     Usage,
-    WorkerReady,
 )
+from moeserve.messages.steps import WorkerReady
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.tokenizer.text_tokenizer import TextTokenizer

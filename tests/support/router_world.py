@@ -16,17 +16,13 @@ from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
     GenerateRequest,
-    NewSeq,
     PrefillProgress,
     RequestError,
-    Row,
-    Sampled,
-    StepPlan,
-    StepResult,
     StopHit,
     TokensItem,
     TokensOut,
 )
+from moeserve.messages.steps import NewSeq, Row, Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.radix_node import depth
 from moeserve.router.core.scheduler import MAX_PLANS_IN_FLIGHT, Scheduler

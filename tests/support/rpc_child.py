@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import ExpertUse, Sampled, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import ExpertUse, Sampled, StepPlan, StepResult, WorkerReady
 from moeserve.messages.worker import Worker
 from moeserve.worker.service import serve
 

@@ -8,7 +8,8 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
-from moeserve.messages.schema import GenerateRequest, Sampled, StepPlan, StepResult, TokensOut
+from moeserve.messages.schema import GenerateRequest, TokensOut
+from moeserve.messages.steps import Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 from tests.support.router_world import STOP_TOKEN

@@ -15,7 +15,7 @@ from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.spec import Choice, Ebnf, JsonSchema
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams, Thinking
-from moeserve.messages.schema import COSTLY_MASK_MS
+from moeserve.messages.steps import COSTLY_MASK_MS
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints

@@ -16,7 +16,7 @@ from moeserve.kv.cache import KvCache
 from moeserve.kv.cache_pages import CachePages
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import NewSeq, Row
+from moeserve.messages.steps import NewSeq, Row
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder, open_model
 from moeserve.models.registry import read_checked_shape, read_shape

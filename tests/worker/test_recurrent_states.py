@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import NewSeq, Row, StepPlan
+from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.self_test import check_logits

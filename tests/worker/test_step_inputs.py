@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import NewSeq, Row
+from moeserve.messages.steps import NewSeq, Row
 from moeserve.worker.engines.step_inputs import StepInputs
 from moeserve.worker.sequences import Sequences, StepLayout
 

@@ -33,7 +33,6 @@ from moeserve.messages.schema import (
     Abort,
     EngineLost,
     EngineReady,
-    ExpertUse,
     GenerateRequest,
     LoadProgress,
     LoadReport,
@@ -42,8 +41,8 @@ from moeserve.messages.schema import (
     TextItem,
     TextOut,
     ToHttp,
-    WorkerReady,
 )
+from moeserve.messages.steps import ExpertUse, WorkerReady
 from moeserve.tracing import Tracer
 
 log = logging.getLogger(__name__)

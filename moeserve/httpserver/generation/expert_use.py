@@ -8,7 +8,8 @@ from typing import Final
 
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.channels import AsyncPushChannel, ChannelFull
-from moeserve.messages.schema import ExpertUse, ExpertUseRequest
+from moeserve.messages.schema import ExpertUseRequest
+from moeserve.messages.steps import ExpertUse
 
 FRESH_S: Final = 0.5  # the worker is asked at most twice a second; an answer costs it under 0.1 ms
 TIMEOUT_S: Final = 30.0  # the answer comes between two steps, and a step with a long prompt may take seconds

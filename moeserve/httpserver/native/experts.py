@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.objects import Experts, ExpertsHeat
 from moeserve.httpserver.transport.sse import JsonResponse, answer
-from moeserve.messages.schema import ExpertUse
+from moeserve.messages.steps import ExpertUse
 from moeserve.placement.heat import ExpertHeat, write_heat
 
 router = APIRouter(tags=["Experts"])

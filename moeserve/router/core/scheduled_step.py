@@ -9,7 +9,7 @@ import msgspec
 
 from moeserve.messages.pages import PageOrders
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import NewSeq, Row, StepPlan
+from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request
 from moeserve.router.core.step_cost import StepShape, chunk_context

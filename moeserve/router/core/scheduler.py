@@ -23,15 +23,12 @@ from moeserve.messages.schema import (
     DetokenizeStart,
     GenerateRequest,
     LoadReport,
-    MeasuredStep,
     RequestError,
-    Sampled,
-    StepPlan,
-    StepResult,
     StopHit,
     TokensItem,
     TokensOut,
 )
+from moeserve.messages.steps import MeasuredStep, Sampled, StepPlan, StepResult
 from moeserve.router.core.back_pressure import BackPressure
 from moeserve.router.core.crash_blame import CrashBlame
 from moeserve.router.core.fair_share import FairShare
@@ -257,7 +254,7 @@ class Scheduler:
 
     @property
     def last_planned(self) -> int:
-        """The number of the last step."""
+        """The last step's number."""
         return self._batch.last_planned
 
     @property
@@ -391,13 +388,10 @@ class Scheduler:
         else:
             self._out.append(TokensOut(items=items))
 
-    # ---------------------------------------------------------------- invariants
-
     def check(self) -> None:
         """Raises AssertionError when a count is off. O(running)."""
         self._batch.check()
-        batch = self._batch
-        places = (self._waiting, batch.running, batch.loading, batch.postponed)
+        places = (self._waiting, self._batch.running, self._batch.loading, self._batch.postponed)
         if len(self._open) != sum(map(len, places)):
             raise AssertionError("an open request is neither waiting nor loading nor postponed nor running")
 

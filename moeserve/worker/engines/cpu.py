@@ -9,7 +9,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
 from moeserve.kernels.stream_operands import StateSequences
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import NewSeq
+from moeserve.messages.steps import NewSeq
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.observer import LayerObserver

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import NewSeq
+from moeserve.messages.steps import NewSeq
 from moeserve.models.observer import LayerObserver
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeserve.messages.schema import StepPlan
+from moeserve.messages.steps import StepPlan
 from moeserve.worker.runner import Runner
 
 

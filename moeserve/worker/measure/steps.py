@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from moeserve.messages.schema import MeasuredStep
+from moeserve.messages.steps import MeasuredStep
 from moeserve.worker.engines.gpu import GpuEngine
 
 REPEATS = 3

@@ -12,7 +12,8 @@ import psutil
 from moeserve.errors import UserError
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.schema import HeartbeatRequest, ReplaceWorker, Shutdown, WorkerReady
+from moeserve.messages.schema import HeartbeatRequest, ReplaceWorker, Shutdown
+from moeserve.messages.steps import WorkerReady
 from moeserve.process import Process, run_process
 
 ENGINE = WorkerReady(65_536, 8, 512, 1000, 0, 0, 0, "cpu (test)")

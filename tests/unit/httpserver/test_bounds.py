@@ -13,7 +13,8 @@ import pytest
 
 from moeserve.httpserver.transport.connection import MAX_HEAD_BYTES
 from moeserve.httpserver.transport.middleware import MIN_BODY_LIMIT
-from moeserve.messages.schema import EngineReady, WorkerReady
+from moeserve.messages.schema import EngineReady
+from moeserve.messages.steps import WorkerReady
 from tests.support.http_harness import HttpServer, http_server, within
 
 

@@ -10,7 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from moeserve.messages.schema import EngineLost, ExpertUse
+from moeserve.messages.schema import EngineLost
+from moeserve.messages.steps import ExpertUse
 from moeserve.placement.heat import read_heat
 from tests.support.http_harness import NAME, HttpServer, http_server, within
 

@@ -26,8 +26,8 @@ from moeserve.messages.schema import (
     TextItem,
     TextOut,
     Usage,
-    WorkerReady,
 )
+from moeserve.messages.steps import WorkerReady
 
 READY = WorkerReady(1000, 8, 100, 50, 0, 0, 0, "a test")
 USAGE = Usage(2, 4, 0, 1.0, 2.0, 3.0)

@@ -17,7 +17,7 @@ import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeserve.messages import channels, codec, schema
+from moeserve.messages import channels, codec, schema, steps
 from moeserve.messages.channels import (
     AsyncPullChannel,
     AsyncPushChannel,
@@ -31,7 +31,7 @@ from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 
 LOGPROB = TokenLogprob(5, -0.25, 1, [5, 7], [-0.25, -2.5])
 USAGE = schema.Usage(12, 3, 8, 1.5, 20.0, 33.25)
-READY = schema.WorkerReady(1000, 8, 512, 151936, 1 << 33, 1 << 20, 1 << 30, "cpu")
+READY = steps.WorkerReady(1000, 8, 512, 151936, 1 << 33, 1 << 20, 1 << 30, "cpu")
 SAMPLING = SamplingParams(max_tokens=9, logit_bias={3: -100.0}, stop_token_ids=(1, 2), logprobs=20)
 TEXT = TextOptions(stop=("\n\n", "終わり"), include_stop=True, skip_special_tokens=False)
 
@@ -68,29 +68,29 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.TO_LAUNCHER, schema.ProcessFailed("httpserver", "port 8000 is in use")),
     (codec.TO_LAUNCHER, schema.ReplaceWorker(12, "the worker does not answer")),
     (codec.FROM_WORKER, READY),
-    (codec.FROM_WORKER, schema.StepResult(3, [schema.Sampled(5, LOGPROB)], {0: [LOGPROB]}, 1.0, 0.5)),
+    (codec.FROM_WORKER, steps.StepResult(3, [steps.Sampled(5, LOGPROB)], {0: [LOGPROB]}, 1.0, 0.5)),
     (
         codec.FROM_WORKER,
-        schema.StepResult(4, [], {}, 0.0, 0.5, pages=PageReport(b"s", b"g", b"r", b"l", b"f", 1.5)),
+        steps.StepResult(4, [], {}, 0.0, 0.5, pages=PageReport(b"s", b"g", b"r", b"l", b"f", 1.5)),
     ),
     (
         codec.STEP_PLAN,
-        schema.StepPlan(4, [], [], pages=PageOrders([PageCopy(b"k", b"0123")], [PageCopy(b"l", b"4567")])),
+        steps.StepPlan(4, [], [], pages=PageOrders([PageCopy(b"k", b"0123")], [PageCopy(b"l", b"4567")])),
     ),
-    (codec.FROM_WORKER, schema.WorkerError("out of memory")),
-    (codec.FROM_WORKER, schema.ExpertUse(1, 2, 1, b"\1\0\0\0\0\0\0\0" * 2, b"\0\1")),
+    (codec.FROM_WORKER, steps.WorkerError("out of memory")),
+    (codec.FROM_WORKER, steps.ExpertUse(1, 2, 1, b"\1\0\0\0\0\0\0\0" * 2, b"\0\1")),
     (
         codec.STEP_PLAN,
-        schema.StepPlan(
-            3, [schema.NewSeq(0, b"\1\0\0\0", 1, b"", SAMPLING)], [schema.Row(0, 0, 1, b"\0" * 4, True)]
+        steps.StepPlan(
+            3, [steps.NewSeq(0, b"\1\0\0\0", 1, b"", SAMPLING)], [steps.Row(0, 0, 1, b"\0" * 4, True)]
         ),
     ),
     (
         codec.STEP_PLAN,
-        schema.StepPlan(
+        steps.StepPlan(
             4,
-            [schema.NewSeq(0, b"\1\0\0\0", 1, b"", SAMPLING, "id", state_slot=2)],
-            [schema.Row(0, 0, 1, b"\0" * 4, True)],
+            [steps.NewSeq(0, b"\1\0\0\0", 1, b"", SAMPLING, "id", state_slot=2)],
+            [steps.Row(0, 0, 1, b"\0" * 4, True)],
             state_copies=b"\xff\xff\xff\xff\2\0\0\0",
         ),
     ),

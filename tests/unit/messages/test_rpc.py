@@ -21,15 +21,8 @@ from rpyc.core.stream import SocketStream
 
 from moeserve.messages import codec, rpc
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import (
-    ExpertUse,
-    NewSeq,
-    ReplaceWorker,
-    Row,
-    StepPlan,
-    StepResult,
-    WorkerError,
-)
+from moeserve.messages.schema import ReplaceWorker
+from moeserve.messages.steps import ExpertUse, NewSeq, Row, StepPlan, StepResult, WorkerError
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.router.replacement import LaunchedWorkers
 from moeserve.router.worker_client import InProcessWorker, RpycWorker

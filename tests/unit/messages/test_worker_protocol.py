@@ -13,7 +13,7 @@ import pytest
 
 from moeserve.messages import codec
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import ExpertUse, NewSeq, Row, StepPlan, StepResult
+from moeserve.messages.steps import ExpertUse, NewSeq, Row, StepPlan, StepResult
 from moeserve.messages.worker import Worker, WorkerClient, WorkerDied
 from moeserve.router.core.limits import Limits
 from moeserve.router.worker_client import InProcessWorker, RpycWorker

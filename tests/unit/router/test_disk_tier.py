@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeserve.messages.schema import StepResult
+from moeserve.messages.steps import StepResult
 from tests.support.router_world import World, final_item, make_world, request
 
 PAGE = 4

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from moeserve.messages.schema import Sampled, StepPlan, StepResult
+from moeserve.messages.steps import Sampled, StepPlan, StepResult
 from moeserve.router.core.grammar_turns import MOST_CREDIT_MS
 from tests.support.router_world import World, final_item, make_world, request
 

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import DetokenizeEnd, Sampled, StepResult, TokensOut
+from moeserve.messages.schema import DetokenizeEnd, TokensOut
+from moeserve.messages.steps import Sampled, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import ProtocolError, Scheduler
 from tests.support.router_world import (

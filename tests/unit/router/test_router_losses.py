@@ -6,7 +6,8 @@ from array import array
 
 import msgspec
 
-from moeserve.messages.schema import Resumed, StepPlan
+from moeserve.messages.schema import Resumed
+from moeserve.messages.steps import StepPlan
 from tests.support.router_world import STOP_TOKEN, World, final_error, final_item, make_world, request
 
 

@@ -27,7 +27,6 @@ from moeserve.messages.schema import (
     DetokenizeStart,
     EngineLost,
     EngineReady,
-    ExpertUse,
     ExpertUseRequest,
     HeartbeatRequest,
     LoadReport,
@@ -39,6 +38,7 @@ from moeserve.messages.schema import (
     TokensOut,
     WorkerExited,
 )
+from moeserve.messages.steps import ExpertUse
 from moeserve.messages.worker import WorkerClient
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler

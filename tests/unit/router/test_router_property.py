@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, StepResult, TokensItem
+from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
+from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.snapshot_borders import BorderSpacing
 from tests.support.router_world import STOP_TOKEN, Seen, World, ints, request

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeserve.messages.schema import Row, StepPlan
+from moeserve.messages.steps import Row, StepPlan
 from moeserve.simulate.command import default_step_time
 from moeserve.simulate.fit import StepSample, fit, relative_errors
 from moeserve.simulate.step_time import (
