@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 
 from moeserve.messages.sampling import RequestContext
@@ -30,15 +29,16 @@ class DetokenizeTracer:
         """Called when a request's text begins."""
         self._open[message.id] = message.context
 
-    def tokens(self, items: Sequence[TextItem], hits: Sequence[StopHit], since: float) -> None:
-        """Called when the tokens of a message that arrived at `since` (seconds) have become `items` and `hits`."""
+    def tokens(self, items: Sequence[TextItem], hits: Sequence[StopHit], since: float, done: float) -> None:
+        """Called when the tokens of a message that arrived at `since` (seconds) have become `items` and `hits`, at
+        `done`."""
         for hit in hits:
             self._began.setdefault(hit.id, since)
             self._say(hit.id, "stop string found after %d tokens", hit.num_tokens)
         for item in items:
             began = self._began.setdefault(item.id, since)
             if item.finish_reason is not None:
-                self._ended(item, began)
+                self._ended(item, began, done)
 
     def closed(self, request_id: int, why: str) -> None:
         """Called when a request ends without a final item. A refused request was never open, and is ignored."""
@@ -46,13 +46,13 @@ class DetokenizeTracer:
             self._say(request_id, "text closed: %s", why)
             self._forget(request_id)
 
-    def _ended(self, item: TextItem, began: float) -> None:
+    def _ended(self, item: TextItem, began: float, done: float) -> None:
         tokens = 0 if item.usage is None else item.usage.completion_tokens
         self._say(item.id, "text ended (%s): %d tokens", item.finish_reason, tokens)
         trace = self._open[item.id].trace
         if self._tracer is not None and trace:
             attributes = {"gen_ai.usage.output_tokens": tokens}
-            self._tracer.span("detokenize", trace, began, time.monotonic(), attributes)
+            self._tracer.span("detokenize", trace, began, done, attributes)
         self._forget(item.id)
 
     def _forget(self, request_id: int) -> None:

@@ -172,12 +172,13 @@ def serve(
             case TokensOut():
                 since = time.monotonic()
                 items, hits = detokenizer.tokens(message)
+                done = time.monotonic()  # before anybody hears of it
                 for hit in hits:
                     to_router.send(hit)
                 if items:
                     to_http.send(TextOut(items=items))
                 if request_tracer is not None:
-                    request_tracer.tokens(items, hits, since)
+                    request_tracer.tokens(items, hits, since, done)
             case RequestError():
                 detokenizer.close(message.id)
                 to_http.send(message)

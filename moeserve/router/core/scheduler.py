@@ -391,8 +391,8 @@ class Scheduler:
     def check(self) -> None:
         """Raises AssertionError when a count is off. O(running)."""
         self._batch.check()
-        places = (self._waiting, self._batch.running, self._batch.loading, self._batch.postponed)
-        if len(self._open) != sum(map(len, places)):
+        held = len(self._batch.running) + len(self._batch.loading) + len(self._batch.postponed)
+        if len(self._open) != len(self._waiting) + held:
             raise AssertionError("an open request is neither waiting nor loading nor postponed nor running")
 
     def check_slots(self) -> None:
