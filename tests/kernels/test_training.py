@@ -32,6 +32,12 @@ SMALL = Shape(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def gradients() -> None:
+    """A runner that another file's fixture loaded in this process has turned them off."""
+    torch.set_grad_enabled(True)
+
+
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("training") / "vocabulary.gguf"
