@@ -25,6 +25,16 @@ _HINTS: dict[int, str] = {
 }
 
 
+def python_environment() -> dict[str, str]:
+    """Of a child that runs the same moeserve as we do."""
+    environment = dict(os.environ)
+    ours = Path(moeserve.__file__).parent.parent
+    if ours.name not in ("site-packages", "dist-packages"):
+        # A checkout. (Site-packages it finds by itself, and PYTHONPATH would put them before the standard library.)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ours), os.environ.get("PYTHONPATH")]))
+    return environment
+
+
 class ServerProcess(ABC):
     """The life of one process, and how it ended. `returncode` is None while it runs, or minus the signal."""
 
@@ -98,17 +108,10 @@ class Child(ServerProcess):
     standard input, where it was given one."""
 
     def __init__(self, name: str, module: str, paths: RuntimePaths, *, has_line: bool = False) -> None:
-        environment = os.environ | {
+        environment = python_environment() | {
             ENV_PREFIX + "RUNTIME_DIR": str(paths.directory),
             LAUNCHER_PID_ENV: str(os.getpid()),
         }
-        ours = Path(moeserve.__file__).parent.parent
-        if ours.name not in ("site-packages", "dist-packages"):
-            # A checkout: the child must run the same moeserve as we do. (Site-packages it finds by itself,
-            # and PYTHONPATH would put them before the standard library.)
-            environment["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(ours), os.environ.get("PYTHONPATH")])
-            )
         self.line: socket.socket | None = None
         stdin: socket.socket | None = None
         if has_line:

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 import torch.distributed as dist
 
+from moeserve.child_process import python_environment
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
 from moeserve.messages.ranks import RankFailed, RankForget, RankStart, RankStep, RankValues
@@ -67,7 +68,7 @@ class LeaderGroup(RankGroup):
     def _start_follower(self, command: Sequence[str], start: RankStart) -> None:
         line, theirs = socket.socketpair()
         with theirs:
-            self._followers.append(subprocess.Popen(command, stdin=theirs.fileno()))
+            self._followers.append(subprocess.Popen(command, stdin=theirs.fileno(), env=python_environment()))
         self._lines.append(line)
         send(line, start)
 
