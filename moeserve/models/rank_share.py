@@ -8,7 +8,8 @@ experts, which loaders and blocks take as any other. What the ranks' blocks give
   beyond the number of KV heads share them. Where heads or the output's blocks do not divide, and with latent attention,
   a norm of the full width or a recurrence, every rank computes all of it, and nothing is summed.
 - Routed experts: each whole on one rank, as many on each, balanced by how often they are used where that is known.
-- What every token passes: its width by blocks. A rank may get none of a shared expert.
+- What every token passes: its width by blocks. A rank may get none of a shared expert. A layer without experts that is
+  too narrow is computed by every rank, and not summed.
 - Embedding, norms, routers and the head: on every rank.
 """
 
@@ -47,6 +48,7 @@ class RankShare:
     absent: frozenset[str]  # tensors of the model that it does not have
     zeroed: frozenset[str]  # biases of partial sums, which another rank adds
     divides_attention: bool
+    whole_ffns: frozenset[int]  # layers whose feed-forward every rank has
 
 
 def share_of(
@@ -81,6 +83,7 @@ class _Division:
         self._slices: dict[str, TensorSlice] = {}
         self._absent: set[str] = set()
         self._zeroed: set[str] = set()
+        self._whole_ffns: set[int] = set()
 
     def share(self) -> RankShare:
         layers = tuple(self._layer(index, layer) for index, layer in enumerate(self._shape.layers))
@@ -93,6 +96,7 @@ class _Division:
             frozenset(self._absent),
             frozenset(self._zeroed),
             self._divides_attention,
+            frozenset(self._whole_ffns),
         )
 
     # ---------------------------------------------------------------- attention
@@ -137,14 +141,15 @@ class _Division:
         if self._divides_attention and isinstance(mixer, AttentionShape):
             mixer = self._attention(index, mixer)
         if isinstance(layer.ffn, DenseFfnShape):
-            width = self._cut_width(index, layer.ffn.width, n.FFN_PARTS)
-            if not width:
-                raise ConfigError(
-                    f"--gpus: the feed-forward of layer {index} cannot be divided among {self._num_ranks} GPUs; "
-                    "choose fewer"
-                )
-            return replace(layer, mixer=mixer, ffn=DenseFfnShape(width))
+            return replace(layer, mixer=mixer, ffn=self._dense(index, layer.ffn))
         return replace(layer, mixer=mixer, ffn=self._moe(index, layer.ffn))
+
+    def _dense(self, index: int, ffn: DenseFfnShape) -> DenseFfnShape:
+        block = self._block_of_width(index, ffn.width, n.FFN_PARTS)
+        if ffn.width // block < self._num_ranks:
+            self._whole_ffns.add(index)
+            return ffn
+        return DenseFfnShape(self._cut_width(index, ffn.width, n.FFN_PARTS))
 
     def _moe(self, index: int, moe: MoeShape) -> MoeShape:
         if moe.num_experts < self._num_ranks:
@@ -164,10 +169,7 @@ class _Division:
     def _cut_width(self, index: int, width: int, parts: tuple[str, str, str]) -> int:
         """Cuts a gated feed-forward, by blocks of the down matrix' columns; the width of this rank's part."""
         gate, up, down = (n.of_layer(index, part) for part in parts)
-        least = max(ACTIVATION_GROUP, self._tensors[down].type.block_columns)
-        block = max(least, K_BLOCK)
-        if width % block or width // block < self._num_ranks:
-            block = least
+        block = self._block_of_width(index, width, parts)
         blocks, rank, ranks = width // block, self._rank, self._num_ranks
         start = rank * blocks // ranks * block
         end = width if rank == ranks - 1 else (rank + 1) * blocks // ranks * block
@@ -178,6 +180,12 @@ class _Division:
         self._cut(up, start, end)
         self._cut_columns(down, start, end)
         return end - start
+
+    def _block_of_width(self, index: int, width: int, parts: tuple[str, str, str]) -> int:
+        """Columns between which a down matrix may be cut."""
+        least = max(ACTIVATION_GROUP, self._tensors[n.of_layer(index, parts[2])].type.block_columns)
+        block = max(least, K_BLOCK)
+        return least if width % block or width // block < self._num_ranks else block
 
     def _experts(self, index: int) -> tuple[int, ...]:
         count, ranks = self._shape.layers[index].num_experts, self._num_ranks

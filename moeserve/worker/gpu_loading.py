@@ -12,6 +12,7 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
+from moeserve.kernels.collectives import AllReduce
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kv.cache import KvCache
@@ -28,7 +29,7 @@ from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
-from moeserve.models.rank_share import share_of
+from moeserve.models.rank_share import RankShare, share_of
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
@@ -146,7 +147,7 @@ def load_gpu_engine(
         states=StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers,
         forced_rows=forced_rows,
         mixer_sum=all_reduce if share is not None and share.divides_attention else None,
-        ffn_sum=all_reduce,
+        ffn_sums=None if share is None else _ffn_sums(share, all_reduce),
     )
     name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
     cache = moving.cache(weights, placement, model.expert_token_counts)
@@ -175,6 +176,11 @@ def load_gpu_engine(
         measured_steps=measured,
     )
     return LoadedGpuEngine(engine, ready, dump)
+
+
+def _ffn_sums(share: RankShare, all_reduce: AllReduce | None) -> list[AllReduce | None]:
+    layers = range(share.shape.num_layers)
+    return [None if layer in share.whole_ffns else all_reduce for layer in layers]
 
 
 def _choose_streaming(engine: GpuEngine, threshold: int | None, max_model_len: int) -> None:

@@ -71,14 +71,14 @@ class GpuDecoder:
         states: Sequence[StateLayer] = (),
         forced_rows: int = 0,
         mixer_sum: AllReduce | None = None,
-        ffn_sum: AllReduce | None = None,
+        ffn_sums: Sequence[AllReduce | None] | None = None,
     ) -> None:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. slot_table: int32
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
         `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
         from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`.
-        mixer_sum, ffn_sum: where several GPUs compute the model, by what the mixers' and the feed-forwards' outputs are
-        summed over them; None: they are whole."""
+        mixer_sum, ffn_sums: where several GPUs compute the model, by what the mixers' outputs and each layer's
+        feed-forward's are summed over them; None: they are whole."""
         self.shape = shape
         self.device = slot_table.device
         self.num_layers = len(weights.layers)
@@ -100,7 +100,7 @@ class GpuDecoder:
             else None
         )
         self._ffn = GpuFfnBlock(
-            shape, weights.layers, self.device, handoff, expert_stream, prefill, self.forced_routing, ffn_sum
+            shape, weights.layers, self.device, handoff, expert_stream, prefill, self.forced_routing, ffn_sums
         )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)

@@ -62,12 +62,12 @@ class GpuFfnBlock:
         expert_stream: ExpertStream | None,
         prefill: Sequence[str] | None,
         forced_routing: ForcedRouting | None = None,
-        all_reduce: AllReduce | None = None,
+        sums: Sequence[AllReduce | None] | None = None,
     ) -> None:
         """layers: of the last ones of `shape`. handoff: to the experts in RAM, where there are any; expert_stream: the
-        other way, for the layers whose `prefill` is not "cpu". all_reduce: over the GPUs that have the other experts,
-        where there are several."""
-        self._all_reduce = all_reduce
+        other way, for the layers whose `prefill` is not "cpu". sums: of each layer, over the GPUs that have the rest
+        of it; None: it is whole here."""
+        self._sums: Sequence[AllReduce | None] = [None] * len(layers) if sums is None else sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
         self._hidden = shape.hidden_size
@@ -131,8 +131,9 @@ class GpuFfnBlock:
             self._add_unrouted(index, ffn.expert, s, count)
         else:
             self._mix_experts(index, ffn, s, count)
-        if self._all_reduce is not None:
-            self._sum_over_gpus(index, self._all_reduce, s, count)
+        all_reduce = self._sums[index]
+        if all_reduce is not None:
+            self._sum_over_gpus(index, all_reduce, s, count)
 
     def _mix_experts(self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
         shape = self._shapes[index].moe
@@ -180,7 +181,7 @@ class GpuFfnBlock:
         pool_sum = s.pool_sum if is_shared and self._pool_works else None
         if s.is_small_batch:
             return PendingSum(parts, None, None, pool_sum)  # summed, in one part
-        if self._all_reduce is not None:
+        if self._sums[index] is not None:
             return PendingSum(s.output, None, None, pool_sum)
         return PendingSum(parts, routes.weights, self._ids_here(index, routes), pool_sum)
 
