@@ -14,25 +14,14 @@ from pathlib import Path
 
 import psutil
 
-import moeserve
 from moeserve.config import ENV_PREFIX
-from moeserve.process import LAUNCHER_PID_ENV
+from moeserve.process import LAUNCHER_PID_ENV, python_environment
 from moeserve.runtime_paths import RuntimePaths
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: "; out of memory?",
     signal.SIGBUS: "; was the model's file cut short or changed while it was read, or can its disk not be read?",
 }
-
-
-def python_environment() -> dict[str, str]:
-    """Of a child that runs the same moeserve as we do."""
-    environment = dict(os.environ)
-    ours = Path(moeserve.__file__).parent.parent
-    if ours.name not in ("site-packages", "dist-packages"):
-        # A checkout. (Site-packages it finds by itself, and PYTHONPATH would put them before the standard library.)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ours), os.environ.get("PYTHONPATH")]))
-    return environment
 
 
 class ServerProcess(ABC):

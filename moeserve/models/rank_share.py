@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moeserve.errors import ConfigError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
@@ -58,8 +57,8 @@ def share_of(
     num_ranks: int,
     counts: Sequence[Sequence[int]] | None = None,
 ) -> RankShare:
-    """tensors: as `check_tensors` has passed them. counts: [layers][experts], tokens routed to each. Raises ConfigError
-    where a layer cannot be divided among so many GPUs."""
+    """tensors: as `check_tensors` has passed them. counts: [layers][experts], tokens routed to each. ValueError
+    where a layer has fewer experts than there are GPUs."""
     return _Division(shape, tensors, rank, num_ranks, counts).share()
 
 
@@ -153,10 +152,7 @@ class _Division:
 
     def _moe(self, index: int, moe: MoeShape) -> MoeShape:
         if moe.num_experts < self._num_ranks:
-            raise ConfigError(
-                f"--gpus: layer {index} has {moe.num_experts} experts, each of which is on one of {self._num_ranks} "
-                "GPUs; choose fewer"
-            )
+            raise ValueError(f"{moe.num_experts} experts in layer {index} for {self._num_ranks} GPUs")
         if moe.shared is None:
             return moe
         width = self._cut_width(index, moe.shared.width, n.SHARED_PARTS)

@@ -105,7 +105,7 @@ def load_gpu_engine(
     check_lanes(source, shape, "GPU")
     share = None
     if ranks is not None:
-        share = share_of(shape, source.tensors, ranks.rank, ranks.num_ranks, heat_counts(config, shape))
+        share = _share(config, source, shape, ranks)
         source, shape = RankSource(source, share), share.shape
         ranks.barrier()
     all_reduce = None if ranks is None else ranks.connect()
@@ -176,6 +176,14 @@ def load_gpu_engine(
         measured_steps=measured,
     )
     return LoadedGpuEngine(engine, ready, dump)
+
+
+def _share(config: ServerConfig, source: ModelSource, shape: ModelShape, ranks: RankGroup) -> RankShare:
+    counts = heat_counts(config, shape)
+    try:
+        return share_of(shape, source.tensors, ranks.rank, ranks.num_ranks, counts)
+    except ValueError as error:
+        raise ConfigError(f"--gpus {config.gpus}: {error}; choose fewer GPUs") from error
 
 
 def _ffn_sums(share: RankShare, all_reduce: AllReduce | None) -> list[AllReduce | None]:

@@ -188,6 +188,10 @@ def _refuse_gpu_flags(config: ServerConfig) -> None:
         flag = "--max-deferred-experts-per-token"
     elif config.gpu_prefill_token_threshold is not None:
         flag = "--gpu-prefill-token-threshold"
+    elif config.gpus != "1":
+        flag = "--gpus"
+    elif config.parallel != "auto":
+        flag = "--parallel"
     else:
         return
     raise ConfigError(f"{flag}: has no effect on the CPU engine; leave it out, or choose a GPU")

@@ -188,10 +188,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
+    "moeserve.models.rank_share": {"moeserve.models.interface", "moeserve.models.sources.gguf"},
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
+        "moeserve.models.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
@@ -217,6 +219,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.tokenizer",
         "moeserve.grammar",
         "moeserve.dump.format",
+        "moeserve.sandbox.frames",  # the line between several GPUs' processes
     },
     "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
@@ -247,7 +250,12 @@ TORCH_ALLOWED = (
     "moeserve.plan",
     "moeserve.bench.engine",
 )
-TORCH_FORBIDDEN_WITHIN = (*MODEL_FILES, *KERNEL_OPTIONS)
+TORCH_FORBIDDEN_WITHIN = (
+    *MODEL_FILES,
+    *KERNEL_OPTIONS,
+    "moeserve.models.rank_share",
+    "moeserve.models.sources.rank_source",
+)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
 

@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 import torch.distributed as dist
 
-from moeserve.child_process import python_environment
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
 from moeserve.messages.ranks import RankFailed, RankForget, RankStart, RankStep, RankValues
 from moeserve.messages.steps import Row, StepPlan, StepResult, WorkerReady
+from moeserve.process import python_environment
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.group.line import receive_from_follower, send

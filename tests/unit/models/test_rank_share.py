@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks.header import qwen3moe, write_header
-from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_dummy_model, open_model
 from moeserve.models.rank_share import RankShare, share_of
@@ -116,5 +115,5 @@ def test_experts_are_balanced_by_use() -> None:
 
 def test_more_gpus_than_experts_are_refused() -> None:
     source = open_model(TINY_MODEL)
-    with pytest.raises(ConfigError, match="8 experts"):
+    with pytest.raises(ValueError, match="8 experts"):
         share_of(read_shape(source), source.tensors, 0, 16)
