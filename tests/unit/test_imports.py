@@ -223,7 +223,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
-    | {"moeserve.workload", "moeserve.router", "moeserve.options", "moeserve.placement.step_tokens"},
+    | {"moeserve.workload", "moeserve.router", "moeserve.command_line", "moeserve.placement.step_tokens"},
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",
