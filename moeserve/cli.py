@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from moeserve.command_line import add_options, demonstration_model, read_options, resolve, unknown_variables
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.options import add_options, demonstration_model, read_options, resolve, unknown_variables
 from moeserve.remote.options import check_server
 from moeserve.version import version
 

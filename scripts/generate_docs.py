@@ -19,9 +19,9 @@ sys.path.insert(0, str(REPOSITORY))
 
 from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
 
+from moeserve.command_line import flag_name, value_name  # noqa: E402
 from moeserve.config import GROUPS, ServerConfig, env_name  # noqa: E402
 from moeserve.httpserver.app import openapi_document  # noqa: E402
-from moeserve.options import flag_name, value_name  # noqa: E402
 
 MADE = "<!-- Made by scripts/generate_docs.py; `make docs` writes it anew. -->"
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from moeserve.command_line import add_shared_options, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.remote.options import parse_address, worker_options
 from moeserve.remote.tls import TlsFiles, gate_context
 

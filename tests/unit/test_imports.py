@@ -206,14 +206,14 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.open",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
-        "moeserve.options",
+        "moeserve.command_line",
     },
     "moeserve.remote.worker": {"moeserve.process", "moeserve.worker.__main__"},
     "moeserve.remote.command": FRAME
     | {
         "moeserve.launcher",
         "moeserve.models.open",
-        "moeserve.options",
+        "moeserve.command_line",
         "moeserve.remote",
         "moeserve.runtime_directory",
     },
@@ -248,7 +248,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
-    | {"moeserve.workload", "moeserve.router", "moeserve.options", "moeserve.placement.step_tokens"},
+    | {"moeserve.workload", "moeserve.router", "moeserve.command_line", "moeserve.placement.step_tokens"},
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",

@@ -12,7 +12,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.remote.options import ENGINE_GROUPS, ENGINE_OPTIONS, check_server, parse_address, worker_options
 
-TLS = {"worker_ssl_certfile": "a.pem", "worker_ssl_ca_certs": "ca.pem"}
+WITH_WORKER = ServerConfig(worker="gpu.lan:7000", worker_ssl_certfile="a.pem", worker_ssl_ca_certs="ca.pem")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_every_option_of_the_engine_exists_and_is_the_workers() -> None:
 
 
 def test_a_server_with_a_worker_elsewhere_is_accepted() -> None:
-    check_server(ServerConfig(worker="gpu.lan:7000", **TLS))
+    check_server(WITH_WORKER)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_a_server_with_a_worker_elsewhere_is_accepted() -> None:
             ServerConfig(worker="gpu.lan:7000", worker_ssl_certfile="a"),
             "--worker: needs --worker-ssl-ca-certs",
         ),
-        (ServerConfig(worker="gpu.lan:7000", threads=2, **TLS), "--threads: is the worker's affair"),
+        (dataclasses.replace(WITH_WORKER, threads=2), "--threads: is the worker's affair"),
         (
-            ServerConfig(worker="gpu.lan:7000", max_num_seqs=2, **TLS),
+            dataclasses.replace(WITH_WORKER, max_num_seqs=2),
             "--max-num-seqs: is the worker's affair",
         ),
         (ServerConfig(worker_ssl_keyfile="a"), "--worker-ssl-keyfile: has no effect without --worker"),
