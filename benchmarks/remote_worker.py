@@ -1,14 +1,14 @@
 """Tokens a second with a worker behind a slow network, beside a local one.
 
-    python -m benchmarks.remote_worker [MODEL] [--delays 0.2,2] [--streams 1,8,16] [--layers 12] [--rounds 6]
+    python -m benchmarks.remote_worker [MODEL] [--delays 0.2,2] [--streams 1,8,16] [--layers 12] [--rounds 6] [FLAGS]
 
 Everything runs on this machine, a proxy in a process of its own adds the delay to each way, and both servers wait while
 the other works: local remote remote local, so that what else the machine does meets both alike. Link, gate and proxy
 take their time from the cores that compute, which they do not where the worker is alone on its machine.
 
-Without MODEL: a file of Qwen3-30B-A3B's shape with so many layers and random weights. Printed for each number of
-streams and each delay (milliseconds each way): the medians, and the median of the ratios pair by pair with its 90%
-interval by bootstrap.
+FLAGS are the engines', such as --device cuda. Without MODEL: a file of Qwen3-30B-A3B's shape with so many layers and
+random weights. Printed for each number of streams and each delay (milliseconds each way): the medians, and the median
+of the ratios pair by pair with its 90% interval by bootstrap.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from benchmarks.streams import Answer, ask, client, prompt_ids
 from benchmarks.worker_host import link_flags, make_certificates, running_worker
 
 PROMPT = 16  # tokens
-ENGINE = ("--device", "cpu", "--max-model-len", "2048", "--max-total-tokens", "16384")
+ENGINE = ("--max-model-len", "2048", "--max-total-tokens", "16384")
 READY_S = 300.0
 
 
@@ -99,19 +100,20 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12, help="of the file that is made where none is named")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
     parser.add_argument("--rounds", type=int, default=6, help="pairs of measurements")
-    args = parser.parse_args()
+    args, flags = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the servers end with us
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        model, engine = args.model, list(ENGINE)
+        model, engine = args.model, [*ENGINE, *flags]
         if model is None:
             model = folder / "model.gguf"
             write_header(model, qwen3moe(num_layers=args.layers))
             engine += ["--load-format", "dummy"]
         certificates = make_certificates(folder / "certificates")
-        host = stack.enter_context(running_worker(model, certificates, *engine))
+        host = stack.enter_context(running_worker(model, certificates, *engine, ready_timeout=READY_S))
         proxy = stack.enter_context(running_proxy(host.port))
-        flags = link_flags(certificates, proxy.port)
-        remote = stack.enter_context(running_server(model, *flags, ready_timeout=READY_S))
+        link = link_flags(certificates, proxy.port)
+        remote = stack.enter_context(running_server(model, *link, ready_timeout=READY_S))
         local = stack.enter_context(running_server(model, *engine, ready_timeout=READY_S))
         print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
         print(f"{'streams':>7} {'delay':>6} {'local':>9} {'remote':>9} {'ratio':>9} {'90%':>15}")
