@@ -193,7 +193,8 @@ assert torch.equal(q2.grad[:, :, :4], torch.zeros(1, 2, 4, 16))  # the first fou
         """\
 q, k, v = (torch.randn(1, 2, 6, 16) for _ in range(3))
 y, lse = torch.ops.moeserve.piecewise_attention(q, k, q, k, v, 3, False)
-gradients = torch.ops.moeserve.piecewise_attention_backward(q, k, q, k, v, y, lse, torch.ones_like(y), 3, False)
+ones = torch.ones_like(y)
+gradients = torch.ops.moeserve.piecewise_attention_backward(q, k, q, k, v, y, lse, ones, 3, False)
 assert [g.shape for g in gradients] == [q.shape] * 5
 """,
         "ValueError as `piecewise_attention`.",
