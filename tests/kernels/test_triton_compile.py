@@ -72,6 +72,9 @@ CALLS = {
     "latent attention, many": "latent_attention(200, torch.bfloat16)",
     "sampling": "sampling(2)",
     "pointwise": "pointwise_kernels()",
+    "piecewise attention": "piecewise(torch.bfloat16, 128)",
+    "piecewise attention, wide": "piecewise(torch.float16, 256)",
+    "piecewise attention, floats": "piecewise(f32, 80)",
     "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
 OPERATORS = """
@@ -296,6 +299,13 @@ def pointwise_kernels():
     chain.launch(empty(5000, dtype=torch.bool), empty(5000, dtype=torch.uint8))
     chain.launch(empty(1, dtype=torch.int16)[0], empty(1, dtype=torch.int64)[0])
     every.launch(empty(1 << 17, 1 << 15), empty(1 << 17, 1), True)
+
+def piecewise(dtype, dim):
+    from moeserve.kernels.piecewise import op as attention
+    q, k = empty(2, 8, 300, dim, dtype=dtype), empty(2, 2, 700, dim, dtype=dtype)
+    for causal in (False, True):
+        out, lse = attention.forward(q, k, q, k, k, 100, causal)
+        attention.backward((q, k, q, k, k), out, lse, q, 100, causal)
 
 def panels(*kinds):
     for kind in kinds:

@@ -32,11 +32,12 @@ def test_defaults_are_the_configs() -> None:
 
 
 def test_each_option_is_a_flag_and_an_environment_variable_of_the_right_type() -> None:
+    parser = cli.serve_parser()
     for option in dataclasses.fields(ServerConfig):
         high = option.metadata["high"] or 77
         text = (option.metadata["choices"] or ("77" if high >= 77 else "7" if high >= 7 else "0.5",))[-1]
-        by_flag = getattr(parse(command_line.flag_name(option.name), text), option.name)
-        by_variable = getattr(parse(env={env_name(option.name): text}), option.name)
+        by_flag = getattr(cli.parse(parser, [command_line.flag_name(option.name), text], {}), option.name)
+        by_variable = getattr(cli.parse(parser, [], {env_name(option.name): text}), option.name)
         assert by_flag == by_variable
         assert by_flag in (text, 77, 7, 0.5, (text,))
         assert isinstance(by_flag, (type(option.default), int, float, str))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.pointwise.expression import Expression, trace
+from moeserve.kernels.pointwise.layout import result_strides
 from moeserve.kernels.pointwise.plan import Argument, Plan, checked, plan_of
 from moeserve.kernels.pointwise.reference import evaluate
 from moeserve.kernels.pointwise.source import KernelKind, kernel_source
@@ -52,9 +53,8 @@ class Pointwise:
 
     def reference(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
         """By torch's operations, on any device."""
-        steps, shape = checked(self.expression, arguments, out)
-        result = evaluate(steps, arguments).expand(shape)
-        return result if out is None else out.copy_(result)
+        steps, _ = checked(self.expression, arguments, out)
+        return (self.empty_result(*arguments) if out is None else out).copy_(evaluate(steps, arguments))
 
     def launch(self, *arguments: Argument, out: Tensor | None = None) -> Tensor:
         """By the generated kernel: of tensors of the current CUDA device or, under Triton's interpreter, of any."""
@@ -78,6 +78,12 @@ class Pointwise:
         if plan.grid[0]:
             kernel.launch(compiled_key, plan.grid, (out, *arguments, *plan.rest), {"num_warps": WARPS})
         return out
+
+    def empty_result(self, *arguments: Argument) -> Tensor:
+        """What such a call gives, without computing it: for tensors without data."""
+        steps, shape = checked(self.expression, arguments, None)
+        tensors = [a for a in arguments if isinstance(a, Tensor)]
+        return tensors[0].new_empty_strided(shape, result_strides(shape, tensors), dtype=steps[-1].kind.dtype)
 
     def source(self, *arguments: Argument, out: Tensor | None = None) -> str:
         """Of the kernel that such a call launches."""
