@@ -76,7 +76,9 @@ def scheduler_of(worker: Worker) -> Scheduler:
     )
 
 
-def serve(scheduler: Scheduler, worker: Worker, messages: list[GenerateRequest]) -> dict[int, list[TokensItem]]:
+def serve(
+    scheduler: Scheduler, worker: Worker, messages: list[GenerateRequest]
+) -> dict[int, list[TokensItem]]:
     """Everything that was sent of each request, until all have ended. Raises AssertionError for one that failed."""
     for message in messages:
         scheduler.add(message)

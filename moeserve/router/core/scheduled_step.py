@@ -178,7 +178,8 @@ def _sampling(request: Request) -> SamplingParams:
     for their top tokens."""
     if request.beams is not None:
         wanted = max(request.beams.search.num_candidates, request.sampling.logprobs or 0)
-        return msgspec.structs.replace(request.sampling, temperature=0.0, min_tokens=0, logprobs=wanted)
+        of = request.sampling
+        return SamplingParams(of.max_tokens, temperature=0.0, seed=of.seed, logprobs=wanted)
     if request.sampling.prompt_logprobs is None or not request.is_scored:
         return request.sampling
     return msgspec.structs.replace(request.sampling, prompt_logprobs=None)
