@@ -11,6 +11,7 @@ from moeserve.messages.schema import GenerateRequest, RequestError, TokensItem, 
 from moeserve.messages.worker import Worker
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
+from tests.gpu.driver import Driver
 
 
 @dataclass(frozen=True)
@@ -104,3 +105,15 @@ def answers(items: dict[int, list[TokensItem]]) -> list[tuple[list[int], float]]
         end = [] if item.stop_token is None else [item.stop_token]
         found.append((item.token_ids + end, item.score))
     return found
+
+
+def check_scores(
+    driver: Driver, prompt: list[int], items: dict[int, list[TokensItem]], *, within: float
+) -> None:
+    """Each token of each answer is as likely as the driver's runner finds it where the whole answer is a prompt."""
+    for (item,) in items.values():
+        assert item.logprobs is not None
+        scored = driver.score(0, prompt + item.token_ids, len(prompt))[len(prompt) - 1 :]
+        for one, other in zip(item.logprobs, scored, strict=False):
+            assert one.token_id == other.token_id
+            assert abs(one.logprob - other.logprob) < within

@@ -57,7 +57,7 @@ class BeamRows:
         self.search = BeamSearch(params, sampling)
         self.choice_ids: tuple[
             int, ...
-        ] = ()  # the clients' requests, best answer first; written by BeamChoices
+        ] = ()  # the clients' requests, best answer first; written by BeamSearches
         self.req_slots: list[int] = []  # the request's own first; written by RunningBatch
         # Of all req_slots but the first; -1: none. Written by KvMemory.
         self.more_state_slots = [-1] * (params.width - 1)

@@ -112,9 +112,10 @@ class Request:
         # The most KV slots that it can hold. The last output token is never computed and needs none.
         self.max_kv: int = self.num_prompt + self.width * max(message.sampling.max_tokens - 1, 0)
 
-        # Written by Scheduler. `tokens` is the prompt, then each output token as its result arrives.
+        # Written by Scheduler; of a beam search, by BeamSearches, and by RunningBatch where it begins again. `tokens`
+        # is the prompt, then each output token as its result arrives.
         self.tokens: array[int] = array("i", message.token_ids)
-        self.num_output: int = 0  # tokens sampled, a stop token included
+        self.num_output: int = 0  # tokens sampled, a stop token included; of a beam search, of each beam
         self.num_scored: int = 0  # prompt positions whose logprobs were sent
         self.first_token_at: float = 0.0
         self.last_token_at: float = 0.0

@@ -34,7 +34,7 @@ class Histogram:
 
 
 class RouterStats:
-    """Running totals since the start. Written by Scheduler."""
+    """Running totals since the start. Written by Scheduler and BeamSearches."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -32,7 +32,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import MeasuredStep, Sampled, StepPlan, StepResult
 from moeserve.router.core.back_pressure import BackPressure
-from moeserve.router.core.beam_choices import BeamChoices, answer_items
+from moeserve.router.core.beam_searches import BeamSearches
 from moeserve.router.core.crash_blame import CrashBlame
 from moeserve.router.core.fair_share import FairShare
 from moeserve.router.core.grammar_turns import GrammarTurns
@@ -81,7 +81,6 @@ class Scheduler:
         )
         self._batch = RunningBatch(limits, self._memory, self._waiting)
         self._history = self._batch.admission.history
-        self._choices = BeamChoices()
         self._blame = CrashBlame()
         self._shares = FairShare()
         self._cost = StepCost(limits.num_experts, limits.experts_per_token)
@@ -95,6 +94,7 @@ class Scheduler:
         self._in_flight: deque[ScheduledStep] = deque()
         self._out: list[RouterMessage] = []
         self._stats = RouterStats()
+        self._searches = BeamSearches(self._memory, self._stats)
 
     def learn(self, measured: list[MeasuredStep]) -> None:
         """What steps cost, before the first one: the worker has measured some at its start."""
@@ -107,11 +107,11 @@ class Scheduler:
     def add(self, message: GenerateRequest) -> None:
         """Queues a request, or answers it with a RequestError: 400 when it can never run, 503 when the queue is full
         or the scheduler is closed. Raises ValueError for an id that is open."""
-        if self._choices.request_id(message.id) in self._open:
+        if self._searches.request_id(message.id) in self._open:
             raise ValueError(f"request id {message.id} is in use")
         messages = [message]
         if message.beams is not None and self._closed is None:
-            messages = self._choices.gather(message)
+            messages = self._searches.gather(message)
             if not messages:
                 return
         refusal = self._refusal(messages[0])
@@ -120,7 +120,7 @@ class Scheduler:
             return
         request = Request(messages[0])
         if request.beams is not None:
-            self._choices.began(request, messages)
+            self._searches.began(request, messages)
         self._open[request.id] = request
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
@@ -139,9 +139,9 @@ class Scheduler:
     def abort(self, request_id: int) -> None:
         """Frees everything at once. An id that is not open (finished, aborted, unknown) is no error, because an abort
         and the request's final message may cross."""
-        request = self._open.get(self._choices.request_id(request_id))
+        request = self._open.get(self._searches.request_id(request_id))
         if request is None:
-            self._choices.forget(request_id)
+            self._searches.forget(request_id)
             return
         ids = request.answer_ids
         self._release(request)
@@ -230,7 +230,7 @@ class Scheduler:
         self._in_flight.clear()
         for request in list(self._open.values()):
             self._fail(request, 503, cause)
-        self._out += [RequestError(id, 503, cause) for id in self._choices.take_gathering()]
+        self._out += [RequestError(id, 503, cause) for id in self._searches.take_gathering()]
         if self._memory.disk is not None:
             self._memory.disk.reset()
 
@@ -367,25 +367,16 @@ class Scheduler:
         """Takes the results of a search's rows, unless it was ended or preempted meanwhile."""
         if request.state is not State.DECODE:
             return
-        tops = [entry.logprob for entry in sampled if entry.logprob is not None and entry.token_id >= 0]
-        if len(tops) < len(sampled):
+        if any(entry.token_id < 0 for entry in sampled):
             self._fail(request, 500, NOT_FINITE, forget=True)
             return
-        if not request.first_token_at:
+        if not request.num_output:
             self._memory.save(request)
-            request.first_token_at = now
-        self._stats.beam_forks += self._memory.advance_beams(request, tops)
-        self._stats.beam_rows += len(tops)
-        request.last_token_at = now
-        request.num_output += 1
-        if request.num_beams_due:
-            return
-        items = answer_items(request, now)
-        self._history.add(request.num_output)
-        self._stats.beam_searches += 1
-        self._stats.generation_tokens += sum(item.usage.completion_tokens for item in items if item.usage)
-        self._release(request)
-        self._emit(items)
+        items = self._searches.advance(request, sampled, now)
+        if items:
+            self._history.add(request.num_output)
+            self._release(request)
+            self._emit(items)
 
     # ---------------------------------------------------------------- ending
 
@@ -419,7 +410,7 @@ class Scheduler:
     def _release(self, request: Request, *, forget: bool = False) -> None:
         """Frees all that an open request holds; the module's docstring says why its rows in flight are harmless."""
         del self._open[request.id]
-        self._choices.ended(request)
+        self._searches.ended(request)
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)
 
