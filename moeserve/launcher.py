@@ -61,7 +61,7 @@ from moeserve.messages.schema import (
     WorkerExited,
 )
 from moeserve.process import EXIT_USER_ERROR
-from moeserve.process_table import DETOKENIZER, HTTPSERVER, PROCESSES, ROUTER, WORKER, ProcessTable
+from moeserve.process_table import DETOKENIZER, HTTPSERVER, LINK, PROCESSES, ROUTER, WORKER, ProcessTable
 from moeserve.runtime_directory import runtime_directory
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.signal_events import signals_as_events
@@ -134,7 +134,8 @@ class Launcher:
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
-        self._processes = ProcessTable(package, paths, self._poller, listeners)
+        remote = {} if config.worker is None else {WORKER: LINK}
+        self._processes = ProcessTable(package, paths, self._poller, listeners, remote)
 
     def run(self) -> int:
         """The exit code. All children are dead when it returns."""
@@ -293,6 +294,9 @@ class Launcher:
         )
         for address in (self.paths.router, self.paths.detokenizer):
             self._tell(address, Shutdown())
+        if self.config.worker is not None:  # the link lives for routers to come
+            self._sleep_until(lambda: not self._processes.is_alive(ROUTER), EXIT_TIMEOUT_S)
+            self._processes[WORKER].kill()
         if not {ROUTER, WORKER} <= self.ready.keys():
             self._processes[WORKER].kill()  # nobody tells it to end
         self._processes.want_no_other_worker()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -20,6 +20,7 @@ ROUTER: Final = "router"
 DETOKENIZER: Final = "detokenizer"
 WORKER: Final = "worker"
 PROCESSES: Final = (HTTPSERVER, ROUTER, DETOKENIZER, WORKER)
+LINK: Final = "moeserve.remote"  # the module in the worker's place where it is on another machine
 KEEPER: Final = "weights"  # the process that a worker is forked from, where there is one
 
 
@@ -27,12 +28,18 @@ class ProcessTable:
     """The poller has what wakes the launcher when one of them ends or speaks."""
 
     def __init__(
-        self, package: str, paths: RuntimePaths, poller: zmq.Poller, listeners: Sequence[socket.socket]
+        self,
+        package: str,
+        paths: RuntimePaths,
+        poller: zmq.Poller,
+        listeners: Sequence[socket.socket],
+        modules: Mapping[str, str] | None = None,
     ) -> None:
-        """The processes are the modules of `package`: `python -m moeserve.router` and so on. httpserver inherits
-        `listeners`."""
+        """The processes are the modules of `package`: `python -m moeserve.router` and so on, but for those that
+        `modules` has by name. httpserver inherits `listeners`."""
         self.first_request_id = 1  # of the next httpserver
         self._package = package
+        self._modules = modules or {}
         self._paths = paths
         self._poller = poller
         self._listeners = listeners
@@ -63,7 +70,7 @@ class ProcessTable:
         return name in self._processes and self._processes[name].alive
 
     def start(self, name: str) -> None:
-        module = f"{self._package}.{name}"
+        module = self._modules.get(name, f"{self._package}.{name}")
         if name == HTTPSERVER:
             variables = environment_for(self._listeners) | {FIRST_REQUEST_ENV: str(self.first_request_id)}
             descriptors = [listener.fileno() for listener in self._listeners]

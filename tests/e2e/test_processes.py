@@ -73,8 +73,8 @@ def test_idle_server_uses_no_cpu(server: Server) -> None:
 
 
 def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:
-    expected = from_cache(own_server, prompt=TEXT, max_tokens=400)["text"]
-    stream = streamed(own_server, prompt=TEXT, max_tokens=400)
+    expected = from_cache(own_server, prompt=TEXT, max_tokens=150)["text"]
+    stream = streamed(own_server, prompt=TEXT, max_tokens=150)
     text = next(stream)["choices"][0]["text"]
     own_server.process.send_signal(signal.SIGTERM)
     text += "".join(event["choices"][0]["text"] for event in stream)
@@ -88,8 +88,8 @@ def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:
 
 def test_sigterm_to_the_whole_process_group_drains_too(own_server: Server) -> None:
     """As a terminal's Ctrl-C or a service manager does it."""
-    expected = from_cache(own_server, prompt=TEXT, max_tokens=400)["text"]
-    stream = streamed(own_server, prompt=TEXT, max_tokens=400)
+    expected = from_cache(own_server, prompt=TEXT, max_tokens=150)["text"]
+    stream = streamed(own_server, prompt=TEXT, max_tokens=150)
     text = next(stream)["choices"][0]["text"]
     for process in own_server.family:
         process.send_signal(signal.SIGTERM)

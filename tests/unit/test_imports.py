@@ -201,6 +201,31 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.units",
     },
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
+    "moeserve.remote": FRAME
+    | {
+        "moeserve.models.open",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.sources.source",
+        "moeserve.command_line",
+    },
+    "moeserve.remote.worker": {"moeserve.process", "moeserve.worker.__main__"},
+    "moeserve.remote.command": FRAME
+    | {
+        "moeserve.launcher",
+        "moeserve.models.open",
+        "moeserve.command_line",
+        "moeserve.remote",
+        "moeserve.runtime_directory",
+    },
+    "moeserve.remote.host": FRAME
+    | {
+        "moeserve.child_process",
+        "moeserve.launcher",
+        "moeserve.process_table",
+        "moeserve.remote",
+        "moeserve.signal_events",
+        "moeserve.systemd",
+    },
     "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
     "moeserve.control_groups": set(),
     "moeserve.cpus": {"moeserve.control_groups"},
@@ -223,7 +248,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
-    | {"moeserve.workload", "moeserve.router", "moeserve.options", "moeserve.placement.step_tokens"},
+    | {"moeserve.workload", "moeserve.router", "moeserve.command_line", "moeserve.placement.step_tokens"},
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",

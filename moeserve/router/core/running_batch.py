@@ -1,15 +1,5 @@
 """The running batch: the requests that are bound to a request slot, and how one is bound, preempted and released.
-
-**Preemption.** The KV pool is exhausted when answers get longer than predicted. Then one request gives up its KV slots
-and returns to the queue. What it has computed stays in the prefix cache while there is room, so that only the rest is
-recomputed when it is bound again. The victim is the youngest request of the tenant that holds the most slots: it has
-waited least and loses least. The oldest request of all is never preempted for memory. It therefore always finishes,
-after which the next oldest is protected: no request starves, and no two requests preempt each other in turn.
-
-**Preemption for fairness.** With API keys, a request of a tenant that runs little may find every request slot or the KV
-pool taken by a tenant that runs much. Then the youngest request of that tenant is preempted for it, as long as that
-tenant keeps the larger part. A request that was preempted for fairness is not preempted so again before it has received
-a token; otherwise two tenants whose prompts do not fit together would preempt each other for ever.
+`preemption.py` chooses who is preempted.
 
 **Postponement.** A grammar may take a second to compile, and a step does not wait for it. The request then leaves the
 batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many.
@@ -18,18 +8,16 @@ batch, its prompt's KV stays cached, and it is tried again after a few steps, ea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from moeserve.router.core.admission import AdmissionPolicy
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.snapshots import SnapshotKind
-from moeserve.router.core.waiting_queue import WaitingQueue, by_age
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 MOST_STEPS_POSTPONED = 32
-
-PREEMPTIBLE = (State.PREFILL, State.DECODE)  # an ENDING request releases its slots within two steps anyway
 
 
 class RunningBatch:
@@ -87,14 +75,14 @@ class RunningBatch:
     def may_bind(self, request: Request) -> bool:
         """Whether a request slot is free and the KV pool is expected to suffice with `request` in the batch."""
         # The estimate improves only when a request leaves, so a refusal holds until then.
-        if not self.num_free_req_slots or request is self._refused or self._must_wait(request):
+        if not self.num_free_req_slots or request is self._refused or self.must_wait(request):
             return False
         if not self.admission.admits([*self.running.values(), *self.loading.values()], request):
             self._refused = request
             return False
         return True
 
-    def _must_wait(self, request: Request) -> bool:
+    def must_wait(self, request: Request) -> bool:
         """Whoever else is preempted, it cannot be bound yet. Either it was itself preempted so recently that one of its
         rows may still be in flight, and the token which that row samples must be part of the NewSeq that binds the
         request again; or it is on trial, and another that is on trial has not got its token yet."""
@@ -208,70 +196,6 @@ class RunningBatch:
         self._free_req_slots.append(request.req_slot)
         self.admission.left(request)
 
-    # ---------------------------------------------------------------- preemption
-
-    def preempt_for_decode_slots(self) -> None:
-        """Preempts until there is a KV slot for each decode row, or no victim is left: then the oldest request waits
-        for the ENDING ones. Called before any row is planned, because a victim's slots may be written in this step."""
-        while len(self.decoding) > self._memory.available:
-            victim = self._victim()
-            if victim is None:
-                return
-            self.preempt(victim)
-
-    def break_deadlock(self) -> bool:
-        """Preempts one request when none can be given a KV slot and no result is awaited. False: there is none."""
-        victim = self._victim()
-        if victim is not None:
-            self.preempt(victim)
-        return victim is not None
-
-    def _victim(self) -> Request | None:
-        """The youngest request of the tenant that holds the most KV slots, but never the oldest request of all."""
-        oldest = min(self.running.values(), key=by_age, default=None)
-        candidates = [r for r in self.running.values() if r.state in PREEMPTIBLE and r is not oldest]
-        if not candidates:
-            return None
-        held = Counter[str]()
-        for request in candidates:
-            held[request.tenant] += len(request.slots)
-        most = max(held, key=lambda tenant: (held[tenant], tenant))
-        return max((r for r in candidates if r.tenant == most), key=by_age)
-
-    def preempt_for_fairness(self, request: Request) -> None:
-        """Preempts requests of tenants that would still run more than `request`'s own, until it may be bound or no
-        victim is left. Called before any row is planned, as `preempt_for_decode_slots`."""
-        while not self.may_bind(request):
-            victim = None if self._must_wait(request) else self._victim_for(request)
-            if victim is None:
-                return
-            victim.fairness_preempted_at = victim.num_output
-            self.preempt(victim)
-
-    def _victim_for(self, request: Request) -> Request | None:
-        """The youngest request of the tenant that holds the most of the scarce resource (request slots, or else KV
-        slots), if that tenant would still hold more than `request`'s."""
-        tenants = {r.tenant for r in self.running.values() if _may_be_preempted(r)} - {request.tenant}
-        if not tenants:
-            return None
-        if self.num_free_req_slots:
-            mine = self._holding(request.tenant) + len(request.tokens)
-            most = max(tenants, key=lambda tenant: (self._holding(tenant), tenant))
-            fair = self._holding(most) > mine
-        else:
-            counts = Counter(r.tenant for r in self.running.values())
-            most = max(tenants, key=lambda tenant: (counts[tenant], tenant))
-            fair = counts[most] > counts[request.tenant] + 1
-        if not fair:
-            return None
-        return max(filter(_may_be_preempted, self._of(most)), key=by_age)
-
-    def _of(self, tenant: str) -> Iterator[Request]:
-        return (r for r in self.running.values() if r.tenant == tenant and r.state in PREEMPTIBLE)
-
-    def _holding(self, tenant: str) -> int:
-        return sum(len(r.slots) for r in self._of(tenant))
-
     # ---------------------------------------------------------------- invariants
 
     def check(self) -> None:
@@ -295,7 +219,3 @@ class RunningBatch:
     def check_slots(self) -> None:
         """Raises AssertionError unless every KV slot is free, owned by one request, or cached. O(num_slots)."""
         self._memory.check_slots(self.running.values())
-
-
-def _may_be_preempted(request: Request) -> bool:
-    return request.state in PREEMPTIBLE and request.fairness_preempted_at != request.num_output

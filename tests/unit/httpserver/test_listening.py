@@ -35,13 +35,14 @@ def test_two_colons_are_both_families() -> None:
 def test_sockets_that_systemd_has_opened() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         program = (
-            "from moeserve.config import ServerConfig; from moeserve.listeners import *; config = ServerConfig(uds='/x');"
-            "found = open_listeners(config); made = with_addresses(config, found);"
+            "import os, sys; os.dup2(int(sys.argv[1]), 3);"
+            "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': '1'};"
+            "from moeserve.config import ServerConfig; from moeserve.listeners import open_listeners, with_addresses;"
+            "config = ServerConfig(uds='/x'); found = open_listeners(config); made = with_addresses(config, found);"
             "print(len(found), made.host, made.port, made.uds, found[0].get_inheritable())"
         )
-        shell = f'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$0" -c "$1" 3<&{listener.fileno()}'
         result = subprocess.run(
-            ["sh", "-c", shell, sys.executable, program],
+            [sys.executable, "-c", program, str(listener.fileno())],
             pass_fds=[listener.fileno()],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,

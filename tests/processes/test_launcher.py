@@ -317,14 +317,14 @@ def test_another_process_is_replaced_and_httpserver_told_why(start: Callable[...
 
 @pytest.mark.parametrize("name", ["router", "detokenizer"])
 def test_a_process_that_stands_still_is_replaced(start: Callable[..., Run], name: str) -> None:
-    run = start(step_timeout=4.0).until_ready()
+    run = start(step_timeout=2.5).until_ready()
     run.child(name).suspend()
     run.wait_for_log("the engine is back")
     cause = f"the {name} does not answer, because it was stopped; killed"
     run.wait_for_log(f"ProcessLost(process='{name}', cause='{cause}', by_itself=False)")
     assert run.log.count("the engine is back") == 1, run.log
     run.until_ready()
-    time.sleep(3)
+    time.sleep(2.7)
     run.popen.send_signal(signal.SIGTERM)
     assert run.end() == 0, run.log
     assert run.log.count(" died (") == 1, run.log
