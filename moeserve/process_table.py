@@ -32,7 +32,7 @@ class ProcessTable:
         package: str,
         paths: RuntimePaths,
         poller: zmq.Poller,
-        listeners: Sequence[socket.socket],
+        listeners: Sequence[socket.socket] = (),
         modules: Mapping[str, str] | None = None,
     ) -> None:
         """The processes are the modules of `package`: `python -m moeserve.router` and so on, but for those that
