@@ -307,7 +307,7 @@ class ServerConfig(ApiConfig):
         high=86400,
     )
     max_engine_crashes: int = option(
-        3, "Server", "crashes of the engine within a minute that end the server", low=1, high=1000
+        3, "Server", "crashes of the server's processes within a minute that end it", low=1, high=1000
     )
     drain_delay: float = option(
         0.0,

@@ -59,6 +59,10 @@ class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
     """Requests one ExpertUse; requests that overlap get one together."""
 
 
+class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
+    """From an httpserver that has just started: requests an EngineReady, which comes when there is a worker."""
+
+
 # ---------------------------------------------------------------- router -> detokenizer
 
 
@@ -269,6 +273,13 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     by_itself: bool  # it crashed, failed or hung; False: it was killed or stopped from outside
 
 
+class HttpserverLost(msgspec.Struct, frozen=True, tag=True):
+    """From the launcher to the router: nobody waits for the requests with ids below `first_id` any more. The next
+    httpserver's requests have ids from there on."""
+
+    first_id: int
+
+
 class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
     """From the launcher to the router and the detokenizer: a process that does not answer hangs."""
 
@@ -283,7 +294,17 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish and exit. The launcher sends it to the router and the detokenizer after httpserver has drained."""
 
 
-ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | WorkerExited | HeartbeatRequest | Shutdown
+ToRouter = (
+    GenerateRequest
+    | Abort
+    | ExpertUseRequest
+    | EngineReadyRequest
+    | StopHit
+    | WorkerExited
+    | HttpserverLost
+    | HeartbeatRequest
+    | Shutdown
+)
 ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
 ToHttp = (
     TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineLost | ProcessLost | LoadProgress

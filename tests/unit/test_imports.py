@@ -128,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
+        "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
         "moeserve.models.open",
@@ -222,6 +223,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.remote.host": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.crash_count",
+        "moeserve.launched_config",
         "moeserve.launcher",
         "moeserve.process_table",
         "moeserve.remote",
@@ -255,13 +258,24 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.crash_count",
         "moeserve.heartbeats",
+        "moeserve.launched_config",
+        "moeserve.listeners",
         "moeserve.process_table",
         "moeserve.runtime_directory",
         "moeserve.signal_events",
         "moeserve.systemd",
     },
-    "moeserve.process_table": {"moeserve.child_process", "moeserve.runtime_paths"},
+    "moeserve.process_table": {
+        "moeserve.child_process",
+        "moeserve.listeners",
+        "moeserve.process",
+        "moeserve.runtime_paths",
+    },
+    "moeserve.crash_count": set(),
+    "moeserve.launched_config": {"moeserve.config", "moeserve.messages", "moeserve.runtime_paths"},
+    "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
     "moeserve.child_process": FRAME | {"moeserve"},
     "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
