@@ -26,7 +26,7 @@ import torch.distributed as dist
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
 from moeserve.messages.ranks import RankFailed, RankForget, RankStart, RankStep, RankValues
-from moeserve.messages.steps import Row, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import ExpertUse, Row, StepPlan, StepResult, WorkerReady
 from moeserve.process import python_environment
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
@@ -158,6 +158,11 @@ class LeaderRunner(Runner):
         result = super().rehearse(plan)
         self.group.forget()
         return result
+
+    def expert_use(self) -> ExpertUse:
+        """Every GPU's router counts all experts; each of these is on one of the GPUs."""
+        use = super().expert_use()
+        return msgspec.structs.replace(use, on_gpu=b"\1" * len(use.on_gpu))
 
     def _last_sampled(self) -> Int32s:
         """As they stand in the tables of tokens, which followers keep too. Behind a full context there is no place."""
