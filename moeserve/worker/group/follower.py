@@ -115,6 +115,8 @@ def main() -> int:
     except UserError as error:
         send(line, RankFailed(str(error)))
         return EXIT_USER_ERROR
+    except EOFError:  # the leader could not load its own share, and has said why
+        return EXIT_USER_ERROR
     ready = loaded.ready
     Follower(loaded.engine, ready.max_num_seqs, ready.max_model_len).run(line)
     return 0

@@ -37,6 +37,7 @@ from moeserve.worker.sequences import Int32s
 from moeserve.worker.step_dump import StepDump
 
 FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.group.follower")
+EXIT_TIMEOUT_S = 5.0
 LAST_WORDS_S = 2.0  # for what a follower said before its end to be read, and raised
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,11 @@ class LeaderGroup(RankGroup):
         for line in self._lines:
             line.close()
         for follower in self._followers:
-            follower.wait()
+            try:
+                follower.wait(EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # it waits for this rank, within NCCL
+                follower.kill()
+                follower.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._folder.cleanup()
