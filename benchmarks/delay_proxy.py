@@ -3,6 +3,8 @@ and a remote worker, for tests and benchmarks.
 
     python -m benchmarks.delay_proxy HOST:PORT MILLISECONDS    prints the port that it listens at
 
+Each line that it reads is another delay.
+
 Threads and time.sleep, because event loops count in milliseconds and a tenth of one is asked for.
 """
 
@@ -115,7 +117,8 @@ def main() -> None:
     host, _, port = sys.argv[1].rpartition(":")
     proxy = DelayProxy((host, int(port)), float(sys.argv[2]) / 1e3)
     print(proxy.port, flush=True)
-    sys.stdin.read()  # until whoever has started us ends
+    for line in sys.stdin:  # until whoever has started us ends
+        proxy.delay = float(line) / 1e3
 
 
 if __name__ == "__main__":

@@ -48,7 +48,8 @@ def link_flags(certificates: Path, port: int) -> list[str]:
 class WorkerHost:
     """`moeserve worker`, ready when the constructor returns. Raises RuntimeError with its log if it ends before."""
 
-    def __init__(self, model: Path, certificates: Path, *flags: str) -> None:
+    def __init__(self, model: Path, certificates: Path, *flags: str, ready_timeout: float = READY_S) -> None:
+        self._ready_timeout = ready_timeout
         self._log_file = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="moeserve-")  # noqa: SIM115
         files = ("certfile", "worker.pem"), ("keyfile", "worker.key"), ("ca-certs", "ca.pem")
         tls = [part for flag, file in files for part in (f"--ssl-{flag}", str(certificates / file))]
@@ -67,7 +68,7 @@ class WorkerHost:
             stderr=subprocess.STDOUT,
             env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)},
         )
-        self.port = self._wait_until_ready(time.monotonic() + READY_S)
+        self.port = self._wait_until_ready(time.monotonic() + self._ready_timeout)
 
     @property
     def log(self) -> str:
@@ -102,9 +103,11 @@ class WorkerHost:
 
 
 @contextmanager
-def running_worker(model: Path, certificates: Path, *flags: str) -> Iterator[WorkerHost]:
+def running_worker(
+    model: Path, certificates: Path, *flags: str, ready_timeout: float = READY_S
+) -> Iterator[WorkerHost]:
     """For the length of a `with`; at its end it has exited with 0."""
-    host = WorkerHost(model, certificates, *flags)
+    host = WorkerHost(model, certificates, *flags, ready_timeout=ready_timeout)
     try:
         yield host
     except BaseException:

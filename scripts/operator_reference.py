@@ -42,4 +42,5 @@ def _page(name: str, operator: Any) -> list[str]:
 
 
 def _form(argument: Any) -> str:
-    return {"any": "tensor", "weight": "weight, of `operators.weight`"}.get(argument.form, argument.form)
+    form: str = argument.form
+    return {"any": "tensor", "weight": "weight, of `operators.weight`"}.get(form, form)

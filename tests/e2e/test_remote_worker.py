@@ -24,6 +24,7 @@ from tests.e2e.test_survival import all_at_once, bodies, has_generated, health
 pytestmark = pytest.mark.skipif(not IS_BATCH_INVARIANT, reason="compares answers bit for bit")
 
 DELAY_S = 0.0005
+PATIENCE = ("--step-timeout", "5")
 FLAGS = ("--max-num-batched-tokens", "512")
 
 
@@ -44,11 +45,11 @@ class Remote:
 @pytest.fixture(scope="module")
 def remote(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     certificates = make_certificates(tmp_path_factory.mktemp("certificates"))
-    with running_worker(tiny_model, certificates, *FLAGS) as host:
+    with running_worker(tiny_model, certificates, *FLAGS, *PATIENCE) as host:
         proxy = DelayProxy(("127.0.0.1", host.port), DELAY_S)
         with pytest.MonkeyPatch.context() as environment:
             environment.delenv("MOESERVE_TEST_DEVICE")  # the worker's affair
-            with running_server(tiny_model, *link_flags(certificates, proxy.port)) as server:
+            with running_server(tiny_model, *link_flags(certificates, proxy.port), *PATIENCE) as server:
                 yield Remote(certificates, host, proxy, server)
         proxy.close()
 
@@ -105,6 +106,19 @@ def test_answers_go_on_after_the_workers_crash(remote: Remote, local_answers: li
         remote.worker().kill()
         assert results(answers) == local_answers
     assert "signal 9, Killed" in remote.server.log  # the gate has told the link
+
+
+@pytest.mark.slow
+def test_answers_go_on_after_the_worker_hangs(remote: Remote, local_answers: list[Any]) -> None:
+    """The router notices, the launcher replaces the link, and the worker's host the worker."""
+    worker = remote.worker()
+    with all_at_once(remote.server, bodies()) as answers:
+        time.sleep(0.2)
+        worker.suspend()
+        assert results(answers) == local_answers
+    assert not worker.is_running()
+    assert remote.worker() != worker
+    remote.server.family = remote.server.processes()
 
 
 def test_the_worker_serves_the_router_that_replaces_another(remote: Remote, local_answers: list[Any]) -> None:

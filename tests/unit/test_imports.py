@@ -128,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
+        "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
         "moeserve.models.open",
@@ -188,10 +189,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
+    "moeserve.models.rank_share": {"moeserve.models.interface", "moeserve.models.sources.gguf"},
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
+        "moeserve.models.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
@@ -220,6 +223,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.remote.host": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.crash_count",
+        "moeserve.launched_config",
         "moeserve.launcher",
         "moeserve.process_table",
         "moeserve.remote",
@@ -242,6 +247,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.tokenizer",
         "moeserve.grammar",
         "moeserve.dump.format",
+        "moeserve.sandbox.frames",  # the line between several GPUs' processes
     },
     "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
@@ -252,13 +258,24 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.crash_count",
         "moeserve.heartbeats",
+        "moeserve.launched_config",
+        "moeserve.listeners",
         "moeserve.process_table",
         "moeserve.runtime_directory",
         "moeserve.signal_events",
         "moeserve.systemd",
     },
-    "moeserve.process_table": {"moeserve.child_process", "moeserve.runtime_paths"},
+    "moeserve.process_table": {
+        "moeserve.child_process",
+        "moeserve.listeners",
+        "moeserve.process",
+        "moeserve.runtime_paths",
+    },
+    "moeserve.crash_count": set(),
+    "moeserve.launched_config": {"moeserve.config", "moeserve.messages", "moeserve.runtime_paths"},
+    "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
     "moeserve.child_process": FRAME | {"moeserve"},
     "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
@@ -272,7 +289,12 @@ TORCH_ALLOWED = (
     "moeserve.plan",
     "moeserve.bench.engine",
 )
-TORCH_FORBIDDEN_WITHIN = (*MODEL_FILES, *KERNEL_OPTIONS)
+TORCH_FORBIDDEN_WITHIN = (
+    *MODEL_FILES,
+    *KERNEL_OPTIONS,
+    "moeserve.models.rank_share",
+    "moeserve.models.sources.rank_source",
+)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
 

@@ -68,11 +68,10 @@ def add_key_gradients(
 
 def piecewise_keys_kernel(
     q1, k1, q2, k2, v, gradient, lse, delta, dk1, dk2, dv, m, n, distance,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key tiles, batch * KV_HEADS): gradients of ROWS keys and values, BLOCK queries at once."""
-    group: tl.constexpr = HEADS // KV_HEADS
+    """Grid (key tiles, batch * KV heads): gradients of ROWS keys and values, BLOCK queries at once."""
     first_key = tl.program_id(0) * ROWS
     kv_head = tl.program_id(1)
     of_keys = kv_head.to(tl.int64) * n
@@ -89,8 +88,8 @@ def piecewise_keys_kernel(
     mixed = tl.minimum(tl.maximum(mixed, begin), tl.cdiv(m, BLOCK) * BLOCK)
     far = tl.cdiv(tl.maximum(first_key + ROWS - 1 + distance - (n - m), 0), BLOCK) * BLOCK
     far = tl.minimum(tl.maximum(far, mixed), tl.cdiv(m, BLOCK) * BLOCK)
-    for g in range(group):
-        head = kv_head // KV_HEADS * HEADS + kv_head % KV_HEADS * group + g
+    for g in range(GROUP):
+        head = kv_head * GROUP + g
         of_queries = head.to(tl.int64) * m
         of1, of2 = q1 + of_queries * DIM, q2 + of_queries * DIM
         of_gradient = gradient + of_queries * DIM
@@ -143,14 +142,14 @@ def add_query_gradients(
 
 def piecewise_queries_kernel(
     q1, k1, q2, k2, v, gradient, lse, delta, dq1, dq2, m, n, distance,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (query tiles, batch * HEADS): gradients of ROWS queries, BLOCK keys at once."""
+    """Grid (query tiles, batch * heads): gradients of ROWS queries, BLOCK keys at once."""
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     head = tl.program_id(1)
     of_queries = head.to(tl.int64) * m
-    of_keys = (head // HEADS * KV_HEADS + head % HEADS // (HEADS // KV_HEADS)).to(tl.int64) * n * DIM
+    of_keys = (head // GROUP).to(tl.int64) * n * DIM
     k1, k2, v = k1 + of_keys, k2 + of_keys, v + of_keys
     row = first_row + tl.arange(0, ROWS)
     live, position = row < m, row + n - m

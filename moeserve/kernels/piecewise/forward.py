@@ -70,16 +70,16 @@ def attend_block(
 
 def piecewise_forward_kernel(
     q1, k1, q2, k2, v, out, lse, m, n, distance,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, MIXED: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    MIXED: tl.constexpr, CAUSAL: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Grid (query tiles, batch * HEADS). The arguments are `op.forward`'s, contiguous; BLOCK keys at once, MIXED, which
-    divides it, where both products are needed."""
+    """Grid (query tiles, batch * heads). The arguments are `op.forward`'s, contiguous; GROUP query heads to a KV head;
+    BLOCK keys at once, MIXED, which divides it, where both products are needed."""
     # The last tiles see the most keys: they start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     head = tl.program_id(1)
     of_queries = head.to(tl.int64) * m
-    of_keys = (head // HEADS * KV_HEADS + head % HEADS // (HEADS // KV_HEADS)).to(tl.int64) * n * DIM
+    of_keys = (head // GROUP).to(tl.int64) * n * DIM
     k1, k2, v = k1 + of_keys, k2 + of_keys, v + of_keys
     row = first_row + tl.arange(0, ROWS)
     query1 = load_rows(q1 + of_queries * DIM, row, m, DIM, SIZE, True)

@@ -88,8 +88,9 @@ def _width(q: Tensor) -> int:
     return 128 if q.shape[3] <= 128 else 256
 
 
-def _shape(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
-    return q.shape[1], v.shape[1], q.shape[3], max(16, next_power_of_2(q.shape[3]))
+def _shape(q: Tensor, v: Tensor) -> tuple[int, int, int]:
+    """Query heads to a KV head, their width, and a power of two that holds it."""
+    return q.shape[1] // v.shape[1], q.shape[3], max(16, next_power_of_2(q.shape[3]))
 
 
 def _scale(scale: float | None, q: Tensor) -> float:

@@ -60,7 +60,8 @@ def _for_heads(x: Tensor, q: Tensor) -> Tensor:
 
 def _of_groups(gradient: Tensor, v: Tensor) -> Tensor:
     """Sums over the query heads of each KV head."""
-    return gradient.unflatten(1, (v.shape[1], -1)).sum(2)
+    batch, heads, *shape = gradient.shape
+    return gradient.reshape(batch, v.shape[1], heads // v.shape[1], *shape).sum(2)
 
 
 def _weights(

@@ -102,7 +102,10 @@ class Planner:
         rows = self._turns.select(list(self._batch.decoding.values())[: self._memory.available])
         for request in scheduled.add_decode_rows(rows, self._memory):
             self._batch.planned(request)
-        self._shares.charge_rows(rows)
+        for request in self._batch.searching.values():
+            if 0 < request.num_beams_due <= self._memory.available:
+                scheduled.add_beam_rows(request, self._memory)
+        self._shares.charge_rows(scheduled.owners)
 
     def _plan_prompts(self, scheduled: ScheduledStep, now: float) -> None:
         """Adds chunks of prompts, each as large as the rest of the step allows."""

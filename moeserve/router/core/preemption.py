@@ -36,7 +36,7 @@ class Preemption:
     def for_decode_slots(self) -> None:
         """Preempts until there is a KV slot for each decode row, or no victim is left: then the oldest request waits
         for the ENDING ones."""
-        while len(self._batch.decoding) > self._memory.available:
+        while self._batch.num_rows_due > self._memory.available:
             victim = self._for_memory()
             if victim is None:
                 return
@@ -68,7 +68,7 @@ class Preemption:
             return None
         held = Counter[str]()
         for request in candidates:
-            held[request.tenant] += len(request.slots)
+            held[request.tenant] += request.num_slots
         most = max(held, key=lambda tenant: (held[tenant], tenant))
         return max((r for r in candidates if r.tenant == most), key=by_age)
 
@@ -79,14 +79,16 @@ class Preemption:
         tenants = {r.tenant for r in running if _may_be_preempted_for_fairness(r)} - {request.tenant}
         if not tenants:
             return None
-        if self._batch.num_free_req_slots:
+        if self._batch.num_free_req_slots >= request.width:
             mine = self._holding(request.tenant) + len(request.tokens)
             most = max(tenants, key=lambda tenant: (self._holding(tenant), tenant))
             fair = self._holding(most) > mine
         else:
-            counts = Counter(r.tenant for r in running)
+            counts = Counter[str]()
+            for one in running:
+                counts[one.tenant] += one.width
             most = max(tenants, key=lambda tenant: (counts[tenant], tenant))
-            fair = counts[most] > counts[request.tenant] + 1
+            fair = counts[most] > counts[request.tenant] + request.width
         if not fair:
             return None
         return max(filter(_may_be_preempted_for_fairness, self._of(most)), key=by_age)
@@ -96,8 +98,8 @@ class Preemption:
         return (r for r in running if r.tenant == tenant and r.state in PREEMPTIBLE)
 
     def _holding(self, tenant: str) -> int:
-        return sum(len(r.slots) for r in self._of(tenant))
+        return sum(r.num_slots for r in self._of(tenant))
 
 
 def _may_be_preempted_for_fairness(request: Request) -> bool:
-    return request.state in PREEMPTIBLE and request.fairness_preempted_at != request.num_output
+    return request.state in PREEMPTIBLE and request.fairness_preempted_at < request.num_output

@@ -1,6 +1,10 @@
 """The running batch: the requests that are bound to a request slot, and how one is bound, preempted and released.
 `preemption.py` chooses who is preempted.
 
+**Beam searches.** A search is one request with a request slot for each beam. It is bound, preempted and released as
+one. When it is preempted or its worker is lost, it begins again behind its prompt: nobody has got anything of it yet,
+and it finds the same beams.
+
 **Postponement.** A grammar may take a second to compile, and a step does not wait for it. The request then leaves the
 batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many.
 """
@@ -30,11 +34,13 @@ class RunningBatch:
         self.admission = AdmissionPolicy(memory)
         self.running: dict[int, Request] = {}  # PREFILL, DECODE or ENDING, by id
         self.prefilling: list[Request] = []  # the PREFILL ones
-        self.decoding: dict[int, Request] = {}  # the DECODE ones
+        self.decoding: dict[int, Request] = {}  # the DECODE ones, without beam searches
+        self.searching: dict[int, Request] = {}  # the DECODE ones that are beam searches
         self.postponed: list[Request] = []  # the POSTPONED ones
         self.loading: dict[int, Request] = {}  # LOADING, by id
         self.last_planned = self.last_finished = 0  # steps; written by Scheduler
         self.num_preemptions = 0
+        self.num_search_restarts = 0
         self.num_cached_tokens = 0  # of prompts, found in the cache
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
         self._refused: Request | None = None  # what `may_bind` refused for memory; None after any release
@@ -70,12 +76,13 @@ class RunningBatch:
     @property
     def num_free_req_slots(self) -> int:
         """Those that neither a running request has nor one that is being loaded will need."""
-        return len(self._free_req_slots) - len(self.loading)
+        return len(self._free_req_slots) - sum(request.width for request in self.loading.values())
 
     def may_bind(self, request: Request) -> bool:
         """Whether a request slot is free and the KV pool is expected to suffice with `request` in the batch."""
         # The estimate improves only when a request leaves, so a refusal holds until then.
-        if not self.num_free_req_slots or request is self._refused or self.must_wait(request):
+        has_slots = self.num_free_req_slots >= request.width
+        if not has_slots or request is self._refused or self.must_wait(request):
             return False
         if not self.admission.admits([*self.running.values(), *self.loading.values()], request):
             self._refused = request
@@ -95,7 +102,10 @@ class RunningBatch:
         self._waiting.remove(request)
         self.admission.joined(request)
         self._memory.attach(request)
-        request.req_slot = self._free_req_slots.pop()
+        req_slots = [self._free_req_slots.pop() for _ in range(request.width)]
+        request.req_slot = req_slots[0]
+        if request.beams is not None:
+            request.beams.bound(req_slots)
         request.state = State.PREFILL
         request.target = len(request.tokens)
         request.announced = False
@@ -112,10 +122,18 @@ class RunningBatch:
         if request.state is State.PREFILL:
             self.prefilling.remove(request)
             request.state = State.DECODE
+            if request.beams is not None:
+                self.searching[request.id] = request
+                return
             self.decoding[request.id] = request
         if request.need == 0:
             del self.decoding[request.id]
             request.state = State.ENDING
+
+    @property
+    def num_rows_due(self) -> int:
+        """Decode rows of the next step, those of beams included."""
+        return len(self.decoding) + sum(request.num_beams_due for request in self.searching.values())
 
     # ---------------------------------------------------------------- leaving
 
@@ -147,6 +165,7 @@ class RunningBatch:
         request.resume_after = self.last_planned
         request.disk_was_asked = False
         self._unbind(request, kind=SnapshotKind.PREEMPTED)
+        self._begin_again(request)
         self._refused = None
 
     def postpone(self, request: Request) -> None:
@@ -174,6 +193,7 @@ class RunningBatch:
         for request in lost:
             request.num_lost = len(request.slots)
             self._unbind(request, forget=True)
+            self._begin_again(request)
         self._memory.clear()
         for request in self.loading.values():
             self.admission.left(request)
@@ -185,15 +205,22 @@ class RunningBatch:
             self.enqueue(request)
         self._refused = None
 
+    def _begin_again(self, request: Request) -> None:
+        """A search that is unbound before its end."""
+        if request.beams is not None:
+            self.num_search_restarts += request.num_output > 0
+            request.num_output = 0
+
     def _unbind(
         self, request: Request, *, forget: bool = False, kind: SnapshotKind = SnapshotKind.ANSWER
     ) -> None:
         if request.state is State.PREFILL:
             self.prefilling.remove(request)
         self.decoding.pop(request.id, None)
+        self.searching.pop(request.id, None)
         del self.running[request.id]
         self._memory.detach(request, forget=forget, kind=kind)
-        self._free_req_slots.append(request.req_slot)
+        self._free_req_slots += request.req_slots
         self.admission.left(request)
 
     # ---------------------------------------------------------------- invariants
@@ -203,13 +230,13 @@ class RunningBatch:
         running = list(self.running.values())
         self._memory.check_counts(running)
         states = Counter(request.state for request in running)
-        req_slots = self._free_req_slots + [request.req_slot for request in running]
+        req_slots = self._free_req_slots + [slot for request in running for slot in request.req_slots]
         invariants = {
             "each request slot is free or bound": sorted(req_slots) == list(range(self._limits.max_running)),
             "max_kv_total is the sum over the batch": self.admission.max_kv_total
             == sum(r.max_kv for r in [*running, *self.loading.values()]),
             "PREFILL matches its list": states[State.PREFILL] == len(self.prefilling),
-            "DECODE matches its dict": states[State.DECODE] == len(self.decoding),
+            "DECODE matches its dicts": states[State.DECODE] == len(self.decoding) + len(self.searching),
             "no request holds more than max_kv": all(r.need >= 0 for r in running),
         }
         broken = [name for name, holds in invariants.items() if not holds]
