@@ -16,6 +16,7 @@ from typing import Any, Final
 import uvicorn
 import zmq.asyncio
 
+from moeserve.adapters.modules import parse_modules
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
@@ -74,7 +75,15 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         continue_requests=config.on_engine_loss == "continue",
         request_timeout=config.request_timeout,
     )
-    service = Service(config, metrics.model_name, engine, metrics, states, frozenset(aliases))
+    service = Service(
+        config,
+        metrics.model_name,
+        engine,
+        metrics,
+        states,
+        frozenset(aliases),
+        parse_modules(config.lora_modules),
+    )
     server = Server(service, table)
     try:
         await server.run(listener, process)

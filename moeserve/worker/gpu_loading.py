@@ -67,6 +67,8 @@ def load_gpu_runner(
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if config.kv_disk is not None or config.kv_disk_gib is not None:
         raise ConfigError("--kv-disk is for the CPU engine alone; leave it out, or choose --device cpu")
+    if config.lora_modules:
+        raise ConfigError("--lora-modules is for the CPU engine alone; leave it out, or choose --device cpu")
     # Its helper thread builds the vocabulary while this one loads the weights.
     constraints = Constraints(config.max_num_seqs, lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
     shape = read_checked_shape(source)

@@ -46,6 +46,7 @@ def request(
     arrival: float | None = None,
     key_name: str = "",
     cache_salt: str = "",
+    adapter: str = "",
     progress: bool = False,
     **sampling: object,
 ) -> GenerateRequest:
@@ -61,6 +62,7 @@ def request(
         priority=priority,
         key_name=key_name,
         cache_salt=cache_salt,
+        adapter=adapter,
         progress=progress,
     )
 

@@ -128,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
+        "moeserve.adapters.modules",
         "moeserve.tokenizer",
         "moeserve.models.errors",
         "moeserve.models.open",
@@ -188,7 +189,14 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
-    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
+    "moeserve.adapters": {
+        "moeserve.errors",
+        "moeserve.models.errors",
+        "moeserve.models.interface",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.sources.huggingface",
+    },
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization", "moeserve.adapters"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
@@ -206,6 +214,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
+        "moeserve.adapters",
         "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",

@@ -68,6 +68,7 @@ class RequestBuilder:
                     priority=spec.priority,
                     key_name=key_name.get(),
                     cache_salt=spec.cache_salt,
+                    adapter=spec.adapter,
                     context=RequestContext(logs.request_id.get()),
                     progress=spec.progress,
                 )

@@ -144,6 +144,7 @@ class ScheduledStep:
                 sampling=_sampling(request),
                 request_id=request.request_id,
                 state_slot=request.state_slot,
+                adapter=request.adapter,
             )
         )
 
