@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from moeserve.bench.engine import EngineBench
+from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
-from moeserve.options import resolve
 from moeserve.worker.loading import load_cpu_runner
 
 CHILD = Path(__file__).with_name("llama_cpp_child.py")

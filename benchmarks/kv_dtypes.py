@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from benchmarks.paired import median_interval
+from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KV_BLOCK
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.options import resolve
 from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.loading import build_cpu_runner, load_cpu_model, load_runner

@@ -35,12 +35,12 @@ import torch
 
 from benchmarks.server import REPOSITORY, Server, running_server
 from moeserve.bench.engine import SHARED, EngineBench
+from moeserve.command_line import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
 from moeserve.models.shape_reader import check_tensors
-from moeserve.options import flag_name, read_options, resolve
 from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.sizes import has_float_weights

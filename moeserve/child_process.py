@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -97,10 +99,21 @@ class Child(ServerProcess):
     """One of our processes. `descriptor` (a pidfd) becomes readable when it ends. `line` is the other end of its
     standard input, where it was given one."""
 
-    def __init__(self, name: str, module: str, paths: RuntimePaths, *, has_line: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        paths: RuntimePaths,
+        *,
+        has_line: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """`descriptors` are inherited, under the same numbers; `variables` are added to the environment."""
         environment = os.environ | {
             ENV_PREFIX + "RUNTIME_DIR": str(paths.directory),
             LAUNCHER_PID_ENV: str(os.getpid()),
+            **variables,
         }
         ours = Path(moeserve.__file__).parent.parent
         if ours.name not in ("site-packages", "dist-packages"):
@@ -120,6 +133,7 @@ class Child(ServerProcess):
             env=environment,
             stdin=subprocess.DEVNULL if stdin is None else stdin.fileno(),
             process_group=0,
+            pass_fds=descriptors,
         )
         if stdin is not None:
             stdin.close()

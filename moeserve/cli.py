@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from moeserve.command_line import add_options, demonstration_model, read_options, resolve, unknown_variables
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
-from moeserve.options import add_options, demonstration_model, read_options, resolve, unknown_variables
+from moeserve.remote.options import check_server
 from moeserve.version import version
 
 EXIT_USAGE = 2  # argparse's
@@ -60,6 +61,7 @@ def serve(arguments: list[str]) -> int:
 
     try:
         asked = parse(parser, arguments, os.environ)
+        check_server(asked)
     except UserError as error:
         parser.error(str(error))
     set_up_logging("launcher", asked.log_level, asked.log_format)
@@ -75,6 +77,12 @@ def serve(arguments: list[str]) -> int:
             "no --model was given: this is the small demonstration model, which can do a few things only"
         )
     return launch(config)
+
+
+def worker(arguments: list[str]) -> int:
+    from moeserve.remote.command import main as run_worker
+
+    return run_worker(arguments)
 
 
 def bench(arguments: list[str]) -> int:
@@ -120,6 +128,7 @@ def complete(arguments: list[str]) -> int:
 
 # The modules of the other commands that have flags.
 _PARSERS = {
+    "worker": "moeserve.remote.command",
     "plan": "moeserve.plan.command",
     "simulate": "moeserve.simulate.command",
     "compare-dumps": "moeserve.dump.command",
@@ -129,6 +138,7 @@ _PARSERS = {
 }
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
+    "worker": Command(worker, "compute for a server on another machine"),
     "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
     "bench": Command(bench, "measure the engine, its steps, or a running server"),
     "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),

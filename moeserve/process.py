@@ -31,6 +31,7 @@ from moeserve.runtime_paths import RuntimePaths
 from moeserve.tracing import Tracer, open_tracer
 
 LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
+FIRST_REQUEST_ENV = ENV_PREFIX + "FIRST_REQUEST_ID"
 EXIT_USER_ERROR = 2
 EXIT_BUG = 1
 
@@ -72,6 +73,11 @@ class Process:
 
     def failed(self, message: str) -> None:
         self._launcher.send(ProcessFailed(process=self.name, message=message))
+
+    @property
+    def first_request_id(self) -> int:
+        """For httpserver: below are the ids of one that was lost."""
+        return int(os.environ.get(FIRST_REQUEST_ENV, "1"))
 
     @functools.cached_property
     def tracer(self) -> Tracer | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 import zmq
 
 from moeserve.child_process import Child, Fork, ServerProcess, memory_of
+from moeserve.listeners import environment_for
+from moeserve.process import FIRST_REQUEST_ENV
 from moeserve.runtime_paths import RuntimePaths
 
 HTTPSERVER: Final = "httpserver"
@@ -17,17 +20,29 @@ ROUTER: Final = "router"
 DETOKENIZER: Final = "detokenizer"
 WORKER: Final = "worker"
 PROCESSES: Final = (HTTPSERVER, ROUTER, DETOKENIZER, WORKER)
+LINK: Final = "moeserve.remote"  # the module in the worker's place where it is on another machine
 KEEPER: Final = "weights"  # the process that a worker is forked from, where there is one
 
 
 class ProcessTable:
     """The poller has what wakes the launcher when one of them ends or speaks."""
 
-    def __init__(self, package: str, paths: RuntimePaths, poller: zmq.Poller) -> None:
-        """The processes are the modules of `package`: `python -m moeserve.router` and so on."""
+    def __init__(
+        self,
+        package: str,
+        paths: RuntimePaths,
+        poller: zmq.Poller,
+        listeners: Sequence[socket.socket] = (),
+        modules: Mapping[str, str] | None = None,
+    ) -> None:
+        """The processes are the modules of `package`: `python -m moeserve.router` and so on, but for those that
+        `modules` has by name. httpserver inherits `listeners`."""
+        self.first_request_id = 1  # of the next httpserver
         self._package = package
+        self._modules = modules or {}
         self._paths = paths
         self._poller = poller
+        self._listeners = listeners
         self._processes: dict[str, ServerProcess] = {}
 
     def __getitem__(self, name: str) -> ServerProcess:
@@ -55,7 +70,13 @@ class ProcessTable:
         return name in self._processes and self._processes[name].alive
 
     def start(self, name: str) -> None:
-        child = Child(name, f"{self._package}.{name}", self._paths, has_line=name == WORKER)
+        module = self._modules.get(name, f"{self._package}.{name}")
+        if name == HTTPSERVER:
+            variables = environment_for(self._listeners) | {FIRST_REQUEST_ENV: str(self.first_request_id)}
+            descriptors = [listener.fileno() for listener in self._listeners]
+            child = Child(name, module, self._paths, variables=variables, descriptors=descriptors)
+        else:
+            child = Child(name, module, self._paths, has_line=name == WORKER)
         self._processes[name] = child
         self._poller.register(child.descriptor, zmq.POLLIN)
         if child.line is not None:

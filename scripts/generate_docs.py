@@ -2,6 +2,7 @@
 
     docs/reference/flags.md   from ServerConfig's fields
     docs/reference/api/       from the OpenAPI document, one page an API
+    docs/reference/operators/ from the catalogue of torch.ops.moeserve, one page an operator
 
 With --check nothing is written, and the exit code is 1 when a page is not what it would be.
 """
@@ -18,10 +19,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from api_reference import API_PAGES, SHARED, ApiReference  # noqa: E402  (beside this file)
+from operator_reference import operator_pages  # noqa: E402
 
+from moeserve.command_line import flag_name, value_name  # noqa: E402
 from moeserve.config import GROUPS, ServerConfig, env_name  # noqa: E402
 from moeserve.httpserver.app import openapi_document  # noqa: E402
-from moeserve.options import flag_name, value_name  # noqa: E402
 
 MADE = "<!-- Made by scripts/generate_docs.py; `make docs` writes it anew. -->"
 
@@ -34,7 +36,7 @@ def flags_page() -> Iterator[str]:
         "",
         "These are the flags of `moeserve serve`; `python launch.py` and plain `moeserve` take the same. A flag",
         "overrides its environment variable, which overrides the default. `moeserve --help` prints this list. `--help`",
-        "after `plan`, `bench`, `simulate` or `compare-dumps` prints the flags of the other commands.",
+        "after `worker`, `plan`, `bench`, `simulate` or `compare-dumps` prints the flags of the other commands.",
         "",
     )
     for group in GROUPS:
@@ -76,6 +78,8 @@ def api_pages() -> Iterator[tuple[str, Iterable[str]]]:
 def pages() -> Iterator[tuple[str, Iterable[str]]]:
     yield "docs/reference/flags.md", flags_page()
     yield from api_pages()
+    for name, lines in operator_pages(REPOSITORY):
+        yield f"docs/reference/operators/{name}.md", (lines[0], "", MADE, *lines[1:])
 
 
 def main() -> int:
@@ -91,6 +95,7 @@ def main() -> int:
         if check:
             print(f"{name} is stale: run make docs")
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
             print(f"{name} written")
     return stale if check else 0

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.header import QWEN3_30B_A3B, write_header
+from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
-from moeserve.options import resolve
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.loading import load_runner
 from moeserve.worker.measure.streaming import calibrate_streaming, time_prompt

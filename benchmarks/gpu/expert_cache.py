@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from moeserve.bench.engine import EngineBench, TerminalBar
+from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.expert_cache.generate import PRESETS, generate
 from moeserve.expert_cache.routing_trace import RoutingTrace
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
-from moeserve.options import resolve
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner

@@ -66,7 +66,7 @@ def tensors(p: Planes) -> list[Tensor]:
     return [p.codes, p.scales, p.supers]
 
 
-def seconds(launches: Callable[[int], None], count: int, *, graph: bool = True, repeats: int = 5) -> float:
+def seconds(launches: Callable[[int], object], count: int, *, graph: bool = True, repeats: int = 5) -> float:
     """Median seconds of one of `count` launches: launches(i) for i in 0 .. count - 1, in a CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -23,9 +23,9 @@ from typing import Any, Final
 
 from moeserve.bench.engine import SHARED
 from moeserve.cli import serve_parser
+from moeserve.command_line import flag_name, read_options
 from moeserve.config import env_name
 from moeserve.errors import ConfigError
-from moeserve.options import flag_name, read_options
 from moeserve.workload.report import TableRow
 from moeserve.workload.trace import Workload
 

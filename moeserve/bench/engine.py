@@ -22,12 +22,12 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from moeserve.bench.results import Measured, results_of, write_results
+from moeserve.command_line import add_shared_options, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.workload.options import real, whole
 
 if TYPE_CHECKING:  # torch is loaded with a runner, not for --help

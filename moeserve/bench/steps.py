@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 
 from moeserve.bench import engine
+from moeserve.command_line import add_shared_options, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.messages.worker import Worker
-from moeserve.options import add_shared_options, read_options, resolve
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU
 from moeserve.simulate.fit import StepSample, fit, relative_errors
 from moeserve.simulate.step_time import StepTime, load_of, write_step_time

@@ -136,6 +136,25 @@ class ServerConfig(ApiConfig):
         "cuda: the first NVIDIA GPU; cpu: none; auto: a GPU if there is one that can be used",
         choices=("auto", "cpu", "cuda"),
     )
+    worker: str | None = option(
+        None,
+        "Network",
+        "compute on another machine, where `moeserve worker` listens at this address; --model names the same model "
+        "here, of which the beginning up to the weights suffices",
+        metavar="HOST:PORT",
+    )
+    worker_ssl_certfile: str | None = option(
+        None, "Network", "this server's certificate for --worker (PEM)", metavar="PATH"
+    )
+    worker_ssl_keyfile: str | None = option(
+        None, "Network", "that certificate's private key (default: in the same file)", metavar="PATH"
+    )
+    worker_ssl_ca_certs: str | None = option(
+        None,
+        "Network",
+        "certificates (PEM) of the authority that vouches for the worker; no other worker is spoken to",
+        metavar="PATH",
+    )
     threads: int | None = option(
         None,
         "CPU engine",
@@ -283,7 +302,7 @@ class ServerConfig(ApiConfig):
         high=86400,
     )
     max_engine_crashes: int = option(
-        3, "Server", "crashes of the engine within a minute that end the server", low=1, high=1000
+        3, "Server", "crashes of the server's processes within a minute that end it", low=1, high=1000
     )
     drain_delay: float = option(
         0.0,

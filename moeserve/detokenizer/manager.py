@@ -83,6 +83,7 @@ class RequestText:
             prompt_logprobs=item.prompt_logprobs,
             progress=item.progress,
             cached_tokens=item.cached_tokens,
+            score=item.score,
         )
         return out if item.finish_reason is None else self.finish(out, item)
 

@@ -44,10 +44,20 @@ class Kernel:
         self._compiled: dict[tuple[object, ...], Any] = {}
 
     def __call__(self, grid: tuple[int, ...], *arguments: object, **options: Any) -> None:
+        kinds = [(a.dtype, a.data_ptr() & 15) if isinstance(a, torch.Tensor) else a for a in arguments]
+        self.launch((*kinds, *options.values()), grid, arguments, options)
+
+    def launch(
+        self,
+        kind: tuple[object, ...],
+        grid: tuple[int, ...],
+        arguments: tuple[object, ...],
+        options: dict[str, Any],
+    ) -> None:
+        """kind: all that can make it another compiled kernel, but for the device."""
         global _first_launches
         device = -1 if INTERPRETED else torch.cuda.current_device()
-        kinds = [(a.dtype, a.data_ptr() & 15) if isinstance(a, torch.Tensor) else a for a in arguments]
-        key = (device, *kinds, *options.values())
+        key = (device, kind)
         found = self._compiled.get(key)
         if _ahead is not None:
             if found is None:

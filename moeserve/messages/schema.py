@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from moeserve.messages.beams import BeamParams
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import DiskCounts
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
@@ -46,6 +47,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     context: RequestContext = RequestContext()
     progress: bool = False  # send a PrefillProgress after each step that prefills a part of its prompt
     resumed: Resumed | None = None
+    beams: BeamParams | None = None  # it is one answer of a beam search, and gets all of it at the end
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -56,6 +58,10 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
     """Requests one ExpertUse; requests that overlap get one together."""
+
+
+class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
+    """From an httpserver that has just started: requests an EngineReady, which comes when there is a worker."""
 
 
 # ---------------------------------------------------------------- router -> detokenizer
@@ -110,6 +116,7 @@ class TokensItem(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage | None = None
     progress: PrefillProgress | None = None  # in an item without tokens
     cached_tokens: int | None = None  # with the first token: prompt tokens that were in the prefix cache
+    score: float | None = None  # of a beam search's answer; see BeamParams
 
 
 class TokensOut(msgspec.Struct, frozen=True, tag=True):
@@ -151,6 +158,7 @@ class TextItem(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage | None = None
     progress: PrefillProgress | None = None
     cached_tokens: int | None = None
+    score: float | None = None
 
 
 class TextOut(msgspec.Struct, frozen=True, tag=True):
@@ -197,6 +205,10 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     engine_losses: int = 0  # workers that were lost
     continued: int = 0  # requests that a lost worker was computing, and the next one went on with
     disk: DiskCounts = DiskCounts()  # of the disk tier
+    beam_searches: int = 0  # that have ended with their answers
+    beam_rows: int = 0  # of their beams, computed
+    beam_forks: int = 0  # beams that went on in two ways
+    beam_restarts: int = 0  # searches that began again behind their prompts
     expert_cache: ExpertCacheCounts = ExpertCacheCounts()
 
 
@@ -262,6 +274,13 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     by_itself: bool  # it crashed, failed or hung; False: it was killed or stopped from outside
 
 
+class HttpserverLost(msgspec.Struct, frozen=True, tag=True):
+    """From the launcher to the router: nobody waits for the requests with ids below `first_id` any more. The next
+    httpserver's requests have ids from there on."""
+
+    first_id: int
+
+
 class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
     """From the launcher to the router and the detokenizer: a process that does not answer hangs."""
 
@@ -276,7 +295,17 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish and exit. The launcher sends it to the router and the detokenizer after httpserver has drained."""
 
 
-ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | WorkerExited | HeartbeatRequest | Shutdown
+ToRouter = (
+    GenerateRequest
+    | Abort
+    | ExpertUseRequest
+    | EngineReadyRequest
+    | StopHit
+    | WorkerExited
+    | HttpserverLost
+    | HeartbeatRequest
+    | Shutdown
+)
 ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
 ToHttp = (
     TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineLost | ProcessLost | LoadProgress

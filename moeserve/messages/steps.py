@@ -86,9 +86,20 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     sample: bool  # sample the next token after the last position
 
 
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """Before the rows of a plan, request slot `target` takes over the tokens and KV slots of `source` at the positions
+    before `position`, where its next row is, and gets `token_id` there. No slot that is another's `source` is the
+    target of a slot other than itself."""
+
+    target: int
+    source: int
+    position: int
+    token_id: int
+
+
 class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """One step: page orders and state copies, then new sequences, then rows. Without rows, the worker waits a moment
-    for pages that are under way, so that a router that awaits them need not ask all the time.
+    """One step: page orders and state copies, then new sequences, forks and rows. Without rows, the worker waits a
+    moment for pages that are under way, so that a router that awaits them need not ask all the time.
 
     `state_copies` are pairs (source, destination) of state slots, int32 [n, 2], executed one after the other before any
     row. Source -1 zeroes the destination. Plans are executed in order, so a copy reads the state that the rows of the
@@ -100,6 +111,7 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     rows: list[Row]
     state_copies: bytes = b""
     pages: PageOrders | None = None
+    forks: list[Fork] = []
 
 
 COSTLY_MASK_MS: Final = 0.1  # 63 rows of 2 ms each would make a step of 5 ms last 126

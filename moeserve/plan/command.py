@@ -9,6 +9,7 @@ import os
 import shlex
 from pathlib import Path
 
+from moeserve.command_line import add_shared_options, flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.kv.layout import layout_of
@@ -16,7 +17,6 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
-from moeserve.options import add_shared_options, flag_name, read_options, resolve
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots

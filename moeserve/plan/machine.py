@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from moeserve.bench.engine import EngineBench
+from moeserve.command_line import demonstration_model
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
@@ -24,7 +25,6 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import dense_tensors, expert_tensors
-from moeserve.options import demonstration_model
 from moeserve.placement import ModelSizes
 from moeserve.plan.rates import CpuRates
 from moeserve.plan.routing import RoutingProbabilities

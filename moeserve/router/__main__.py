@@ -16,7 +16,7 @@ from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.core.snapshot_borders import border_spacing
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.manager import RouterManager
-from moeserve.router.replacement import LaunchedWorkers
+from moeserve.router.replacement import LaunchedWorkers, LinkedWorkers
 from moeserve.router.request_tracer import RequestTracer
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,8 @@ def serve(
     kv_events: KvEventPublisher | None,
 ) -> None:
     """Waits for the worker, then runs the manager until the server stops."""
-    workers = LaunchedWorkers(process.paths.worker, launcher)
+    source = LaunchedWorkers if process.config.worker is None else LinkedWorkers
+    workers = source(process.paths.worker, launcher)
     worker, early = connect(workers, inbox)
     if worker is not None:
         ready = worker.ready()

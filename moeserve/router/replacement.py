@@ -39,7 +39,7 @@ class LaunchedWorkers(WorkerSource):
         self._given_up = pid
         self._launcher.send(ReplaceWorker(pid=pid, cause=cause))
 
-    def connect(self) -> WorkerClient | None:
+    def connect(self) -> RpycWorker | None:
         try:
             worker = RpycWorker(self._path)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -48,3 +48,22 @@ class LaunchedWorkers(WorkerSource):
             return worker
         worker.close()
         return None
+
+
+class LinkedWorkers(LaunchedWorkers):
+    """A worker on another machine, behind the link process, which finds the next one by itself. The launcher is asked
+    for another link only where this one does not answer."""
+
+    def __init__(self, path: Path, launcher: PushChannel) -> None:
+        super().__init__(path, launcher)
+        self._client: RpycWorker | None = None  # the last one
+
+    def replace(self, pid: int, cause: str) -> None:
+        if self._client is None or not self._client.has_ended:
+            super().replace(pid, cause)
+
+    def connect(self) -> RpycWorker | None:
+        worker = super().connect()
+        if worker is not None:
+            self._client = worker
+        return worker

@@ -54,6 +54,7 @@ class RpycWorker(Worker, WorkerClient):
         self._remote_step: Any = None  # the worker's methods, asynchronous; set by `ready`
         self._remote_expert_use: Any = None
         self._remote_shutdown: Any = None
+        self.has_ended = False  # the other end has closed the connection
 
     def ready(self) -> WorkerReady:
         if self._ready is None:
@@ -72,6 +73,7 @@ class RpycWorker(Worker, WorkerClient):
             answer.set_expiry(HELLO_TIMEOUT_S)
             ready = codec.FROM_WORKER.decode(answer.value)
         except (EOFError, TimeoutError) as error:
+            self.has_ended = isinstance(error, EOFError)
             raise WorkerDied(f"the worker did not answer hello: {error}") from error
         if not isinstance(ready, WorkerReady):
             raise WorkerDied(f"the worker answered hello with {type(ready).__name__}")
@@ -109,6 +111,7 @@ class RpycWorker(Worker, WorkerClient):
             while self._connection.poll(0):
                 pass
         except EOFError as error:
+            self.has_ended = True
             # A WorkerError among the last answers names the cause better than the lost connection does.
             raise WorkerDied(f"the worker process has gone ({error})", self._take_answers()) from error
         return self._take_answers()

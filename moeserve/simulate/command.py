@@ -13,10 +13,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from moeserve.command_line import add_shared_options, read_options
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import LoadReport
-from moeserve.options import add_shared_options, read_options
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
 from moeserve.simulate.simulation import Simulation, SimulationResult

@@ -11,7 +11,8 @@ from moeserve.process import Process, run_process
 from moeserve.worker.progress import LoadingBar
 
 
-def main(process: Process) -> None:
+def main(process: Process, *, outlives_routers: bool = False) -> None:
+    """outlives_routers: none of them may end it."""
     # Here, not above: torch takes seconds to import, and a machine on which it or our extension cannot be
     # loaded gets told so through the launcher.
     from moeserve.worker import keeper
@@ -26,6 +27,7 @@ def main(process: Process) -> None:
             process.paths.worker,
             on_listening=lambda: process.ready(engine=runner.ready()),
             on_router_lost=runner.router_lost,
+            outlives_routers=outlives_routers,
         )
 
     bar = LoadingBar(

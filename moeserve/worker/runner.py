@@ -59,6 +59,8 @@ class Runner:
             self.engine.copy_states(np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2))
         for seq in plan.new_seqs:
             self._bind(seq)
+        if plan.forks:
+            self.engine.fork(*self._sequences.fork(plan.forks))
         layout = StepLayout(plan.rows)
         record = None if self._dump is None else self._dump.start(layout, self._sequences, self._ready)
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)

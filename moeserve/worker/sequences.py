@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import astuple
 
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.steps import NewSeq, Row, Sampled
+from moeserve.messages.steps import Fork, NewSeq, Row, Sampled
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,17 @@ class Sequences:
         self.prompt_logprobs[seq.req_slot] = seq.sampling.prompt_logprobs
         self.request_ids[seq.req_slot] = seq.request_id
         return tokens
+
+    def fork(self, forks: Sequence[Fork]) -> tuple[Int32s, Int32s, int]:
+        """See `Fork`. Returns the request slots that have taken over the tables of others, the others, and up to which
+        position: the farthest, because what is behind a slot's own is not read."""
+        target, source, position, token = np.array([astuple(fork) for fork in forks], np.int32).T
+        copied = target != source
+        targets, sources, end = target[copied], source[copied], int(position[copied].max(initial=0))
+        self.tokens[targets, :end] = self.tokens[sources, :end]
+        self.kv_slots[targets, :end] = self.kv_slots[sources, :end]
+        self.tokens[target, position] = token
+        return targets, sources, end
 
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
         """Sampled tokens; the last one of a full context is never an input and has no place. The plan in flight

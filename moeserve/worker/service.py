@@ -29,8 +29,10 @@ log = logging.getLogger(__name__)
 class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
     """The calls a router can make; each takes bytes or nothing and returns bytes."""
 
-    def __init__(self, runner: Worker) -> None:
+    def __init__(self, runner: Worker, *, outlives_routers: bool = False) -> None:
+        """outlives_routers: `shutdown` ends nothing."""
         self._runner = runner
+        self._outlives_routers = outlives_routers
         self.is_done = False
         self.error: BaseException | None = None  # of the call that failed
 
@@ -55,8 +57,8 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
             return _error_bytes(error)
 
     def exposed_shutdown(self) -> bytes:
-        """Ends the worker after this reply."""
-        self.is_done = True
+        """Ends the worker after this reply, where it is the router's to end."""
+        self.is_done = not self._outlives_routers
         return b""
 
 
@@ -65,14 +67,20 @@ def _error_bytes(error: BaseException) -> bytes:
 
 
 def serve(
-    runner: Worker, path: Path, on_listening: Callable[[], None], on_router_lost: Callable[[], None]
+    runner: Worker,
+    path: Path,
+    on_listening: Callable[[], None],
+    on_router_lost: Callable[[], None],
+    *,
+    outlives_routers: bool = False,
 ) -> None:
     """Serves a router on the Unix socket `path`, which lies in the private runtime directory, and when that one is
     lost, another; calls `on_listening` once the first can connect, and `on_router_lost` before another is served.
-    Returns when a router says shutdown; raises what a step raised, after the router was told.
+    Returns when a router says shutdown, unless the worker `outlives_routers`; raises what a step raised, after the
+    router was told.
 
     A router knows nothing of the slots that the one before it used: each of its sequences is bound anew."""
-    service = WorkerService(runner)
+    service = WorkerService(runner, outlives_routers=outlives_routers)
     _serve_client(service, _accept(path, on_listening))
     while not service.is_done:
         _serve_client(service, _accept(path, on_router_lost))

@@ -42,7 +42,8 @@ def test_only_the_api_port_listens_on_tcp(server: Server) -> None:
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN or connection.type != socket.SOCK_STREAM
     }
-    assert listening == {(int(server.base_url.rsplit(":", 1)[1]), "moeserve: httpserver")}
+    port = int(server.base_url.rsplit(":", 1)[1])
+    assert listening == {(port, "moeserve: httpserver"), (port, "moeserve: launcher")}
 
 
 def test_sockets_are_in_a_directory_of_ours_alone(server: Server) -> None:
@@ -72,8 +73,8 @@ def test_idle_server_uses_no_cpu(server: Server) -> None:
 
 
 def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:
-    expected = from_cache(own_server, prompt=TEXT, max_tokens=400)["text"]
-    stream = streamed(own_server, prompt=TEXT, max_tokens=400)
+    expected = from_cache(own_server, prompt=TEXT, max_tokens=150)["text"]
+    stream = streamed(own_server, prompt=TEXT, max_tokens=150)
     text = next(stream)["choices"][0]["text"]
     own_server.process.send_signal(signal.SIGTERM)
     text += "".join(event["choices"][0]["text"] for event in stream)
@@ -87,8 +88,8 @@ def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:
 
 def test_sigterm_to_the_whole_process_group_drains_too(own_server: Server) -> None:
     """As a terminal's Ctrl-C or a service manager does it."""
-    expected = from_cache(own_server, prompt=TEXT, max_tokens=400)["text"]
-    stream = streamed(own_server, prompt=TEXT, max_tokens=400)
+    expected = from_cache(own_server, prompt=TEXT, max_tokens=150)["text"]
+    stream = streamed(own_server, prompt=TEXT, max_tokens=150)
     text = next(stream)["choices"][0]["text"]
     for process in own_server.family:
         process.send_signal(signal.SIGTERM)

@@ -38,7 +38,7 @@ def requests_of(tokens: list[int]) -> list[dict[str, Any]]:
     return [
         {
             "prompt": tokens[5 * i : 5 * i + 16 + 6 * i],
-            "max_tokens": 150,
+            "max_tokens": 70,
             "temperature": 0.9 * (i % 2),
             "seed": i,
             "logprobs": 5,

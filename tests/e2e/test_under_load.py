@@ -19,12 +19,20 @@ from tests.conftest import IS_BATCH_INVARIANT
 from tests.e2e.clients import at_once, completion, is_empty, within
 
 CONTEXT, POOL = 1024, 4096  # the pool holds four requests of full length
+ANSWER, TIGHT_POOL = 240, 900  # not quite four answers fit
 PLACES = 8
 
 
 @pytest.fixture(scope="module")
 def small_pool(tiny_model: Path) -> Iterator[Server]:
     flags = ["--max-model-len", str(CONTEXT), "--max-total-tokens", str(POOL), "--max-num-seqs", "32"]
+    with running_server(tiny_model, *flags) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def tight_pool(tiny_model: Path) -> Iterator[Server]:
+    flags = ["--max-model-len", "300", "--max-total-tokens", str(TIGHT_POOL), "--max-num-seqs", "16"]
     with running_server(tiny_model, *flags) as running:
         yield running
 
@@ -134,29 +142,29 @@ def test_each_keys_cache_can_be_its_own(keyed: Server) -> None:
 # ---------------------------------------------------------------- memory
 
 
-def test_a_pool_that_runs_dry_changes_no_answer(server: Server, small_pool: Server) -> None:
-    """Sixteen answers of 600 tokens, of which four fit: nobody could know, so most are preempted now and then."""
+def test_a_pool_that_runs_dry_changes_no_answer(server: Server, tight_pool: Server) -> None:
+    """Ten answers of 240 tokens, of which three fit: nobody could know, so most are preempted now and then."""
     requests = [
         {
             "prompt": prompt_ids(40, seed=200 + i),
-            "max_tokens": 600,
+            "max_tokens": ANSWER,
             "temperature": 0.9 * (i % 2),
             "seed": i,
             "repetition_penalty": 1.1 if i % 3 == 0 else 1.0,
             "logprobs": 1,
             "return_tokens_as_token_ids": True,
         }
-        for i in range(16)
+        for i in range(10)
     ]
-    paused_before = counter(small_pool, "num_preemptions_total")
-    crowded = at_once(lambda request: completion(small_pool, **request), requests)
-    assert counter(small_pool, "num_preemptions_total") > paused_before
+    paused_before = counter(tight_pool, "num_preemptions_total")
+    crowded = at_once(lambda request: completion(tight_pool, **request), requests)
+    assert counter(tight_pool, "num_preemptions_total") > paused_before
     assert counter(server, "num_preemptions_total") == 0, "undisturbed there"
-    for request, answer in list(zip(requests, crowded, strict=True))[::5]:
+    for request, answer in list(zip(requests, crowded, strict=True))[::3]:
         alone = completion(server, **request)
         assert alone == answer or not IS_BATCH_INVARIANT
-        assert len(alone["logprobs"]["tokens"]) == len(answer["logprobs"]["tokens"]) == 600
-    assert within(2, lambda: is_empty(small_pool))
+        assert len(alone["logprobs"]["tokens"]) == len(answer["logprobs"]["tokens"]) == ANSWER
+    assert within(2, lambda: is_empty(tight_pool))
 
 
 # ---------------------------------------------------------------- those who go away
@@ -212,10 +220,10 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(tiny_model: Path) ->
 def test_a_full_queue_says_when_to_come_back(tiny_model: Path) -> None:
     flags = ["--max-num-seqs", "1", "--max-num-queued-reqs", "3"]
     with running_server(tiny_model, *flags) as running:
-        completion(running, prompt=[300], max_tokens=50)
+        completion(running, prompt=[300], max_tokens=20)
 
         def ask(index: int) -> httpx.Response:
-            body = {"prompt": [300 + index], "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+            body = {"prompt": [300 + index], "max_tokens": 120, "temperature": 0, "ignore_eos": True}
             return httpx.post(running.base_url + "/v1/completions", json=body, timeout=120)
 
         answers = at_once(ask, range(12))
@@ -232,7 +240,7 @@ def test_a_busy_key_makes_a_place_for_another(keyed: Server) -> None:
         body = {"prompt": prompt_ids(20, seed=seed), "max_tokens": max_tokens, "ignore_eos": True}
         return dict(ask_as(keyed, key, body)["timings"])
 
-    busy = [("one", seed, 600) for seed in range(PLACES)]
+    busy = [("one", seed, 250) for seed in range(PLACES)]
     *greedy, light = at_once(lambda one: ask(*one), [*busy, ("two", 99, 10)])
     assert light["queue_ms"] < 0.2 * min(timings["decode_ms"] for timings in greedy)
-    assert all(timings["completion_tokens"] == 600 for timings in greedy)
+    assert all(timings["completion_tokens"] == 250 for timings in greedy)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
-from moeserve.options import resolve
 from moeserve.worker.runner import Runner
 
 TOP = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_model import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
 from tests.kernels.weights import nmse
 from tests.support.hugging_face_model import FAMILIES as HUGGING_FACE_FAMILIES
-from tests.support.hugging_face_model import write_family, write_published_qwen35, write_qwen2_moe
+from tests.support.hugging_face_model import round_kv, write_family, write_published_qwen35, write_qwen2_moe
 
 OWN = [OWN_FIXTURES / f"tiny-{name}-q4_k_m.gguf" for name in ("qwen2moe", "qwen3next")]
 # Weights of 8 bits leave the error to the activations, which both engines round to int8 by 32 columns: over 203
@@ -64,24 +63,7 @@ TOKENS = [(37 * i * i + 11 * i) % 4000 for i in range(60)]
 
 
 def transformers_logits(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """In float32 but for k and v, or latent vectors, which are rounded to 16 bits as our KV cache holds them: they
-    alone are 1.2e-6."""
-    module = sys.modules[type(model).__module__]
-    names = ("apply_rotary_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
-    name = next(name for name in names if hasattr(module, name))
-    rotate = getattr(module, name)
-
-    def rotate_and_round(q: torch.Tensor, k: torch.Tensor, *tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        q, k = rotate(q, k, *tables)
-        return q, k.half().float()
-
-    monkeypatch.setattr(module, name, rotate_and_round)
-    for layer in model.model.layers:
-        if not hasattr(layer, "self_attn"):
-            continue  # it is recurrent
-        is_latent = hasattr(layer.self_attn, "kv_a_layernorm")
-        cached = layer.self_attn.kv_a_layernorm if is_latent else layer.self_attn.v_proj
-        cached.register_forward_hook(lambda module, inputs, output: output.half().float())
+    round_kv(model, monkeypatch)
     with torch.no_grad():
         return model(torch.tensor([TOKENS])).logits[0]
 

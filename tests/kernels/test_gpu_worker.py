@@ -23,6 +23,7 @@ from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, Driver, small_config
+from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve
 
 pytestmark = pytest.mark.slow  # three minutes of CPU time
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
@@ -104,6 +105,13 @@ def check_same(runner: Runner, expected: list[TokenLogprob], *, experts: int) ->
     driver.step([driver.new(0, PROMPT, edited)], [driver.row(0, len(PROMPT), sample=True)])
     driver.step([], [driver.row(0, 1, sample=True)])
     assert first_launches() == launched  # all was compiled before the first request
+
+
+def test_beams_read_what_they_have_forked(all_on_gpu: Runner) -> None:
+    """Each token of each answer is as likely as where the whole answer is a prompt."""
+    items = serve(scheduler_of(all_on_gpu), all_on_gpu, requests(1, PROMPT, Wanted(2, 2, 5)))
+    assert len({tuple(item.token_ids) for (item,) in items.values()}) == 2
+    check_scores(Driver(all_on_gpu), PROMPT, items, within=0.05)
 
 
 def test_a_new_request_reads_a_row_of_its_own_step(all_on_gpu: Runner) -> None:

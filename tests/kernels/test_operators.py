@@ -4,7 +4,11 @@ what it calls for CUDA ones, under Triton's interpreter where there is no GPU.""
 from __future__ import annotations
 
 import inspect
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,8 @@ from moeserve.kernels.attention.reference import attention as attention_referenc
 from moeserve.kernels.experts.reference import experts as experts_reference
 from moeserve.kernels.norm.reference import norm as norm_reference
 from moeserve.kernels.operators import cpu, cuda, meta
+from moeserve.kernels.operators.catalogue import OPERATORS
+from moeserve.kernels.piecewise.reference import gradients
 from moeserve.kernels.planes import repack
 from moeserve.kernels.quantize.reference import round_trip
 from moeserve.kernels.rope.reference import rope_store as rope_reference
@@ -65,6 +71,110 @@ def test_every_operator_has_the_same_arguments_everywhere() -> None:
         schema = [a.name for a in getattr(torch.ops.moeserve, name).default._schema.arguments]
         for module in (cpu, cuda, meta):
             assert list(inspect.signature(getattr(module, name)).parameters) == schema, (name, module)
+
+
+def test_the_library_is_useful_without_the_server() -> None:
+    """Neither the server's packages nor Triton and the C++ extension come with it before they are needed."""
+    program = (
+        "import sys, torch, moeserve.kernels.operators\n"
+        "print(*sorted(m for m in sys.modules if m.startswith(('moeserve.', 'triton'))))\n"
+        "print(*(m for m in ('zmq', 'fastapi', 'rpyc', 'tokenizers', 'uvicorn', 'pydantic') if m in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ours, others = done.stdout.split("\n")[:2]
+    rooms = {name.split(".")[1] for name in ours.split() if name.startswith("moeserve.")}
+    assert rooms <= {"kernels", "quantization", "version"}
+    assert others == ""
+    assert "triton" not in ours.split()
+    assert "moeserve.kernels._C" not in ours.split()
+
+
+@pytest.mark.parametrize("name", operators.NAMES)
+def test_examples_of_the_pages(name: str) -> None:
+    torch.manual_seed(0)
+    exec(OPERATORS[name].example, {"torch": torch, "operators": operators})
+
+
+def test_examples_of_the_how_to() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/use-the-operators.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 4
+    for example in examples:
+        exec(example, {})
+
+
+@pytest.mark.parametrize("name", operators.NAMES)
+def test_catalogue_names_the_schemas_arguments(name: str) -> None:
+    schema = [a.name for a in getattr(torch.ops.moeserve, name).default._schema.arguments]
+    assert list(OPERATORS[name].arguments) == schema
+    assert (Path(__file__).parents[2] / OPERATORS[name].reference).exists()
+
+
+def arguments_of(name: str) -> tuple[Any, ...]:
+    """Small ones, on the CPU."""
+    x, y = torch.randn(3, 64), torch.randn(3, 64)
+    matrix = operators.weight(torch.randn(2, 32, 64).half().view(torch.uint8), 1, (2, 32, 64), "cpu")
+    down = operators.weight(torch.randn(2, 64, 32).half().view(torch.uint8), 1, (2, 64, 32), "cpu")
+    single = operators.weight(torch.randn(8, 64).half().view(torch.uint8), 1, (8, 64), "cpu")
+    q, k, v = torch.randn(1, 4, 3, 16), torch.randn(1, 2, 5, 16), torch.randn(1, 2, 5, 16)
+    pool, slots, zeros = [torch.zeros(9, 2, 32).half() for _ in "kv"], ints([4, 2]).cpu(), torch.zeros(3)
+    angles, ones = torch.rand(2, 16), torch.ones(32)
+    return {
+        "embed": (slots, single, 1, 64),
+        "norm": (x, torch.ones(64), 1e-6),
+        "linear": (x, single, 1),
+        "rope_store": (torch.randn(2, 4, 32), torch.randn(2, 2, 32), torch.randn(2, 2, 32), ones, ones, 1e-6, angles,
+                       angles, slots, *pool),
+        "attention": (torch.randn(2, 4, 32), *pool, slots[None], *(torch.tensor([i], dtype=torch.int32)
+                                                                    for i in (0, 2, 0, 0))),
+        "piecewise_attention": (q, k, q + 1, k - 1, v, 2, True, 0.2),
+        "piecewise_attention_backward": (q, k, q, k, v, q, q[..., 0].contiguous(), q, 2, False, None),
+        "route": (x, 4),
+        "experts": (x, ints([[0, 1], [1, 0], [0, 1]]).cpu(), torch.rand(3, 2), matrix, 1, matrix, 1, down, 1),
+        "silu_mul": (x, y[:1]),
+        "swiglu_oai": (x.T, y.T),
+        "sigmoid_mul": (x.half(), y),
+        "sample": (x, zeros.double(), zeros.int(), zeros.double() + 1, zeros.double(), zeros.long(), zeros.long()),
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", operators.NAMES)
+def test_torchs_own_checks(name: str) -> None:
+    """Schema, meta function and what torch.compile traces: `torch.library.opcheck`."""
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(getattr(torch.ops.moeserve, name).default, arguments_of(name), test_utils=checks)
+
+
+def test_wrong_arguments_are_refused_before_memory_is_read() -> None:
+    ops = torch.ops.moeserve
+    for name, index, wrong, message in (
+        ("norm", 1, torch.ones(63), "weight is .63., but cols is 64"),
+        ("norm", 0, torch.randn(64, 3).T, "x is .* contiguous"),
+        ("route", 0, torch.randn(3, 8).double(), "logits is torch.float64"),
+        ("rope_store", 8, torch.zeros(3, dtype=torch.int32), "slots is .3., but n is 2"),
+        ("experts", 1, torch.zeros(3, 2), "ids is torch.float32"),
+        ("sample", 4, torch.zeros(2).double(), "min_p is .2., but n is 3"),
+        ("piecewise_attention", 5, -1, "at least 0"),
+        ("silu_mul", 1, torch.randn(3, 63), "do not broadcast"),
+    ):
+        arguments = list(arguments_of(name))
+        arguments[index] = wrong
+        with pytest.raises(ValueError, match=message):
+            getattr(ops, name)(*arguments)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_piecewise_attention(causal: bool) -> None:
+    g = torch.Generator().manual_seed(1)
+    shapes = ((1, 4, 5, 16), (1, 2, 9, 16))
+    leaves = [torch.randn(shapes[i], generator=g).to(DEVICE).requires_grad_() for i in (0, 1, 0, 1, 1)]
+    out, _ = torch.ops.moeserve.piecewise_attention(*leaves, 3, causal)
+    weights = torch.randn(out.shape, generator=g)
+    (out * weights.to(DEVICE)).sum().backward()
+    inputs = tuple(x.detach().cpu() for x in leaves)
+    for mine, expected in zip(leaves, gradients(inputs, weights, 3, causal), strict=True):
+        assert mine.grad is not None
+        assert nmse(mine.grad.cpu(), expected.double()) < 1e-9
 
 
 def test_shapes_without_data() -> None:

@@ -18,14 +18,17 @@ from triton.compiler import ASTSource, compile
 import moeserve.kernels.launch as launch
 
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int8: "i8",
-         torch.int64: "i64", torch.uint8: "u8"}
+         torch.int64: "i64", torch.uint8: "u8", torch.float64: "fp64", torch.bool: "i1", torch.int16: "i16"}
 
 def compile_for_hopper(kernel, grid, *arguments, **options):
     signature, constants, aligned = {}, {}, {}
-    for i, (name, value) in enumerate(zip(kernel.function.arg_names, arguments, strict=True)):
+    for i, (parameter, value) in enumerate(zip(kernel.function.params, arguments, strict=True)):
+        name = parameter.name
         if isinstance(value, torch.Tensor):
             signature[name] = "*" + NAMES[value.dtype]
             aligned[(i,)] = [["tt.divisibility", 16]]
+        elif value is not None and not parameter.is_constexpr:  # the pointwise kernels' numbers, sizes and strides
+            signature[name] = parameter.annotation_type or "i32"
         else:
             signature[name], constants[name] = "constexpr", value
     source = ASTSource(kernel.function, signature, constants, aligned)
@@ -33,7 +36,8 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
     print(kernel.function.__name__, compiled.metadata.shared, flush=True)
     assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
 
-launch.Kernel.__call__ = compile_for_hopper
+launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_hopper(
+    kernel, grid, *arguments, **options)
 launch.PDL = True
 """
 CALLS = {
@@ -67,6 +71,10 @@ CALLS = {
     "latent attention, few": "latent_attention(3, f32)",
     "latent attention, many": "latent_attention(200, torch.bfloat16)",
     "sampling": "sampling(2)",
+    "pointwise": "pointwise_kernels()",
+    "piecewise attention": "piecewise(torch.bfloat16, 128)",
+    "piecewise attention, wide": "piecewise(torch.float16, 256)",
+    "piecewise attention, floats": "piecewise(f32, 80)",
     "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
 OPERATORS = """
@@ -280,6 +288,24 @@ def sampling(n):
     room = (r.block_max, r.block_sum, r.values, r.ids)
     sample(empty(n, vocab), at, count, *state, empty(n, 157, dtype=i32), r.edited, *room, at)
     logprobs(empty(n, vocab), at, count, *room, empty(n), at, empty(n, 20, dtype=i32), empty(n, 20))
+
+def pointwise_kernels():
+    from moeserve.kernels import pointwise as pw
+    every = pw.pointwise(lambda x, y, s: pw.where(pw.minimum(x, s) > y, pw.tanh(x) * pw.erf(y), pw.rsqrt(abs(y)) + s))
+    chain = pw.pointwise(lambda x, y: (x & y).to(torch.float32) / 3)
+    for dtype in (torch.float16, torch.bfloat16, f32, torch.float64, i32):
+        every.launch(empty(7, 40, dtype=dtype), empty(40, dtype=dtype), 0.5)
+        every.launch(empty(7, 3, 40, dtype=dtype).transpose(0, 2), empty(1, 3, 1), 2)
+    chain.launch(empty(5000, dtype=torch.bool), empty(5000, dtype=torch.uint8))
+    chain.launch(empty(1, dtype=torch.int16)[0], empty(1, dtype=torch.int64)[0])
+    every.launch(empty(1 << 17, 1 << 15), empty(1 << 17, 1), True)
+
+def piecewise(dtype, dim):
+    from moeserve.kernels.piecewise import op as attention
+    q, k = empty(2, 8, 300, dim, dtype=dtype), empty(2, 2, 700, dim, dtype=dtype)
+    for causal in (False, True):
+        out, lse = attention.forward(q, k, q, k, k, 100, causal)
+        attention.backward((q, k, q, k, k), out, lse, q, 100, causal)
 
 def panels(*kinds):
     for kind in kinds:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -206,3 +208,24 @@ def _write(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
                 buffer.copy_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder, max_shard_size="1MB")
     AutoTokenizer.from_pretrained(TINY_MODEL.parent, gguf_file=TINY_MODEL.name).save_pretrained(folder)
+
+
+def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is float32 but for k and v, or latent vectors, which are rounded to 16 bits as our KV cache holds them: they
+    alone are 1.2e-6."""
+    module = sys.modules[type(model).__module__]
+    names = ("apply_rotary_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
+    name = next(name for name in names if hasattr(module, name))
+    rotate = getattr(module, name)
+
+    def rotate_and_round(q: torch.Tensor, k: torch.Tensor, *tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k = rotate(q, k, *tables)
+        return q, k.half().float()
+
+    monkeypatch.setattr(module, name, rotate_and_round)
+    for layer in model.model.layers:
+        if not hasattr(layer, "self_attn"):
+            continue  # it is recurrent
+        is_latent = hasattr(layer.self_attn, "kv_a_layernorm")
+        cached = layer.self_attn.kv_a_layernorm if is_latent else layer.self_attn.v_proj
+        cached.register_forward_hook(lambda module, inputs, output: output.half().float())

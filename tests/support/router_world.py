@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -22,7 +24,7 @@ from moeserve.messages.schema import (
     TokensItem,
     TokensOut,
 )
-from moeserve.messages.steps import NewSeq, Row, Sampled, StepPlan, StepResult
+from moeserve.messages.steps import Fork, NewSeq, Row, Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.radix_node import depth
 from moeserve.router.core.scheduler import MAX_PLANS_IN_FLIGHT, Scheduler
@@ -85,6 +87,21 @@ class Bound:
         self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else NOTHING, token)))
 
 
+BEAM_VOCABULARY = 12
+
+
+def top_tokens(tokens: list[int], count: int) -> TokenLogprob:
+    """What the worker below says of the next token of a beam: a distribution by all tokens before it, in which
+    STOP_TOKEN is as likely as others."""
+    draw = random.Random(hash(tuple(tokens)))
+    weights = [draw.random() ** 3 + 1e-3 for _ in range(BEAM_VOCABULARY)]
+    names = [STOP_TOKEN, *range(1, BEAM_VOCABULARY)]
+    ranked = sorted(zip(names, weights, strict=True), key=lambda pair: -pair[1])[:count]
+    logprobs = [math.log(weight / sum(weights)) for _, weight in ranked]
+    ids = [name for name, _ in ranked]
+    return TokenLogprob(ids[0], logprobs[0], 1, ids, logprobs)
+
+
 class CheckingWorker:
     """Executes plans in order. Each slot remembers the tokens whose KV it holds, all of them from the first;
     every row asserts that what it reads is there, whoever wrote it. So does each slot of recurrent state: a row asserts
@@ -115,6 +132,8 @@ class CheckingWorker:
         self._copy_states(ints(plan.state_copies))
         for new in plan.new_seqs:
             self._bind(new)
+        for fork in plan.forks:
+            self._fork(fork)
         for row in plan.rows:  # all are written before any is read
             self._write(row)
         sampled: list[Sampled] = []
@@ -129,9 +148,12 @@ class CheckingWorker:
             self._advance_state(bound, row.start, end)
             prompt = bound.new_seq.num_prompt
             if row.sample:
-                token = self.token(bound.id, end - prompt)
-                sampled.append(Sampled(token))
-                bound.push(token)
+                if (wanted := bound.new_seq.sampling.logprobs) is not None:  # it is a beam's
+                    top = top_tokens(bound.tokens[:end], wanted)
+                    sampled.append(Sampled(top.token_id, top))
+                else:
+                    sampled.append(Sampled(self.token(bound.id, end - prompt)))
+                bound.push(sampled[-1].token_id)
             if bound.new_seq.sampling.prompt_logprobs is not None and row.start < prompt:
                 tokens = bound.tokens[row.start + 1 : min(end + 1, prompt)]
                 prompt_logprobs[index] = [TokenLogprob(t, -1.0, 1, [], []) for t in tokens]
@@ -142,8 +164,22 @@ class CheckingWorker:
         bound = Bound(new, [], array("q"), array("i", new.prefix_slots))
         for token in ints(new.token_ids):
             bound.push(token)
-        assert len(bound.table) < len(bound.tokens), "the last known token is always computed"
+        is_beam = new.num_prompt == 0  # without tokens until a fork
+        assert is_beam or len(bound.table) < len(bound.tokens), "the last known token is always computed"
         self.bound[new.req_slot] = bound
+
+    def _fork(self, fork: Fork) -> None:
+        """The source has one token more, which it has sampled by itself."""
+        source, target = self.bound[fork.source], self.bound[fork.target]
+        assert source.id == target.id
+        assert len(source.table) >= fork.position
+        if target is not source:
+            target.tokens = source.tokens[: fork.position]
+            target.prefixes = source.prefixes[: fork.position]
+            target.table = source.table[: fork.position]
+        assert len(target.table) == fork.position
+        del target.tokens[fork.position :], target.prefixes[fork.position :]
+        target.push(fork.token_id)
 
     def _write(self, row: Row) -> None:
         bound = self.bound[row.req_slot]

@@ -70,10 +70,10 @@ class ScriptedRunner(Worker):
 
 
 @contextmanager
-def child_process(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A scripted worker that listens at `path`."""
+def child_process(path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A scripted worker that listens at `path`; with "outlives routers" one that no router ends."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.rpc_child", str(path)],
+        [sys.executable, "-m", "tests.support.rpc_child", str(path), *options],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -89,4 +89,10 @@ def child_process(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 if __name__ == "__main__":
-    serve(ScriptedRunner(), Path(sys.argv[1]), lambda: print("listening", flush=True), lambda: None)
+    serve(
+        ScriptedRunner(),
+        Path(sys.argv[1]),
+        lambda: print("listening", flush=True),
+        lambda: None,
+        outlives_routers="outlives routers" in sys.argv,
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from moeserve import cli, options
+from moeserve import cli, command_line
 from moeserve.__main__ import run
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.cpus import usable_cores
@@ -32,11 +32,12 @@ def test_defaults_are_the_configs() -> None:
 
 
 def test_each_option_is_a_flag_and_an_environment_variable_of_the_right_type() -> None:
+    parser = cli.serve_parser()
     for option in dataclasses.fields(ServerConfig):
         high = option.metadata["high"] or 77
         text = (option.metadata["choices"] or ("77" if high >= 77 else "7" if high >= 7 else "0.5",))[-1]
-        by_flag = getattr(parse(options.flag_name(option.name), text), option.name)
-        by_variable = getattr(parse(env={env_name(option.name): text}), option.name)
+        by_flag = getattr(cli.parse(parser, [command_line.flag_name(option.name), text], {}), option.name)
+        by_variable = getattr(cli.parse(parser, [], {env_name(option.name): text}), option.name)
         assert by_flag == by_variable
         assert by_flag in (text, 77, 7, 0.5, (text,))
         assert isinstance(by_flag, (type(option.default), int, float, str))
@@ -66,11 +67,11 @@ def test_flag_wins_over_environment_wins_over_default() -> None:
 )
 def test_bad_value_is_refused_and_its_source_named(name: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as by_flag:
-        parse(f"{options.flag_name(name)}={text}")
+        parse(f"{command_line.flag_name(name)}={text}")
     with pytest.raises(ConfigError) as by_variable:
         parse(env={env_name(name): text})
     assert message in str(by_flag.value)
-    assert str(by_flag.value).startswith(f"{options.flag_name(name)}: ")
+    assert str(by_flag.value).startswith(f"{command_line.flag_name(name)}: ")
     assert str(by_variable.value).startswith(f"environment variable {env_name(name)}: ")
 
 
@@ -88,7 +89,7 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
         assert f"\n{group}:\n" in text
     words = " ".join(text.split())
     for option in dataclasses.fields(ServerConfig):
-        assert f"{options.flag_name(option.name)} " in words
+        assert f"{command_line.flag_name(option.name)} " in words
         assert env_name(option.name) in words
         if option.default not in (None, "", ()):
             assert f"default: {option.default}, {env_name(option.name)}" in words
@@ -103,8 +104,8 @@ def test_help_groups_every_option_with_default_and_variable(capsys: pytest.Captu
         (["serve", "a.gguf", "--model", "b.gguf"], "two models are named, a.gguf and --model b.gguf"),
         (
             ["srve"],
-            "there is no command 'srve', only serve, plan, bench, simulate, cache, compare-dumps, completion; a model "
-            "is named by --model; did you mean serve?",
+            "there is no command 'srve', only serve, worker, plan, bench, simulate, cache, compare-dumps, completion; "
+            "a model is named by --model; did you mean serve?",
         ),
         (["models/a.gguf"], "a model is named by --model: moeserve serve models/a.gguf"),
     ],
@@ -184,7 +185,7 @@ def test_a_value_that_cannot_be_read_is_named_in_words(
 
 
 def test_no_model_is_the_packaged_one() -> None:
-    config = options.resolve(ServerConfig())
+    config = command_line.resolve(ServerConfig())
     assert Path(config.model).samefile(REPOSITORY / "moeserve/assets/moeserve-demo-q8_0.gguf")
     assert config.served_model_name == "moeserve-demo-q8_0"
     assert config.threads == usable_cores()
@@ -192,15 +193,15 @@ def test_no_model_is_the_packaged_one() -> None:
 
 def test_model_path_becomes_absolute(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny_model.parent)
-    assert options.resolve(ServerConfig(model=tiny_model.name)).model == str(tiny_model)
+    assert command_line.resolve(ServerConfig(model=tiny_model.name)).model == str(tiny_model)
 
 
 def test_split_set_and_folder_are_named_after_the_model(tmp_path: Path) -> None:
     part = tmp_path / "qwen-00001-of-00002.gguf"
     part.touch()
-    assert options.resolve(ServerConfig(model=str(part))).served_model_name == "qwen"
-    assert options.resolve(ServerConfig(model=str(tmp_path))).served_model_name == "qwen"
-    assert options.resolve(ServerConfig(model=str(part), served_model_name="q")).served_model_name == "q"
+    assert command_line.resolve(ServerConfig(model=str(part))).served_model_name == "qwen"
+    assert command_line.resolve(ServerConfig(model=str(tmp_path))).served_model_name == "qwen"
+    assert command_line.resolve(ServerConfig(model=str(part), served_model_name="q")).served_model_name == "q"
 
 
 def test_missing_model_is_refused_before_anything_starts(
@@ -237,7 +238,7 @@ def test_a_model_that_is_not_there_gets_advice(tmp_path: Path, named: str, hint:
     (tmp_path / "models" / "qwen3" / "config.json").touch()
     (tmp_path / "qwen3-30b-a3b.gguf").touch()
     with pytest.raises(ConfigError) as error:
-        options.resolve(ServerConfig(model=str(tmp_path / named)))
+        command_line.resolve(ServerConfig(model=str(tmp_path / named)))
     assert str(error.value).partition(";")[1] == hint[:1]
     assert hint.format(tmp_path) in str(error.value)
 
@@ -338,4 +339,4 @@ def test_ctrl_c_leaves_no_traceback_even_while_modules_load(monkeypatch: pytest.
     ],
 )
 def test_keys_have_prefix_caches_of_their_own(flags: tuple[str, ...], resolved: str) -> None:
-    assert options.resolve(parse(*flags)).prefix_cache == resolved
+    assert command_line.resolve(parse(*flags)).prefix_cache == resolved

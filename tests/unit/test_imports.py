@@ -129,6 +129,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.httpserver": FRAME
     | {
         "moeserve.adapters.modules",
+        "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
         "moeserve.models.open",
@@ -209,6 +210,33 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.units",
     },
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
+    "moeserve.remote": FRAME
+    | {
+        "moeserve.models.open",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.sources.source",
+        "moeserve.command_line",
+    },
+    "moeserve.remote.worker": {"moeserve.process", "moeserve.worker.__main__"},
+    "moeserve.remote.command": FRAME
+    | {
+        "moeserve.launcher",
+        "moeserve.models.open",
+        "moeserve.command_line",
+        "moeserve.remote",
+        "moeserve.runtime_directory",
+    },
+    "moeserve.remote.host": FRAME
+    | {
+        "moeserve.child_process",
+        "moeserve.crash_count",
+        "moeserve.launched_config",
+        "moeserve.launcher",
+        "moeserve.process_table",
+        "moeserve.remote",
+        "moeserve.signal_events",
+        "moeserve.systemd",
+    },
     "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
     "moeserve.control_groups": set(),
     "moeserve.cpus": {"moeserve.control_groups"},
@@ -232,17 +260,28 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
-    | {"moeserve.workload", "moeserve.router", "moeserve.options", "moeserve.placement.step_tokens"},
+    | {"moeserve.workload", "moeserve.router", "moeserve.command_line", "moeserve.placement.step_tokens"},
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.crash_count",
         "moeserve.heartbeats",
+        "moeserve.launched_config",
+        "moeserve.listeners",
         "moeserve.process_table",
         "moeserve.runtime_directory",
         "moeserve.signal_events",
         "moeserve.systemd",
     },
-    "moeserve.process_table": {"moeserve.child_process", "moeserve.runtime_paths"},
+    "moeserve.process_table": {
+        "moeserve.child_process",
+        "moeserve.listeners",
+        "moeserve.process",
+        "moeserve.runtime_paths",
+    },
+    "moeserve.crash_count": set(),
+    "moeserve.launched_config": {"moeserve.config", "moeserve.messages", "moeserve.runtime_paths"},
+    "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
     "moeserve.child_process": FRAME | {"moeserve"},
     "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }

@@ -58,6 +58,7 @@ def test_what_ci_checks() -> None:
     assert called >= {
         "make lint",
         "make test-unit",
+        "make coverage",
         "make test",
         "make test-all",
         "make test-gpu",

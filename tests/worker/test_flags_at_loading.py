@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvMemoryBudget, plan_capacity
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
-from moeserve.options import resolve
 from moeserve.worker.loading import load_runner
 
 

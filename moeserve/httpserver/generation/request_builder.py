@@ -6,6 +6,8 @@ import random
 from array import array
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from moeserve import logs
 from moeserve.httpserver.generation.engine_client import EngineClient
 from moeserve.httpserver.generation.fields import INT64_MAX
@@ -13,6 +15,7 @@ from moeserve.httpserver.generation.model_text import ModelText
 from moeserve.httpserver.generation.spec import GenerationSpec
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.keys import key_name
+from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
 from moeserve.messages.sampling import RequestContext
 from moeserve.messages.schema import GenerateRequest
 
@@ -44,6 +47,8 @@ class RequestBuilder:
             )
             raise invalid("n", message)
         check_sizes(prompts, spec)
+        if spec.beams is not None:
+            check_beams(spec, spec.beams, len(stop_token_ids), vocab_size)
         requests = []
         for prompt in prompts:
             check_ids(spec.prompt_param, prompt, vocab_size)
@@ -52,7 +57,10 @@ class RequestBuilder:
                 raise invalid(
                     "min_tokens", f"must be at most max_tokens, {max_tokens}, got {spec.min_tokens}"
                 )
+            if spec.beams is not None and max_tokens == 0:
+                raise invalid(spec.max_tokens_param, "must be at least 1 with use_beam_search")
             token_ids = array("i", prompt).tobytes()
+            search = None if spec.beams is None else replace(spec.beams, key=self._engine.next_id())
             seed = self._seeds.getrandbits(63) if spec.seed is None else spec.seed
             for choice in range(spec.n):
                 request = GenerateRequest(
@@ -71,6 +79,7 @@ class RequestBuilder:
                     adapter=spec.adapter,
                     context=RequestContext(logs.request_id.get()),
                     progress=spec.progress,
+                    beams=None if search is None else replace(search, choice=choice),
                 )
                 requests.append(request)
         return requests
@@ -119,6 +128,26 @@ def check_sizes(prompts: Sequence[Sequence[int]], spec: GenerationSpec) -> None:
             "at most are supported: ask for fewer prompts or choices at once"
         )
         raise invalid("n", message)
+
+
+def check_beams(spec: GenerationSpec, beams: BeamParams, num_stop_ids: int, vocab_size: int) -> None:
+    """Raises ApiError 400 where a beam search would need what the engine does not give."""
+    if spec.grammar is not None:
+        message = "cannot be combined with use_beam_search, which takes no grammar: leave one of them out"
+        raise invalid(spec.grammar.param, message)
+    if spec.thinking_tokens is not None:
+        message = "a budget of thought cannot be combined with use_beam_search: leave one of them out"
+        raise invalid("thinking_token_budget", message)
+    if spec.prompt_logprobs is not None:
+        message = "cannot be combined with use_beam_search: ask for the prompt's in a request of its own"
+        raise invalid("prompt_logprobs", message)
+    most = min(MAX_CANDIDATES, vocab_size)
+    if beams.width + num_stop_ids > most:
+        message = (
+            f"{beams.width} beams and {num_stop_ids} end tokens are more than {most}; "
+            "ask for fewer beams or fewer stop_token_ids"
+        )
+        raise invalid("beam_width", message)
 
 
 def constraint_bytes(spec: GenerationSpec) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from moeserve.grammar.spec import GrammarSpec
 from moeserve.httpserver.generation.thinking import ThinkingOptions
 from moeserve.httpserver.generation.tool_use import ToolUse
+from moeserve.messages.beams import BeamParams
 from moeserve.messages.sampling import SamplingParams, TextOptions, Thinking
 
 
@@ -45,6 +46,7 @@ class GenerationSpec:
     prompt_param: str = "prompt"
 
     n: int = 1  # choices for each prompt
+    beams: BeamParams | None = None  # they are the answers of a beam search
     max_tokens: int | None = None  # None: `default_max_tokens`
     default_max_tokens: int | None = None  # an upper bound only; None: the rest of the context
     max_tokens_param: str = "max_tokens"

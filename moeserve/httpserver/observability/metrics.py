@@ -83,6 +83,10 @@ _COUNTERS: Final = (
         "Workers, routers and detokenizers that crashed or hung and were replaced.",
     ),
     ("continued", "requests_continued", "Requests that went on after such a loss."),
+    ("beam_searches", "beam_searches", "Beam searches that ended with their answers."),
+    ("beam_rows", "beam_rows", "Tokens computed for beams, those of beams that were given up included."),
+    ("beam_forks", "beam_forks", "Beams that went on in one more way, without a copy of their KV."),
+    ("beam_restarts", "beam_restarts", "Beam searches that began again after a preemption or a loss."),
 )
 # Of the expert cache, after expert_cache_.
 _EXPERT_CACHE_COUNTERS: Final = (

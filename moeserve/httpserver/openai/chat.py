@@ -112,13 +112,16 @@ class ChatHandler:
         found = Answer.of(event for item in items for event in reader.read(item))
         prepared.tally.take(index, end, reader.reasoning_tokens)
         entries = [entry for item in items for entry in self._logprobs_of(prepared.text, item)]
-        return {
+        choice: ChatChoice = {
             "index": index,
             "message": _message(found),
             "logprobs": self._content(entries),
             "finish_reason": finish_reason(end, reader),
             "stop_reason": prepared.stop_reason(end),
         }
+        if end.score is not None:
+            choice["beam_score"] = end.score
+        return choice
 
     # ---- streams
 

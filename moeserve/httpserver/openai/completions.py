@@ -86,6 +86,8 @@ class ChoiceWriter:
             "finish_reason": end.finish_reason,
             "stop_reason": end.stop_reason,
         }
+        if end.score is not None:
+            choice["beam_score"] = end.score
         if self._with_ids:
             choice["token_ids"] = token_ids
             choice["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None

@@ -34,6 +34,7 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    beam_score: NotRequired[float]  # of a beam search's answer
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int] | None]
     prompt_logprobs: NotRequired[PromptLogprobs]
@@ -100,6 +101,7 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
+    beam_score: NotRequired[float]  # of a beam search's answer
 
 
 class ChatCompletion(TypedDict):

@@ -18,9 +18,8 @@ _NONE: Final = Elsewhere(([], {}, ""))
 IDLE: Final = frozenset(
     {
         *("adaptive_decay", "backend_sampling", "cache_prompt", "dry_allowed_length", "dry_base"),
-        *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "id_slot", "length_penalty"),
+        *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "id_slot"),
         *(
-            "early_stopping",
             "mirostat_eta",
             "mirostat_tau",
             "n_cache_reuse",
@@ -92,7 +91,6 @@ SHARED: Final[Mapping[str, Elsewhere]] = {
     "timings_per_token": _OFF,
     "top_n_sigma": Elsewhere((-1, 0)),
     "typical_p": Elsewhere((1,)),
-    "use_beam_search": _OFF,
     "vllm_xargs": _NONE,
     "watermarking": _OFF,
     "xtc_probability": Elsewhere((0,)),

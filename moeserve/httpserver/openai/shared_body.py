@@ -20,6 +20,7 @@ from moeserve.httpserver.generation.fields import (
     TokenKey,
 )
 from moeserve.httpserver.generation.spec import GenerationSpec
+from moeserve.httpserver.openai.beam_body import BeamFields
 from moeserve.httpserver.openai.grammar_body import StructuredFields
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
 
@@ -36,7 +37,7 @@ class StreamOptions(RequestModel):
         return self
 
 
-class OpenAIRequest(StructuredFields):
+class OpenAIRequest(StructuredFields, BeamFields):
     """Defaults are vLLM's. Names that are not OpenAI's are vLLM's."""
 
     model: ModelName | None = None
@@ -111,6 +112,7 @@ class OpenAIRequest(StructuredFields):
             raise PydanticCustomError("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
         if self.return_progress and not self.stream:
             raise PydanticCustomError("return_progress", "is only allowed with stream true")
+        self.beam_params(self.n)
         return self
 
     def shared_spec(self, arrival: float) -> GenerationSpec:
@@ -119,6 +121,7 @@ class OpenAIRequest(StructuredFields):
             arrival=arrival,
             model=self.model,
             n=self.n,
+            beams=self.beam_params(self.n),
             grammar=self.grammar_constraint(),
             min_tokens=self.min_tokens,
             temperature=self.temperature,

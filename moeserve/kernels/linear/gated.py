@@ -1,4 +1,4 @@
-"""What a gated feed-forward makes of its two products."""
+"""What a gated feed-forward makes of its two products: the expressions of pointwise/library.py, on tiles."""
 
 # mypy: ignore-errors
 
@@ -7,15 +7,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from moeserve.kernels.pointwise import library
+from moeserve.kernels.pointwise.generated import device_function
+
+silu_mul = device_function(library.silu_mul.expression)
+swiglu_oai = device_function(library.swiglu_oai.expression)
+
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """The specification is `activate` of ../experts/reference.py."""
+    """gate, up: float32 tiles. The specification is `activate` of ../experts/reference.py."""
     if ACTIVATION == "silu":
-        out = gate / (1.0 + tl.exp(-gate)) * up
+        out = silu_mul(gate, up)
     else:
         tl.static_assert(ACTIVATION == "swiglu_oai")
-        gate = tl.minimum(gate, 7.0)
-        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
-        out = (up + 1.0) * (gate / (1.0 + tl.exp(-1.702 * gate)))
+        out = swiglu_oai(gate, up)
     return out

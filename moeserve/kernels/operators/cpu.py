@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup, Matrix, build_attention_plan
+from moeserve.kernels.piecewise import check as piecewise_check
+from moeserve.kernels.piecewise import reference as piecewise
+from moeserve.kernels.pointwise import library
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.sampling.cpu import SamplerState
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer, RoutingWorkspace
@@ -101,6 +104,35 @@ def experts(
     _stream().experts(g, u, d, y, n, workspace, h, counts, out)
     _stream().wait()
     return out
+
+
+def piecewise_attention(
+    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, distance: int, causal: bool, scale: float | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    piecewise_check.check(q1, k1, q2, k2, v, distance)
+    out, lse = piecewise.piecewise_attention(q1, k1, q2, k2, v, distance, causal, scale)
+    return out.to(q1.dtype).contiguous(), lse.float()
+
+
+def piecewise_attention_backward(
+    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, out: Tensor, lse: Tensor, gradient: Tensor,
+    distance: int, causal: bool, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    piecewise_check.check(q1, k1, q2, k2, v, distance)
+    found = piecewise.gradients((q1, k1, q2, k2, v), gradient, distance, causal, scale)
+    return tuple(x.contiguous() for x in found)
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    return library.silu_mul(gate, up)
+
+
+def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    return library.swiglu_oai(gate, up)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    return library.sigmoid_mul(x, gate)
 
 
 def sample(

@@ -14,6 +14,8 @@ from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_u
 from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.kernels.linear.op import linear as launch_linear
 from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.piecewise import op as piecewise
+from moeserve.kernels.pointwise import library
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.rope.op import rope_store as launch_rope_store
 from moeserve.kernels.routing.op import route as launch_route
@@ -112,6 +114,31 @@ def experts(
     parts = torch.empty(n, top_k, hidden, device=device)
     experts_down(h.x, down, down_kind, ff, workspace.expert, workspace.routes, _count(x), parts)
     return torch.einsum("nkh,nk->nh", parts, weights)
+
+
+def piecewise_attention(
+    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, distance: int, causal: bool, scale: float | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return piecewise.forward(q1, k1, q2, k2, v, distance, causal, scale)
+
+
+def piecewise_attention_backward(
+    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, out: Tensor, lse: Tensor, gradient: Tensor,
+    distance: int, causal: bool, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return piecewise.backward((q1, k1, q2, k2, v), out, lse, gradient, distance, causal, scale)
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    return library.silu_mul.launch(gate, up)
+
+
+def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    return library.swiglu_oai.launch(gate, up)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    return library.sigmoid_mul.launch(x, gate)
 
 
 def sample(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moeserve.kernels.pointwise import Pointwise, library
+
 
 def embed(ids: Tensor, table: list[Tensor], kind: int, cols: int) -> Tensor:
     return ids.new_empty(len(ids), cols, dtype=torch.float32)
@@ -42,6 +44,35 @@ def experts(
     down: list[Tensor], down_kind: int,
 ) -> Tensor:  # fmt: skip
     return torch.empty_like(x)
+
+
+def piecewise_attention(
+    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, distance: int, causal: bool, scale: float | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return q1.new_empty(q1.shape), q1.new_empty(q1.shape[:3], dtype=torch.float32)
+
+
+def piecewise_attention_backward(
+    q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, v: Tensor, out: Tensor, lse: Tensor, gradient: Tensor,
+    distance: int, causal: bool, scale: float | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    return tuple(x.new_empty(x.shape) for x in (q1, k1, q2, k2, v))
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    return _pointwise(library.silu_mul, gate, up)
+
+
+def swiglu_oai(gate: Tensor, up: Tensor) -> Tensor:
+    return _pointwise(library.swiglu_oai, gate, up)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    return _pointwise(library.sigmoid_mul, x, gate)
+
+
+def _pointwise(operation: Pointwise, *arguments: Tensor) -> Tensor:
+    return operation.empty_result(*arguments)
 
 
 def sample(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.sampling import scan
-from moeserve.kernels.sampling.pick import pick_kernel
+from moeserve.kernels.sampling.filter_and_draw import filter_and_draw_kernel
+from moeserve.kernels.sampling.logprobs import logprobs_kernel
 from moeserve.kernels.sampling.scan import scan_kernel
-from moeserve.kernels.sampling.score import score_kernel
 
 BLOCK = 1024  # logits
 LEAST_TEMPERATURE = 2.0**-120  # above 0: the kernels divide by it, and below 2^-126 get no number
@@ -161,7 +161,7 @@ def sample(
         stop_ids.shape[1],
         num_warps=4,
     )
-    pick_kernel(
+    filter_and_draw_kernel(
         (n,),
         logits if edited is None else edited,
         None if edited is None else logits,
@@ -220,7 +220,7 @@ def logprobs(
         0,
         num_warps=4,
     )
-    score_kernel(
+    logprobs_kernel(
         (n,),
         logits,
         targets,

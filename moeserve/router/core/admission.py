@@ -47,21 +47,28 @@ class AdmissionPolicy:
         lengths = []
         brought = 0
         for request in running:
-            slots = len(request.slots)
+            slots = request.num_slots
             brought += slots - request.borrowed
             known = max(slots, request.target)
-            lengths.append((known - request.borrowed, self._remaining(request, known)))
+            lengths += self._lengths(request, known - request.borrowed, known)
         if not lengths:
             return True
         matched, idle = self._memory.lookup(candidate)
         known = len(candidate.tokens)
-        lengths.append((known - (matched - idle), self._remaining(candidate, known)))
+        lengths += self._lengths(candidate, known - (matched - idle), known)
         # Shared slots whose first holder has left are nobody's own; they are freed only when the last sharer ends.
         lasting = self._memory.num_held - brought
         return lasting + peak_tokens(lengths) <= self._memory.num_slots
 
+    def _lengths(self, request: Request, held: int, known: int) -> list[tuple[int, int]]:
+        """(held, remaining) for each row of it; the first holds everything. Beams that share slots take fewer."""
+        if request.beams is not None:
+            known = request.num_prompt + max(request.num_output - 1, 0)
+        remaining = self._remaining(request, known)
+        return [(held, remaining), *[(0, remaining)] * (request.width - 1)]
+
     def _remaining(self, request: Request, known: int) -> int:
-        """KV slots that it is predicted to take beyond `known`."""
+        """KV slots that it is predicted to take beyond `known`, in each row."""
         if request.num_output >= request.predicted_output:
             self._predict(request)
         end = request.num_prompt + request.predicted_output - 1

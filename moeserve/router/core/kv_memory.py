@@ -19,9 +19,10 @@ tree has for the same tokens, unless another running request references those.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from moeserve.messages.kv_events import KvEvent
+from moeserve.messages.sampling import TokenLogprob
 from moeserve.router.core.block_log import BlockLog
 from moeserve.router.core.disk_tier import DiskTier
 from moeserve.router.core.radix_cache import RadixCache
@@ -35,7 +36,7 @@ from moeserve.router.core.token_pool import TokenPool
 
 
 class KvMemory:
-    """The only writer of a request's `slots`, `node`, `num_shared` and `borrowed`."""
+    """The only writer of a request's `slots`, `node`, `num_shared` and `borrowed`, and of the slots of its beams."""
 
     def __init__(
         self,
@@ -94,6 +95,8 @@ class KvMemory:
 
     def attach(self, request: Request) -> None:
         """Gives the longest cached prefix of its tokens to a request that holds no slots, and a state slot."""
+        if self._is_recurrent and request.beams is not None:
+            request.beams.more_state_slots = self.states.take_more(request.width - 1)
         if not self._reuse:
             if self._is_recurrent:
                 self.states.bind(request, None)
@@ -149,6 +152,8 @@ class KvMemory:
         state becomes a snapshot of `kind`; with `forget`, those that no other request references are freed at once."""
         if not forget:
             self.save(request)
+        has_moved = request.beams is not None and request.beams.search.length > 0
+        self._stop_beams(request)
         begin, end = request.num_shared, min(len(request.slots), len(request.tokens))
         # Its last row may have consumed a token whose value never became known: such a state is of no use.
         last: Node | None = None
@@ -162,10 +167,30 @@ class KvMemory:
             surplus, last = self._tree.release(request.node, tokens, slots)
             self._pool.free(surplus)
         if self._is_recurrent:
-            self._leave_state(request, last if 0 < len(request.slots) == end else None, kind)
+            is_known = 0 < len(request.slots) == end and not has_moved
+            self._leave_state(request, last if is_known else None, kind)
         self._pool.free(request.slots[end:])
         request.slots, request.node = array("i"), None
         request.num_shared = request.borrowed = 0
+
+    def _stop_beams(self, request: Request) -> None:
+        if request.beams is None:
+            return
+        self._pool.free(request.beams.stop())
+        if self._is_recurrent:
+            self.states.free_more(request.beams.more_state_slots)
+            request.beams.more_state_slots = [-1] * (request.width - 1)
+
+    def advance_beams(self, request: Request, tops: Sequence[TokenLogprob]) -> int:
+        """Takes the results of a search's rows (`BeamRows.advance`). Returns the number of forks."""
+        assert request.beams is not None
+        freed, forks = request.beams.advance(tops)
+        self._pool.free(freed)
+        if self._is_recurrent:
+            state_slots = dict(zip(request.beams.req_slots, request.state_slots, strict=True))
+            for source, target in forks:
+                self.states.copy(state_slots[source], state_slots[target])
+        return len(forks)
 
     def _leave_state(self, request: Request, node: Node | None, kind: SnapshotKind) -> None:
         """Makes the state of a request that leaves the snapshot at `node`; frees it for None."""
@@ -233,7 +258,7 @@ class KvMemory:
 
     def check_counts(self, running: Collection[Request]) -> None:
         """Raises AssertionError when the sizes do not add up. O(running)."""
-        private = sum(len(request.slots) - request.num_shared for request in running)
+        private = sum(request.num_slots - request.num_shared for request in running)
         loading = [] if self.disk is None else self.disk.held_slots()
         private += sum(len(slots) for slots in loading)
         if self._pool.num_free + private + self._tree.num_tokens != self._pool.num_slots:
@@ -241,8 +266,9 @@ class KvMemory:
                 f"{self._pool.num_free} free + {private} private + {self._tree.num_tokens} cached KV slots "
                 f"are not {self._pool.num_slots}"
             )
-        if self._is_recurrent and self.states.num_running != len(running):
-            raise AssertionError(f"{self.states.num_running} state slots for {len(running)} running requests")
+        rows = sum(request.width for request in running)
+        if self._is_recurrent and self.states.num_running != rows:
+            raise AssertionError(f"{self.states.num_running} state slots for {rows} sequences that run")
         if self._tree.num_idle > self._tree.num_tokens or (not running and not loading and self.num_held):
             raise AssertionError(f"{self._tree.num_idle} of {self._tree.num_tokens} cached KV slots are idle")
 
@@ -251,6 +277,7 @@ class KvMemory:
         free, of one request, or a snapshot. O(slots)."""
         self._tree.check()
         private = [request.slots[request.num_shared :] for request in running]
+        private += [array("i", r.beams.held_slots()) for r in running if r.beams is not None]
         loading = [] if self.disk is None else self.disk.held_slots()
         self._pool.check([*private, *loading, *self._tree.held_slots()])
         if self._is_recurrent:

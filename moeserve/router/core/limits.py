@@ -56,4 +56,17 @@ class Limits:
         if prompt + wanted > most:
             text = f"{prompt} prompt tokens and max_tokens {wanted} are more than {most}, {name}"
             return RequestError(id=message.id, status=400, message=text)
-        return None
+        return None if message.beams is None else self._refusal_of_beams(message, prompt, message.beams.width)
+
+    def _refusal_of_beams(self, message: GenerateRequest, prompt: int, width: int) -> RequestError | None:
+        text = None
+        if width > self.max_running:
+            text = (
+                f"{width} beams are more than the {self.max_running} sequences that this server runs at once"
+            )
+        elif (needed := prompt + width * message.sampling.max_tokens) > self.num_kv_slots:
+            text = (
+                f"{prompt} prompt tokens and {width} beams of max_tokens {message.sampling.max_tokens} may need "
+                f"{needed} KV slots; this server has {self.num_kv_slots}: lower max_tokens or beam_width"
+            )
+        return None if text is None else RequestError(id=message.id, status=400, message=text)

@@ -13,6 +13,7 @@ from moeserve.router.core.grammar_turns import GrammarTurns
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.pace import LEAST_CHUNK, Pace
+from moeserve.router.core.preemption import Preemption
 from moeserve.router.core.prompt_order import PromptOrder
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.running_batch import RunningBatch
@@ -36,6 +37,7 @@ class Planner:
         self._memory = memory
         self._waiting = waiting
         self._batch = batch
+        self._preemption = Preemption(batch, memory)
         self._shares = shares
         self._cost = cost
         self._turns = turns
@@ -67,7 +69,7 @@ class Planner:
             if scheduled.rows:
                 scheduled.state_copies = self._memory.states.take_copies()
                 return scheduled
-            if results_awaited or not self._batch.prefilling or not self._batch.break_deadlock():
+            if results_awaited or not self._batch.prefilling or not self._preemption.break_deadlock():
                 return None
 
     def _recompute_ms(self, start: int, count: int) -> float:
@@ -84,7 +86,7 @@ class Planner:
         self._memory.take_snapshots()
         self._batch.retry_postponed()
         self._preempt_for_fairness()
-        self._batch.preempt_for_decode_slots()
+        self._preemption.for_decode_slots()
         self._plan_decode_rows(scheduled)
         self._plan_prompts(scheduled, now)
         return scheduled
@@ -94,13 +96,16 @@ class Planner:
         if self._shares.num_tenants > 1 and len(self._waiting):
             head = self._order.next((), with_waiting=True)
             assert head is not None
-            self._batch.preempt_for_fairness(head)
+            self._preemption.for_fairness(head)
 
     def _plan_decode_rows(self, scheduled: ScheduledStep) -> None:
         rows = self._turns.select(list(self._batch.decoding.values())[: self._memory.available])
         for request in scheduled.add_decode_rows(rows, self._memory):
             self._batch.planned(request)
-        self._shares.charge_rows(rows)
+        for request in self._batch.searching.values():
+            if 0 < request.num_beams_due <= self._memory.available:
+                scheduled.add_beam_rows(request, self._memory)
+        self._shares.charge_rows(scheduled.owners)
 
     def _plan_prompts(self, scheduled: ScheduledStep, now: float) -> None:
         """Adds chunks of prompts, each as large as the rest of the step allows."""

@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from moeserve.router.core.idle_leaves import IdleLeaves, is_idle_leaf
+from moeserve.router.core.eviction_order import EvictionOrder, is_idle_leaf
 from moeserve.router.core.radix_node import TOKEN_BYTES, Namespace, Node, common_tokens, depth
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class RadixCache:
         self._roots: dict[Namespace, Node] = {}
         self._uses = 0  # a logical clock: incremented at each use
         self._num_nodes = 0
-        self._idle = IdleLeaves()
+        self._idle = EvictionOrder()
 
     # ---------------------------------------------------------------- reading
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest, PrefillProgress, Resumed, Usage
+from moeserve.router.core.beam_rows import BeamRows
 
 if TYPE_CHECKING:
     from moeserve.router.core.radix_node import Node
@@ -47,6 +48,7 @@ class Request:
         "age",
         "announced",
         "arrival",
+        "beams",
         "borders",
         "borrowed",
         "cache_salt",
@@ -105,12 +107,17 @@ class Request:
         self.wants_progress: bool = message.progress
         # Sort key of seniority, smallest first: arrival moved by priority, then the id, which makes it unique.
         self.age: tuple[float, int] = (message.arrival + SECONDS_PER_PRIORITY * message.priority, message.id)
+        # A beam search: its output is there, its `tokens` and `slots` are the prompt's alone.
+        self.beams: BeamRows | None = None
+        if message.beams is not None:
+            self.beams = BeamRows(message.beams, message.sampling, self.num_prompt)
         # The most KV slots that it can hold. The last output token is never computed and needs none.
-        self.max_kv: int = self.num_prompt + max(message.sampling.max_tokens - 1, 0)
+        self.max_kv: int = self.num_prompt + self.width * max(message.sampling.max_tokens - 1, 0)
 
-        # Written by Scheduler. `tokens` is the prompt, then each output token as its result arrives.
+        # Written by Scheduler; of a beam search, by BeamSearches, and by RunningBatch where it begins again. `tokens`
+        # is the prompt, then each output token as its result arrives.
         self.tokens: array[int] = array("i", message.token_ids)
-        self.num_output: int = 0  # tokens sampled, a stop token included
+        self.num_output: int = 0  # tokens sampled, a stop token included; of a beam search, of each beam
         self.num_scored: int = 0  # prompt positions whose logprobs were sent
         self.first_token_at: float = 0.0
         self.last_token_at: float = 0.0
@@ -178,6 +185,36 @@ class Request:
             self.first_token_at = self.last_token_at = resumed.first_token_at
 
     @property
+    def width(self) -> int:
+        """Request slots that it takes, and most rows of it in a step."""
+        return 1 if self.beams is None else self.beams.width
+
+    @property
+    def num_beams_due(self) -> int:
+        """Rows of a beam search that the next step should have."""
+        return len(self.beams.rows) if self.beams is not None and self.beams.is_due else 0
+
+    @property
+    def answer_ids(self) -> tuple[int, ...]:
+        """The clients' requests that it answers."""
+        return (self.id,) if self.beams is None else self.beams.choice_ids
+
+    @property
+    def req_slots(self) -> list[int]:
+        """That it is bound to."""
+        return [self.req_slot] if self.beams is None else self.beams.req_slots
+
+    @property
+    def state_slots(self) -> list[int]:
+        """Of each of its request slots."""
+        return [self.state_slot] if self.beams is None else [self.state_slot, *self.beams.more_state_slots]
+
+    @property
+    def num_slots(self) -> int:
+        """KV slots that it holds."""
+        return len(self.slots) if self.beams is None else len(self.slots) + self.beams.num_slots
+
+    @property
     def prompt_left(self) -> int:
         """Known tokens whose KV is not planned yet. After a preemption they include output tokens."""
         return self.target - len(self.slots)
@@ -209,7 +246,7 @@ class Request:
     @property
     def is_suspect(self) -> bool:
         """It may be what crashes the worker: it was there at the last crash, and has got no token since."""
-        return self.crashed_at == self.num_output
+        return self.num_output <= self.crashed_at  # below: a beam search that began again
 
     @property
     def is_on_trial(self) -> bool:

@@ -34,7 +34,7 @@ class Histogram:
 
 
 class RouterStats:
-    """Running totals since the start. Written by Scheduler."""
+    """Running totals since the start. Written by Scheduler and BeamSearches."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -46,6 +46,9 @@ class RouterStats:
         self.expert_cache = ExpertCacheCounts()
         self.engine_losses = 0
         self.continued = 0
+        self.beam_searches = 0
+        self.beam_rows = 0
+        self.beam_forks = 0
         self._decode_ms = Histogram(STEP_BUCKETS_MS)
         self._mixed_ms = Histogram(STEP_BUCKETS_MS)
         self._idle_ms = Histogram(IDLE_BUCKETS_MS)
@@ -84,6 +87,10 @@ class RouterStats:
             state_snapshot_evictions=memory.states.num_evictions,
             engine_losses=self.engine_losses,
             continued=self.continued,
+            beam_searches=self.beam_searches,
+            beam_rows=self.beam_rows,
+            beam_forks=self.beam_forks,
+            beam_restarts=batch.num_search_restarts,
             expert_cache=self.expert_cache,
             disk=DiskCounts() if memory.disk is None else memory.disk.counts(),
         )

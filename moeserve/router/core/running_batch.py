@@ -1,15 +1,9 @@
 """The running batch: the requests that are bound to a request slot, and how one is bound, preempted and released.
+`preemption.py` chooses who is preempted.
 
-**Preemption.** The KV pool is exhausted when answers get longer than predicted. Then one request gives up its KV slots
-and returns to the queue. What it has computed stays in the prefix cache while there is room, so that only the rest is
-recomputed when it is bound again. The victim is the youngest request of the tenant that holds the most slots: it has
-waited least and loses least. The oldest request of all is never preempted for memory. It therefore always finishes,
-after which the next oldest is protected: no request starves, and no two requests preempt each other in turn.
-
-**Preemption for fairness.** With API keys, a request of a tenant that runs little may find every request slot or the KV
-pool taken by a tenant that runs much. Then the youngest request of that tenant is preempted for it, as long as that
-tenant keeps the larger part. A request that was preempted for fairness is not preempted so again before it has received
-a token; otherwise two tenants whose prompts do not fit together would preempt each other for ever.
+**Beam searches.** A search is one request with a request slot for each beam. It is bound, preempted and released as
+one. When it is preempted or its worker is lost, it begins again behind its prompt: nobody has got anything of it yet,
+and it finds the same beams.
 
 **Postponement.** A grammar may take a second to compile, and a step does not wait for it. The request then leaves the
 batch, its prompt's KV stays cached, and it is tried again after a few steps, each time after twice as many.
@@ -18,18 +12,16 @@ batch, its prompt's KV stays cached, and it is tried again after a few steps, ea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from moeserve.router.core.admission import AdmissionPolicy
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.snapshots import SnapshotKind
-from moeserve.router.core.waiting_queue import WaitingQueue, by_age
+from moeserve.router.core.waiting_queue import WaitingQueue
 
 MOST_STEPS_POSTPONED = 32
-
-PREEMPTIBLE = (State.PREFILL, State.DECODE)  # an ENDING request releases its slots within two steps anyway
 
 
 class RunningBatch:
@@ -42,11 +34,13 @@ class RunningBatch:
         self.admission = AdmissionPolicy(memory)
         self.running: dict[int, Request] = {}  # PREFILL, DECODE or ENDING, by id
         self.prefilling: list[Request] = []  # the PREFILL ones
-        self.decoding: dict[int, Request] = {}  # the DECODE ones
+        self.decoding: dict[int, Request] = {}  # the DECODE ones, without beam searches
+        self.searching: dict[int, Request] = {}  # the DECODE ones that are beam searches
         self.postponed: list[Request] = []  # the POSTPONED ones
         self.loading: dict[int, Request] = {}  # LOADING, by id
         self.last_planned = self.last_finished = 0  # steps; written by Scheduler
         self.num_preemptions = 0
+        self.num_search_restarts = 0
         self.num_cached_tokens = 0  # of prompts, found in the cache
         self._free_req_slots = list(range(limits.max_running - 1, -1, -1))
         self._refused: Request | None = None  # what `may_bind` refused for memory; None after any release
@@ -82,19 +76,20 @@ class RunningBatch:
     @property
     def num_free_req_slots(self) -> int:
         """Those that neither a running request has nor one that is being loaded will need."""
-        return len(self._free_req_slots) - len(self.loading)
+        return len(self._free_req_slots) - sum(request.width for request in self.loading.values())
 
     def may_bind(self, request: Request) -> bool:
         """Whether a request slot is free and the KV pool is expected to suffice with `request` in the batch."""
         # The estimate improves only when a request leaves, so a refusal holds until then.
-        if not self.num_free_req_slots or request is self._refused or self._must_wait(request):
+        has_slots = self.num_free_req_slots >= request.width
+        if not has_slots or request is self._refused or self.must_wait(request):
             return False
         if not self.admission.admits([*self.running.values(), *self.loading.values()], request):
             self._refused = request
             return False
         return True
 
-    def _must_wait(self, request: Request) -> bool:
+    def must_wait(self, request: Request) -> bool:
         """Whoever else is preempted, it cannot be bound yet. Either it was itself preempted so recently that one of its
         rows may still be in flight, and the token which that row samples must be part of the NewSeq that binds the
         request again; or it is on trial, and another that is on trial has not got its token yet."""
@@ -107,7 +102,10 @@ class RunningBatch:
         self._waiting.remove(request)
         self.admission.joined(request)
         self._memory.attach(request)
-        request.req_slot = self._free_req_slots.pop()
+        req_slots = [self._free_req_slots.pop() for _ in range(request.width)]
+        request.req_slot = req_slots[0]
+        if request.beams is not None:
+            request.beams.bound(req_slots)
         request.state = State.PREFILL
         request.target = len(request.tokens)
         request.announced = False
@@ -124,10 +122,18 @@ class RunningBatch:
         if request.state is State.PREFILL:
             self.prefilling.remove(request)
             request.state = State.DECODE
+            if request.beams is not None:
+                self.searching[request.id] = request
+                return
             self.decoding[request.id] = request
         if request.need == 0:
             del self.decoding[request.id]
             request.state = State.ENDING
+
+    @property
+    def num_rows_due(self) -> int:
+        """Decode rows of the next step, those of beams included."""
+        return len(self.decoding) + sum(request.num_beams_due for request in self.searching.values())
 
     # ---------------------------------------------------------------- leaving
 
@@ -159,6 +165,7 @@ class RunningBatch:
         request.resume_after = self.last_planned
         request.disk_was_asked = False
         self._unbind(request, kind=SnapshotKind.PREEMPTED)
+        self._begin_again(request)
         self._refused = None
 
     def postpone(self, request: Request) -> None:
@@ -186,6 +193,7 @@ class RunningBatch:
         for request in lost:
             request.num_lost = len(request.slots)
             self._unbind(request, forget=True)
+            self._begin_again(request)
         self._memory.clear()
         for request in self.loading.values():
             self.admission.left(request)
@@ -197,80 +205,23 @@ class RunningBatch:
             self.enqueue(request)
         self._refused = None
 
+    def _begin_again(self, request: Request) -> None:
+        """A search that is unbound before its end."""
+        if request.beams is not None:
+            self.num_search_restarts += request.num_output > 0
+            request.num_output = 0
+
     def _unbind(
         self, request: Request, *, forget: bool = False, kind: SnapshotKind = SnapshotKind.ANSWER
     ) -> None:
         if request.state is State.PREFILL:
             self.prefilling.remove(request)
         self.decoding.pop(request.id, None)
+        self.searching.pop(request.id, None)
         del self.running[request.id]
         self._memory.detach(request, forget=forget, kind=kind)
-        self._free_req_slots.append(request.req_slot)
+        self._free_req_slots += request.req_slots
         self.admission.left(request)
-
-    # ---------------------------------------------------------------- preemption
-
-    def preempt_for_decode_slots(self) -> None:
-        """Preempts until there is a KV slot for each decode row, or no victim is left: then the oldest request waits
-        for the ENDING ones. Called before any row is planned, because a victim's slots may be written in this step."""
-        while len(self.decoding) > self._memory.available:
-            victim = self._victim()
-            if victim is None:
-                return
-            self.preempt(victim)
-
-    def break_deadlock(self) -> bool:
-        """Preempts one request when none can be given a KV slot and no result is awaited. False: there is none."""
-        victim = self._victim()
-        if victim is not None:
-            self.preempt(victim)
-        return victim is not None
-
-    def _victim(self) -> Request | None:
-        """The youngest request of the tenant that holds the most KV slots, but never the oldest request of all."""
-        oldest = min(self.running.values(), key=by_age, default=None)
-        candidates = [r for r in self.running.values() if r.state in PREEMPTIBLE and r is not oldest]
-        if not candidates:
-            return None
-        held = Counter[str]()
-        for request in candidates:
-            held[request.tenant] += len(request.slots)
-        most = max(held, key=lambda tenant: (held[tenant], tenant))
-        return max((r for r in candidates if r.tenant == most), key=by_age)
-
-    def preempt_for_fairness(self, request: Request) -> None:
-        """Preempts requests of tenants that would still run more than `request`'s own, until it may be bound or no
-        victim is left. Called before any row is planned, as `preempt_for_decode_slots`."""
-        while not self.may_bind(request):
-            victim = None if self._must_wait(request) else self._victim_for(request)
-            if victim is None:
-                return
-            victim.fairness_preempted_at = victim.num_output
-            self.preempt(victim)
-
-    def _victim_for(self, request: Request) -> Request | None:
-        """The youngest request of the tenant that holds the most of the scarce resource (request slots, or else KV
-        slots), if that tenant would still hold more than `request`'s."""
-        tenants = {r.tenant for r in self.running.values() if _may_be_preempted(r)} - {request.tenant}
-        if not tenants:
-            return None
-        if self.num_free_req_slots:
-            mine = self._holding(request.tenant) + len(request.tokens)
-            most = max(tenants, key=lambda tenant: (self._holding(tenant), tenant))
-            fair = self._holding(most) > mine
-        else:
-            counts = Counter(r.tenant for r in self.running.values())
-            most = max(tenants, key=lambda tenant: (counts[tenant], tenant))
-            fair = counts[most] > counts[request.tenant] + 1
-        if not fair:
-            return None
-        return max(filter(_may_be_preempted, self._of(most)), key=by_age)
-
-    def _of(self, tenant: str) -> Iterator[Request]:
-        return (r for r in self.running.values() if r.tenant == tenant and r.state in PREEMPTIBLE)
-
-    def _holding(self, tenant: str) -> int:
-        return sum(len(r.slots) for r in self._of(tenant))
 
     # ---------------------------------------------------------------- invariants
 
@@ -279,13 +230,13 @@ class RunningBatch:
         running = list(self.running.values())
         self._memory.check_counts(running)
         states = Counter(request.state for request in running)
-        req_slots = self._free_req_slots + [request.req_slot for request in running]
+        req_slots = self._free_req_slots + [slot for request in running for slot in request.req_slots]
         invariants = {
             "each request slot is free or bound": sorted(req_slots) == list(range(self._limits.max_running)),
             "max_kv_total is the sum over the batch": self.admission.max_kv_total
             == sum(r.max_kv for r in [*running, *self.loading.values()]),
             "PREFILL matches its list": states[State.PREFILL] == len(self.prefilling),
-            "DECODE matches its dict": states[State.DECODE] == len(self.decoding),
+            "DECODE matches its dicts": states[State.DECODE] == len(self.decoding) + len(self.searching),
             "no request holds more than max_kv": all(r.need >= 0 for r in running),
         }
         broken = [name for name, holds in invariants.items() if not holds]
@@ -295,7 +246,3 @@ class RunningBatch:
     def check_slots(self) -> None:
         """Raises AssertionError unless every KV slot is free, owned by one request, or cached. O(num_slots)."""
         self._memory.check_slots(self.running.values())
-
-
-def _may_be_preempted(request: Request) -> bool:
-    return request.state in PREEMPTIBLE and request.fairness_preempted_at != request.num_output

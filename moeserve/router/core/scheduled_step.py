@@ -9,7 +9,7 @@ import msgspec
 
 from moeserve.messages.pages import PageOrders
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.steps import NewSeq, Row, StepPlan
+from moeserve.messages.steps import Fork, NewSeq, Row, StepPlan
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request
 from moeserve.router.core.step_cost import StepShape, chunk_context
@@ -24,6 +24,7 @@ class ScheduledStep:
         "_prompt_context",
         "at_border",
         "expected_ms",
+        "forks",
         "fresh_tokens",
         "new_seqs",
         "num_decode",
@@ -35,6 +36,7 @@ class ScheduledStep:
         "repeated_tokens",
         "rows",
         "sampling",
+        "searches",
         "silent_ends",
         "state_copies",
         "step",
@@ -46,6 +48,8 @@ class ScheduledStep:
         self.rows: list[Row] = []
         self.owners: list[Request] = []  # of each row
         self.sampling: list[Request] = []  # of each row that samples, in the order of the result's tokens
+        self.searches: dict[Request, range] = {}  # of each beam search in it, its place in `sampling`
+        self.forks: list[Fork] = []
         self.silent_ends: list[Request] = []  # max_tokens is 0: they end with this step
         self.state_copies = b""  # StepPlan.state_copies; written by Planner
         self.pages: PageOrders | None = None  # StepPlan.pages; written by Planner
@@ -83,7 +87,7 @@ class ScheduledStep:
         return zip(self.owners[self.num_decode :], self.rows[self.num_decode :], strict=True)
 
     def as_plan(self) -> StepPlan:
-        return StepPlan(self.step, self.new_seqs, self.rows, self.state_copies, self.pages)
+        return StepPlan(self.step, self.new_seqs, self.rows, self.state_copies, self.pages, self.forks)
 
     def add_decode_rows(self, requests: Sequence[Request], memory: KvMemory) -> list[Request]:
         """Adds one decode row for each request; returns those that need no further row.
@@ -107,6 +111,21 @@ class ScheduledStep:
         self._decode_context += context
         return complete
 
+    def add_beam_rows(self, request: Request, memory: KvMemory) -> None:
+        """Adds a row for each beam of a search; it needs as many slots. After the decode rows, before any chunk."""
+        beams = request.beams
+        assert beams is not None
+        taken = memory.take(len(beams.rows))
+        self.forks += beams.plan(taken)
+        for row, (packed,) in zip(beams.rows, iter_unpack("4s", taken.tobytes()), strict=True):
+            self.rows.append(Row(row.req_slot, beams.position, 1, packed, True))
+        first = len(self.sampling)
+        self.searches[request] = range(first, first + len(taken))
+        self.owners += [request] * len(taken)
+        self.sampling += [request] * len(taken)
+        self.num_decode += len(taken)
+        self._decode_context += len(taken) * beams.position
+
     def add_chunk(self, request: Request, count: int, memory: KvMemory, now: float) -> None:
         """Adds the next `count` known tokens of a request and, with its first chunk, the NewSeq that binds it."""
         if not request.announced:
@@ -123,6 +142,8 @@ class ScheduledStep:
         self.prompt_span = max(self.prompt_span, start + count)
         self._count(request, start, start + count)
         if sample:
+            if request.beams is not None:
+                self.searches[request] = range(len(self.sampling), len(self.sampling) + 1)
             self.sampling.append(request)
         elif is_last:
             self.silent_ends.append(request)
@@ -135,22 +156,33 @@ class ScheduledStep:
         request.announced = True
         if request.first_planned_at is None:
             request.first_planned_at = now
+        sampling = _sampling(request)
         self.new_seqs.append(
             NewSeq(
                 req_slot=request.req_slot,
                 token_ids=request.tokens.tobytes(),
                 num_prompt=request.num_prompt,
                 prefix_slots=request.slots.tobytes(),
-                sampling=_sampling(request),
+                sampling=sampling,
                 request_id=request.request_id,
                 state_slot=request.state_slot,
                 adapter=request.adapter,
             )
         )
+        # The other beams' request slots, which get their tokens by forks.
+        for req_slot, state_slot in zip(request.req_slots[1:], request.state_slots[1:], strict=True):
+            self.new_seqs.append(
+                NewSeq(req_slot, b"", 0, b"", sampling, request.request_id, state_slot, request.adapter)
+            )
 
 
 def _sampling(request: Request) -> SamplingParams:
-    """The request's parameters, without prompt logprobs once the client has all of them."""
+    """The request's parameters, without prompt logprobs once the client has all of them. Of beams, the worker is asked
+    for their top tokens."""
+    if request.beams is not None:
+        wanted = max(request.beams.search.num_candidates, request.sampling.logprobs or 0)
+        of = request.sampling
+        return SamplingParams(of.max_tokens, temperature=0.0, seed=of.seed, logprobs=wanted)
     if request.sampling.prompt_logprobs is None or not request.is_scored:
         return request.sampling
     return msgspec.structs.replace(request.sampling, prompt_logprobs=None)

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec.structs import replace
+
 from moeserve.messages.kv_events import KvEvent
 from moeserve.messages.sampling import FinishReason, TokenLogprob
 from moeserve.messages.schema import (
@@ -30,6 +32,7 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import MeasuredStep, Sampled, StepPlan, StepResult
 from moeserve.router.core.back_pressure import BackPressure
+from moeserve.router.core.beam_searches import BeamSearches
 from moeserve.router.core.crash_blame import CrashBlame
 from moeserve.router.core.fair_share import FairShare
 from moeserve.router.core.grammar_turns import GrammarTurns
@@ -47,6 +50,8 @@ MAX_PLANS_IN_FLIGHT = 2
 # While a step this long runs, the next one is not planned yet: the idle gap after it is negligible (its size is in
 # docs/results/2026-11-22-router-notes.md), and a request that arrives meanwhile joins the next step, not the one after.
 PLAN_AHEAD_MS = 100.0
+
+NOT_FINITE = "the model produced non-finite logits for this request"
 
 RouterMessage = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError
 
@@ -89,6 +94,7 @@ class Scheduler:
         self._in_flight: deque[ScheduledStep] = deque()
         self._out: list[RouterMessage] = []
         self._stats = RouterStats()
+        self._searches = BeamSearches(self._memory, self._stats)
 
     def learn(self, measured: list[MeasuredStep]) -> None:
         """What steps cost, before the first one: the worker has measured some at its start."""
@@ -101,18 +107,26 @@ class Scheduler:
     def add(self, message: GenerateRequest) -> None:
         """Queues a request, or answers it with a RequestError: 400 when it can never run, 503 when the queue is full
         or the scheduler is closed. Raises ValueError for an id that is open."""
-        if message.id in self._open:
+        if self._searches.request_id(message.id) in self._open:
             raise ValueError(f"request id {message.id} is in use")
-        refusal = self._refusal(message)
+        messages = [message]
+        if message.beams is not None and self._closed is None:
+            messages = self._searches.gather(message)
+            if not messages:
+                return
+        refusal = self._refusal(messages[0])
         if refusal is not None:
-            self._out.append(refusal)
+            self._out += [replace(refusal, id=message.id) for message in messages]
             return
-        request = Request(message)
+        request = Request(messages[0])
+        if request.beams is not None:
+            self._searches.began(request, messages)
         self._open[request.id] = request
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
-        output = b"" if message.resumed is None else message.resumed.token_ids
-        self._out.append(DetokenizeStart(request.id, message.text, message.context, output))
+        for message in messages:
+            output = b"" if message.resumed is None else message.resumed.token_ids
+            self._out.append(DetokenizeStart(message.id, message.text, message.context, output))
 
     def _refusal(self, message: GenerateRequest) -> RequestError | None:
         if self._closed is not None:
@@ -125,12 +139,19 @@ class Scheduler:
     def abort(self, request_id: int) -> None:
         """Frees everything at once. An id that is not open (finished, aborted, unknown) is no error, because an abort
         and the request's final message may cross."""
-        request = self._open.get(request_id)
+        request = self._open.get(self._searches.request_id(request_id))
         if request is None:
+            self._searches.forget(request_id)
             return
+        ids = request.answer_ids
         self._release(request)
         self._stats.aborts += 1
-        self._out.append(DetokenizeEnd(id=request_id))
+        self._out += [DetokenizeEnd(id=one) for one in ids]
+
+    def abort_before(self, first_id: int) -> None:
+        """Aborts what is open of the ids below."""
+        for request_id in [request_id for request_id in self._open if request_id < first_id]:
+            self.abort(request_id)
 
     def stop_hit(self, hit: StopHit) -> None:
         """Ends a request at a stop string; tokens sampled after it are not counted. As with `abort`, an id that is not
@@ -166,6 +187,8 @@ class Scheduler:
             self._accept_prompt_logprobs(scheduled.owners[index], scheduled.rows[index].start, logprobs)
         self._tell_progress(scheduled, now)
         self._accept_tokens(scheduled.sampling, result.sampled, now)
+        for request, place in scheduled.searches.items():
+            self._advance_search(request, result.sampled[place.start : place.stop], now)
         for request in scheduled.silent_ends:
             if request.state is not State.FINISHED:
                 self._finish(request, "length", 0, now)
@@ -212,6 +235,7 @@ class Scheduler:
         self._in_flight.clear()
         for request in list(self._open.values()):
             self._fail(request, 503, cause)
+        self._out += [RequestError(id, 503, cause) for id in self._searches.take_gathering()]
         if self._memory.disk is not None:
             self._memory.disk.reset()
 
@@ -294,8 +318,8 @@ class Scheduler:
         items: list[TokensItem] = []
         ended: list[tuple[Request, Sampled]] = []
         for request, entry in zip(owners, sampled, strict=True):
-            if request.state is State.FINISHED:
-                continue  # a stale row: the request ended while this plan was in flight
+            if request.state is State.FINISHED or request.beams is not None:
+                continue  # a stale row, as the request ended while this plan was in flight; or a beam
             token_id = entry.token_id
             count = request.num_output
             if (
@@ -329,7 +353,7 @@ class Scheduler:
             if entry.error is not None:
                 self._fail(request, 400, entry.error, forget=True)  # the request's own grammar failed
             else:
-                self._fail(request, 500, "the model produced non-finite logits for this request", forget=True)
+                self._fail(request, 500, NOT_FINITE, forget=True)
         if entry.token_id < 0:
             return
         is_stop = entry.token_id in request.stop_ids and request.num_output >= request.sampling.min_tokens
@@ -343,6 +367,21 @@ class Scheduler:
             self._finish(request, "stop", request.num_output, now, stop_token=entry.token_id)
         else:
             self._finish(request, "length", request.num_output, now, last=entry)
+
+    def _advance_search(self, request: Request, sampled: list[Sampled], now: float) -> None:
+        """Takes the results of a search's rows, unless it was ended or preempted meanwhile."""
+        if request.state is not State.DECODE:
+            return
+        if any(entry.token_id < 0 for entry in sampled):
+            self._fail(request, 500, NOT_FINITE, forget=True)
+            return
+        if not request.num_output:
+            self._memory.save(request)
+        items = self._searches.advance(request, sampled, now)
+        if items:
+            self._history.add(request.num_output)
+            self._release(request)
+            self._emit(items)
 
     # ---------------------------------------------------------------- ending
 
@@ -369,12 +408,14 @@ class Scheduler:
         self._emit([item])
 
     def _fail(self, request: Request, status: int, message: str, *, forget: bool = False) -> None:
+        ids = request.answer_ids
         self._release(request, forget=forget)
-        self._out.append(RequestError(id=request.id, status=status, message=message))
+        self._out += [RequestError(id=id, status=status, message=message) for id in ids]
 
     def _release(self, request: Request, *, forget: bool = False) -> None:
         """Frees all that an open request holds; the module's docstring says why its rows in flight are harmless."""
         del self._open[request.id]
+        self._searches.ended(request)
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)
 

@@ -1,9 +1,10 @@
 """The owner of every slot of recurrent state: free + running + snapshots = all slots, after every call.
 
-A running request has one slot, which each of its rows advances. `copies` are executed by the worker before the rows of
-the plan that carries them, hence after the rows of all plans before:
+A running request has one slot, which each of its rows advances; a beam search has one for each beam. `copies` are
+executed by the worker before the rows of the plan that carries them, hence after the rows of all plans before:
 
     bind       zero, or snapshot -> running     in the plan that is being made; its rows follow
+    copy       running -> running               in the plan after the one whose result had a beam fork
     take       running -> snapshot              in the plan after the one whose row ended at the border
     keep       (no copy)                        the running slot becomes the snapshot, when its request leaves
 
@@ -58,6 +59,19 @@ class StateMemory:
         else:
             self._copies.extend((ZERO if source is None else source.slot, slot))
         request.state_slot = slot
+
+    def take_more(self, count: int) -> list[int]:
+        """Slots for the beams of a request beside its own; their states mean nothing yet."""
+        slots = [slot for _ in range(count) if (slot := self._take_slot(spared=None)) is not None]
+        assert len(slots) == count, "there is a state slot for every sequence that runs"
+        return slots
+
+    def free_more(self, slots: list[int]) -> None:
+        self._free.extend(slots)
+
+    def copy(self, source: int, target: int) -> None:
+        """Has the next plan copy one beam's state to another's."""
+        self._copies.extend((source, target))
 
     def free(self, request: Request) -> None:
         """Takes back the slot of a request, without a snapshot."""
@@ -126,6 +140,6 @@ class StateMemory:
         in_tree = list(self._tree.snapshots())
         if set(in_tree) != set(self._snapshots):
             raise AssertionError("the tree has other snapshots than are counted")
-        held = [*self._free, *(r.state_slot for r in running), *(s.slot for s in in_tree)]
+        held = [*self._free, *(slot for r in running for slot in r.state_slots), *(s.slot for s in in_tree)]
         if sorted(held) != list(range(self.num_slots)):
             raise AssertionError(f"state slots not held exactly once: {sorted(held)} of {self.num_slots}")

@@ -86,6 +86,9 @@ class CpuEngine:
         prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
+    def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
+        """The pool reads the host's tables."""
+
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:

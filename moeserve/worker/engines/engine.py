@@ -27,8 +27,8 @@ class ExpertCounts(NamedTuple):
 
 class Engine(Protocol):
     """Owns the model, its KV cache and the sampler's state. Calls come from one thread, a step's in this order:
-    `copy_states`, `bind` of its new requests, `forward`, `score`, then `logits` and `sample` for each group of sampled
-    rows, `finish`."""
+    `copy_states`, `bind` of its new requests, `fork`, `forward`, `score`, then `logits` and `sample` for each group of
+    sampled rows, `finish`."""
 
     @property
     def logit_rows(self) -> int:
@@ -52,6 +52,11 @@ class Engine(Protocol):
 
     def bind(self, seq: NewSeq, tokens: Int32s) -> None:
         """A request takes its slot, whatever the slot held. tokens: all known ones, prompt first."""
+        ...
+
+    def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
+        """Request slots take over the KV slots of others at positions 0 .. end-1; no target is a source. The host's
+        tables (`Sequences`) have them already. After `bind`."""
         ...
 
     def forward(

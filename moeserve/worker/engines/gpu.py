@@ -188,6 +188,13 @@ class GpuEngine:
         prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
+    def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
+        if not len(targets):
+            return
+        device = self._slot_table.device
+        into, of = (torch.from_numpy(slots.astype(np.int64)).to(device) for slots in (targets, sources))
+        self._slot_table[into, :end] = self._slot_table[of, :end]
+
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:

@@ -56,7 +56,12 @@ OPENAI: dict[str, list[Any]] = {
     "user": [*NOT_STRINGS, "x" * 1025],
     "metadata": [5, "x", []],
     "model": [*NOT_STRINGS, "x" * 513],
-    "use_beam_search": [True],
+    "use_beam_search": NOT_BOOLEANS,
+    "beam_width": [*NOT_INTEGERS, 0, 21, 2],
+    "length_penalty": [*NOT_NUMBERS, -8.1, 8.1],
+    "early_stopping": [5, "always", []],
+    "num_beam_groups": [*NOT_INTEGERS, 0, 21, 2],
+    "diversity_penalty": [*NOT_NUMBERS, -0.1, 101, 0.5],
     "response_format": [
         *[5, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}],
         *[{"type": "text", "json_schema": {"schema": {}}}],

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moeserve.command_line import read_options, resolve
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.options import read_options, resolve
 from moeserve.placement.heat import ExpertHeat, read_heat, write_heat
 from moeserve.placement.options import placement_options
 from moeserve.placement.sizes import ModelSizes

@@ -108,6 +108,7 @@ def test_the_last_layer_on_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model:
     assert "use --device cpu" in fails(capsys, *flags[:4], "--n-gpu-layers", "0")
 
 
+@pytest.mark.usefixtures("no_measuring")
 def test_recurrent_states_lie_where_their_layers_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the first three layers; 4 snapshots for each sequence fit. Measured: the first layer has no q."""
     model = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from moeserve.command_line import demonstration_model
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.options import demonstration_model
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.conftest import TINY_MODEL
 from tests.unit.tokenizer.test_chat_template import CONVERSATIONS

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
+from moeserve.command_line import demonstration_model
 from moeserve.models.open import open_metadata
-from moeserve.options import demonstration_model
 from moeserve.tokenizer.vocabulary import Vocabulary
 from moeserve.workload.prompts import END_ID, FIRST_ID, TokenHistory
 from moeserve.workload.shapes import PRESETS, WorkloadShape, arrival_times, generate

@@ -27,6 +27,7 @@ from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.router.replacement import LaunchedWorkers
 from moeserve.router.worker_client import InProcessWorker, RpycWorker
 from moeserve.worker.service import WorkerService
+from tests.e2e.clients import within
 from tests.support.rpc_child import (
     ANSWER,
     EXPERT_USE,
@@ -191,6 +192,18 @@ def test_an_exception_in_process_is_told_too() -> None:
 def test_shutdown_ends_the_worker(child: subprocess.Popen[str], worker: RpycWorker) -> None:
     worker.shutdown()
     assert child.wait(5) == 0
+
+
+def test_a_worker_that_outlives_routers_is_not_ended_by_one(tmp_path: Path) -> None:
+    with child_process(tmp_path / "worker", "outlives routers") as child:
+        for step in (1, 2):
+            worker = RpycWorker(tmp_path / "worker")
+            assert worker.ready() == READY
+            worker.submit(plan(step))
+            assert results(worker, 1)[0].step == step
+            worker.shutdown()
+            assert within(5, (tmp_path / "worker").exists)
+        assert child.poll() is None
 
 
 def test_the_worker_waits_for_another_router_when_one_goes(

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.sampling.pick import TILE, gather, kth_block
+from moeserve.kernels.sampling.filter_and_draw import TILE, gather, kth_block
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def next_largest(values, ids, n, bound, bound_id):
 
 
 @kernel
-def score_kernel(
+def logprobs_kernel(
     x, targets, count, block_max, block_sum, values, ids, logprobs, ranks, top_ids, top_logprobs,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr, TOP_N: tl.constexpr,
 ):  # fmt: skip

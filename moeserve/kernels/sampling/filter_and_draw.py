@@ -228,7 +228,7 @@ def has_any(x, VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
 
 
 @kernel
-def pick_kernel(
+def filter_and_draw_kernel(
     x, raw, slots, count, settings, history, block_max, block_sum, values, ids, tokens,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip

@@ -14,7 +14,7 @@ def is_idle_leaf(node: Node) -> bool:
     return node.refs == 0 and not node.children and len(node.slots) > 0
 
 
-class IdleLeaves:
+class EvictionOrder:
     """A heap by (last_used, number). A leaf that is used again leaves its entry behind: entries that no longer describe
     an idle leaf are skipped when they surface."""
 

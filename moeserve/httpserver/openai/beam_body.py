@@ -1,0 +1,98 @@
+"""The fields of beam search, under vLLM's names where it has them, else transformers'."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+from pydantic_core import PydanticCustomError
+
+from moeserve.httpserver.transport.request_model import RequestModel, asks_nothing
+from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
+
+MAX_LENGTH_PENALTY: Final = 8.0
+
+# What cannot be had with beams, the values that ask for nothing, and what to do instead.
+_KNOWN_AT_THE_END = "beams are known at the end only: leave out stream"
+_NOT_SAMPLED = "beam search does not sample: leave it out"
+_RAW_SCORES = "beams are scored by the model's own log-probabilities: leave it out"
+_NOT_WITH_BEAMS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    "stream": ((False,), _KNOWN_AT_THE_END),
+    "temperature": ((0, 1), _NOT_SAMPLED),
+    "top_p": ((1,), _NOT_SAMPLED),
+    "top_k": ((0, -1), _NOT_SAMPLED),
+    "min_p": ((0,), _NOT_SAMPLED),
+    "presence_penalty": ((0,), _RAW_SCORES),
+    "frequency_penalty": ((0,), _RAW_SCORES),
+    "repetition_penalty": ((1,), _RAW_SCORES),
+    "logit_bias": (({},), _RAW_SCORES),
+    "bad_words": (([],), _RAW_SCORES),
+    "allowed_token_ids": (([],), _RAW_SCORES),
+    "stop": (([],), "use stop_token_ids, which end a beam"),
+}
+_ONLY_WITH_BEAMS: Final = ("beam_width", "num_beam_groups", "diversity_penalty")
+
+
+class BeamFields(RequestModel):
+    use_beam_search: Annotated[
+        bool, Field(description="The most likely answers of a beam search, best first (vLLM).")
+    ] = False
+    beam_width: Annotated[
+        int | None, Field(ge=1, le=MAX_CANDIDATES, description="Beams; at least n, which is the default.")
+    ] = None
+    length_penalty: Annotated[
+        float,
+        Field(
+            ge=-MAX_LENGTH_PENALTY,
+            le=MAX_LENGTH_PENALTY,
+            description="A beam's log-probability is divided by its length to this power.",
+        ),
+    ] = 1.0
+    early_stopping: Annotated[
+        bool | Literal["never"],
+        Field(
+            description="Of a search with as many answers as beams. True: it ends. False: unless a beam is better "
+            'now. "never": unless a beam could become better.'
+        ),
+    ] = False
+    num_beam_groups: Annotated[
+        int, Field(ge=1, le=MAX_CANDIDATES, description="Groups of beams that avoid each other's tokens.")
+    ] = 1
+    diversity_penalty: Annotated[
+        float,
+        Field(
+            ge=0, le=100, description="Taken from a token's log-probability for each such beam that takes it."
+        ),
+    ] = 0.0
+
+    def beam_params(self, n: int) -> BeamParams | None:
+        """Returns the search that the fields ask for, with `n` answers; None: none. The key is not the final one.
+        Raises PydanticCustomError."""
+        if not self.use_beam_search:
+            for name in _ONLY_WITH_BEAMS:
+                if name in self.model_fields_set:
+                    raise PydanticCustomError(name, "is only allowed with use_beam_search true")
+            return None
+        for name, (neutral, remedy) in _NOT_WITH_BEAMS.items():
+            if not asks_nothing(getattr(self, name), neutral):
+                text = "cannot be combined with use_beam_search; {remedy}"
+                raise PydanticCustomError(name, text, {"remedy": remedy})
+        width = n if self.beam_width is None else self.beam_width
+        if width < n:
+            message = "must be at least n, {n}, got {width}"
+            raise PydanticCustomError("beam_width", message, {"n": n, "width": width})
+        if width % self.num_beam_groups:
+            message = "must divide the {width} beams into groups of equal size"
+            raise PydanticCustomError("num_beam_groups", message, {"width": width})
+        if self.diversity_penalty and self.num_beam_groups == 1:
+            raise PydanticCustomError("diversity_penalty", "needs num_beam_groups of 2 or more")
+        return BeamParams(
+            key=0,
+            choice=0,
+            num_choices=n,
+            width=width,
+            groups=self.num_beam_groups,
+            length_penalty=self.length_penalty,
+            diversity_penalty=self.diversity_penalty,
+            early_stopping=self.early_stopping,
+        )

@@ -1,0 +1,23 @@
+"""Pointwise operations from expressions: a Python function becomes a Triton kernel with broadcasting, any strides and
+torch's type promotion, made once for each kind of arguments (the idea is FlagGems'). On a CPU torch computes."""
+
+from moeserve.kernels.pointwise.functions import (
+    clamp,
+    erf,
+    exp,
+    log,
+    maximum,
+    minimum,
+    rsqrt,
+    sigmoid,
+    silu,
+    sqrt,
+    tanh,
+    where,
+)
+from moeserve.kernels.pointwise.op import Pointwise, pointwise
+
+__all__ = [
+    "Pointwise", "clamp", "erf", "exp", "log", "maximum", "minimum", "pointwise", "rsqrt", "sigmoid", "silu", "sqrt",
+    "tanh", "where",
+]  # fmt: skip

@@ -1,0 +1,124 @@
+"""Expressions: what a Python function computes from its arguments, as a list of steps.
+
+    expression = trace(lambda gate, up: gate * sigmoid(gate) * up)
+
+The function runs once, on values that note what is done with them; equal steps become one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from moeserve.kernels.pointwise.operations import OPERATIONS
+
+Number = bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """operation: of OPERATIONS, or "argument" (constant: its index), "constant" (its value), "cast" (its dtype)."""
+
+    operation: str
+    operands: tuple[int, ...]  # earlier steps
+    constant: Number | torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """steps: an argument's own first, in their order; the last is the result."""
+
+    name: str
+    arguments: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+class Value:
+    """What an expression's function computes with: Python's operators, and this module's functions."""
+
+    __slots__ = ("_index", "_steps")
+    __hash__ = None  # type: ignore[assignment]  # == makes another value
+
+    def __init__(self, steps: dict[tuple[object, ...], Step], index: int) -> None:
+        self._steps, self._index = steps, index
+
+    def _then(self, operation: str, *operands: object, constant: torch.dtype | None = None) -> Value:
+        steps = self._steps
+        return _note(steps, Step(operation, tuple(_index(steps, x) for x in operands), constant))
+
+    def to(self, dtype: torch.dtype) -> Value:
+        return self._then("cast", self, constant=dtype)
+
+    def __bool__(self) -> bool:
+        raise TypeError("an expression has no branches: use where(condition, value, other)")
+
+    def __pow__(self, exponent: int) -> Value:
+        if exponent not in (2, 3, 4):
+            raise ValueError(f"** takes 2, 3 or 4 in an expression, not {exponent!r}")
+        square = self._then("mul", self, self)
+        return square if exponent == 2 else self._then("mul", square, self if exponent == 3 else square)
+
+
+def _index(steps: dict[tuple[object, ...], Step], x: object) -> int:
+    if isinstance(x, Value):
+        if x._steps is not steps:
+            raise ValueError("a value of another expression")
+        return x._index
+    if not isinstance(x, (bool, int, float)):
+        raise TypeError(f"an expression computes with values and numbers, not {type(x).__name__}")
+    return _note(steps, Step("constant", (), x))._index
+
+
+def _note(steps: dict[tuple[object, ...], Step], step: Step) -> Value:
+    # By repr: 1, 1.0 and True are equal, and 0.0 and -0.0.
+    key = (step.operation, step.operands, repr(step.constant))
+    if key not in steps:
+        steps[key] = step
+    return Value(steps, list(steps).index(key))
+
+
+def _binary(name: str, *, swapped: bool = False) -> Callable[[Value, object], Value]:
+    def method(self: Value, other: object) -> Value:
+        return self._then(name, *((other, self) if swapped else (self, other)))
+
+    return method
+
+
+def _unary(name: str) -> Callable[[Value], Value]:
+    return lambda self: self._then(name, self)
+
+
+for _method, _name in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "and": "and", "or": "or",
+                       "xor": "xor"}.items():  # fmt: skip
+    setattr(Value, f"__{_method}__", _binary(_name))
+    setattr(Value, f"__r{_method}__", _binary(_name, swapped=True))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Value, f"__{_name}__", _binary(_name))
+for _name in ("neg", "invert", "abs"):
+    setattr(Value, f"__{_name}__", _unary(_name))
+
+
+def apply(name: str, *operands: Any) -> Any:
+    """An operation of OPERATIONS by its name. TypeError without a value among the operands, or with too many."""
+    if len(operands) != OPERATIONS[name].arity:
+        raise TypeError(f"{name} takes {OPERATIONS[name].arity} operands, not {len(operands)}")
+    for x in operands:
+        if isinstance(x, Value):
+            return x._then(name, *operands)
+    raise TypeError(f"{name} of no value of an expression")
+
+
+def trace(function: Callable[..., Any]) -> Expression:
+    """The expression that `function` computes. TypeError where it is none of its arguments'."""
+    names = tuple(inspect.signature(function).parameters)
+    steps: dict[tuple[object, ...], Step] = {}
+    arguments = [_note(steps, Step("argument", (), i)) for i in range(len(names))]
+    result = function(*arguments)
+    if not isinstance(result, Value):
+        raise TypeError(f"{function.__name__} computes {type(result).__name__}, not a value of its arguments")
+    result_first = list(steps.values())[: result._index + 1]
+    return Expression(function.__name__.strip("<>"), names, tuple(result_first))

@@ -1,0 +1,65 @@
+"""Functions for expressions, beside Python's operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moeserve.kernels.pointwise.expression import apply
+
+# An expression's value, or a number.
+Operand = Any
+
+
+def exp(x: Operand) -> Operand:
+    return apply("exp", x)
+
+
+def log(x: Operand) -> Operand:
+    return apply("log", x)
+
+
+def sqrt(x: Operand) -> Operand:
+    return apply("sqrt", x)
+
+
+def rsqrt(x: Operand) -> Operand:
+    return apply("rsqrt", x)
+
+
+def erf(x: Operand) -> Operand:
+    return apply("erf", x)
+
+
+def minimum(x: Operand, y: Operand) -> Operand:
+    """NaN where either is."""
+    return apply("minimum", x, y)
+
+
+def maximum(x: Operand, y: Operand) -> Operand:
+    """NaN where either is."""
+    return apply("maximum", x, y)
+
+
+def where(condition: Operand, x: Operand, y: Operand) -> Operand:
+    """x where the condition is true (not 0), else y."""
+    return apply("where", condition, x, y)
+
+
+def sigmoid(x: Operand) -> Operand:
+    return 1.0 / (1.0 + exp(-1.0 * x))  # a product, for bools and what has no sign
+
+
+def silu(x: Operand) -> Operand:
+    """x * sigmoid(x), with one division."""
+    return x / (1.0 + exp(-1.0 * x))
+
+
+def tanh(x: Operand) -> Operand:
+    """From one exponential of what cannot overflow. Its error is absolute, 1e-7 in float32, for small x too."""
+    e = exp(-2.0 * abs(x))
+    y = (1.0 - e) / (1.0 + e)
+    return where(x < 0, -y, y)
+
+
+def clamp(x: Operand, least: Operand, most: Operand) -> Operand:
+    return minimum(maximum(x, least), most)

@@ -1,0 +1,176 @@
+"""Frames over one TLS connection, for a poll loop: nothing here waits.
+
+TLS runs over buffers in memory and not over the socket, so that what is to be sent never stands in the way of what has
+arrived, and a handshake is one more thing that may be under way.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from typing import Any, Final
+
+from moeserve.remote.frames import FrameError, FrameReader, Kind, encode_frame
+
+HEARTBEAT_S: Final = 0.5  # after so long without another frame
+LOST_S: Final = 1.5  # the other end counts as lost when it has said nothing for so long
+CHUNK: Final = 1 << 16
+READS_PER_TURN: Final = 64  # bounded, so that no peer can keep a loop to itself
+MOST_UNSENT: Final = 512 << 20  # two of the longest messages (`channels.MAX_MESSAGE_BYTES`)
+
+
+class ConnectionLost(Exception):
+    """The connection has ended; the message says why."""
+
+    def __init__(self, cause: str, *, by_itself: bool = False, is_refusal: bool = False) -> None:
+        """by_itself: the worker has crashed. is_refusal: TLS does not trust the other end, or that one does not trust
+        us."""
+        super().__init__(cause)
+        self.by_itself = by_itself
+        self.is_refusal = is_refusal
+
+
+class FrameChannel:
+    """One end of a connection. `turn` is called when the socket is readable, or writable while `has_unsent`, and at
+    `due`."""
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, server_hostname: str | None = None
+    ) -> None:
+        """`sock` is connected, and belongs to the channel from here on. server_hostname: whose certificate is expected;
+        None at the end that listens."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel gives up by itself what it could not deliver, after the socket was closed too.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_S * 1e3))
+        self._sock = sock
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=server_hostname is None,
+            server_hostname=server_hostname,
+        )
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._lost: ConnectionLost | None = None  # raised once all that came before was taken
+        self._heard_at = self._spoke_at = time.monotonic()
+        self.is_open = False  # the handshake is done: both ends are who they should be
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return len(self._unsent)
+
+    @property
+    def due(self) -> float:
+        """When `turn` must be called next, in the time of time.monotonic()."""
+        return min(self._spoke_at + HEARTBEAT_S, self._heard_at + LOST_S)
+
+    @property
+    def peer_name(self) -> str:
+        """The common name in the other end's certificate."""
+        certificate = self._tls.getpeercert() or {}
+        subject: Any = certificate.get("subject", ())
+        names = [str(value) for part in subject for name, value in part if name == "commonName"]
+        return names[0] if names else "unnamed"
+
+    def turn(self) -> list[tuple[Kind, bytes]]:
+        """Takes in what has arrived and sends what it can; returns the frames but the heartbeats. Raises
+        ConnectionLost."""
+        if self._lost is not None:
+            raise self._lost
+        now = time.monotonic()
+        self._receive(now)
+        if not self.is_open:
+            self._shake_hands()
+        frames: list[tuple[Kind, bytes]] = []
+        if self.is_open:
+            self._take_frames(frames)
+            if self._lost is None and now - self._heard_at >= LOST_S:
+                self._lost = ConnectionLost(f"nothing was heard for {LOST_S:g} s")
+            if self._lost is None and now - self._spoke_at >= HEARTBEAT_S:
+                self.send(encode_frame(Kind.HEARTBEAT))
+        if self._lost is None:
+            self.flush()
+        if self._lost is not None and not frames:
+            raise self._lost
+        return frames
+
+    def send(self, frame: bytes) -> None:
+        """Queues a frame; `turn` or `flush` sends it. Only once the channel is open."""
+        self._tls.write(frame)
+        self._spoke_at = time.monotonic()
+
+    def flush(self) -> None:
+        """Sends what the socket takes; what was lost meanwhile the next `turn` says."""
+        self._unsent += self._outgoing.read()
+        while self._unsent:
+            try:
+                del self._unsent[: self._sock.send(self._unsent)]
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._lost = self._lost or ConnectionLost(error.strerror or str(error))
+                break
+        if len(self._unsent) > MOST_UNSENT:
+            self._lost = self._lost or ConnectionLost(f"{len(self._unsent)} bytes could not be sent")
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _receive(self, now: float) -> None:
+        for _ in range(READS_PER_TURN if self.is_open else 1):
+            try:
+                data = self._sock.recv(CHUNK)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._lost = ConnectionLost(error.strerror or str(error))
+                break
+            if not data:
+                self._incoming.write_eof()
+                break
+            self._incoming.write(data)
+            self._heard_at = now
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLError as error:
+            self.flush()  # the alert
+            self._lost = _from_tls(error)
+            return
+        self.is_open = True
+        self._heard_at = time.monotonic()
+
+    def _take_frames(self, frames: list[tuple[Kind, bytes]]) -> None:
+        try:
+            while data := self._tls.read(CHUNK):
+                frames += (frame for frame in self._reader.feed(data) if frame[0] is not Kind.HEARTBEAT)
+            self._lost = self._lost or ConnectionLost("the other end has closed it")
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._lost = _from_tls(error)
+        except FrameError as error:
+            self._lost = ConnectionLost(str(error))
+
+
+def _from_tls(error: ssl.SSLError) -> ConnectionLost:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return ConnectionLost(f"the other end's certificate: {error.verify_message}", is_refusal=True)
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ConnectionLost("the other end has closed it")
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    return ConnectionLost(f"TLS: {reason}", is_refusal=True)

@@ -1,0 +1,34 @@
+"""Tells whether two machines mean the same model, from what lies in front of the weights."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from moeserve.models.sources.gguf import StringArray
+from moeserve.models.sources.source import ModelSource
+
+
+def fingerprint(source: ModelSource) -> str:
+    """Of all metadata (the tokenizer and the chat template among them), and of every tensor's name, shape and type. A
+    GGUF file may end before its tensors."""
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(part: bytes) -> None:
+        digest.update(len(part).to_bytes(8))
+        digest.update(part)
+
+    for key, value in sorted(source.metadata.items()):
+        add(key.encode())
+        if isinstance(value, StringArray):
+            for string in value:
+                add(string)
+        elif isinstance(value, np.ndarray):
+            add(f"{value.dtype} {value.shape}".encode())
+            add(value.tobytes())
+        else:
+            add(repr(value).encode())
+    for name, info in sorted(source.tensors.items()):
+        add(repr((name, tuple(info.shape), info.type.name)).encode())
+    return digest.hexdigest()

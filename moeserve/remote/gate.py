@@ -1,0 +1,191 @@
+"""The gate in front of a worker: admits one router at a time from other machines, over mutual TLS."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import zmq
+
+from moeserve.remote.channel import ConnectionLost, FrameChannel
+from moeserve.remote.frames import Kind, Welcome, encode_end, encode_frame
+from moeserve.remote.tunnel import LocalClosed, Tunnel
+
+HANDSHAKE_S: Final = 5.0
+MOST_HANDSHAKES: Final = 64  # under way at once; beyond it the oldest is dropped
+CAUSE_S: Final = 0.5  # for the worker's end to be noticed, which says why its socket was closed
+LAST_FRAME_S: Final = 1.0  # for the other end to read an End, and close
+BACKLOG: Final = 64
+
+log = logging.getLogger(__name__)
+
+
+class NotServing(Exception):
+    """There is no worker to connect to; the message says why."""
+
+
+# Connects to the worker; raises NotServing.
+WorkerDoor = Callable[[], tuple[Welcome, socket.socket]]
+
+
+class Session:
+    """One connection from another machine: a handshake, then a tunnel to the worker or an End."""
+
+    def __init__(self, channel: FrameChannel, address: str, now: float) -> None:
+        self.channel = channel
+        self.name = address
+        self.tunnel: Tunnel | None = None
+        self.deadline: float | None = now + HANDSHAKE_S  # when it is given up; None: while it is served
+        self.awaits_cause = False  # the worker has closed its socket, and nobody has said why
+
+    @property
+    def due(self) -> float:
+        due = self.channel.due if self.channel.is_open else float("inf")
+        return due if self.deadline is None else min(due, self.deadline)
+
+
+class Gate:
+    """Everything that listens. The owner's poller has its sockets; `turn` is called after each poll."""
+
+    def __init__(
+        self, listener: socket.socket, context: ssl.SSLContext, poller: zmq.Poller, door: WorkerDoor
+    ) -> None:
+        """`context`: `tls.gate_context`. `listener` and `poller` stay the owner's."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._context = context
+        self._poller = poller
+        self._door = door
+        self._sessions: list[Session] = []
+        self._served: Session | None = None
+        poller.register(listener.fileno(), zmq.POLLIN)
+
+    @property
+    def is_serving(self) -> bool:
+        """A router has the worker."""
+        return self._served is not None
+
+    @property
+    def due(self) -> float:
+        """When `turn` must be called next, in the time of time.monotonic()."""
+        return min((session.due for session in self._sessions), default=float("inf"))
+
+    def turn(self) -> None:
+        """Does what can be done now, without waiting."""
+        self._accept()
+        for session in list(self._sessions):
+            try:
+                self._serve(session, time.monotonic())
+            except ConnectionLost as error:
+                self._drop(session, str(error))
+            else:
+                self._watch(session)
+
+    def worker_lost(self, cause: str, *, by_itself: bool) -> None:
+        """Tells the router that is served why it has no worker any more."""
+        if (session := self._served) is not None:
+            self._end(session, cause, by_itself=by_itself)
+            self._watch(session)
+
+    def close(self) -> None:
+        for session in list(self._sessions):
+            self._drop(session, "the worker is stopped")
+        self._poller.register(self._listener.fileno(), 0)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, address = self._listener.accept()
+            except OSError:  # nobody waits, or has waited too long
+                return
+            name = f"{address[0]}, port {address[1]}"
+            with suppress(OSError):  # it may have gone already
+                self._sessions.append(Session(FrameChannel(sock, self._context), name, time.monotonic()))
+            shaking = [session for session in self._sessions if not session.channel.is_open]
+            if len(shaking) > MOST_HANDSHAKES:
+                self._drop(shaking[0], "too many handshakes at once")
+
+    def _serve(self, session: Session, now: float) -> None:
+        """Raises ConnectionLost."""
+        if session.deadline is not None and now >= session.deadline:
+            if not session.awaits_cause:
+                raise ConnectionLost("it took too long")
+            self._end(session, "the worker has closed the connection")
+        if session.tunnel is not None:
+            self._move(session, now)
+            return
+        was_open = session.channel.is_open
+        if session.channel.turn() and not was_open:
+            raise ConnectionLost("it has spoken before the welcome")
+        if session.channel.is_open and not was_open:
+            self._admit(session)
+
+    def _move(self, session: Session, now: float) -> None:
+        assert session.tunnel is not None
+        try:
+            session.tunnel.turn()
+        except LocalClosed:
+            self._close_tunnel(session)
+            session.awaits_cause = True
+            session.deadline = now + CAUSE_S
+            session.channel.flush()
+
+    def _admit(self, session: Session) -> None:
+        session.name = f"{session.channel.peer_name!r} at {session.name}"
+        if self._served is not None:
+            self._end(session, "the worker serves another router")
+            return
+        try:
+            welcome, local = self._door()
+        except NotServing as error:
+            self._end(session, str(error))
+            return
+        log.info("the router of %s is connected", session.name)
+        self._served = session
+        session.deadline = None
+        session.tunnel = Tunnel(local, session.channel)
+        session.channel.send(encode_frame(Kind.WELCOME, msgspec.msgpack.encode(welcome)))
+        session.channel.flush()
+
+    def _end(self, session: Session, cause: str, *, by_itself: bool = False) -> None:
+        """The connection stays until the other end has read why, and closes it."""
+        if session.tunnel is not None:
+            self._close_tunnel(session)
+        was_served = session is self._served
+        if was_served:
+            self._served = None
+        log.log(logging.INFO if was_served else logging.DEBUG, "%s is sent away: %s", session.name, cause)
+        session.awaits_cause = False
+        session.deadline = time.monotonic() + LAST_FRAME_S
+        session.channel.send(encode_end(cause, by_itself=by_itself))
+        session.channel.flush()
+
+    def _close_tunnel(self, session: Session) -> None:
+        assert session.tunnel is not None
+        self._poller.register(session.tunnel.local.fileno(), 0)
+        session.tunnel.close()
+        session.tunnel = None
+
+    def _drop(self, session: Session, cause: str) -> None:
+        if session is self._served:
+            log.info("the router of %s has gone: %s", session.name, cause)
+            self._served = None
+        else:
+            log.debug("the connection of %s is closed: %s", session.name, cause)
+        if session.tunnel is not None:
+            self._close_tunnel(session)
+        self._poller.register(session.channel.fileno(), 0)
+        session.channel.close()
+        self._sessions.remove(session)
+
+    def _watch(self, session: Session) -> None:
+        channel = session.channel
+        self._poller.register(channel.fileno(), zmq.POLLIN | (zmq.POLLOUT if channel.has_unsent else 0))
+        if session.tunnel is not None:
+            self._poller.register(session.tunnel.local.fileno(), session.tunnel.local_events)

@@ -1,0 +1,197 @@
+"""`moeserve worker`: keeps a worker alive on this machine, with a gate in front of it.
+
+The worker, and the process that keeps its weights, are those of a local server, and so is what happens when one
+crashes: another is started, the router is told, and goes on with its requests. A router that is lost takes its state in
+the worker with it: the next one binds every sequence anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import socket
+import ssl
+import time
+from contextlib import ExitStack, suppress
+from types import FrameType
+from typing import Final
+
+import zmq
+
+from moeserve.child_process import Fork, ServerProcess
+from moeserve.config import ServerConfig
+from moeserve.crash_count import CrashCount
+from moeserve.launched_config import pinned, write_config
+from moeserve.launcher import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED, LAST_WORDS_S
+from moeserve.messages.channels import PullChannel
+from moeserve.messages.codec import TO_HTTP, TO_LAUNCHER
+from moeserve.messages.schema import ProcessFailed, ProcessReady, ToHttp, ToLauncher
+from moeserve.messages.steps import WorkerReady
+from moeserve.process import EXIT_USER_ERROR
+from moeserve.process_table import WORKER, ProcessTable
+from moeserve.remote.frames import Welcome
+from moeserve.remote.gate import Gate, NotServing
+from moeserve.runtime_paths import RuntimePaths
+from moeserve.signal_events import signals_as_events
+from moeserve.systemd import Systemd
+from moeserve.units import GIB
+from moeserve.version import version
+
+PACKAGE: Final = "moeserve.remote"
+LOOK_S: Final = 0.5  # between two looks at a worker that owes a sign of life
+HANG_S: Final = 30.0  # for the step that a lost router has left; --step-timeout goes before it
+
+log = logging.getLogger(__name__)
+
+
+class WorkerHost:
+    """The life of one `moeserve worker`. Only the main thread touches it, and it sleeps unless something happens."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        fingerprint: str,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        paths: RuntimePaths,
+        stack: ExitStack,
+    ) -> None:
+        """`context`: `tls.gate_context`; `stack` undoes what is bound here."""
+        self._config = config
+        self._fingerprint = fingerprint
+        self._paths = paths
+        self._signals = 0
+        self._systemd = Systemd.from_env()
+        self._engine: WorkerReady | None = None  # None: the worker is not ready
+        self._first: WorkerReady | None = None
+        self._last_words = ""
+        self._busy_since: float | None = None  # a router was lost, and the worker has not listened again yet
+        self._crashes = CrashCount(config.max_engine_crashes)
+        zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        stack.callback(zmq_context.destroy, linger=0)
+        write_config(config, paths)
+        self._inbox: PullChannel[ToLauncher] = PullChannel(zmq_context, paths.launcher, TO_LAUNCHER)
+        self._news: PullChannel[ToHttp] = PullChannel(zmq_context, paths.http, TO_HTTP)  # for httpservers
+        self._wakeup = stack.enter_context(signals_as_events(self._on_signal))
+        self._poller = zmq.Poller()
+        for source in (self._inbox.socket, self._news.socket, self._wakeup.fileno()):
+            self._poller.register(source, zmq.POLLIN)
+        self._processes = ProcessTable(PACKAGE, paths, self._poller)
+        self._listener = listener
+        self._gate = Gate(listener, context, self._poller, self._open_worker)
+        stack.callback(self._gate.close)
+
+    def run(self) -> int:
+        """Serves until it is told to stop or fails; the exit code. All children are dead when it returns."""
+        try:
+            self._processes.start(WORKER)
+            while not self._signals:
+                self._sleep()
+                if not self._worker_is_kept():
+                    return EXIT_FAILED if self._first is None else EXIT_ENGINE_LOST
+            log.info("stopping")
+            self._gate.worker_lost("the worker is stopped", by_itself=False)
+            self._systemd.notify("STOPPING=1")
+            return EXIT_STOPPED
+        finally:
+            self._processes.kill_all()
+
+    def _sleep(self) -> None:
+        """Until something happens, which is then taken in."""
+        now = time.monotonic()
+        due = [self._gate.due]
+        if self._busy_since is not None:
+            due.append(now + LOOK_S)
+        if self._systemd.interval_s is not None:
+            due.append(now + self._systemd.interval_s)
+        wait = min(due) - now
+        woken_by = dict(self._poller.poll(None if math.isinf(wait) else max(math.ceil(wait * 1e3), 0)))
+        self._systemd.still_alive()
+        self._processes.woken_by(woken_by)
+        with suppress(BlockingIOError):
+            self._wakeup.recv(64)
+        self._news.drain()
+        for message in self._inbox.drain():
+            if isinstance(message, ProcessReady) and message.engine is not None:
+                self._is_ready(message.engine)
+            elif isinstance(message, ProcessFailed):
+                self._last_words = message.message
+        served = self._gate.is_serving
+        self._gate.turn()
+        if served and not self._gate.is_serving:
+            self._busy_since = time.monotonic()
+
+    def _is_ready(self, engine: WorkerReady) -> None:
+        self._engine = engine
+        self._busy_since = None
+        if self._first is None:
+            self._first = engine
+            write_config(pinned(self._config, engine), self._paths)
+            host, port = self._listener.getsockname()[:2]
+            self._systemd.notify("READY=1")
+            log.info(
+                "ready: listening at %s, port %d; memory used %.2f GiB, %d KV tokens available, %s",
+                *(host, port, self._processes.memory_used() / GIB, engine.num_kv_slots, engine.device),
+            )
+        elif self._crashes:
+            log.info("the worker is back after %.2f s", self._crashes.since_last_s)
+
+    def _open_worker(self) -> tuple[Welcome, socket.socket]:
+        """For the gate. Raises NotServing."""
+        if self._engine is None:
+            raise NotServing("the worker is loading its model")
+        local = socket.socket(socket.AF_UNIX)
+        try:
+            local.connect(str(self._paths.worker))
+        except OSError as error:
+            local.close()
+            raise NotServing("the worker still computes a step of the router before") from error
+        self._busy_since = None
+        return Welcome(version(), self._fingerprint, self._engine), local
+
+    def _worker_is_kept(self) -> bool:
+        """Starts another worker where one has died. False when that is of no use."""
+        worker = self._processes[WORKER]
+        if self._busy_since is not None:
+            limit = self._config.step_timeout or HANG_S
+            if self._paths.worker.exists():
+                self._busy_since = None
+            elif time.monotonic() - self._busy_since >= limit:
+                worker.give_up("the worker does not answer")
+        dead = self._processes.dead()
+        if not dead:
+            return True
+        if isinstance(worker, Fork) and worker.alive:
+            worker.ended = -signal.SIGKILL  # by the kernel, when its keeper died
+        cause, by_itself = self._cause(worker), worker.died_by_itself
+        log.error("the worker died: %s", cause)
+        self._gate.worker_lost(cause, by_itself=by_itself)
+        if (self._engine is None and worker.returncode == EXIT_USER_ERROR) or not self._may_try_again():
+            return False
+        self._engine, self._last_words, self._busy_since = None, "", None
+        self._paths.worker.unlink(missing_ok=True)
+        self._processes.replace_worker()
+        return True
+
+    def _cause(self, worker: ServerProcess) -> str:
+        """Waits a moment for what the worker has said itself, where it was not killed."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while (worker.returncode or 0) > 0 and not self._last_words and time.monotonic() < deadline:
+            message = self._inbox.recv(LAST_WORDS_S)
+            if isinstance(message, ProcessFailed):
+                self._last_words = message.message
+        cause = worker.cause_of_death()
+        return f"{cause}: {self._last_words}" if self._last_words else cause
+
+    def _may_try_again(self) -> bool:
+        too_often = self._crashes.add()
+        if self._first is None:
+            return False
+        if too_often:
+            log.error("the worker crashed %d times in a minute", len(self._crashes))
+        return not too_often
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if signum != signal.SIGHUP:
+            self._signals += 1

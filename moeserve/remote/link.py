@@ -1,0 +1,177 @@
+"""The link: the server's end of the line to a worker on another machine.
+
+It connects, and connects again for as long as the server lives. While the line is up, the router finds it where a local
+worker would listen. One TLS connection carries one of the router's: when either ends, so does the other, because a
+router that comes anew, or a worker, knows nothing of the one before.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from moeserve.errors import ConfigError
+from moeserve.messages.channels import PushChannel
+from moeserve.messages.schema import WorkerExited
+from moeserve.models.open import open_metadata
+from moeserve.process import Process
+from moeserve.remote.channel import ConnectionLost, FrameChannel
+from moeserve.remote.fingerprint import fingerprint
+from moeserve.remote.frames import FrameError, Kind, Welcome, decode_welcome
+from moeserve.remote.options import parse_address, tls_files
+from moeserve.remote.tls import link_context
+from moeserve.remote.tunnel import LocalClosed, Tunnel, lost_by
+from moeserve.version import version
+
+CONNECT_S: Final = 5.0  # for TCP, TLS and the welcome together
+RETRY_S: Final = 0.1  # after the first failure; twice as long after each further one
+MOST_RETRY_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Link:
+    """Runs in the server's worker process, with one thread."""
+
+    def __init__(self, process: Process) -> None:
+        """Raises UserError for certificates or a model that cannot be read."""
+        config = process.config
+        assert config.worker is not None
+        self._process = process
+        self._name = config.worker
+        self._address = parse_address(config.worker, "--worker")
+        self._context = link_context(tls_files(config), "--worker-ssl-")
+        self._fingerprint = fingerprint(open_metadata(Path(config.model)))
+        self._to_router = PushChannel(process.context, process.paths.router)
+        self._complaint = ""  # the last one logged
+        self._is_first = True
+
+    def run(self) -> None:
+        """Never returns; the launcher ends the process. Raises ConfigError where the first worker that answers is not
+        one to work with."""
+        delay = RETRY_S
+        while True:
+            try:
+                channel, welcome = self._connect()
+            except (ConnectionLost, OSError) as error:
+                self._complain(error)
+                time.sleep(delay)
+                delay = min(2 * delay, MOST_RETRY_S)
+                continue
+            delay = RETRY_S
+            self._complaint = ""
+            log.info("connected to the worker at %s: %s", self._name, welcome.ready.device)
+            if self._is_first:
+                self._is_first = False
+                self._process.ready(engine=welcome.ready)
+            try:
+                self._serve(channel)
+            finally:
+                channel.close()
+
+    def _complain(self, error: Exception) -> None:
+        """Once for each cause. Raises ConfigError for one that the user must mend before there is a server."""
+        if self._is_first and isinstance(error, ConnectionLost) and error.is_refusal:
+            raise ConfigError(f"--worker {self._name}: {error}") from error
+        cause = f"the worker at {self._name} cannot be reached: {error}"
+        if cause != self._complaint:
+            log.warning("%s; trying again", cause)
+        self._complaint = cause
+
+    def _connect(self) -> tuple[FrameChannel, Welcome]:
+        """Raises ConnectionLost, OSError."""
+        deadline = time.monotonic() + CONNECT_S
+        sock = socket.create_connection(self._address, CONNECT_S)
+        channel = FrameChannel(sock, self._context, self._address[0])
+        try:
+            poller = zmq.Poller()
+            while True:
+                for kind, content in channel.turn():
+                    if kind is not Kind.WELCOME:
+                        raise lost_by(kind, content)
+                    return channel, self._checked(content)
+                if time.monotonic() >= deadline:
+                    raise ConnectionLost(f"no answer for {CONNECT_S:g} s")
+                poller.register(channel.fileno(), zmq.POLLIN | (zmq.POLLOUT if channel.has_unsent else 0))
+                poller.poll(milliseconds_until(min(deadline, channel.due) if channel.is_open else deadline))
+        except BaseException:
+            channel.close()
+            raise
+
+    def _checked(self, content: bytes) -> Welcome:
+        """Raises ConnectionLost."""
+        try:
+            welcome = decode_welcome(content)
+        except FrameError as error:
+            raise ConnectionLost(f"{error}; is it another version of moeserve?", is_refusal=True) from error
+        if welcome.version != version():
+            raise ConnectionLost(f"it is moeserve {welcome.version}, and this {version()}", is_refusal=True)
+        if welcome.fingerprint != self._fingerprint:
+            raise ConnectionLost(
+                f"it has another model than {self._process.config.model}: metadata or tensors differ",
+                is_refusal=True,
+            )
+        return welcome
+
+    def _serve(self, channel: FrameChannel) -> None:
+        """Until the line or the router is lost."""
+        try:
+            router = self._accept(channel)
+        except ConnectionLost as error:
+            log.warning("the connection to the worker at %s is lost: %s", self._name, error)
+            return
+        tunnel = Tunnel(router, channel)
+        try:
+            self._pump(tunnel, channel)
+        except ConnectionLost as error:
+            cause = f"the connection to the worker at {self._name} is lost: {error}"
+            log.error("%s", cause)
+            self._to_router.send(WorkerExited(cause, error.by_itself))
+        except LocalClosed:
+            log.info("the router has gone; another may come")
+            time.sleep(RETRY_S)  # the worker has to notice, too
+        finally:
+            tunnel.close()
+
+    def _accept(self, channel: FrameChannel) -> socket.socket:
+        """The next router, at the socket where it looks for a worker. Raises ConnectionLost."""
+        path = self._process.paths.worker
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(os.fspath(path))
+            listener.listen(1)
+            listener.setblocking(False)
+            poller = zmq.Poller()
+            poller.register(listener.fileno(), zmq.POLLIN)
+            try:
+                while True:
+                    for kind, content in channel.turn():
+                        raise lost_by(kind, content)
+                    with suppress(BlockingIOError):
+                        return listener.accept()[0]
+                    poller.register(channel.fileno(), zmq.POLLIN | (zmq.POLLOUT if channel.has_unsent else 0))
+                    poller.poll(milliseconds_until(channel.due))
+            finally:
+                path.unlink()  # nobody else may connect meanwhile
+
+    def _pump(self, tunnel: Tunnel, channel: FrameChannel) -> None:
+        """Raises ConnectionLost, LocalClosed."""
+        poller = zmq.Poller()
+        while True:
+            tunnel.turn()
+            poller.register(channel.fileno(), zmq.POLLIN | (zmq.POLLOUT if channel.has_unsent else 0))
+            poller.register(tunnel.local.fileno(), tunnel.local_events)
+            poller.poll(milliseconds_until(channel.due))
+
+
+def milliseconds_until(due: float) -> int:
+    """From now, in the time of time.monotonic(); at least 0."""
+    return max(math.ceil((due - time.monotonic()) * 1e3), 0)

@@ -1,0 +1,83 @@
+"""Which flags are whose where the worker is on another machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.remote.tls import TlsFiles
+
+ENGINE_GROUPS: Final = ("Device", "CPU engine", "GPU")  # of `--help`: flags that the worker alone reads
+ENGINE_OPTIONS: Final = (
+    "max_model_len",
+    "load_format",
+    "max_num_seqs",
+    "max_total_tokens",
+    "max_num_batched_tokens",
+    "kv_cache_dtype",
+    "kv_disk",
+    "kv_disk_gib",
+    "state_snapshot_budget",
+    "debug_dump",
+    "debug_dump_steps",
+)
+BOTH: Final = ("model", "log_level", "log_format", "step_timeout", "max_engine_crashes")
+TLS_OPTIONS: Final = ("worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs")
+
+
+def worker_options() -> tuple[str, ...]:
+    """Options of the server that `moeserve worker` has."""
+    return tuple(
+        option.name
+        for option in dataclasses.fields(ServerConfig)
+        if option.metadata["group"] in ENGINE_GROUPS or option.name in (*ENGINE_OPTIONS, *BOTH)
+    )
+
+
+def check_server(config: ServerConfig) -> None:
+    """Of what the user asked for, before defaults are filled in. Raises ConfigError for a flag that would have no
+    effect, and for certificates that are missing."""
+    if config.worker is None:
+        for name in TLS_OPTIONS:
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{_flag(name)}: has no effect without --worker; leave it out")
+        return
+    parse_address(config.worker, "--worker")
+    if config.lora_modules:
+        raise ConfigError("--lora-modules: not with --worker, whose machine would have to have the adapters")
+    for name in ("worker_ssl_certfile", "worker_ssl_ca_certs"):
+        if getattr(config, name) is None:
+            raise ConfigError(
+                f"--worker: needs {_flag(name)}; nothing is said without certificates on both sides"
+            )
+    for option in dataclasses.fields(ServerConfig):
+        is_workers = option.name in worker_options() and option.name not in BOTH
+        if is_workers and getattr(config, option.name) != option.default:
+            raise ConfigError(
+                f"{_flag(option.name)}: is the worker's affair where there is --worker; give it to `moeserve worker`"
+            )
+
+
+def tls_files(config: ServerConfig) -> TlsFiles:
+    """Of a server with `worker`."""
+    assert config.worker_ssl_certfile is not None
+    assert config.worker_ssl_ca_certs is not None
+    return TlsFiles(config.worker_ssl_certfile, config.worker_ssl_keyfile, config.worker_ssl_ca_certs)
+
+
+def parse_address(text: str, flag: str) -> tuple[str, int]:
+    """HOST:PORT, an IPv6 address in brackets. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{flag}: must be HOST:PORT, an IPv6 address in brackets, not {text!r}")
+    return host, int(port)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,52 @@
+"""Mutual TLS: each end has a certificate, and an authority that it trusts to vouch for the other's."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+
+from moeserve.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of one end."""
+
+    certfile: str
+    keyfile: str | None  # None: the key is in the certificate's file
+    ca_certs: str
+
+
+def gate_context(files: TlsFiles, flag_prefix: str) -> ssl.SSLContext:
+    """For the end that listens: a client without a certificate that the authority has signed gets no further than the
+    handshake. Raises ConfigError, which names the flags."""
+    return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files, flag_prefix)
+
+
+def link_context(files: TlsFiles, flag_prefix: str) -> ssl.SSLContext:
+    """For the end that connects: it also checks that the other's certificate is for the name or address that it has
+    called. Raises ConfigError, which names the flags."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = True
+    return _load(context, files, flag_prefix)
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles, flag_prefix: str) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    if context.protocol is ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # each connection shows its certificate anew
+    flag = f"{flag_prefix}ca-certs"
+    path = files.ca_certs
+    try:
+        context.load_verify_locations(files.ca_certs)
+        flag, path = f"{flag_prefix}certfile, {flag_prefix}keyfile", files.certfile
+        context.load_cert_chain(files.certfile, files.keyfile, _no_password)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"{flag}: {path}: {error.strerror or error}") from error
+    return context
+
+
+def _no_password() -> str:
+    """Instead of a question on the terminal."""
+    raise ConfigError("the private key has a password; keys must have none, and a mode that keeps others out")
