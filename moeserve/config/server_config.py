@@ -136,6 +136,19 @@ class ServerConfig(ApiConfig):
         "cuda: the first NVIDIA GPU; cpu: none; auto: a GPU if there is one that can be used",
         choices=("auto", "cpu", "cuda"),
     )
+    gpus: str = option(
+        "1",
+        "Device",
+        "NVIDIA GPUs among which the model is divided: how many, from the first, or their numbers with commas, as 0,2",
+        metavar="N",
+    )
+    parallel: str = option(
+        "auto",
+        "Device",
+        "how it is divided among several GPUs: tensor: each has some of the heads and experts of every layer; layers: "
+        "each has some of the layers (not built yet, refused); auto: tensor",
+        choices=("auto", "layers", "tensor"),
+    )
     worker: str | None = option(
         None,
         "Network",

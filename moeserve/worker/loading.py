@@ -34,7 +34,7 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters import adapter_bytes, load_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
-from moeserve.worker.device import choose_device
+from moeserve.worker.device import choose_device, gpu_numbers
 from moeserve.worker.disk_tier import DiskTierPlan, claim_directory, plan_disk_tier
 from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.memory import available_bytes
@@ -66,10 +66,17 @@ def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: 
         if forced_rows:
             raise ConfigError("--routing-trace: the CPU engine has all experts in one place; leave it out")
         return load_cpu_runner(config, on_progress)
-    _set_up_torch()
+    set_up_torch()
     from moeserve.worker.gpu_loading import load_gpu_runner  # a machine without a GPU may lack Triton
 
-    return load_gpu_runner(config, open_weights(config), on_progress, torch.device("cuda", 0), forced_rows)
+    numbers = gpu_numbers(config)
+    if len(numbers) > 1:
+        from moeserve.worker.group.loading import load_group_runner
+
+        return load_group_runner(config, open_weights(config), on_progress, numbers, forced_rows)
+    torch.cuda.set_device(numbers[0])
+    device = torch.device("cuda", numbers[0])
+    return load_gpu_runner(config, open_weights(config), on_progress, device, forced_rows)
 
 
 def open_weights(config: ServerConfig) -> ModelSource:
@@ -78,7 +85,7 @@ def open_weights(config: ServerConfig) -> ModelSource:
     return open_dummy_model(path) if config.load_format == "dummy" else open_model(path)
 
 
-def _set_up_torch() -> None:
+def set_up_torch() -> None:
     torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
     torch.set_grad_enabled(False)
 
@@ -120,7 +127,7 @@ def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
 def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
     """Reads the weights and builds the vocabulary, and decides on the size of the KV pool. Leaves no thread behind."""
     _refuse_gpu_flags(config)
-    _set_up_torch()
+    set_up_torch()
     directory = claim_directory(config)
     stream = open_stream(config)
     source = open_weights(config)
@@ -194,6 +201,10 @@ def _refuse_gpu_flags(config: ServerConfig) -> None:
         flag = "--max-deferred-experts-per-token"
     elif config.gpu_prefill_token_threshold is not None:
         flag = "--gpu-prefill-token-threshold"
+    elif config.gpus != "1":
+        flag = "--gpus"
+    elif config.parallel != "auto":
+        flag = "--parallel"
     else:
         return
     raise ConfigError(f"{flag}: has no effect on the CPU engine; leave it out, or choose a GPU")
