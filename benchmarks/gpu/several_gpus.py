@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.header import qwen3moe, write_header
 from moeserve.bench.engine import EngineBench
+from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
-from moeserve.options import resolve
 from moeserve.worker.loading import load_runner
 
 CONTEXT = 128  # tokens of a stream before it decodes
