@@ -19,6 +19,7 @@ from moeserve.options import resolve
 
 from benchmarks.header import qwen3moe, write_header
 from moeserve.bench.engine import EngineBench
+from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.worker.loading import load_runner
 

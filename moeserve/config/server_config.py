@@ -45,6 +45,14 @@ class ServerConfig(ApiConfig):
         "before its tensors)",
         choices=("auto", "dummy"),
     )
+    lora_modules: tuple[str, ...] = option(
+        (),
+        "Model",
+        "serve LoRA adapters (PEFT's folders) beside the model, each as a model of its own name; further pairs may "
+        "follow, or give the flag again (CPU engine)",
+        metavar="NAME=PATH",
+        several=True,
+    )
     max_num_seqs: int = option(64, "Capacity", "most requests in one step", low=1, high=4096)
     max_total_tokens: int | None = option(
         None,

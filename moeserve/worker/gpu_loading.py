@@ -100,6 +100,8 @@ def load_gpu_engine(
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if config.kv_disk is not None or config.kv_disk_gib is not None:
         raise ConfigError("--kv-disk is for the CPU engine alone; leave it out, or choose --device cpu")
+    if config.lora_modules:
+        raise ConfigError("--lora-modules is for the CPU engine alone; leave it out, or choose --device cpu")
     shape = read_checked_shape(source)
     log_skipped(shape)
     check_lanes(source, shape, "GPU")

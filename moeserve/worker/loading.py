@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from moeserve.adapters.adapter import Adapter
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
@@ -18,6 +19,7 @@ from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
@@ -29,6 +31,7 @@ from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.adapters import adapter_bytes, load_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device, gpu_numbers
@@ -101,6 +104,7 @@ class CpuModel:
     dump: StepDump | None
     state_slots: int  # of recurrent state
     disk: DiskTierPlan | None
+    adapters: list[Adapter]
 
     @property
     def most_rows(self) -> int:
@@ -143,14 +147,15 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         if not in_place:
             check_ram(placement.cpu_weight_bytes, remedy="or read it from disk with --weight-layout file")
         weights = CpuLoader(stream, source, shape, on_progress, in_place).load()
-        free = available_bytes()
+        adapters = load_adapters(config, shape)
+        free = available_bytes() - adapter_bytes(adapters)
         states = state_slots(config, layout.state_bytes(), free)
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
         capacity = plan_capacity(config, layout, [budget])
         disk = plan_disk_tier(config, directory, source, layout, stream.isa)
         return CpuModel(
-            config, source, shape, weights, grammar, tokens, capacity, dump, states.num_slots, disk
+            config, source, shape, weights, grammar, tokens, capacity, dump, states.num_slots, disk, adapters
         )
 
 
@@ -163,7 +168,14 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
     kv = KvCache(layout, capacity.num_slots, range(shape.num_layers)).layers
     states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
     model = CpuDecoder(
-        shape, loaded.weights, stream, kv, loaded.most_rows, capacity.max_model_len, states=states
+        shape,
+        loaded.weights,
+        stream,
+        kv,
+        loaded.most_rows,
+        capacity.max_model_len,
+        states=states,
+        adapters=CpuAdapters(shape, loaded.adapters, loaded.most_rows) if loaded.adapters else None,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)
@@ -177,6 +189,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         loaded.step_tokens,
         loaded.state_slots,
         pages,
+        loaded.adapters,
     )
     return Runner(engine, ready, constraints, loaded.dump, pages)
 

@@ -128,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
+        "moeserve.adapters.modules",
         "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
@@ -189,8 +190,15 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
+    "moeserve.adapters": {
+        "moeserve.errors",
+        "moeserve.models.errors",
+        "moeserve.models.interface",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.sources.huggingface",
+    },
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization", "moeserve.adapters"},
     "moeserve.models.rank_share": {"moeserve.models.interface", "moeserve.models.sources.gguf"},
-    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
@@ -236,6 +244,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
+        "moeserve.adapters",
         "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",

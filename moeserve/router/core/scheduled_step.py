@@ -166,11 +166,14 @@ class ScheduledStep:
                 sampling=sampling,
                 request_id=request.request_id,
                 state_slot=request.state_slot,
+                adapter=request.adapter,
             )
         )
         # The other beams' request slots, which get their tokens by forks.
         for req_slot, state_slot in zip(request.req_slots[1:], request.state_slots[1:], strict=True):
-            self.new_seqs.append(NewSeq(req_slot, b"", 0, b"", sampling, request.request_id, state_slot))
+            self.new_seqs.append(
+                NewSeq(req_slot, b"", 0, b"", sampling, request.request_id, state_slot, request.adapter)
+            )
 
 
 def _sampling(request: Request) -> SamplingParams:
