@@ -15,8 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from moeserve.options import resolve
-
 from benchmarks.header import qwen3moe, write_header
 from moeserve.bench.engine import EngineBench
 from moeserve.command_line import resolve

@@ -33,8 +33,16 @@ class Way(AllReduce, Protocol):
 class FastestSum:
     """An `AllReduce`. Its first call with a size must not be recorded."""
 
-    def __init__(self, safe: Way, others: Sequence[Way], agree: Callable[[float], float]) -> None:
-        """safe: always right; others: tried beside it. agree: makes a number the same on all ranks, the least."""
+    def __init__(
+        self,
+        safe: Way,
+        others: Sequence[Way],
+        agree: Callable[[float], float],
+        measure: Callable[[Way, Tensor], float] | None = None,
+    ) -> None:
+        """safe: always right; others: tried beside it. agree: makes a number the same on all ranks, the least. measure:
+        the seconds of a call, `seconds_of_call`."""
+        self._measure = seconds_of_call if measure is None else measure
         self._safe = safe
         self._ways = [safe, *others]
         self._agree = agree
@@ -53,7 +61,7 @@ class FastestSum:
         self._chosen[key](x)
 
     def _choose(self, ways: Sequence[Way], x: Tensor) -> Way:
-        seconds = {way: self._seconds(way, x) for way in ways if self._is_right(way, x)}
+        seconds = {way: self._agree(self._measure(way, x)) for way in ways if self._is_right(way, x)}
         best = min(seconds, key=seconds.__getitem__)
         times = ", ".join(f"{type(way).__name__} {s * 1e6:.1f} us" for way, s in seconds.items())
         log.info("a sum of %d %s: %s", x.numel(), x.dtype, times)
@@ -66,21 +74,22 @@ class FastestSum:
         way.try_once(found)
         return self._agree(float(torch.equal(expected, found))) == 1.0
 
-    def _seconds(self, way: Way, x: Tensor) -> float:
-        """Of a call, where many follow one another."""
-        y = torch.zeros_like(x)
-        way(y)
-        torch.cuda.synchronize(x.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(CALLS):
-                way(y)
-        taken = []
-        for _ in range(REPLAYS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            taken.append(start.elapsed_time(end) / 1e3 / CALLS)
-        return self._agree(min(taken))
+
+def seconds_of_call(way: Way, x: Tensor) -> float:
+    """Of a call with messages like x, where many follow one another."""
+    y = torch.zeros_like(x)
+    way(y)
+    torch.cuda.synchronize(x.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(CALLS):
+            way(y)
+    taken = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        taken.append(start.elapsed_time(end) / 1e3 / CALLS)
+    return min(taken)
