@@ -1,7 +1,8 @@
 """The first GPU's side of a group: it starts the other GPUs' processes, and has them run what its runner runs.
 
-A follower that ends while the group serves ends the leader in the same way, whose steps could only wait for it: the
-kernel then ends the other followers, and the launcher deals with the loss of a worker.
+A follower that ends while the group serves ends the leader, whose steps could only wait for it: killed where the
+follower was killed, else as after a crash. The kernel then ends the other followers, and the launcher deals with the
+loss of a worker.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ class LeaderGroup(RankGroup):
             "the process of GPU %d of %d has ended (%s), and so does the worker", rank, self.num_ranks, how
         )
         logging.shutdown()
-        if code < 0:
-            os.kill(os.getpid(), -code)
-        os._exit(code or 1)
+        if code == -signal.SIGKILL:
+            os.kill(os.getpid(), signal.SIGKILL)  # somebody's, from outside, and no crash
+        os._exit(max(1, code))
 
 
 class LeaderRunner(Runner):
