@@ -9,14 +9,15 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
-import moeserve
 from moeserve.config import ENV_PREFIX
-from moeserve.process import LAUNCHER_PID_ENV
+from moeserve.process import LAUNCHER_PID_ENV, python_environment
 from moeserve.runtime_paths import RuntimePaths
 
 _HINTS: dict[int, str] = {
@@ -97,18 +98,22 @@ class Child(ServerProcess):
     """One of our processes. `descriptor` (a pidfd) becomes readable when it ends. `line` is the other end of its
     standard input, where it was given one."""
 
-    def __init__(self, name: str, module: str, paths: RuntimePaths, *, has_line: bool = False) -> None:
-        environment = os.environ | {
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        paths: RuntimePaths,
+        *,
+        has_line: bool = False,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """`descriptors` are inherited, under the same numbers; `variables` are added to the environment."""
+        environment = python_environment() | {
             ENV_PREFIX + "RUNTIME_DIR": str(paths.directory),
             LAUNCHER_PID_ENV: str(os.getpid()),
+            **variables,
         }
-        ours = Path(moeserve.__file__).parent.parent
-        if ours.name not in ("site-packages", "dist-packages"):
-            # A checkout: the child must run the same moeserve as we do. (Site-packages it finds by itself,
-            # and PYTHONPATH would put them before the standard library.)
-            environment["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(ours), os.environ.get("PYTHONPATH")])
-            )
         self.line: socket.socket | None = None
         stdin: socket.socket | None = None
         if has_line:
@@ -120,6 +125,7 @@ class Child(ServerProcess):
             env=environment,
             stdin=subprocess.DEVNULL if stdin is None else stdin.fileno(),
             process_group=0,
+            pass_fds=descriptors,
         )
         if stdin is not None:
             stdin.close()

@@ -14,8 +14,9 @@ What ends a server, and how:
   with the requests; /health is 503 meanwhile
 - the router or the detokenizer dies while serving, or answers no heartbeat request: another one is started, and
   httpserver sends it what it has of each request; the worker stays, and the next router connects to it
-- these die too often, or cannot be started again: the rest is killed, exit code 3
-- httpserver dies while serving: its connections are gone, so the rest is killed, exit code 1
+- httpserver dies while serving: its connections are gone, the router frees what it ran for them, and another one is
+  started. Clients that connect meanwhile wait, because the listening sockets are the launcher's
+- processes die too often, or cannot be started again: the rest is killed, exit code 3
 
 docs/reference/exit-codes.md has the table for users.
 
@@ -25,13 +26,11 @@ until the next start (its children die with it).
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
-import os
 import signal
+import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import FrameType
@@ -41,14 +40,18 @@ import zmq
 from setproctitle import setproctitle
 
 from moeserve.child_process import Fork, ServerProcess
-from moeserve.config import ServerConfig, to_json_dict
+from moeserve.config import ServerConfig
+from moeserve.crash_count import CrashCount
 from moeserve.errors import ConfigError
 from moeserve.heartbeats import Heartbeats
+from moeserve.launched_config import pinned, write_config
+from moeserve.listeners import open_listeners, with_addresses
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import (
     Heartbeat,
     HeartbeatRequest,
+    HttpserverLost,
     ProcessFailed,
     ProcessLost,
     ProcessReady,
@@ -57,7 +60,6 @@ from moeserve.messages.schema import (
     ToLauncher,
     WorkerExited,
 )
-from moeserve.messages.steps import WorkerReady
 from moeserve.process import EXIT_USER_ERROR
 from moeserve.process_table import DETOKENIZER, HTTPSERVER, LINK, PROCESSES, ROUTER, WORKER, ProcessTable
 from moeserve.runtime_directory import runtime_directory
@@ -74,7 +76,7 @@ EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_ENGINE_LOST = 3  # 2 is that of a flag that cannot be read (cli.EXIT_USAGE, process.EXIT_USER_ERROR)
 
-CRASH_WINDOW_S = 60.0  # in which config.max_engine_crashes end the server
+REQUEST_IDS_PER_HTTPSERVER = 1 << 40
 
 log = logging.getLogger(__name__)
 
@@ -86,39 +88,27 @@ def launch(config: ServerConfig, package: str = "moeserve") -> int:
     with ExitStack() as stack:
         try:
             paths = RuntimePaths(stack.enter_context(runtime_directory()))
-            launcher = Launcher(config, paths, package, stack)
+            listeners = open_listeners(config)
+            for listener in listeners:
+                stack.callback(listener.close)
+            launcher = Launcher(with_addresses(config, listeners), paths, package, listeners, stack)
         except (ConfigError, OSError) as error:
             log.error("%s", error)
             return EXIT_FAILED
         return launcher.run()
 
 
-def write_config(config: ServerConfig, paths: RuntimePaths) -> None:
-    """Mode 0600 from the first moment, for it may hold the API key; and whole, whoever reads it meanwhile."""
-    unnamed = paths.config_file.with_suffix(".new")
-    descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(to_json_dict(config)))
-    unnamed.rename(paths.config_file)
-
-
-def pinned(config: ServerConfig, engine: WorkerReady) -> ServerConfig:
-    """For the workers after the first: what that one chose by the machine's free memory, the others are told. The dump
-    of the first steps is the first one's."""
-    return dataclasses.replace(
-        config,
-        max_total_tokens=engine.num_kv_slots,
-        max_model_len=engine.max_model_len,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        debug_dump=None,
-        debug_dump_steps=None,
-    )
-
-
 class Launcher:
     """The life of one server. Only the main thread touches it, and it sleeps unless something happens."""
 
-    def __init__(self, config: ServerConfig, paths: RuntimePaths, package: str, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        paths: RuntimePaths,
+        package: str,
+        listeners: list[socket.socket],
+        stack: ExitStack,
+    ) -> None:
         """Binds the launcher's socket and takes over the signals; `stack` undoes both."""
         self.config = config
         self.paths = paths
@@ -129,9 +119,8 @@ class Launcher:
         self._hung_up = False  # a SIGHUP came, and httpserver does not know yet
         self._systemd = Systemd.from_env()
         self._is_pinned = False  # the configuration has what the first worker chose
-        self._crashes: deque[float] = deque(
-            maxlen=config.max_engine_crashes
-        )  # times of the worker's last deaths
+        self._crashes = CrashCount(config.max_engine_crashes)
+        self._listeners = listeners
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(self._context.destroy, linger=0)
         write_config(config, paths)
@@ -146,7 +135,7 @@ class Launcher:
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
         remote = {} if config.worker is None else {WORKER: LINK}
-        self._processes = ProcessTable(package, paths, self._poller, remote)
+        self._processes = ProcessTable(package, paths, self._poller, listeners, remote)
 
     def run(self) -> int:
         """The exit code. All children are dead when it returns."""
@@ -201,21 +190,29 @@ class Launcher:
             dead = self._processes.dead()
             if not dead:
                 self._sleep()
-            elif any(process.name == HTTPSERVER for process in dead):
-                self._log_death(self._processes[HTTPSERVER])
-                return EXIT_FAILED
             elif not self._replace(dead):
                 return EXIT_ENGINE_LOST
         return None
 
     def _replace(self, dead: list[ServerProcess]) -> bool:
-        """Has others in the place of dead processes but httpserver. False when that is of no use."""
+        """Has others in the place of dead processes. False when that is of no use."""
         names = {process.name for process in dead}
+        if HTTPSERVER in names:
+            return self._replace_httpserver()
         if ROUTER in names:
             return self._replace_router()
         if DETOKENIZER in names:
             return self._replace_detokenizer()
         return self._replace_worker()
+
+    def _replace_httpserver(self) -> bool:
+        """Whose requests have nobody left who reads their answers."""
+        if not self._may_try_again(self._processes[HTTPSERVER]):
+            return False
+        self._processes.first_request_id += REQUEST_IDS_PER_HTTPSERVER
+        self._tell(self.paths.router, HttpserverLost(self._processes.first_request_id))
+        self._start_again(HTTPSERVER)
+        return True
 
     def _replace_router(self) -> bool:
         """And the detokenizer, whose text states belong to requests of that router."""
@@ -266,13 +263,11 @@ class Launcher:
         """Counts a death, and logs it. False when it is one too many, or another would not start either."""
         self._log_death(process)
         could_not_start = process.returncode == EXIT_USER_ERROR and process.name not in self.ready
-        now = time.monotonic()
-        self._crashes.append(now)
-        too_often = len(self._crashes) == self._crashes.maxlen and now - self._crashes[0] < CRASH_WINDOW_S
+        too_often = self._crashes.add()
         if could_not_start:
-            log.error("the engine cannot be started again: the server ends")
+            log.error("the %s cannot be started again: the server ends", process.name)
         elif too_often:
-            log.error("the engine crashed %d times in a minute: the server ends", len(self._crashes))
+            log.error("processes crashed %d times in a minute: the server ends", len(self._crashes))
         return not (could_not_start or too_often)
 
     def _pin_config(self) -> None:
@@ -288,8 +283,11 @@ class Launcher:
         log.info("stopping: requests have %g s to finish", self.config.shutdown_timeout)
         httpserver = self._processes.child(HTTPSERVER)
         assert httpserver is not None
+        self._sleep_until(lambda: HTTPSERVER in self.ready or not httpserver.alive, EXIT_TIMEOUT_S)
         if httpserver.alive:
             httpserver.send_signal(signal.SIGTERM)
+        for listener in self._listeners:
+            listener.close()  # httpserver answers what comes, and later nobody does
         self._sleep_until(
             lambda: not httpserver.alive or self._lost_while_draining(),
             self.config.shutdown_timeout + DRAIN_MARGIN_S,
@@ -334,10 +332,6 @@ class Launcher:
         self._processes.woken_by(woken_by)
         with suppress(BlockingIOError):
             self._wakeup.recv(64)
-        httpserver = self._processes.child(HTTPSERVER)
-        if self._hung_up and httpserver is not None:
-            self._hung_up = False
-            httpserver.send_signal(signal.SIGHUP)
         for message in self._inbox.drain():
             if isinstance(message, ProcessReady):
                 self._is_ready(message)
@@ -347,6 +341,9 @@ class Launcher:
                 self._heartbeats.answered(message.process)
             else:
                 self._give_up(message)
+        if self._hung_up and HTTPSERVER in self.ready and (httpserver := self._processes.child(HTTPSERVER)):
+            self._hung_up = False
+            httpserver.send_signal(signal.SIGHUP)
         if self._heartbeats.is_due:
             self._ask_for_heartbeats()
 
@@ -362,7 +359,7 @@ class Launcher:
     def _is_ready(self, message: ProcessReady) -> None:
         self.ready[message.process] = message
         if self._crashes and len(self.ready) == len(PROCESSES):
-            taken = time.monotonic() - self._crashes[-1]
+            taken = self._crashes.since_last_s
             log.info("the engine is back: the %s was ready after %.2f s", message.process, taken)
 
     def _give_up(self, message: ReplaceWorker) -> None:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from moeserve.runtime_paths import RuntimePaths
 from moeserve.tracing import Tracer, open_tracer
 
 LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
+FIRST_REQUEST_ENV = ENV_PREFIX + "FIRST_REQUEST_ID"
 EXIT_USER_ERROR = 2
 EXIT_BUG = 1
 
@@ -73,6 +75,11 @@ class Process:
     def failed(self, message: str) -> None:
         self._launcher.send(ProcessFailed(process=self.name, message=message))
 
+    @property
+    def first_request_id(self) -> int:
+        """For httpserver: below are the ids of one that was lost."""
+        return int(os.environ.get(FIRST_REQUEST_ENV, "1"))
+
     @functools.cached_property
     def tracer(self) -> Tracer | None:
         """Where this process's spans go; None: nowhere. For the processes that have some."""
@@ -83,6 +90,16 @@ class Process:
         if (tracer := self.__dict__.get("tracer")) is not None:  # made by somebody
             tracer.close()
         self.close_sockets()
+
+
+def python_environment() -> dict[str, str]:
+    """Of a child that runs the same moeserve as we do."""
+    environment = dict(os.environ)
+    ours = Path(__file__).resolve().parents[1]
+    if ours.name not in ("site-packages", "dist-packages"):
+        # A checkout. (Site-packages it finds by itself, and PYTHONPATH would put them before the standard library.)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ours), os.environ.get("PYTHONPATH")]))
+    return environment
 
 
 def run_process(name: str, main: Callable[[Process], None]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 import zmq
 
 from moeserve.child_process import Child, Fork, ServerProcess, memory_of
+from moeserve.listeners import environment_for
+from moeserve.process import FIRST_REQUEST_ENV
 from moeserve.runtime_paths import RuntimePaths
 
 HTTPSERVER: Final = "httpserver"
@@ -30,14 +32,17 @@ class ProcessTable:
         package: str,
         paths: RuntimePaths,
         poller: zmq.Poller,
+        listeners: Sequence[socket.socket] = (),
         modules: Mapping[str, str] | None = None,
     ) -> None:
         """The processes are the modules of `package`: `python -m moeserve.router` and so on, but for those that
-        `modules` has by name."""
+        `modules` has by name. httpserver inherits `listeners`."""
+        self.first_request_id = 1  # of the next httpserver
         self._package = package
         self._modules = modules or {}
         self._paths = paths
         self._poller = poller
+        self._listeners = listeners
         self._processes: dict[str, ServerProcess] = {}
 
     def __getitem__(self, name: str) -> ServerProcess:
@@ -66,7 +71,12 @@ class ProcessTable:
 
     def start(self, name: str) -> None:
         module = self._modules.get(name, f"{self._package}.{name}")
-        child = Child(name, module, self._paths, has_line=name == WORKER)
+        if name == HTTPSERVER:
+            variables = environment_for(self._listeners) | {FIRST_REQUEST_ENV: str(self.first_request_id)}
+            descriptors = [listener.fileno() for listener in self._listeners]
+            child = Child(name, module, self._paths, variables=variables, descriptors=descriptors)
+        else:
+            child = Child(name, module, self._paths, has_line=name == WORKER)
         self._processes[name] = child
         self._poller.register(child.descriptor, zmq.POLLIN)
         if child.line is not None:

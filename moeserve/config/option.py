@@ -18,7 +18,9 @@ def option(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
+    several: bool = False,
 ) -> Any:
+    """several: the flag takes any number of values at once."""
     metadata = {
         "group": group,
         "help": help,
@@ -26,6 +28,7 @@ def option(
         "high": high,
         "choices": choices,
         "metavar": metavar,
+        "several": several,
     }
     return field(default=default, metadata=metadata)
 

@@ -45,6 +45,14 @@ class ServerConfig(ApiConfig):
         "before its tensors)",
         choices=("auto", "dummy"),
     )
+    lora_modules: tuple[str, ...] = option(
+        (),
+        "Model",
+        "serve LoRA adapters (PEFT's folders) beside the model, each as a model of its own name; further pairs may "
+        "follow, or give the flag again (CPU engine)",
+        metavar="NAME=PATH",
+        several=True,
+    )
     max_num_seqs: int = option(64, "Capacity", "most requests in one step", low=1, high=4096)
     max_total_tokens: int | None = option(
         None,
@@ -127,6 +135,19 @@ class ServerConfig(ApiConfig):
         "Device",
         "cuda: the first NVIDIA GPU; cpu: none; auto: a GPU if there is one that can be used",
         choices=("auto", "cpu", "cuda"),
+    )
+    gpus: str = option(
+        "1",
+        "Device",
+        "NVIDIA GPUs among which the model is divided: how many, from the first, or their numbers with commas, as 0,2",
+        metavar="N",
+    )
+    parallel: str = option(
+        "auto",
+        "Device",
+        "how it is divided among several GPUs: tensor: each has some of the heads and experts of every layer; layers: "
+        "each has some of the layers (not built yet, refused); auto: tensor",
+        choices=("auto", "layers", "tensor"),
     )
     worker: str | None = option(
         None,
@@ -294,7 +315,7 @@ class ServerConfig(ApiConfig):
         high=86400,
     )
     max_engine_crashes: int = option(
-        3, "Server", "crashes of the engine within a minute that end the server", low=1, high=1000
+        3, "Server", "crashes of the server's processes within a minute that end it", low=1, high=1000
     )
     drain_delay: float = option(
         0.0,

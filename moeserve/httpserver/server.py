@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import resource
 import signal
 import socket
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
 import zmq.asyncio
 
+from moeserve.adapters.modules import parse_modules
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
@@ -28,8 +28,10 @@ from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.hosts import is_loopback
+from moeserve.listeners import BACKLOG, open_listeners, url_of
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
+from moeserve.messages.schema import EngineReadyRequest
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_metadata
 from moeserve.process import Process
@@ -38,7 +40,6 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-BACKLOG: Final = 2048
 LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
 MAX_OPEN_FILES: Final = 65536
 SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
@@ -48,7 +49,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     """Serves until SIGTERM and the drain that follows it. Raises ConfigError if the port or an API's state cannot be
     opened, ModelError or TemplateError if the model's tokenizer or template cannot be used."""
     config = process.config
-    listener = listen(config.host, config.port) if config.uds is None else listen_at(Path(config.uds))
+    listeners = open_listeners(config)  # the launcher's, unless this process runs alone
     if (
         config.uds is None
         and not is_loopback(config.host)
@@ -73,56 +74,26 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         process.tracer,
         continue_requests=config.on_engine_loss == "continue",
         request_timeout=config.request_timeout,
+        first_id=process.first_request_id,
     )
-    service = Service(config, metrics.model_name, engine, metrics, states, frozenset(aliases))
+    service = Service(
+        config,
+        metrics.model_name,
+        engine,
+        metrics,
+        states,
+        frozenset(aliases),
+        parse_modules(config.lora_modules),
+    )
     server = Server(service, table)
     try:
-        await server.run(listener, process)
+        await to_router.send(EngineReadyRequest())  # it may have told an httpserver before this one
+        await server.run(listeners, process)
     finally:
         for state in states.values():
             state.close()
         to_router.close()
         inbox.close()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Opens the server's socket; port 0 takes a free one. Raises ConfigError."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} of {host} is in use: choose another with --port") from error
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {host}, port {port} (--host, --port): {reason}") from error
-
-
-def listen_at(path: Path) -> socket.socket:
-    """Opens a Unix socket, in place of one that nobody listens at any more. Raises ConfigError."""
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as other:
-                if other.connect_ex(str(path)) == 0:
-                    raise ConfigError(f"--uds: another server listens at {path}")
-            path.unlink()
-        listener.bind(str(path))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"--uds: cannot listen at {path}: {error.strerror or error}") from error
-    except ConfigError:
-        listener.close()
-        raise
-    return listener
-
-
-def url_of(listener: socket.socket, scheme: str = "http") -> str:
-    if listener.family == socket.AF_UNIX:
-        return f"unix:{listener.getsockname()}"
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _allow_open_files() -> None:
@@ -143,15 +114,15 @@ class Server(uvicorn.Server):
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: BaseException | None = None
 
-    async def run(self, listener: socket.socket, process: Process) -> None:  # type: ignore[override]
+    async def run(self, listeners: Sequence[socket.socket], process: Process) -> None:  # type: ignore[override]
         """Serves. The failure of a background task ends the server and is raised here."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._start_task(self.service.engine.run())
-        self._start_task(self._load(process, url_of(listener, "https" if self.config.is_ssl else "http")))
+        self._start_task(self._load(process, url_of(listeners[0], "https" if self.config.is_ssl else "http")))
         try:
-            await self.serve(sockets=[listener])
+            await self.serve(sockets=[*listeners])
             await self.service.engine.flush()
         finally:
             for task in self._tasks:

@@ -43,6 +43,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower is sooner
     key_name: str = ""  # name of the client's API key; "" without API keys
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
+    adapter: str = ""  # key of a LoRA adapter (WorkerReady.adapters); "": the model itself
     context: RequestContext = RequestContext()
     progress: bool = False  # send a PrefillProgress after each step that prefills a part of its prompt
     resumed: Resumed | None = None
@@ -57,6 +58,10 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
     """Requests one ExpertUse; requests that overlap get one together."""
+
+
+class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
+    """From an httpserver that has just started: requests an EngineReady, which comes when there is a worker."""
 
 
 # ---------------------------------------------------------------- router -> detokenizer
@@ -269,6 +274,13 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     by_itself: bool  # it crashed, failed or hung; False: it was killed or stopped from outside
 
 
+class HttpserverLost(msgspec.Struct, frozen=True, tag=True):
+    """From the launcher to the router: nobody waits for the requests with ids below `first_id` any more. The next
+    httpserver's requests have ids from there on."""
+
+    first_id: int
+
+
 class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
     """From the launcher to the router and the detokenizer: a process that does not answer hangs."""
 
@@ -283,7 +295,17 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish and exit. The launcher sends it to the router and the detokenizer after httpserver has drained."""
 
 
-ToRouter = GenerateRequest | Abort | ExpertUseRequest | StopHit | WorkerExited | HeartbeatRequest | Shutdown
+ToRouter = (
+    GenerateRequest
+    | Abort
+    | ExpertUseRequest
+    | EngineReadyRequest
+    | StopHit
+    | WorkerExited
+    | HttpserverLost
+    | HeartbeatRequest
+    | Shutdown
+)
 ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
 ToHttp = (
     TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineLost | ProcessLost | LoadProgress

@@ -13,7 +13,6 @@ import signal
 import socket
 import ssl
 import time
-from collections import deque
 from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Final
@@ -22,15 +21,9 @@ import zmq
 
 from moeserve.child_process import Fork, ServerProcess
 from moeserve.config import ServerConfig
-from moeserve.launcher import (
-    CRASH_WINDOW_S,
-    EXIT_ENGINE_LOST,
-    EXIT_FAILED,
-    EXIT_STOPPED,
-    LAST_WORDS_S,
-    pinned,
-    write_config,
-)
+from moeserve.crash_count import CrashCount
+from moeserve.launched_config import pinned, write_config
+from moeserve.launcher import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED, LAST_WORDS_S
 from moeserve.messages.channels import PullChannel
 from moeserve.messages.codec import TO_HTTP, TO_LAUNCHER
 from moeserve.messages.schema import ProcessFailed, ProcessReady, ToHttp, ToLauncher
@@ -74,7 +67,7 @@ class WorkerHost:
         self._first: WorkerReady | None = None
         self._last_words = ""
         self._busy_since: float | None = None  # a router was lost, and the worker has not listened again yet
-        self._crashes: deque[float] = deque(maxlen=config.max_engine_crashes)
+        self._crashes = CrashCount(config.max_engine_crashes)
         zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(zmq_context.destroy, linger=0)
         write_config(config, paths)
@@ -142,7 +135,7 @@ class WorkerHost:
                 *(host, port, self._processes.memory_used() / GIB, engine.num_kv_slots, engine.device),
             )
         elif self._crashes:
-            log.info("the worker is back after %.2f s", time.monotonic() - self._crashes[-1])
+            log.info("the worker is back after %.2f s", self._crashes.since_last_s)
 
     def _open_worker(self) -> tuple[Welcome, socket.socket]:
         """For the gate. Raises NotServing."""
@@ -192,11 +185,9 @@ class WorkerHost:
         return f"{cause}: {self._last_words}" if self._last_words else cause
 
     def _may_try_again(self) -> bool:
-        now = time.monotonic()
-        self._crashes.append(now)
+        too_often = self._crashes.add()
         if self._first is None:
             return False
-        too_often = len(self._crashes) == self._crashes.maxlen and now - self._crashes[0] < CRASH_WINDOW_S
         if too_often:
             log.error("the worker crashed %d times in a minute", len(self._crashes))
         return not too_often

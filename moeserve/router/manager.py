@@ -17,9 +17,11 @@ from moeserve.messages.schema import (
     Abort,
     EngineLost,
     EngineReady,
+    EngineReadyRequest,
     ExpertUseRequest,
     GenerateRequest,
     HeartbeatRequest,
+    HttpserverLost,
     LoadReport,
     Shutdown,
     StopHit,
@@ -83,6 +85,7 @@ class RouterManager:
         self._deadline = StepDeadline(step_timeout)
         self._exit: WorkerExited | None = None  # of the lost worker, once the launcher has told
         self._crashed_by_itself = False  # any worker since the last that was ready
+        self._first_id = 0  # of the requests of the httpserver that lives
         self._inbox = inbox
         self._detokenizer = detokenizer
         self._http = http
@@ -130,6 +133,8 @@ class RouterManager:
 
     def _receive(self, message: ToRouter) -> None:
         match message:
+            case GenerateRequest(id=id) if id < self._first_id:
+                log.debug("request %d, whose httpserver was lost", id)
             case GenerateRequest():
                 if self._request_tracer is not None:
                     self._request_tracer.received(message)
@@ -138,14 +143,26 @@ class RouterManager:
                 self._scheduler.abort(id)
             case ExpertUseRequest():
                 self._ask_expert_use()
+            case EngineReadyRequest():
+                self._tell_of_engine()
             case StopHit():
                 self._scheduler.stop_hit(message)
             case WorkerExited():
                 self._worker_exited(message)
+            case HttpserverLost(first_id=first_id):
+                self._first_id = first_id
+                self._scheduler.abort_before(first_id)
             case HeartbeatRequest():
                 self._heartbeat()
             case Shutdown():
                 self._stopping = True
+
+    def _tell_of_engine(self) -> None:
+        self._http.send(EngineReady(ready=self._first))
+        if self._worker is None:
+            self._http.send(
+                EngineLost(cause="the worker was lost" if self._exit is None else self._exit.cause)
+            )
 
     def _serve(self, worker: WorkerClient) -> None:
         """Raises WorkerDied, ProtocolError."""
@@ -267,7 +284,8 @@ class RouterManager:
 
 def _has_as_much(ready: WorkerReady, first: WorkerReady) -> bool:
     """Whether a worker can stand in for the first one, of whose limits the scheduler was made."""
-    return ready.vocab_size == first.vocab_size and all(
+    is_same = ready.vocab_size == first.vocab_size and ready.adapters == first.adapters
+    return is_same and all(
         getattr(ready, name) >= getattr(first, name)
         for name in (
             "num_kv_slots",

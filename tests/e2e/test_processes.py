@@ -42,7 +42,8 @@ def test_only_the_api_port_listens_on_tcp(server: Server) -> None:
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN or connection.type != socket.SOCK_STREAM
     }
-    assert listening == {(int(server.base_url.rsplit(":", 1)[1]), "moeserve: httpserver")}
+    port = int(server.base_url.rsplit(":", 1)[1])
+    assert listening == {(port, "moeserve: httpserver"), (port, "moeserve: launcher")}
 
 
 def test_sockets_are_in_a_directory_of_ours_alone(server: Server) -> None:

@@ -189,6 +189,31 @@ def test_answers_go_on_when_processes_are_killed(own_server: Server) -> None:
     assert own_server.survivors() == []
 
 
+def test_a_lost_httpserver_is_replaced_and_nothing_of_its_requests_is_left(own_server: Server) -> None:
+    """Who connects before the next one is there waits for it, and is refused at no moment."""
+    before = completion(own_server, prompt=TEXT)
+    lost = own_server.named("httpserver")
+    kept = [own_server.named(name) for name in ("router", "detokenizer", "worker")]
+    streams = [streamed(own_server, prompt=f"{i} {TEXT}", max_tokens=1900) for i in range(16)]
+    for events in streams:
+        next(events)
+    lost.kill()
+    for _ in range(20):  # through all of its start
+        assert httpx.get(own_server.base_url + "/health", timeout=30).status_code in (200, 503)
+        time.sleep(0.05)
+    for events in streams:
+        with pytest.raises(httpx.TransportError):
+            list(events)
+    assert within(10, lambda: health(own_server) == 200), own_server.log
+    assert within(5, lambda: is_empty(own_server))
+    assert completion(own_server, prompt=TEXT) == before
+    assert own_server.metrics()["moeserve:num_aborts_total"] >= 16
+    assert [own_server.named(name) for name in ("router", "detokenizer", "worker")] == kept
+    assert own_server.named("httpserver") != lost
+    assert own_server.stop() == 0, own_server.log
+    assert own_server.survivors() == []
+
+
 @pytest.mark.slow
 @pytest.mark.cpu_engine("answers are bit-equal whatever shares their steps")
 def test_answers_go_on_when_the_worker_is_stopped(own_server: Server) -> None:

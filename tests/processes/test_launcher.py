@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.server import title_of
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.launcher import EXIT_ENGINE_LOST
@@ -105,6 +106,12 @@ class Run:
         return self.titles[f"moeserve: {name}"]
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, port = re.findall(r"ready: http://([\d.]+):(\d+)", self.log)[0]
+        return host, int(port)
+
+    @property
     def directory(self) -> Path:
         (directory,) = self.runtime_base.iterdir()
         return directory
@@ -125,7 +132,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     def begin(
         misbehaviour: str = "",
         *,
-        port: int = 8123,
+        port: int = 0,
         timeout: float = 10.0,
         nohup: bool = False,
         step_timeout: float = 60.0,
@@ -142,7 +149,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_ready_then_stopped_by_a_signal(start: Callable[..., Run], signum: int) -> None:
     run = start().until_ready()
-    assert re.search(r"ready: http://127\.0\.0\.1:8123, memory used 0\.\d+ GiB, 65,536 KV tokens", run.log)
+    assert re.search(r"ready: http://127\.0\.0\.1:\d+, memory used 0\.\d+ GiB, 65,536 KV tokens", run.log)
     assert run.titles.keys() == {f"moeserve: {name}" for name in ("launcher", *PROCESSES)}
     run.popen.send_signal(signum)
     assert run.end() == 0, run.log
@@ -157,7 +164,9 @@ def test_runtime_directory_is_private_and_the_sockets_are_in_it(start: Callable[
     assert json.loads((run.directory / "config.json").read_text())["api_key"] == ["secret"]
     sockets = {path.name for path in run.directory.iterdir() if path.is_socket()}
     assert sockets >= {"launcher", "router", "detokenizer", "worker"}
-    assert not [c for p in run.family for c in p.net_connections(kind="inet")], "only the API listens on TCP"
+    listening = {(c.laddr.port, title_of(p)) for p in run.family for c in p.net_connections(kind="inet")}
+    owners = ("moeserve: launcher", "moeserve: httpserver")
+    assert listening == {(run.address[1], owner) for owner in owners}, "only the API listens on TCP"
     assert "secret" not in run.log
 
 
@@ -177,11 +186,18 @@ def test_start_up_error_is_shown_as_the_child_worded_it(start: Callable[..., Run
 
 
 def test_os_error_while_starting_is_for_the_user_too(start: Callable[..., Run]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        run = start("httpserver:busy port", port=busy.getsockname()[1])
-        assert run.end() == 1
+    run = start("httpserver:no such file")
+    assert run.end() == 1
     assert "httpserver could not start: " in run.log
-    assert "Address already in use" in run.log
+    assert "No such file or directory" in run.log
+    assert "Traceback" not in run.log
+
+
+def test_a_port_in_use_is_told_before_anything_is_started(start: Callable[..., Run]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        run = start(port=busy.getsockname()[1])
+        assert run.end() == 1
+    assert "is in use: choose another with --port" in run.log
     assert "Traceback" not in run.log
 
 
@@ -238,7 +254,7 @@ def test_three_crashes_in_a_minute_end_the_server(start: Callable[..., Run]) -> 
     for _ in range(3):
         kill_worker(run)
     assert run.end() == EXIT_ENGINE_LOST
-    assert "the engine crashed 3 times in a minute" in run.log
+    assert "processes crashed 3 times in a minute" in run.log
 
 
 def test_a_worker_that_cannot_start_again_ends_the_server(start: Callable[..., Run]) -> None:
@@ -246,7 +262,7 @@ def test_a_worker_that_cannot_start_again_ends_the_server(start: Callable[..., R
     kill_worker(run)
     assert run.end() == EXIT_ENGINE_LOST
     assert "there is no room for the model any more" in run.log
-    assert "the engine cannot be started again" in run.log
+    assert "the worker cannot be started again" in run.log
 
 
 def test_a_worker_that_the_router_gives_up_is_killed_once(start: Callable[..., Run]) -> None:
@@ -259,11 +275,28 @@ def test_a_worker_that_the_router_gives_up_is_killed_once(start: Callable[..., R
     assert run.end() == 0, run.log
 
 
-def test_death_of_httpserver_ends_the_server_at_once(start: Callable[..., Run]) -> None:
+def test_a_lost_httpserver_is_replaced_and_the_router_told(start: Callable[..., Run]) -> None:
     run = start().until_ready()
+    others = [run.child(name) for name in ("router", "detokenizer", "worker")]
+    host, port = run.address
     run.child("httpserver").kill()
-    assert run.end(3) == 1
-    assert "httpserver died (signal 9" in run.log
+    with socket.create_connection((host, port), timeout=5):  # it waits for the next
+        run.wait_for_log("the engine is back: the httpserver was ready")
+    run.wait_for_log(f"HttpserverLost(first_id={(1 << 40) + 1})")
+    assert f"serves requests from {(1 << 40) + 1} on" in run.log
+    run.until_ready()
+    assert [run.child(name) for name in ("router", "detokenizer", "worker")] == others
+    run.popen.send_signal(signal.SIGTERM)
+    assert run.end() == 0, run.log
+    with pytest.raises(ConnectionError):
+        socket.create_connection((host, port), timeout=5)
+
+
+def test_httpservers_that_die_again_and_again_end_the_server(start: Callable[..., Run]) -> None:
+    run = start("httpserver:bug while serving").until_ready()
+    assert run.end() == EXIT_ENGINE_LOST
+    assert run.log.count("httpserver died (exit code 1): RuntimeError: a bug while serving") == 3, run.log
+    assert "processes crashed 3 times in a minute" in run.log
 
 
 @pytest.mark.parametrize("name", ["router", "detokenizer"])
@@ -303,7 +336,7 @@ def test_bugs_while_serving_are_logged_with_their_cause_and_three_end_the_server
     run = start("detokenizer:bug while serving").until_ready()
     assert run.end() == EXIT_ENGINE_LOST
     assert run.log.count("detokenizer died (exit code 1): RuntimeError: a bug while serving") == 3, run.log
-    assert "the engine crashed 3 times in a minute" in run.log
+    assert "processes crashed 3 times in a minute" in run.log
     assert "Traceback" in run.log
 
 
@@ -412,7 +445,7 @@ def test_child_refuses_a_config_that_is_not_ours(tmp_path: Path, text: str, mess
 
 
 def test_child_reads_what_the_launcher_wrote(tmp_path: Path) -> None:
-    from moeserve.launcher import write_config
+    from moeserve.launched_config import write_config
 
     config = ServerConfig(model="/m.gguf", threads=3, shutdown_timeout=1, api_key=("k",))
     write_config(config, RuntimePaths(tmp_path))

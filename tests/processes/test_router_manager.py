@@ -27,8 +27,10 @@ from moeserve.messages.schema import (
     DetokenizeStart,
     EngineLost,
     EngineReady,
+    EngineReadyRequest,
     ExpertUseRequest,
     HeartbeatRequest,
+    HttpserverLost,
     LoadReport,
     ProcessReady,
     RequestError,
@@ -189,6 +191,24 @@ def test_an_abort_frees_the_slots_within_a_step(paths: RuntimePaths, neighbours:
         neighbours.router.send(Abort(0))
         neighbours.next(DetokenizeEnd)
         neighbours.report(timeout=1.0, kv_slots_used=0, aborts=1)
+
+
+def test_what_a_lost_httpserver_wanted_is_freed_and_the_next_one_told(
+    paths: RuntimePaths, neighbours: Neighbours
+) -> None:
+    worker = InProcessWorker(ScriptedRunner())
+    with running(paths, neighbours, worker):
+        neighbours.router.send(behaving(1, SLEEP, max_tokens=100))
+        neighbours.item(1, final=False)
+        neighbours.router.send(HttpserverLost(first_id=100))
+        assert neighbours.next(DetokenizeEnd).id == 1
+        neighbours.report(num_running=0, kv_slots_used=0, aborts=1)
+        neighbours.router.send(behaving(2, SLEEP, max_tokens=4))  # was still on its way
+        neighbours.router.send(EngineReadyRequest())
+        assert neighbours.next(EngineReady).ready == READY
+        neighbours.router.send(behaving(100, SLEEP, max_tokens=4))
+        assert neighbours.next(DetokenizeStart).id == 100
+        assert neighbours.item(100, final=True).finish_reason == "length"
 
 
 def test_a_stop_string_ends_the_request(paths: RuntimePaths, neighbours: Neighbours) -> None:

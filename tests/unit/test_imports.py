@@ -128,6 +128,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
+        "moeserve.adapters.modules",
+        "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
         "moeserve.models.open",
@@ -188,10 +190,19 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
-    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
+    "moeserve.adapters": {
+        "moeserve.errors",
+        "moeserve.models.errors",
+        "moeserve.models.interface",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.sources.huggingface",
+    },
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization", "moeserve.adapters"},
+    "moeserve.models.rank_share": {"moeserve.models.interface", "moeserve.models.sources.gguf"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
+        "moeserve.models.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
@@ -220,6 +231,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.remote.host": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.crash_count",
+        "moeserve.launched_config",
         "moeserve.launcher",
         "moeserve.process_table",
         "moeserve.remote",
@@ -231,6 +244,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
+        "moeserve.adapters",
         "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",
@@ -242,6 +256,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.tokenizer",
         "moeserve.grammar",
         "moeserve.dump.format",
+        "moeserve.sandbox.frames",  # the line between several GPUs' processes
     },
     "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
@@ -252,13 +267,24 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",
+        "moeserve.crash_count",
         "moeserve.heartbeats",
+        "moeserve.launched_config",
+        "moeserve.listeners",
         "moeserve.process_table",
         "moeserve.runtime_directory",
         "moeserve.signal_events",
         "moeserve.systemd",
     },
-    "moeserve.process_table": {"moeserve.child_process", "moeserve.runtime_paths"},
+    "moeserve.process_table": {
+        "moeserve.child_process",
+        "moeserve.listeners",
+        "moeserve.process",
+        "moeserve.runtime_paths",
+    },
+    "moeserve.crash_count": set(),
+    "moeserve.launched_config": {"moeserve.config", "moeserve.messages", "moeserve.runtime_paths"},
+    "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
     "moeserve.child_process": FRAME | {"moeserve"},
     "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
@@ -272,7 +298,12 @@ TORCH_ALLOWED = (
     "moeserve.plan",
     "moeserve.bench.engine",
 )
-TORCH_FORBIDDEN_WITHIN = (*MODEL_FILES, *KERNEL_OPTIONS)
+TORCH_FORBIDDEN_WITHIN = (
+    *MODEL_FILES,
+    *KERNEL_OPTIONS,
+    "moeserve.models.rank_share",
+    "moeserve.models.sources.rank_source",
+)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
 

@@ -71,6 +71,7 @@ class EngineClient:
     tracer: Tracer | None = None
     continue_requests: bool = True  # where a process is lost; False: what has begun ends with an error
     request_timeout: float | None = None
+    first_id: int = 1  # of the requests: an httpserver before this one had those below
     ready: WorkerReady | None = None
     text_ready: bool = False  # the tokenizer is built; written by `server.py`
     leaving: bool = False  # not ready any more; written by `server.py`
@@ -80,7 +81,7 @@ class EngineClient:
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
 
     def __post_init__(self) -> None:
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(self.first_id)
         self._open: dict[int, RunningGeneration] = {}
         self._constraint_bytes = 0  # of the grammars of the open generations, each of which keeps its own
         self._idle = asyncio.Event()

@@ -148,6 +148,11 @@ class Scheduler:
         self._stats.aborts += 1
         self._out += [DetokenizeEnd(id=one) for one in ids]
 
+    def abort_before(self, first_id: int) -> None:
+        """Aborts what is open of the ids below."""
+        for request_id in [request_id for request_id in self._open if request_id < first_id]:
+            self.abort(request_id)
+
     def stop_hit(self, hit: StopHit) -> None:
         """Ends a request at a stop string; tokens sampled after it are not counted. As with `abort`, an id that is not
         open is no error: the request's final message has been sent then."""

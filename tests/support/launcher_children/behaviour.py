@@ -10,6 +10,7 @@ import time
 import psutil
 
 from moeserve.errors import UserError
+from moeserve.listeners import inherited_listeners, url_of
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import HeartbeatRequest, ReplaceWorker, Shutdown
@@ -28,8 +29,8 @@ def main(process: Process) -> None:
     what = what if who == process.name else ""
     if what == "user error":
         raise UserError("port 8000 is in use; choose another with --port")
-    if what == "busy port":
-        socket.create_server(("127.0.0.1", process.config.port))
+    if what == "no such file":
+        open("/nowhere/at/all")  # noqa: SIM115
     if what == "bug":
         raise RuntimeError("a bug")
     if what == "killed while starting":
@@ -44,8 +45,13 @@ def httpserver(process: Process, what: str) -> None:
     if what != "hang":
         signal.signal(signal.SIGTERM, lambda *_: stop.__setitem__(0, True))
         signal.signal(signal.SIGHUP, lambda *_: print("httpserver has a SIGHUP", flush=True))
+    listeners = inherited_listeners()
     inbox = PullChannel(process.context, process.paths.http, codec.TO_HTTP)
-    process.ready(url=f"http://127.0.0.1:{process.config.port}")
+    print(f"serves requests from {process.first_request_id} on", flush=True)
+    process.ready(url=url_of(listeners[0]))
+    if what == "bug while serving":
+        time.sleep(0.3)
+        raise RuntimeError("a bug while serving")
     while not stop[0]:
         if (message := inbox.recv(0.01)) is not None:
             print(message, flush=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from moeserve.errors import ConfigError
-from moeserve.httpserver.server import listen, listen_at, url_of
+from moeserve.listeners import listen, listen_at, url_of
 from moeserve.messages.schema import ProcessFailed, ProcessReady
 from tests.support.http_harness import HttpServer
 
@@ -28,6 +30,25 @@ def test_two_colons_are_both_families() -> None:
         assert url_of(listener) == f"http://[::]:{port}"
     with listen("::1", 0) as listener, pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5)
+
+
+def test_sockets_that_systemd_has_opened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        program = (
+            "import os, sys; os.dup2(int(sys.argv[1]), 3);"
+            "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': '1'};"
+            "from moeserve.config import ServerConfig; from moeserve.listeners import open_listeners, with_addresses;"
+            "config = ServerConfig(uds='/x'); found = open_listeners(config); made = with_addresses(config, found);"
+            "print(len(found), made.host, made.port, made.uds, found[0].get_inheritable())"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", program, str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+        )
+        assert result.stdout == f"1 127.0.0.1 {listener.getsockname()[1]} None False\n", result.stderr
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

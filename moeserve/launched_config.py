@@ -1,0 +1,34 @@
+"""The configuration that the launcher writes for its children."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import msgspec
+
+from moeserve.config import ServerConfig, to_json_dict
+from moeserve.messages.steps import WorkerReady
+from moeserve.runtime_paths import RuntimePaths
+
+
+def write_config(config: ServerConfig, paths: RuntimePaths) -> None:
+    """Mode 0600 from the first moment, for it may hold the API key; and whole, whoever reads it meanwhile."""
+    unnamed = paths.config_file.with_suffix(".new")
+    descriptor = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(to_json_dict(config)))
+    unnamed.rename(paths.config_file)
+
+
+def pinned(config: ServerConfig, engine: WorkerReady) -> ServerConfig:
+    """For the workers after the first: what that one chose by the machine's free memory, the others are told. The dump
+    of the first steps is the first one's."""
+    return dataclasses.replace(
+        config,
+        max_total_tokens=engine.num_kv_slots,
+        max_model_len=engine.max_model_len,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        debug_dump=None,
+        debug_dump_steps=None,
+    )

@@ -1,0 +1,120 @@
+"""The sockets at which a server listens. The launcher owns them, so that they outlive an httpserver: clients that
+connect while there is none wait in the backlog for the next.
+
+systemd may have opened them before the server starts (socket activation, sd_listen_fds(3)).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from moeserve.config import ENV_PREFIX, ServerConfig
+from moeserve.errors import ConfigError
+
+BACKLOG: Final = 2048
+LISTENERS_ENV: Final = (
+    ENV_PREFIX + "LISTENERS"
+)  # descriptors, comma separated: for a process that inherits them
+_SYSTEMD_FIRST: Final = 3  # <systemd/sd-daemon.h>, SD_LISTEN_FDS_START
+
+
+def open_listeners(config: ServerConfig) -> list[socket.socket]:
+    """The sockets that another process has opened for us, else one of `config`'s address. Raises ConfigError."""
+    inherited = inherited_listeners() or _from_systemd()
+    if inherited:
+        return inherited
+    return [listen(config.host, config.port) if config.uds is None else listen_at(Path(config.uds))]
+
+
+def inherited_listeners() -> list[socket.socket]:
+    """Those of the process that has started this one. Takes them out of the environment: no other process has them."""
+    return [_adopt(int(number)) for number in filter(None, os.environ.pop(LISTENERS_ENV, "").split(","))]
+
+
+def _from_systemd() -> list[socket.socket]:
+    """Raises ConfigError for one that is no listening stream socket."""
+    process, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    os.environ.pop("LISTEN_FDNAMES", None)
+    if process != str(os.getpid()) or not count.isdigit():
+        return []
+    listeners = [_adopt(number) for number in range(_SYSTEMD_FIRST, _SYSTEMD_FIRST + int(count))]
+    for listener in listeners:
+        if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise ConfigError(
+                "systemd has passed a socket that does not listen: use ListenStream= and Accept=no"
+            )
+    return listeners
+
+
+def _adopt(descriptor: int) -> socket.socket:
+    listener = socket.socket(fileno=descriptor)
+    listener.set_inheritable(False)
+    return listener
+
+
+def environment_for(listeners: Sequence[socket.socket]) -> dict[str, str]:
+    """For a process that inherits these descriptors."""
+    return {LISTENERS_ENV: ",".join(str(listener.fileno()) for listener in listeners)}
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Opens the server's socket; port 0 takes a free one. Raises ConfigError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} of {host} is in use: choose another with --port") from error
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {host}, port {port} (--host, --port): {reason}") from error
+
+
+def listen_at(path: Path) -> socket.socket:
+    """Opens a Unix socket, in place of one that nobody listens at any more. Raises ConfigError."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX) as other:
+                if other.connect_ex(str(path)) == 0:
+                    raise ConfigError(f"--uds: another server listens at {path}")
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--uds: cannot listen at {path}: {error.strerror or error}") from error
+    except ConfigError:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def with_addresses(config: ServerConfig, listeners: Sequence[socket.socket]) -> ServerConfig:
+    """`config`, saying where these listen: of several the one that most can reach, by which the server decides whom to
+    trust."""
+    listener = max(listeners, key=_reach)
+    if listener.family == socket.AF_UNIX:
+        return dataclasses.replace(config, uds=str(listener.getsockname()))
+    host, port = listener.getsockname()[:2]
+    return dataclasses.replace(config, host=host, port=port, uds=None)
+
+
+def _reach(listener: socket.socket) -> int:
+    if listener.family == socket.AF_UNIX:
+        return 0
+    return 1 if ipaddress.ip_address(listener.getsockname()[0]).is_loopback else 2
