@@ -17,8 +17,7 @@ from types import MappingProxyType
 import psutil
 
 import moeserve
-from moeserve.config import ENV_PREFIX
-from moeserve.process import LAUNCHER_PID_ENV
+from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
 from moeserve.runtime_paths import RuntimePaths
 
 _HINTS: dict[int, str] = {
