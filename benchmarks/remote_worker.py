@@ -1,14 +1,15 @@
 """Tokens a second with a worker behind a slow network, beside a local one.
 
-    python -m benchmarks.remote_worker [MODEL] [--delays 0.2,2] [--streams 1,8,16] [--layers 12] [--rounds 6] [FLAGS]
+    python -m benchmarks.remote_worker [--model FILE] [--delays 0.2,2] [--streams 1,8,16] [--layers 12] [FLAGS]
 
 Everything runs on this machine, a proxy in a process of its own adds the delay to each way, and both servers wait while
 the other works: local remote remote local, so that what else the machine does meets both alike. Link, gate and proxy
 take their time from the cores that compute, which they do not where the worker is alone on its machine.
 
-FLAGS are the engines', such as --device cuda. Without MODEL: a file of Qwen3-30B-A3B's shape with so many layers and
+FLAGS are the engines', such as --device cuda. Without --model: a file of Qwen3-30B-A3B's shape with so many layers and
 random weights. Printed for each number of streams and each delay (milliseconds each way): the medians, and the median
-of the ratios pair by pair with its 90% interval by bootstrap.
+of the ratios pair by pair with its 90% interval by bootstrap; and how many milliseconds the worker waited for a plan
+between two steps, local and remote, which depends less on what else the machine does.
 """
 
 from __future__ import annotations
@@ -80,8 +81,15 @@ def interval(ratios: list[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def idle(server: Server) -> tuple[float, float]:
+    """Seconds that the worker has waited between steps so far, and their number."""
+    metrics = server.metrics()
+    return metrics["moeserve:worker_idle_seconds_sum"], metrics["moeserve:worker_idle_seconds_count"]
+
+
 def compare(local: Server, remote: Server, streams: int, tokens: int, rounds: int) -> str:
     pairs = []
+    before = {server: idle(server) for server in (local, remote)}
     for turn in range(rounds):
         order = (local, remote) if turn % 2 == 0 else (remote, local)
         speeds = {server: asyncio.run(speed(server, streams, tokens, 100 * turn)) for server in order}
@@ -89,12 +97,16 @@ def compare(local: Server, remote: Server, streams: int, tokens: int, rounds: in
     ratios = [there / here for here, there in pairs]
     low, high = interval(ratios)
     here, there = (float(np.median(column)) for column in zip(*pairs, strict=True))
-    return f"{here:9.1f} {there:9.1f} {np.median(ratios):9.3f} {low:8.3f}..{high:.3f}"
+    waits = ""
+    for server in (local, remote):
+        seconds, steps = (after - start for after, start in zip(idle(server), before[server], strict=True))
+        waits += f" {seconds / steps * 1e3:8.2f}"
+    return f"{here:9.1f} {there:9.1f} {np.median(ratios):9.3f} {low:8.3f}..{high:.3f} {waits}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--delays", default="0.2,2", help="milliseconds each way, after commas")
     parser.add_argument("--streams", default="1,8,16", help="how many at once, after commas")
     parser.add_argument("--layers", type=int, default=12, help="of the file that is made where none is named")
@@ -116,7 +128,9 @@ def main() -> None:
         remote = stack.enter_context(running_server(model, *link, ready_timeout=READY_S))
         local = stack.enter_context(running_server(model, *engine, ready_timeout=READY_S))
         print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        print(f"{'streams':>7} {'delay':>6} {'local':>9} {'remote':>9} {'ratio':>9} {'90%':>15}")
+        print(
+            f"{'streams':>7} {'delay':>6} {'local':>9} {'remote':>9} {'ratio':>9} {'90%':>15} {'wait':>10} {'wait':>8}"
+        )
         for streams in map(int, args.streams.split(",")):
             for delay in map(float, args.delays.split(",")):
                 proxy.set_delay(delay)

@@ -16,8 +16,13 @@ from types import MappingProxyType
 
 import psutil
 
+<<<<<<< HEAD
 import moeserve
 from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
+=======
+from moeserve.config import ENV_PREFIX
+from moeserve.process import LAUNCHER_PID_ENV, python_environment
+>>>>>>> main
 from moeserve.runtime_paths import RuntimePaths
 
 _HINTS: dict[int, str] = {
@@ -109,18 +114,11 @@ class Child(ServerProcess):
         descriptors: Sequence[int] = (),
     ) -> None:
         """`descriptors` are inherited, under the same numbers; `variables` are added to the environment."""
-        environment = os.environ | {
+        environment = python_environment() | {
             ENV_PREFIX + "RUNTIME_DIR": str(paths.directory),
             LAUNCHER_PID_ENV: str(os.getpid()),
             **variables,
         }
-        ours = Path(moeserve.__file__).parent.parent
-        if ours.name not in ("site-packages", "dist-packages"):
-            # A checkout: the child must run the same moeserve as we do. (Site-packages it finds by itself,
-            # and PYTHONPATH would put them before the standard library.)
-            environment["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(ours), os.environ.get("PYTHONPATH")])
-            )
         self.line: socket.socket | None = None
         stdin: socket.socket | None = None
         if has_line:

@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from moeserve import model_hints
+<<<<<<< HEAD
 from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
+=======
+from moeserve.adapters.modules import resolve_modules
+from moeserve.config import ENV_PREFIX, GROUPS, ServerConfig, env_name
+>>>>>>> main
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
@@ -52,9 +57,11 @@ def _add(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, option: dataclasses.Field[Any], text: str
 ) -> None:
     # Text here and read in `_read`, so that a flag and an environment variable fail with the same words.
+    several = option.metadata["several"]
     parser.add_argument(
         flag_name(option.name),
-        action="append" if _is_repeatable(option) else "store",
+        action="extend" if several else "append" if _is_repeatable(option) else "store",
+        nargs="+" if several else None,
         default=None,
         metavar=value_name(option),
         help=text,
@@ -141,10 +148,12 @@ def resolve(config: ServerConfig) -> ServerConfig:
     number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
     another UserError, when it cannot be had."""
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
+    names = config.served_model_name or api_name
     return dataclasses.replace(
         config,
         model=str(model),
-        served_model_name=config.served_model_name or api_name,
+        served_model_name=names,
+        lora_modules=resolve_modules(config.lora_modules, names.split(",")),
         api_key_file=_absolute(config.api_key_file),
         prefix_cache=_prefix_cache(config),
         chat_template=_absolute(config.chat_template),

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -94,6 +95,16 @@ class Process:
         if (tracer := self.__dict__.get("tracer")) is not None:  # made by somebody
             tracer.close()
         self.close_sockets()
+
+
+def python_environment() -> dict[str, str]:
+    """Of a child that runs the same moeserve as we do."""
+    environment = dict(os.environ)
+    ours = Path(__file__).resolve().parents[1]
+    if ours.name not in ("site-packages", "dist-packages"):
+        # A checkout. (Site-packages it finds by itself, and PYTHONPATH would put them before the standard library.)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ours), os.environ.get("PYTHONPATH")]))
+    return environment
 
 
 def run_process(name: str, main: Callable[[Process], None]) -> None:

@@ -39,6 +39,8 @@ SHARED = (
     "model",
     "load_format",
     "device",
+    "gpus",
+    "parallel",
     "num_gpu_experts",
     "gpu_memory_budget",
     "expert_heat",

@@ -22,7 +22,9 @@ def option(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     metavar: str | None = None,
+    several: bool = False,
 ) -> Any:
+    """several: the flag takes any number of values at once."""
     metadata = {
         "group": group,
         "help": help,
@@ -30,6 +32,7 @@ def option(
         "high": high,
         "choices": choices,
         "metavar": metavar,
+        "several": several,
     }
     return field(default=default, metadata=metadata)
 

@@ -45,6 +45,14 @@ class ServerConfig(ApiConfig):
         "before its tensors)",
         choices=("auto", "dummy"),
     )
+    lora_modules: tuple[str, ...] = option(
+        (),
+        "Model",
+        "serve LoRA adapters beside the model (PEFT's folders, llama.cpp's GGUF files), each as a model of its own "
+        "name; further pairs may follow, or give the flag again (CPU engine)",
+        metavar="NAME=PATH",
+        several=True,
+    )
     max_num_seqs: int = option(64, "Capacity", "most requests in one step", low=1, high=4096)
     max_total_tokens: int | None = option(
         None,
@@ -127,6 +135,19 @@ class ServerConfig(ApiConfig):
         "Device",
         "cuda: the first NVIDIA GPU; cpu: none; auto: a GPU if there is one that can be used",
         choices=("auto", "cpu", "cuda"),
+    )
+    gpus: str = option(
+        "1",
+        "Device",
+        "NVIDIA GPUs among which the model is divided: how many, from the first, or their numbers with commas, as 0,2",
+        metavar="N",
+    )
+    parallel: str = option(
+        "auto",
+        "Device",
+        "how it is divided among several GPUs: tensor: each has some of the heads and experts of every layer; layers: "
+        "each has some of the layers (not built yet, refused); auto: tensor",
+        choices=("auto", "layers", "tensor"),
     )
     worker: str | None = option(
         None,

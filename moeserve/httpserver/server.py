@@ -15,6 +15,7 @@ from typing import Any, Final
 import uvicorn
 import zmq.asyncio
 
+from moeserve.adapters.modules import parse_modules
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
@@ -77,7 +78,15 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         request_timeout=config.request_timeout,
         first_id=process.first_request_id,
     )
-    service = Service(config, metrics.model_name, engine, metrics, states, frozenset(aliases))
+    service = Service(
+        config,
+        metrics.model_name,
+        engine,
+        metrics,
+        states,
+        frozenset(aliases),
+        parse_modules(config.lora_modules),
+    )
     server = Server(service, table)
     try:
         await to_router.send(EngineReadyRequest())  # it may have told an httpserver before this one

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moeserve.kernels.stream_operands import KvLayer
+from moeserve.kernels.stream_operands import ExpertAdapters, KvLayer
 
 def quantized_row_bytes(cols: int) -> int: ...
 def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...
@@ -44,6 +44,17 @@ class Matrix:
 class LinearGroup:
     def __init__(self, matrices: list[Matrix], biases: Sequence[torch.Tensor | None] | None = None) -> None:
         """Up to three matrices over one input; biases: float32 [rows] of each, None where it has none."""
+
+class LoraTable:
+    """A and B of one product, or of one for each expert, by adapter."""
+
+    cols: int
+    rows: int
+    experts: int
+    most_rank: int
+    def __init__(self, cols: int, rows: int, experts: int, adapters: int) -> None: ...
+    def set(self, adapter: int, expert: int, a: torch.Tensor | None, b: torch.Tensor | None) -> None:
+        """a: float32 [rank, cols], b: [panels, rank, 32], borrowed; rank is a multiple of 4. Only after a wait."""
 
 class Activations:
     rows: int
@@ -99,6 +110,16 @@ class Stream:
     ) -> None: ...
     def linear(
         self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], add: bool
+    ) -> None: ...
+    def lora(
+        self,
+        x: Activations,
+        n: int,
+        rows: torch.Tensor,
+        adapters: torch.Tensor,
+        tables: list[LoraTable | None],
+        out: list[torch.Tensor],
+        shrunk: torch.Tensor,
     ) -> None: ...
     def rope_store(
         self,
@@ -206,6 +227,7 @@ class Stream:
         gate_bias: torch.Tensor | None,
         up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
+        lora: ExpertAdapters | None,
     ) -> None: ...
     def read(self, matrix: Matrix) -> None: ...
 

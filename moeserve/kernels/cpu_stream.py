@@ -24,7 +24,9 @@ from moeserve.kernels.experts.options import Activation
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
     Activations,
+    AdapterRows,
     DeltaParameters,
+    ExpertAdapters,
     Heads,
     KvLayer,
     RoutingWorkspace,
@@ -35,6 +37,7 @@ from moeserve.kernels.stream_operands import (
 
 Matrix = _C.Matrix
 LinearGroup = _C.LinearGroup
+LoraTable = _C.LoraTable
 AttentionPlan = _C.AttentionPlan
 
 
@@ -107,6 +110,23 @@ class CpuStream:
         """out[j] = x W_j^T + b_j, or that added to out[j] (a residual). out[j]: [n, W_j.rows]."""
         self._native.linear(x.native, n, weights, out, add)
         self._held.append((x, weights, *out))
+
+    def lora(
+        self,
+        x: Activations,
+        n: int,
+        rows: AdapterRows,
+        tables: list[LoraTable | None],
+        out: list[torch.Tensor],
+        shrunk: torch.Tensor,
+    ) -> None:
+        """out[j][t] += B_j (A_j x[t]) for the rows that ask for an adapter, with A and B of that adapter.
+
+        x: [n, cols], its float32 form is read. out[j]: [n, tables[j].rows]; None in `tables`: nothing is added. shrunk:
+        float32, a workspace for len(tables) * rows numbers of the largest rank.
+        """
+        self._native.lora(x.native, n, rows.sorted, rows.adapters, tables, out, shrunk)
+        self._held.append((x, rows, tables, shrunk, *out))
 
     def rope_store(
         self,
@@ -287,20 +307,22 @@ class CpuStream:
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
+        lora: ExpertAdapters | None = None,
     ) -> None:
         """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j].
 
         h: a workspace for n * top_k intermediate rows of the experts' width ff, a multiple of 32. x: [n, hidden].
         gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64
         [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
-        counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes.
+        counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
+        products; h then has both forms.
         """
         r, counts = routing, expert_token_counts
         self._native.experts(
             gate, up, down, y.native, n, r.ids, r.weights, r.starts, r.active, r.routes, h.native, counts, x,
-            activation, gate_bias, up_bias, down_bias,
+            activation, gate_bias, up_bias, down_bias, lora,
         )  # fmt: skip
-        self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias))
+        self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora))
 
     def read(self, matrix: Matrix) -> None:
         """Reads every byte of the matrix: the memory's speed without any arithmetic."""

@@ -35,6 +35,11 @@ def _has_dependent_launch() -> bool:
 PDL = _has_dependent_launch()
 
 
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is no less than `n` > 0; Triton's tensors have such lengths."""
+    return 1 << (n - 1).bit_length()
+
+
 class Kernel:
     """A jitted function that is launched as kernel(grid, *arguments in order, num_warps=, num_stages=, ...)."""
 

@@ -100,6 +100,25 @@ class Heads:
     value_dim: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which adapter each row of a step asks for."""
+
+    adapters: torch.Tensor  # int32 [n]; -1: none
+    sorted: torch.Tensor  # int32 [any]: the rows that ask for one, by adapter
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAdapters:
+    """What adapters add to the products of a mixture of experts. A table is None where no adapter has the product."""
+
+    gate: _C.LoraTable | None
+    up: _C.LoraTable | None
+    down: _C.LoraTable | None
+    adapters: torch.Tensor  # int32 [n]: each row's, -1: none
+    shrunk: torch.Tensor  # float32, a workspace for 2 * n * top_k rows of the largest rank
+
+
 class RoutingWorkspace:
     """The routes of one MoE layer for up to `tokens` tokens, and what sorting them takes; the next layer reuses it."""
 

@@ -45,6 +45,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     kv_page_tokens: int = 0  # of a page of the disk tier; 0: there is none
     kv_page_bytes: int = 0
     measured_steps: list[MeasuredStep] = []
+    adapters: dict[str, str] = {}  # LoRA adapters: the key of each name
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +66,7 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     request_id: str = ""  # for log lines
     state_slot: int = -1  # where its recurrent state is; -1: the model has none
+    adapter: str = ""  # GenerateRequest.adapter
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

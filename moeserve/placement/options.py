@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,15 +52,22 @@ def with_expert_cache(placement: Placement, sizes: ModelSizes, config: ServerCon
     return cached
 
 
+def heat_counts(config: ServerConfig, shape: ModelShape) -> Sequence[Sequence[int]] | None:
+    """[layers][experts] of --expert-heat. Raises ConfigError for a file that cannot be used."""
+    if config.expert_heat is None:
+        return None
+    return read_heat(Path(config.expert_heat), shape.num_layers, shape.num_experts).counts
+
+
 def placement_options(config: ServerConfig, shape: ModelShape) -> PlacementOptions:
     """Raises ConfigError for a heat or rules file that cannot be used."""
-    heat, rules, budget = config.expert_heat, config.placement_rules, config.gpu_memory_budget
+    rules, budget = config.placement_rules, config.gpu_memory_budget
     longest = config.max_model_len or shape.context_length
     return PlacementOptions(
         num_gpu_experts=config.num_gpu_experts,
         gpu_memory_budget=None if budget is None else int(budget * GIB),
         n_gpu_layers=config.n_gpu_layers,
-        counts=None if heat is None else read_heat(Path(heat), shape.num_layers, shape.num_experts).counts,
+        counts=heat_counts(config, shape),
         rules=None if rules is None else Rules.read(Path(rules)),
         max_total_tokens=config.max_total_tokens,
         most_kv_tokens=config.max_num_seqs * longest,

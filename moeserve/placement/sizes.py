@@ -8,8 +8,8 @@ lossless and up to 5% larger, with rows padded to a multiple of 128 columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
@@ -75,6 +75,11 @@ class ModelSizes:
             head=part([head, n.OUTPUT_NORM]),
             layers=tuple(layer(index) for index in range(shape.num_layers)),
         )
+
+    def with_experts(self, counts: Sequence[int]) -> ModelSizes:
+        """Of a part of the model that has so many of each layer's experts."""
+        layers = (replace(layer, num_experts=n) for layer, n in zip(self.layers, counts, strict=True))
+        return replace(self, layers=tuple(layers))
 
     @property
     def num_experts(self) -> int:

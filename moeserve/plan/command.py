@@ -78,6 +78,8 @@ def main(arguments: list[str]) -> int:
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     """Raises UserError for a file or a wish that cannot be served."""
+    if config.gpus != "1":
+        raise ConfigError("--gpus, MOESERVE_GPUS: a plan is for one GPU; leave it out")
     gguf = open_metadata(Path(config.model))
     model = read_checked_shape(gguf)
     sizes = ModelSizes.of(gguf.tensors, layout_of(config, model))

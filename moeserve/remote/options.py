@@ -45,6 +45,8 @@ def check_server(config: ServerConfig) -> None:
                 raise ConfigError(f"{_flag(name)}: has no effect without --worker; leave it out")
         return
     parse_address(config.worker, "--worker")
+    if config.lora_modules:
+        raise ConfigError("--lora-modules: not with --worker, whose machine would have to have the adapters")
     for name in ("worker_ssl_certfile", "worker_ssl_ca_certs"):
         if getattr(config, name) is None:
             raise ConfigError(

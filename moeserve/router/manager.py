@@ -284,7 +284,8 @@ class RouterManager:
 
 def _has_as_much(ready: WorkerReady, first: WorkerReady) -> bool:
     """Whether a worker can stand in for the first one, of whose limits the scheduler was made."""
-    return ready.vocab_size == first.vocab_size and all(
+    is_same = ready.vocab_size == first.vocab_size and ready.adapters == first.adapters
+    return is_same and all(
         getattr(ready, name) >= getattr(first, name)
         for name in (
             "num_kv_slots",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import logging
 
+from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 
+MAX_GPUS = 64
 MIN_CAPABILITY = (8, 0)  # bfloat16 on the tensor cores
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,33 @@ def choose_device(wanted: str) -> str:
     if torch.cuda.is_available():
         log.warning("the GPU is not used: %s", obstacle)
     return "cpu"
+
+
+def gpu_numbers(config: ServerConfig) -> list[int]:
+    """The GPUs of --gpus, in its order. Raises ConfigError for one that is not here, and for what --parallel cannot
+    be."""
+    numbers = parse_gpus(config.gpus)
+    import torch
+
+    here = torch.cuda.device_count()
+    if max(numbers) >= here:
+        raise ConfigError(f"--gpus {config.gpus}: there are {here} GPUs here, numbered from 0")
+    if config.parallel == "layers":
+        raise ConfigError("--parallel layers: not built yet; leave it out, or say tensor")
+    return numbers
+
+
+def parse_gpus(text: str) -> list[int]:
+    """A number of GPUs, from the first, or their numbers with commas. Raises ConfigError."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(f"--gpus: must be a number of GPUs, or their numbers with commas, not {text!r}")
+    numbers = [int(part) for part in parts]
+    if len(parts) == 1:
+        numbers = list(range(numbers[0]))
+    if not 1 <= len(numbers) <= MAX_GPUS or len(set(numbers)) < len(numbers):
+        raise ConfigError(f"--gpus: must name 1 to {MAX_GPUS} GPUs, each once, not {text!r}")
+    return numbers
 
 
 def _obstacle() -> str | None:

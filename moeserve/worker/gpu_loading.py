@@ -12,12 +12,14 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
+from moeserve.kernels.collectives import AllReduce
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
 from moeserve.kv.layout import KvLayout, layout_of
 from moeserve.kv.states import StateCache
+from moeserve.messages.steps import WorkerReady
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.interface import ModelShape
@@ -27,11 +29,14 @@ from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
+from moeserve.models.rank_share import RankShare, share_of
 from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
 from moeserve.placement.heat import read_heat
+from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
@@ -39,19 +44,27 @@ from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
+from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.measure.steps import measure_steps
 from moeserve.worker.measure.streaming import calibrate_streaming
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.moving_experts import MovingExperts
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.runner import Runner
-from moeserve.worker.step_dump import open_dump
+from moeserve.worker.step_dump import StepDump, open_dump
 
 log = logging.getLogger(__name__)
 
 HANG_SECONDS = (
     180.0  # a step that stands still for so long has failed; the first ones compile kernels on the way
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGpuEngine:
+    engine: GpuEngine
+    ready: WorkerReady
+    dump: StepDump | None
 
 
 def load_gpu_runner(
@@ -63,28 +76,57 @@ def load_gpu_runner(
 ) -> Runner:
     """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. Raises ModelError for a bad
     file, ConfigError where the GPU's memory does not suffice."""
+    constraints = gpu_constraints(config, source)
+    loaded = load_gpu_engine(config, source, on_progress, device, forced_rows)
+    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump)
+
+
+def gpu_constraints(config: ServerConfig, source: ModelSource) -> Constraints:
+    """Its helper thread builds the vocabulary while the caller loads the weights."""
+    return Constraints(config.max_num_seqs, lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
+
+
+def load_gpu_engine(
+    config: ServerConfig,
+    source: ModelSource,
+    on_progress: OnProgress,
+    device: torch.device,
+    forced_rows: int = 0,
+    ranks: RankGroup | None = None,
+) -> LoadedGpuEngine:
+    """The same without a runner. ranks: the GPUs among which the model is divided, of which `device` is this process's;
+    None: it has all of it."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if config.kv_disk is not None or config.kv_disk_gib is not None:
         raise ConfigError("--kv-disk is for the CPU engine alone; leave it out, or choose --device cpu")
-    # Its helper thread builds the vocabulary while this one loads the weights.
-    constraints = Constraints(config.max_num_seqs, lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
+    if config.lora_modules:
+        raise ConfigError("--lora-modules is for the CPU engine alone; leave it out, or choose --device cpu")
     shape = read_checked_shape(source)
     log_skipped(shape)
-    layout = layout_of(config, shape)
     check_lanes(source, shape, "GPU")
+    share = None
+    if ranks is not None:
+        share = _share(config, source, shape, ranks)
+        source, shape = RankSource(source, share), share.shape
+        ranks.barrier()
+    all_reduce = None if ranks is None else ranks.connect()
+    layout = layout_of(config, shape)
     in_a_step = step_tokens_on(device, config, shape)
+    if ranks is not None:
+        in_a_step = ranks.least(in_a_step)
     max_tokens = max(in_a_step, config.max_num_seqs)
     dump = open_dump(config, shape, max_tokens)
-    placement = plan_placement(config, layout, source, max_tokens, device)
+    placement = plan_placement(config, layout, source, max_tokens, device, share)
+    gpu_experts = [layer.gpu_experts for layer in placement.gpu_layers] if share is None else share.experts
     weights = GpuLoader(source, shape, device, on_progress).load(
-        [layer.gpu_experts for layer in placement.gpu_layers],
-        placement.layers_in_ram,
-        with_embedding=not placement.begins_in_ram,
+        gpu_experts, placement.layers_in_ram, with_embedding=not placement.begins_in_ram
     )
     in_ram = _in_ram(config, shape, source, placement, device, on_progress)
     _empty_cache(device)
     capacity = plan_capacity(config, layout, _kv_budgets(placement, layout))
+    if ranks is not None:
+        capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
     cpu_stage = _cpu_stage(in_ram, layout, placement, capacity, max_tokens, device)
     slot_table = torch.zeros(
         config.max_num_seqs + 1, capacity.max_model_len, dtype=torch.int32, device=device
@@ -106,23 +148,49 @@ def load_gpu_runner(
         from_cpu=None if cpu_stage is None else cpu_stage.x,
         states=StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers,
         forced_rows=forced_rows,
+        mixer_sum=all_reduce if share is not None and share.divides_attention else None,
+        ffn_sums=None if share is None else _ffn_sums(share, all_reduce),
     )
-    name = _device(placement, device, in_ram)
+    name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
     cache = moving.cache(weights, placement, model.expert_token_counts)
     engine = GpuEngine(model, slot_table, config.max_num_seqs, name, experts, cpu_stage, cache)
-    engine.compile(on_progress)
+    if ranks is None:
+        engine.compile(on_progress)
+    else:
+        ranks.first_alone(lambda: engine.compile(on_progress))  # the others find its kernels on disk
     on_a_gpu = device.type == "cuda"  # and not Triton's interpreter, whose steps take seconds
     engine.record()
     engine.spread_nobody(capacity.num_slots)
     if model.can_stream:
         _choose_streaming(engine, config.gpu_prefill_token_threshold, capacity.max_model_len)
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
+    kv_bytes = capacity.num_slots * layout.token_bytes()
+    if ranks is not None:
+        weight_bytes, kv_bytes = ranks.total(weight_bytes), ranks.total(kv_bytes)
+    measured = []
+    if on_a_gpu:
+        agree = None if ranks is None else ranks.agree
+        measured = measure_steps(engine, config.max_num_seqs, capacity.max_model_len, agree)
     ready = msgspec.structs.replace(
         ready_message(config, layout, capacity, weight_bytes, engine.description, in_a_step, state_slots),
+        kv_bytes=kv_bytes,
         prompts_first=in_ram is None,
-        measured_steps=measure_steps(engine, config.max_num_seqs, capacity.max_model_len) if on_a_gpu else [],
+        measured_steps=measured,
     )
-    return Runner(engine, ready, constraints, dump)
+    return LoadedGpuEngine(engine, ready, dump)
+
+
+def _share(config: ServerConfig, source: ModelSource, shape: ModelShape, ranks: RankGroup) -> RankShare:
+    counts = heat_counts(config, shape)
+    try:
+        return share_of(shape, source.tensors, ranks.rank, ranks.num_ranks, counts)
+    except ValueError as error:
+        raise ConfigError(f"--gpus {config.gpus}: {error}; choose fewer GPUs") from error
+
+
+def _ffn_sums(share: RankShare, all_reduce: AllReduce | None) -> list[AllReduce | None]:
+    layers = range(share.shape.num_layers)
+    return [None if layer in share.whole_ffns else all_reduce for layer in layers]
 
 
 def _choose_streaming(engine: GpuEngine, threshold: int | None, max_model_len: int) -> None:
@@ -236,8 +304,10 @@ def _empty_cache(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _device(placement: Placement, device: torch.device, in_ram: InRam | None) -> str:
+def _device(placement: Placement, device: torch.device, in_ram: InRam | None, num_gpus: int) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
+    if num_gpus > 1:
+        name = f"{num_gpus} x {name}"
     if in_ram is None:
         return f"{device.type} ({name})"
     layers = len(placement.layers)

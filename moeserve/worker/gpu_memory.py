@@ -10,9 +10,11 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
+from moeserve.models.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, gpu_reserved_bytes
+from moeserve.placement.group import place_share
 from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
@@ -37,9 +39,15 @@ def step_tokens_on(device: torch.device, config: ServerConfig, shape: ModelShape
 
 
 def plan_placement(
-    config: ServerConfig, layout: KvLayout, source: ModelSource, max_tokens: int, device: torch.device
+    config: ServerConfig,
+    layout: KvLayout,
+    source: ModelSource,
+    max_tokens: int,
+    device: torch.device,
+    share: RankShare | None = None,
 ) -> Placement:
-    """Where every part of the model goes. Raises ConfigError where that cannot be, with what would fit."""
+    """Where every part of the model goes. share: this GPU's, if there are several; all of it is placed there. Raises
+    ConfigError where that cannot be, with what would fit."""
     shape, on_cuda = layout.shape, device.type == "cuda"
     reserved = gpu_reserved_bytes(
         config,
@@ -52,6 +60,8 @@ def plan_placement(
     )
     gpu = Gpu(free_bytes(device), reserved)
     sizes = ModelSizes.of(source.tensors, layout)
+    if share is not None:
+        return place_share(config, sizes.with_experts([len(ids) for ids in share.experts]), shape, gpu)
     options = with_state_slots(placement_options(config, shape), config, sizes, gpu)
     placement = with_expert_cache(place(sizes, options, gpu), sizes, config, available_bytes())
     if placement.begins_in_ram and config.n_gpu_layers is None:

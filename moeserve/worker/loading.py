@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from moeserve.adapters.adapter import Adapter
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
@@ -18,6 +19,7 @@ from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
@@ -29,9 +31,10 @@ from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.adapters import adapter_bytes, load_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
-from moeserve.worker.device import choose_device
+from moeserve.worker.device import choose_device, gpu_numbers
 from moeserve.worker.disk_tier import DiskTierPlan, claim_directory, plan_disk_tier
 from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.memory import available_bytes
@@ -63,10 +66,17 @@ def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: 
         if forced_rows:
             raise ConfigError("--routing-trace: the CPU engine has all experts in one place; leave it out")
         return load_cpu_runner(config, on_progress)
-    _set_up_torch()
+    set_up_torch()
     from moeserve.worker.gpu_loading import load_gpu_runner  # a machine without a GPU may lack Triton
 
-    return load_gpu_runner(config, open_weights(config), on_progress, torch.device("cuda", 0), forced_rows)
+    numbers = gpu_numbers(config)
+    if len(numbers) > 1:
+        from moeserve.worker.group.loading import load_group_runner
+
+        return load_group_runner(config, open_weights(config), on_progress, numbers, forced_rows)
+    torch.cuda.set_device(numbers[0])
+    device = torch.device("cuda", numbers[0])
+    return load_gpu_runner(config, open_weights(config), on_progress, device, forced_rows)
 
 
 def open_weights(config: ServerConfig) -> ModelSource:
@@ -75,7 +85,7 @@ def open_weights(config: ServerConfig) -> ModelSource:
     return open_dummy_model(path) if config.load_format == "dummy" else open_model(path)
 
 
-def _set_up_torch() -> None:
+def set_up_torch() -> None:
     torch.set_num_threads(1)  # the pool computes; torch only moves a few rows
     torch.set_grad_enabled(False)
 
@@ -94,6 +104,7 @@ class CpuModel:
     dump: StepDump | None
     state_slots: int  # of recurrent state
     disk: DiskTierPlan | None
+    adapters: list[Adapter]
 
     @property
     def most_rows(self) -> int:
@@ -116,7 +127,7 @@ def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
 def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
     """Reads the weights and builds the vocabulary, and decides on the size of the KV pool. Leaves no thread behind."""
     _refuse_gpu_flags(config)
-    _set_up_torch()
+    set_up_torch()
     directory = claim_directory(config)
     stream = open_stream(config)
     source = open_weights(config)
@@ -136,14 +147,15 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         if not in_place:
             check_ram(placement.cpu_weight_bytes, remedy="or read it from disk with --weight-layout file")
         weights = CpuLoader(stream, source, shape, on_progress, in_place).load()
-        free = available_bytes()
+        adapters = load_adapters(config, shape)
+        free = available_bytes() - adapter_bytes(adapters)
         states = state_slots(config, layout.state_bytes(), free)
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
         capacity = plan_capacity(config, layout, [budget])
         disk = plan_disk_tier(config, directory, source, layout, stream.isa)
         return CpuModel(
-            config, source, shape, weights, grammar, tokens, capacity, dump, states.num_slots, disk
+            config, source, shape, weights, grammar, tokens, capacity, dump, states.num_slots, disk, adapters
         )
 
 
@@ -156,7 +168,14 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
     kv = KvCache(layout, capacity.num_slots, range(shape.num_layers)).layers
     states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
     model = CpuDecoder(
-        shape, loaded.weights, stream, kv, loaded.most_rows, capacity.max_model_len, states=states
+        shape,
+        loaded.weights,
+        stream,
+        kv,
+        loaded.most_rows,
+        capacity.max_model_len,
+        states=states,
+        adapters=CpuAdapters(shape, loaded.adapters, loaded.most_rows) if loaded.adapters else None,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)
@@ -170,6 +189,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         loaded.step_tokens,
         loaded.state_slots,
         pages,
+        loaded.adapters,
     )
     return Runner(engine, ready, constraints, loaded.dump, pages)
 
@@ -181,6 +201,10 @@ def _refuse_gpu_flags(config: ServerConfig) -> None:
         flag = "--max-deferred-experts-per-token"
     elif config.gpu_prefill_token_threshold is not None:
         flag = "--gpu-prefill-token-threshold"
+    elif config.gpus != "1":
+        flag = "--gpus"
+    elif config.parallel != "auto":
+        flag = "--parallel"
     else:
         return
     raise ConfigError(f"{flag}: has no effect on the CPU engine; leave it out, or choose a GPU")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import psutil
 
+from moeserve.adapters.adapter import Adapter
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import KvCapacity
 from moeserve.kv.layout import KvLayout
@@ -35,6 +37,7 @@ def ready_message(
     step_tokens: int,
     num_state_slots: int,
     pages: PageMover | None = None,
+    adapters: Sequence[Adapter] = (),
 ) -> WorkerReady:
     """When everything is allocated: the process's memory is taken now. weight_bytes: on all devices together. pages: of
     the disk tier, if there is one."""
@@ -53,4 +56,5 @@ def ready_message(
         num_state_slots=num_state_slots,
         kv_page_tokens=0 if pages is None else pages.page_tokens,
         kv_page_bytes=0 if pages is None else pages.page_bytes,
+        adapters={adapter.name: adapter.key for adapter in adapters},
     )

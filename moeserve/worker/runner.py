@@ -37,7 +37,7 @@ class Runner:
         """pages: of the disk tier, if there is one."""
         self.engine = engine
         self._ready = ready
-        self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len)
+        self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len, ready.adapters.values())
         self._constraints = constraints
         self._dump = dump
         self._pages = pages

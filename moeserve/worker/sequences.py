@@ -38,12 +38,15 @@ class Sequences:
     cost nothing.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int, adapter_keys: Collection[str] = ()) -> None:
+        """adapter_keys: those of the LoRA adapters, in the order in which the engine numbers them."""
         self.tokens: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.kv_slots: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.state_slots: Int32s = np.full(
             max_num_seqs, -1, np.int32
         )  # where a sequence's recurrent state lives
+        self.adapters: Int32s = np.full(max_num_seqs, -1, np.int32)  # -1: the model itself
+        self._adapter_numbers = {"": -1} | {key: number for number, key in enumerate(adapter_keys)}
         self.num_prompt = [0] * max_num_seqs
         self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
         self.request_ids = [""] * max_num_seqs
@@ -55,6 +58,7 @@ class Sequences:
         self.tokens[seq.req_slot, : len(tokens)] = tokens
         self.kv_slots[seq.req_slot, : len(prefix)] = prefix
         self.state_slots[seq.req_slot] = seq.state_slot
+        self.adapters[seq.req_slot] = self._adapter_numbers[seq.adapter]
         self.num_prompt[seq.req_slot] = seq.num_prompt
         self.prompt_logprobs[seq.req_slot] = seq.sampling.prompt_logprobs
         self.request_ids[seq.req_slot] = seq.request_id

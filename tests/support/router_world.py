@@ -48,6 +48,7 @@ def request(
     arrival: float | None = None,
     key_name: str = "",
     cache_salt: str = "",
+    adapter: str = "",
     progress: bool = False,
     **sampling: object,
 ) -> GenerateRequest:
@@ -63,6 +64,7 @@ def request(
         priority=priority,
         key_name=key_name,
         cache_salt=cache_salt,
+        adapter=adapter,
         progress=progress,
     )
 

@@ -128,6 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
+        "moeserve.adapters.modules",
         "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
@@ -189,10 +190,19 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
-    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
+    "moeserve.adapters": {
+        "moeserve.errors",
+        "moeserve.models.errors",
+        "moeserve.models.interface",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.sources.huggingface",
+    },
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization", "moeserve.adapters"},
+    "moeserve.models.rank_share": {"moeserve.models.interface", "moeserve.models.sources.gguf"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
         "moeserve.models.interface",
+        "moeserve.models.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
@@ -234,6 +244,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
+        "moeserve.adapters",
         "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",
@@ -245,6 +256,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.tokenizer",
         "moeserve.grammar",
         "moeserve.dump.format",
+        "moeserve.sandbox.frames",  # the line between several GPUs' processes
     },
     "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
@@ -289,7 +301,12 @@ TORCH_ALLOWED = (
     "moeserve.plan",
     "moeserve.bench.engine",
 )
-TORCH_FORBIDDEN_WITHIN = (*MODEL_FILES, *KERNEL_OPTIONS)
+TORCH_FORBIDDEN_WITHIN = (
+    *MODEL_FILES,
+    *KERNEL_OPTIONS,
+    "moeserve.models.rank_share",
+    "moeserve.models.sources.rank_source",
+)
 # Outside the standard library, the pure core knows only what the messages are made of.
 CORE_THIRD_PARTY = {"msgspec"}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from moeserve.errors import ConfigError
-from moeserve.worker.device import choose_device
+from moeserve.worker.device import choose_device, parse_gpus
 
 
 def test_the_cpu_is_always_there() -> None:
@@ -55,3 +55,14 @@ def test_a_gpu_that_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     assert choose_device("auto") == choose_device("cuda") == "cuda"
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("1", [0]), ("3", [0, 1, 2]), ("2,0", [2, 0])])
+def test_gpus_are_a_number_of_them_or_their_numbers(text: str, numbers: list[int]) -> None:
+    assert parse_gpus(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "0,0", "1,", "1000", "²"])
+def test_other_gpus_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--gpus"):
+        parse_gpus(text)

@@ -22,6 +22,8 @@ from moeserve.worker.loading import load_runner
     [
         (ServerConfig(device="cpu", max_deferred_experts_per_token=1), "--max-deferred-experts-per-token"),
         (ServerConfig(device="cpu", gpu_prefill_token_threshold=64), "--gpu-prefill-token-threshold"),
+        (ServerConfig(device="cpu", gpus="2"), "--gpus"),
+        (ServerConfig(device="cpu", parallel="tensor"), "--parallel"),
     ],
 )
 def test_a_flag_of_the_gpu_is_refused_without_one(config: ServerConfig, flag: str) -> None:

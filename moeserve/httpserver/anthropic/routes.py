@@ -118,7 +118,7 @@ class MessagesHandler:
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.service.model_name,
+            "model": self.service.answering(self.body.model),
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

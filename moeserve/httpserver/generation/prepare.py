@@ -58,6 +58,7 @@ async def prepare(service: Service, spec: GenerationSpec) -> PreparedRequest:
         prompts = [_last_tokens(prompt, limit, spec) for prompt in prompts]
     if spec.grammar is not None:
         spec.compiled_grammar = await compile_grammar(service.grammars, spec, spec.grammar)
+    spec.adapter = service.adapter_of(spec.model)
     requests = service.request_builder.build(text, prompts, spec)
     readers = [] if end is None else [conversation.reader(spec, text.formats, end) for _ in requests]
     tally = UsageTally([len(prompt) for prompt in prompts], spec.n)

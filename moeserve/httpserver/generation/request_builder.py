@@ -76,6 +76,7 @@ class RequestBuilder:
                     priority=spec.priority,
                     key_name=key_name.get(),
                     cache_salt=spec.cache_salt,
+                    adapter=spec.adapter,
                     context=RequestContext(logs.request_id.get()),
                     progress=spec.progress,
                     beams=None if search is None else replace(search, choice=choice),

@@ -28,6 +28,7 @@ class Service:
     metrics: Metrics
     api_states: Mapping[str, ApiState]  # by Api.name; each API reads its own only
     aliases: Set[str] = frozenset()  # further names of the model
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapters: the path of each name
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # fields of GenerationSpec
     keys: ApiKeys | None = None  # written by `build_app`
     text: ModelText | None = None  # written by `server.py` once it is built; /health answers before
@@ -41,7 +42,7 @@ class Service:
     def ready(self, model: str | None) -> tuple[ModelText, int]:
         """Returns the tokenizer and the longest prompt plus answer in tokens. Raises ApiError: 404 for a model that is
         not the served one, 503 unless a request could run now."""
-        if model is not None and model != self.model_name and model not in self.aliases:
+        if model is not None and not self.has_model(model):
             raise self.unknown_model(model)
         self.engine.require_ready()
         limit = self.engine.max_model_len
@@ -49,8 +50,25 @@ class Service:
         assert limit is not None
         return self.text, limit
 
+    def has_model(self, name: str) -> bool:
+        """Whether a request may name it: the model, or one of its adapters."""
+        return name == self.model_name or name in self.aliases or name in self.adapters
+
+    def adapter_of(self, model: str | None) -> str:
+        """GenerateRequest.adapter of a request that names `model`. After `ready`."""
+        return (
+            "" if model is None or model not in self.adapters else self.engine.require_ready().adapters[model]
+        )
+
+    def answering(self, model: str | None) -> str:
+        """The name in the answer to a request that names `model`: the adapter's, or the model's first."""
+        return self.model_name if model is None or model not in self.adapters else model
+
     def unknown_model(self, model: str) -> ApiError:
-        message = f"the model {model[:200]!r} does not exist; served is {self.model_name!r}"
+        served = ", ".join(map(repr, (self.model_name, *self.adapters)))
+        message = (
+            f"the model {model[:200]!r} does not exist; served {'are' if self.adapters else 'is'} {served}"
+        )
         return ApiError(404, message, param="model", code="model_not_found")
 
 

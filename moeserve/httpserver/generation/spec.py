@@ -86,6 +86,7 @@ class GenerationSpec:
     progress: bool = False
 
     # resolved by prepare.py
+    adapter: str = ""  # GenerateRequest.adapter
     compiled_grammar: str = ""
     thinking_tokens: Thinking | None = None
     shown_tokens: tuple[int, ...] = ()  # control tokens that the chat format reads from the text

@@ -13,7 +13,7 @@ class ModelCard(TypedDict):
     created: int
     owned_by: str
     root: str
-    parent: None
+    parent: str | None  # the model of a LoRA adapter
     max_model_len: int | None
 
 

@@ -51,18 +51,18 @@ async def loads(request: Request) -> Response:
 
 @router.get("/v1/models", responses={200: {"model": ModelList}})
 async def list_models(request: Request) -> Response:
-    """The one model there is, under each of its names."""
+    """The one model there is, under each of its names, and its LoRA adapters."""
     service = service_of(request)
-    names = [service.model_name, *sorted(service.aliases)]
+    names = [service.model_name, *sorted(service.aliases), *service.adapters]
     models: ModelList = {"object": "list", "data": [_card(service, name) for name in names]}
     return JsonResponse(models)
 
 
 @router.get("/v1/models/{model:path}", responses={200: {"model": ModelCard}})
 async def get_model(request: Request, model: str) -> Response:
-    """The model, by its served name."""
+    """The model, by its served name, or an adapter."""
     service = service_of(request)
-    if model != service.model_name and model not in service.aliases:
+    if not service.has_model(model):
         raise service.unknown_model(model)
     return JsonResponse(_card(service, model))
 
@@ -81,7 +81,7 @@ def _card(service: Service, name: str) -> ModelCard:
         "object": "model",
         "created": service.created,
         "owned_by": "moeserve",
-        "root": service.model_name,
-        "parent": None,
+        "root": service.adapters.get(name, service.model_name),
+        "parent": service.model_name if name in service.adapters else None,
         "max_model_len": service.engine.max_model_len or service.config.max_model_len,
     }

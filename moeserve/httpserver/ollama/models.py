@@ -83,7 +83,7 @@ def _models(service: Service) -> Models:
             "digest": hashlib.sha256(name.encode()).hexdigest(),
             "details": _details(service),
         }
-        for name in (service.model_name, *sorted(service.aliases))
+        for name in (service.model_name, *sorted(service.aliases), *service.adapters)
     ]
     return {"models": listed}
 

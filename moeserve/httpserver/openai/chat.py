@@ -69,7 +69,7 @@ class ChatHandler:
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
-            "model": self.service.model_name,
+            "model": self.service.answering(self.body.model),
             "choices": choices,
             "usage": prepared.tally.usage(),
             "timings": prepared.tally.timings(),
@@ -168,7 +168,7 @@ class ChatHandler:
             "id": self.id,
             "object": "chat.completion.chunk",
             "created": self.created,
-            "model": self.service.model_name,
+            "model": self.service.answering(self.body.model),
             "choices": choices,
         }
 

@@ -160,7 +160,7 @@ class CompletionHandler:
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.service.model_name,
+            "model": self.service.answering(self.body.model),
             "choices": choices,
         }
 

@@ -182,7 +182,7 @@ class ResponsesHandler:
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
             "metadata": body.metadata,
-            "model": self.service.model_name,
+            "model": self.service.answering(self.body.model),
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,

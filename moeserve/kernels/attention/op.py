@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeserve.kernels.attention.decode import decode_kernel
 from moeserve.kernels.attention.prefill import prefill_kernel
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import PDL, next_power_of_2
 from moeserve.kernels.rope.op import rotary_dim
 
 LOG2E = 1.4426950408889634
@@ -46,10 +46,6 @@ PREFILL = {  # by the width of a head, a power of two
 }
 
 
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
 def _score_scale(scale: float | None, dim: int) -> float:
     """What scores of a q that was multiplied by 1/sqrt(dim) are multiplied with: to powers of two."""
     return LOG2E if scale is None else LOG2E * scale * dim**0.5
@@ -68,8 +64,8 @@ class DecodeWorkspace:
         splits: int | None = None,
     ) -> None:
         """splits: a power of two, at most MAX_SPLITS; None: as many as fill a GPU with so many rows."""
-        self.splits = splits or min(MAX_SPLITS, _power_of_two(max(1, PROGRAMS // (rows * kv_heads))))
-        group, size = max(16, _power_of_two(heads // kv_heads)), max(16, _power_of_two(dim))
+        self.splits = splits or min(MAX_SPLITS, next_power_of_2(max(1, PROGRAMS // (rows * kv_heads))))
+        group, size = max(16, next_power_of_2(heads // kv_heads)), max(16, next_power_of_2(dim))
         parts = (rows, kv_heads, self.splits, group)
         self.sums = torch.empty(*parts, size, device=device)
         self.stats = torch.empty(*parts, 2, device=device)
@@ -203,12 +199,12 @@ def prefill_tiles(
 
 
 def tile_tokens(heads: int, kv_heads: int, dim: int) -> int:
-    return max(1, prefill_tile(dim).rows // _power_of_two(heads // kv_heads))
+    return max(1, prefill_tile(dim).rows // next_power_of_2(heads // kv_heads))
 
 
 def prefill_tile(dim: int) -> PrefillTile:
     """Of heads of this width."""
-    return PREFILL[max(128, _power_of_two(dim))]
+    return PREFILL[max(128, next_power_of_2(dim))]
 
 
 def prefill_attention(
@@ -249,10 +245,10 @@ def prefill_attention(
         dim,
         window,
         _score_scale(scale, dim),
-        max(16, _power_of_two(dim)),
+        max(16, next_power_of_2(dim)),
         tokens,
         tile.keys,
-        max(16, _power_of_two(tokens * (heads // kv_heads))),
+        max(16, next_power_of_2(tokens * (heads // kv_heads))),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -56,6 +56,13 @@ void bind_engine(nb::module_& m) {
           "f32"_a.none(), "q8"_a.none(), "cols"_a)
       .def_ro("rows", &Activations::rows)
       .def_ro("cols", &Activations::cols);
+  nb::class_<LoraTable>(m, "LoraTable")
+      .def(nb::init<int64_t, int64_t, int64_t, int>(), "cols"_a, "rows"_a, "experts"_a, "adapters"_a)
+      .def_ro("cols", &LoraTable::cols)
+      .def_ro("rows", &LoraTable::rows)
+      .def_ro("experts", &LoraTable::experts)
+      .def_prop_ro("most_rank", &LoraTable::most_rank)
+      .def("set", &set_lora_pair, "adapter"_a, "expert"_a, "a"_a.none(), "b"_a.none());
   nb::class_<DeltaHeads>(m, "DeltaHeads")
       .def(nb::init<int, int, int, int, int, bool>(), "key_heads"_a, "value_heads"_a, "key_dim"_a,
            "value_dim"_a, "taps"_a, "tiled"_a)
@@ -98,7 +105,8 @@ void bind_engine(nb::module_& m) {
       .def("shared_gate", &Stream::shared_gate, "y"_a, "n"_a, "weight"_a.none(), "ids"_a, "weights"_a)
       .def("experts", &Stream::experts, "gate"_a, "up"_a, "down"_a, "y"_a, "n"_a, "ids"_a, "weights"_a,
            "starts"_a, "active"_a, "routes"_a, "h"_a, "expert_token_counts"_a.none(), "x"_a, "activation"_a,
-           "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none())
+           "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(), "lora"_a.none())
+      .def("lora", &Stream::lora)
       .def("delta_net", &Stream::delta_net, "qkv"_a, "z"_a, "b"_a, "a"_a.none(), "conv"_a, "rate"_a,
            "dt_bias"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a, "count"_a, "slot"_a,
            "n"_a, "out"_a)

@@ -17,7 +17,9 @@ void ExpertsOp::operator()(Team& team) const {
 }
 
 void ExpertsOp::compute(Team& team) const {
+  if (lora.any()) shrink_inputs(team);
   team.for_last_panels(active[0], gate->panels, [&](int64_t rank, int64_t panel) { gate_up(rank, panel); });
+  if (lora.down != nullptr) shrink_intermediates(team);
   if (n * top_k <= kMostParts) {
     barrier_fetching_down(team);
     team.for_panels(active[0], down->panels, [&](int64_t rank, int64_t panel) { down_part(rank, panel); });
@@ -73,6 +75,43 @@ bool ExpertsOp::sort_routes() const {
   return true;
 }
 
+// Rows of y through the adapters' A of gate and up, by row of h.
+void ExpertsOp::shrink_inputs(Team& team) const {
+  const int routed = starts[gate->experts], parts = lora.stride / kLoraRows;
+  team.for_units(int64_t{2} * routed * parts, [&](int64_t unit) {
+    const int64_t item = unit / parts, i = item % routed;
+    const LoraTable* table = item < routed ? lora.gate : lora.up;
+    const int route = routes[i], adapter = lora.adapters[route / top_k];
+    if (table == nullptr || adapter < 0) return;
+    shrink(*k, table->pair(adapter, ids[route]), y.cols, static_cast<int>(unit % parts),
+           y.f32 + route / top_k * y.cols, lora.shrunk + item * lora.stride);
+  });
+}
+
+// Rows of h, which must be complete, through the adapters' A of down.
+void ExpertsOp::shrink_intermediates(Team& team) const {
+  team.barrier();
+  const int routed = starts[gate->experts], parts = lora.stride / kLoraRows;
+  team.for_units(int64_t{routed} * parts, [&](int64_t unit) {
+    const int64_t i = unit / parts;
+    const int route = routes[i], adapter = lora.adapters[route / top_k];
+    if (adapter < 0) return;
+    shrink(*k, lora.down->pair(adapter, ids[route]), h.cols, static_cast<int>(unit % parts),
+           h.f32 + i * h.cols, lora.shrunk + i * lora.stride);
+  });
+}
+
+void ExpertsOp::add_lora(const LoraTable* table, int part, int expert, int64_t panel, int i0, int tokens,
+                         float* tile) const {
+  if (table == nullptr) return;
+  const float* shrunk = lora.shrunk + (int64_t{part} * starts[gate->experts] + i0) * lora.stride;
+  for (int i = 0; i < tokens; ++i) {
+    const int adapter = lora.adapters[routes[i0 + i] / top_k];
+    if (adapter < 0) continue;
+    expand(*k, table->pair(adapter, expert), panel, shrunk + int64_t{i} * lora.stride, tile + i * kPanelRows);
+  }
+}
+
 // 32 rows of gate and up of the rank-th active expert, for all its tokens.
 void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
   const int expert = active[1 + rank];
@@ -99,14 +138,17 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
     if (options.up_bias != nullptr) {
       add_bias(options.up_bias + expert * up->rows + row0, kPanelRows, tokens, u);
     }
+    add_lora(lora.gate, 0, expert, panel, i0, tokens, g);
+    add_lora(lora.up, 1, expert, panel, i0, tokens, u);
     const auto activate = options.activation == Activation::kSilu ? k->silu_mul : k->swiglu_oai;
     activate(g, u, tokens * kPanelRows, g);
     for (int i = 0; i < tokens; ++i) {
       const float* row = g + i * kPanelRows;
       if (down->integer()) {
         k->quantize(row, kPanelRows, h.codes(i0 + i) + row0, h.metas(i0 + i) + panel);
-      } else {
-        std::copy(row, row + kPanelRows, h.f32 + (i0 + i) * h.cols + row0);
+      }
+      if (!down->integer() || lora.down != nullptr) {
+        std::copy(row, row + kPanelRows, h.f32 + int64_t{i0 + i} * h.cols + row0);
       }
     }
   }
@@ -127,6 +169,7 @@ void ExpertsOp::down_panel(Team& team, int64_t panel) const {
       for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
       k->gemm[down->type](down->panel(expert, panel), next, down->cols, rows, tokens, tile);
       add_down_bias(expert, panel, tokens, tile);
+      add_lora(lora.down, 0, expert, panel, i0, tokens, tile);
       for (int i = 0; i < tokens; ++i) {
         const int route = routes[i0 + i];
         k->axpy(weights[route], tile + i * kPanelRows, kPanelRows, sums + route / top_k * kPanelRows);
@@ -157,6 +200,7 @@ void ExpertsOp::down_part(int64_t rank, int64_t panel) const {
     for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
     k->gemm[down->type](own, next, down->cols, rows, tokens, tile);
     add_down_bias(expert, panel, tokens, tile);
+    add_lora(lora.down, 0, expert, panel, i0, tokens, tile);
     for (int i = 0; i < tokens; ++i) {
       std::copy_n(tile + i * kPanelRows, valid, parts + (i0 + i) * down->rows + panel * kPanelRows);
     }

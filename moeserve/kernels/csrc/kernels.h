@@ -86,6 +86,9 @@ struct Kernels {
   // y += w * x, n % 16 == 0.
   void (*axpy)(float w, const float* x, int n, float* y);
   void (*scale)(float w, int n, float* x);
+  // See lora.inl.
+  void (*dot_four)(const float* a, int64_t stride, const float* x, int n, float* out);
+  void (*add_low_rank)(const float* s, const float* b, int rank, float* y);
   void (*to_half)(const float* x, int n, uint16_t* y);
   // 32 keys (or values) of one KV head gathered to float32: keys transposed [dim][32], values [32][dim].
   // From `count` on they are zero.

@@ -22,6 +22,7 @@ namespace {
 #include "attention.inl"
 #include "attention_q8.inl"
 #include "delta_net.inl"
+#include "lora.inl"
 
 constexpr Kernels make_table() {
   Kernels k{};
@@ -42,6 +43,8 @@ constexpr Kernels make_table() {
   k.delta_step = delta_step;
   k.dot = dot;
   k.axpy = axpy;
+  k.dot_four = dot_four;
+  k.add_low_rank = add_low_rank;
   k.scale = scale;
   k.to_half = to_half_row;
   k.gather_keys = gather_keys;

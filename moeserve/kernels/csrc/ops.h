@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "lora.h"
 #include "pool.h"
 
 namespace moeserve {
@@ -273,6 +274,8 @@ struct ExpertsOp {
   // added: work is then shared by (expert, panel) instead of by panel, in pieces small enough to even out.
   float* parts;
   ExpertOptions options;
+  // Added to the products of the rows that have adapters. h then has both forms, if down has an adapter.
+  ExpertLora lora = {};
   static constexpr int kMostParts = 512;
   void operator()(Team& team) const;
 
@@ -282,6 +285,11 @@ struct ExpertsOp {
   void compute(Team& team) const;
 
  private:
+  void shrink_inputs(Team& team) const;
+  void shrink_intermediates(Team& team) const;
+  // What the adapters of `tokens` rows of h, from i0 on, add to a panel of a product; `part`: which of `lora.shrunk`.
+  void add_lora(const LoraTable* table, int part, int expert, int64_t panel, int i0, int tokens,
+                float* tile) const;
   void gate_up(int64_t rank, int64_t panel) const;
   void down_panel(Team& team, int64_t panel) const;
   void add_down_bias(int expert, int64_t panel, int tokens, float* tile) const;

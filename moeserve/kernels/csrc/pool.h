@@ -138,7 +138,7 @@ class Pool {
 
  private:
   friend class Team;
-  static constexpr size_t kOpBytes = 256;
+  static constexpr size_t kOpBytes = 320;
   static constexpr int kSlots = 1024;    // submit() waits while so many operations are pending
   static constexpr int kCursorSets = 4;  // most calls of share between two barriers
 

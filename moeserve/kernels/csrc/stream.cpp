@@ -281,7 +281,8 @@ void Stream::shared_gate(const Activations& y, int n, Tensor weight, Tensor ids,
 void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
                      Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes,
                      const Activations& h, Tensor expert_token_counts, Tensor x,
-                     const std::string& activation, Tensor gate_bias, Tensor up_bias, Tensor down_bias) {
+                     const std::string& activation, Tensor gate_bias, Tensor up_bias, Tensor down_bias,
+                     nb::object lora) {
   const int64_t num = gate.experts, ff = gate.rows;
   if (ff % kPanelRows != 0) reject("gate", "rows that 32 divides wanted, not " + std::to_string(ff));
   if (up.experts != num || up.rows != ff || up.cols != gate.cols) reject("up", "the shape of gate wanted");
@@ -310,6 +311,7 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.options = {activation_named(activation), optional_arg<float>(gate_bias, "gate_bias", num * ff),
                 optional_arg<float>(up_bias, "up_bias", num * ff),
                 optional_arg<float>(down_bias, "down_bias", num * down.rows)};
+  op.lora = expert_lora_arg(lora, op);
   parts_.fit(pool_, static_cast<int>(most_routes), down.rows);
   op.parts = parts_.data();
   pool_.submit(op);

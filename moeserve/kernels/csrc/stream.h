@@ -28,6 +28,11 @@ struct LinearGroup {
 Activation activation_named(const std::string& name);
 Activations make_activations(nanobind::handle f32, nanobind::handle q8, int64_t cols);
 
+// a, b: float32 tensors as LoraPair says, which the caller keeps; None: no pair.
+void set_lora_pair(LoraTable& table, int adapter, int64_t expert, nanobind::handle a, nanobind::handle b);
+// lora: an ExpertAdapters of stream_operands.py, or None.
+ExpertLora expert_lora_arg(const nanobind::object& lora, const ExpertsOp& op);
+
 class Stream {
  public:
   using Tensor = nanobind::handle;
@@ -60,7 +65,10 @@ class Stream {
   void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
                Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes, const Activations& h,
                Tensor expert_token_counts, Tensor x, const std::string& activation, Tensor gate_bias,
-               Tensor up_bias, Tensor down_bias);
+               Tensor up_bias, Tensor down_bias, nanobind::object lora);
+  // stream_lora.cpp
+  void lora(const Activations& x, int n, Tensor rows, Tensor adapters, const nanobind::list& tables,
+            const nanobind::list& out, Tensor shrunk);
   // stream_latent.cpp
   void latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor slots,
                     Tensor keys, int n, int heads, float scale, const Activations& nope, Tensor queries);

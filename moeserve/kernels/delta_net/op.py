@@ -14,7 +14,7 @@ from moeserve.kernels.delta_net.conv import conv_kernel
 from moeserve.kernels.delta_net.gate import gated_norm_kernel, sigmoid_gate_kernel
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK, DeltaHeads
 from moeserve.kernels.delta_net.recurrent import recurrent_kernel
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import PDL, next_power_of_2
 
 COLUMNS = 32  # of a head's state in one program: 128 programs for one token of 32 heads of 128 columns
 
@@ -63,7 +63,8 @@ def convolve(
     conv_kernel(
         (len(x.mixed), 2 * h.key_heads + h.value_heads), x.qkv, conv, x.states, sequences.row_sequence,
         sequences.first, sequences.slot, num_rows, x.mixed, x.qkv.stride(0), x.states.stride(0), h.delta_values,
-        h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, _power(max(h.key_dim, h.value_dim)), PDL,
+        h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel,
+        next_power_of_2(max(h.key_dim, h.value_dim)), PDL,
         num_warps=1, launch_pdl=PDL,
     )  # fmt: skip
 
@@ -75,7 +76,8 @@ def recurrent_rule(x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences)
         (len(sequences.first), h.value_heads, h.value_dim // COLUMNS), x.qkv, x.mixed, x.gates.b, x.gates.a, x.rate,
         x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot, x.out, x.qkv.stride(0),
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, x.states.stride(0), h.delta_values, h.key_heads,
-        h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel, _power(h.key_dim), COLUMNS, _share(h), PDL,
+        h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
+        next_power_of_2(h.key_dim), COLUMNS, _share(h), PDL,
         num_warps=4, launch_pdl=PDL,
     )  # fmt: skip
 
@@ -93,13 +95,14 @@ def chunked_rule(
     inverse_kernel(
         (len(chunks), h.value_heads), x.mixed, x.gates.b, x.gates.a, x.rate, x.dt_bias, chunks, inverse,
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, h.key_heads, h.value_heads, h.key_dim, h.value_dim,
-        h.is_tiled, _power(h.key_dim), precision, PDL, num_warps=4, launch_pdl=PDL,
+        h.is_tiled, next_power_of_2(h.key_dim), precision, PDL, num_warps=4, launch_pdl=PDL,
     )  # fmt: skip
     scan_kernel(
         (len(sequences.first), h.value_heads, h.value_dim // COLUMNS), x.qkv, x.mixed, x.gates.b, x.gates.a, x.rate,
         x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot, inverse, x.out, x.qkv.stride(0),
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, x.states.stride(0), h.delta_values, h.key_heads,
-        h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel, _power(h.key_dim), COLUMNS, _share(h),
+        h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
+        next_power_of_2(h.key_dim), COLUMNS, _share(h),
         precision, PDL, num_warps=4, launch_pdl=PDL,
     )  # fmt: skip
 
@@ -132,7 +135,8 @@ def gated_norm(
     dim = len(norm)
     n, width = o.shape
     gated_norm_kernel(
-        (n, width // dim), o, z, norm, count, y, codes, scales, z.stride(0), width // dim, dim, eps, _power(dim), PDL,
+        (n, width // dim), o, z, norm, count, y, codes, scales, z.stride(0), width // dim, dim, eps,
+        next_power_of_2(dim), PDL,
         num_warps=1, launch_pdl=PDL,
     )  # fmt: skip
 
@@ -144,16 +148,11 @@ def sigmoid_gate(
     shape, rows at any stride."""
     n, width = x.shape
     sigmoid_gate_kernel(
-        (n, width // dim), x, gate, count, codes, scales, gate.stride(0), width // dim, dim, _power(dim), PDL,
+        (n, width // dim), x, gate, count, codes, scales, gate.stride(0), width // dim, dim, next_power_of_2(dim), PDL,
         num_warps=1, launch_pdl=PDL,
     )  # fmt: skip
 
 
 def _share(heads: DeltaHeads) -> int:
     """Channels whose convolution state a program moves on, at most."""
-    return _power(-(-heads.channels // (heads.value_heads * (heads.value_dim // COLUMNS))))
-
-
-def _power(n: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << (n - 1).bit_length()
+    return next_power_of_2(-(-heads.channels // (heads.value_heads * (heads.value_dim // COLUMNS))))

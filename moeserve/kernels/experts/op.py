@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moeserve.kernels.experts.align import align_kernel
 from moeserve.kernels.experts.shared_gate import shared_gate_kernel
-from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
 from moeserve.kernels.linear.large_batch import BLOCK
 from moeserve.kernels.linear.op import (
     SILU,
@@ -65,7 +65,7 @@ def align_routes(
     be columns of a wider tensor. block_expert int32 [blocks], block_routes int32 [blocks, block]: at least `num_blocks`
     of them."""
     blocks, block = block_routes.shape
-    chunk = min(1024, max(64, 1 << (ids.numel() - 1).bit_length()))
+    chunk = min(1024, max(64, next_power_of_2(ids.numel())))
     align_kernel(
         (experts,),
         ids,
@@ -163,7 +163,7 @@ def shared_gate(
         hidden,
         weights_out.stride(0),
         0 if ids_out is None else ids_out.stride(0),
-        1 << (hidden - 1).bit_length(),
+        next_power_of_2(hidden),
         PDL,
         num_warps=4,
         launch_pdl=PDL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.experts.gemv import down_kernel, up_kernel
-from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
 from moeserve.kernels.linear.op import (
     SILU,
     Gated,
@@ -13,7 +13,6 @@ from moeserve.kernels.linear.op import (
     Weight,
     float_columns,
     floats_and_integers,
-    power_of_two,
     weight_of,
 )
 from moeserve.kernels.planes.layout import K_BLOCK, QUANT_GROUP, k_blocks_of
@@ -29,7 +28,7 @@ def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
         weight = gate if gate.format is None else up
         return GemvTile(32, 1, float_columns(weight, 32), 4)
     most, warps = (32, 8) if tokens <= SOME else (8, 4)
-    k_blocks = min(power_of_two(k_blocks_of(gate.cols)), most)
+    k_blocks = min(next_power_of_2(k_blocks_of(gate.cols)), most)
     br = 32 * warps // k_blocks
     return GemvTile(br, max(2, QUANT_GROUP // br), k_blocks * K_BLOCK, warps)
 
@@ -43,7 +42,7 @@ def down_tile(weight: Weight, top_k: int, tokens: int) -> GemvTile:
     if weight.format is None:
         return GemvTile(8, 1, float_columns(weight, 8), 4)
     most, warps, nb = (64, 8, 4) if tokens == 1 else (64, 4, 8) if tokens <= SOME else (32, 4, 4)
-    k_blocks = min(power_of_two(top_k * k_blocks_of(weight.cols)), most)
+    k_blocks = min(next_power_of_2(top_k * k_blocks_of(weight.cols)), most)
     return GemvTile(32 * warps // k_blocks, nb, k_blocks * K_BLOCK, warps)
 
 

@@ -24,7 +24,7 @@ from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.experts.options import Activation
 from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
-from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
 from moeserve.kernels.stream_operands import Activations
 
 
@@ -87,7 +87,7 @@ class ExpertHandoff:
         self._stream, self._layers = stream, list(layers)
         self._hidden, self._top_k, self._max_tokens = hidden, top_k, max_tokens
         self._device = torch.device(device)
-        self._size = 1 << (hidden - 1).bit_length()
+        self._size = next_power_of_2(hidden)
         some = [e for e in layers if e is not None]
         inputs = [m.integer for e in some for m in (e.gate, e.up)]
         self._region = Region(
@@ -240,7 +240,7 @@ class ExpertHandoff:
             row_stride(ids, weights),
             self._defer[layer],
             self._size,
-            1 << (self._top_k - 1).bit_length(),
+            next_power_of_2(self._top_k),
             PDL,
             num_warps=max(1, min(8, self._size // 256)),
             launch_pdl=PDL,

@@ -9,8 +9,8 @@ from moeserve.kernels.attention.latent import latent_attention_kernel
 from moeserve.kernels.attention.op import DecodeWorkspace, prefill_tile, tile_tokens
 from moeserve.kernels.experts.op import method_for
 from moeserve.kernels.latent.triton import latent_store_kernel, norm_kernel
-from moeserve.kernels.launch import PDL
-from moeserve.kernels.linear.op import RouteBlocks, power_of_two, run_gemm, weight_of
+from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.linear.op import RouteBlocks, run_gemm, weight_of
 
 # Of a decode program: the heads of a key's loads, and the tile of tensor cores.
 DECODE_HEADS, DECODE_KEYS, DECODE_WARPS = 16, 32, 4
@@ -74,7 +74,7 @@ def norm_rows(
         parts,
         dim,
         None if weight is None else eps,
-        power_of_two(dim),
+        next_power_of_2(dim),
         PDL,
         num_warps=4,
         launch_pdl=PDL,
@@ -125,9 +125,9 @@ def latent_store(
         rank,
         eps,
         scale,
-        power_of_two(nope_dim),
-        power_of_two(rotary // 2),
-        power_of_two(rank),
+        next_power_of_2(nope_dim),
+        next_power_of_2(rotary // 2),
+        next_power_of_2(rank),
         PDL,
         num_warps=4,
         launch_pdl=PDL,
@@ -172,8 +172,8 @@ def decode_latent(
         rotated.shape[2],
         DECODE_HEADS,
         DECODE_HEADS,
-        max(16, power_of_two(rank)),
-        max(16, power_of_two(rotated.shape[2])),
+        max(16, next_power_of_2(rank)),
+        max(16, next_power_of_2(rotated.shape[2])),
         DECODE_KEYS,
         w.splits,
         1,
@@ -212,9 +212,9 @@ def prefill_latent(
         rank,
         rotary,
         together,
-        max(16, power_of_two(tokens * together)),
-        max(16, power_of_two(rank)),
-        max(16, power_of_two(rotary)),
+        max(16, next_power_of_2(tokens * together)),
+        max(16, next_power_of_2(rank)),
+        max(16, next_power_of_2(rotary)),
         tile.keys,
         1,
         1,

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from moeserve.kernels.launch import INTERPRETED, PDL
+from moeserve.kernels.launch import INTERPRETED, PDL, next_power_of_2
 from moeserve.kernels.linear.float_gemm import float_gemm_kernel
-from moeserve.kernels.linear.op import Gated, RouteBlocks, Weight, power_of_two
+from moeserve.kernels.linear.op import Gated, RouteBlocks, Weight
 from moeserve.kernels.linear.unpack import unpack_kernel
 from moeserve.kernels.planes.layout import k_blocks_of
 
@@ -73,7 +73,7 @@ def unpack(weight: Weight, out: Tensor, first: int = 0, *, every: int = 1, at: i
         out[:, at : at + weight.rows * every : every].copy_(codes)
         return
     k_blocks = k_blocks_of(cols)
-    bn, kb = 16, min(4, power_of_two(k_blocks))
+    bn, kb = 16, min(4, next_power_of_2(k_blocks))
     unpack_kernel(
         (-(-weight.rows // bn), -(-k_blocks // kb), experts),
         codes,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.experts.options import Activation
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import PDL, next_power_of_2
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
 from moeserve.kernels.linear.sliced_k_gemm import gated_sliced_k_gemm_kernel, sliced_k_gemm_kernel
@@ -83,9 +83,9 @@ def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 
     """One K block of nb rows to a thread. Of a float matrix (the router) few rows, so that there are 128 programs or
     more, of four warps."""
     if weight.format is None:
-        br = max(1, min(8, power_of_two(weight.rows) * blocks // 256))
+        br = max(1, min(8, next_power_of_2(weight.rows) * blocks // 256))
         return GemvTile(br, 1, float_columns(weight, br), 4, tokens)
-    k_blocks = min(power_of_two(k_blocks_of(weight.cols)), 32)
+    k_blocks = min(next_power_of_2(k_blocks_of(weight.cols)), 32)
     br = 32 * warps // k_blocks
     while nb > 1 and br * nb > weight.rows:
         nb //= 2
@@ -95,11 +95,7 @@ def gemv_tile(weight: Weight, *, blocks: int = 1, tokens: int = 1, warps: int = 
 def float_columns(weight: Weight, rows: int) -> int:
     """Columns at once of a program with so many rows of a float matrix: 8 KB at most."""
     fitting = max(K_BLOCK, 8192 // (rows * weight.codes.element_size()))
-    return min(max(K_BLOCK, power_of_two(weight.cols)), fitting)
-
-
-def power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    return min(max(K_BLOCK, next_power_of_2(weight.cols)), fitting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +145,7 @@ def linear(
     n = len(out)
     narrow = weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS
     if n <= gemv_tokens(weight.rows) or narrow:
-        tokens = min(4, power_of_two(n))
+        tokens = min(4, next_power_of_2(n))
         if n == 4 and weight.rows <= 4096:
             tokens = 2  # or there are 64 programs (4 tokens: 58 us a layer, 55 so)
         blocks = -(-n // tokens)

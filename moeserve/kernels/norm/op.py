@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import PDL, next_power_of_2
 from moeserve.kernels.norm.triton import add_norm_kernel
 
 
@@ -32,7 +32,7 @@ def add_norm(
     some = y if y is not None else codes
     assert some is not None
     cols = x.shape[1]
-    size = 1 << (cols - 1).bit_length()
+    size = next_power_of_2(cols)
     add_norm_kernel(
         (len(some),),
         x,

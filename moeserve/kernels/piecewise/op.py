@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.launch import Kernel
+from moeserve.kernels.launch import Kernel, next_power_of_2
 from moeserve.kernels.piecewise.backward import keys_kernel, queries_kernel
 from moeserve.kernels.piecewise.check import check
 from moeserve.kernels.piecewise.forward import forward_kernel
@@ -90,7 +90,7 @@ def _width(q: Tensor) -> int:
 
 def _shape(q: Tensor, v: Tensor) -> tuple[int, int, int]:
     """Query heads to a KV head, their width, and a power of two that holds it."""
-    return q.shape[1] // v.shape[1], q.shape[3], max(16, 1 << (q.shape[3] - 1).bit_length())
+    return q.shape[1] // v.shape[1], q.shape[3], max(16, next_power_of_2(q.shape[3]))
 
 
 def _scale(scale: float | None, q: Tensor) -> float:

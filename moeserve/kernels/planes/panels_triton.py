@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moeserve.kernels.launch import kernel
+from moeserve.kernels.launch import kernel, next_power_of_2
 from moeserve.kernels.planes.from_panels import GROUP, PANEL_ROWS, PanelLayout, panels_to_planes
 from moeserve.kernels.planes.layout import Planes, k_blocks_of
 from moeserve.quantization import QuantType, StoredScales
@@ -249,11 +249,7 @@ def _sizes(kind: QuantType, cols: int) -> tuple[int, ...]:
         layout.block_bytes,
         layout.halves,
         layout.octets,
-        _power_of_two(4 * k_blocks),
-        _power_of_two(scale_bytes),
-        _power_of_two(blocks),
+        next_power_of_2(4 * k_blocks),
+        next_power_of_2(scale_bytes),
+        next_power_of_2(blocks),
     )
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

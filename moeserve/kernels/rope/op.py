@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import PDL, next_power_of_2
 from moeserve.kernels.rope.triton import rope_store_kernel
 
 
@@ -66,8 +66,8 @@ def rope_store(
         None if k_norm is None else eps,
         q_full,
         k_full,
-        1 << (heads // kv_heads - 1).bit_length(),
-        1 << (dim - 1).bit_length(),
+        next_power_of_2(heads // kv_heads),
+        next_power_of_2(dim),
         PDL,
         num_warps=4,
         launch_pdl=PDL,
@@ -88,4 +88,4 @@ def full_norm_size(weight: Tensor | None, heads: int, dim: int) -> int:
         return 0
     if len(weight) != heads * dim:
         raise ValueError(f"a norm of {len(weight)} columns fits neither {dim} nor {heads} * {dim}")
-    return 1 << (heads * dim - 1).bit_length()
+    return next_power_of_2(heads * dim)

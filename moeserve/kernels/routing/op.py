@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.launch import PDL, row_stride
+from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
 from moeserve.kernels.routing.norm_router import norm_router_kernel
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.routing.triton import route_kernel, select_streamed_routes_kernel
@@ -57,8 +57,8 @@ def route(
         options.top_groups,
         options.group_best,
         per_program,
-        1 << (experts - 1).bit_length(),
-        1 << (top_k - 1).bit_length(),
+        next_power_of_2(experts),
+        next_power_of_2(top_k),
         PDL,
         num_warps=per_program,
         launch_pdl=PDL,
@@ -87,7 +87,7 @@ def norm_router(
     """
     n, cols = x.shape
     experts = logits.shape[1]
-    at_once = max(1, min(8, 1 << (n - 1).bit_length() >> 1))  # 128 programs or 256
+    at_once = max(1, min(8, next_power_of_2(n) >> 1))  # 128 programs or 256
     norm_router_kernel(
         (-(-experts // at_once), n),
         x,
@@ -102,7 +102,7 @@ def norm_router(
         logits,
         cols,
         experts,
-        1 << (cols - 1).bit_length(),
+        next_power_of_2(cols),
         at_once,
         eps,
         PDL,

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from moeserve.kernels.launch import next_power_of_2
 from moeserve.kernels.sampling import scan
 from moeserve.kernels.sampling.filter_and_draw import filter_and_draw_kernel
 from moeserve.kernels.sampling.logprobs import logprobs_kernel
@@ -177,7 +178,7 @@ def sample(
         vocab,
         BLOCK,
         blocks,
-        1 << (blocks - 1).bit_length(),
+        next_power_of_2(blocks),
         num_warps=8,
     )
 
@@ -236,7 +237,7 @@ def logprobs(
         vocab,
         BLOCK,
         blocks,
-        1 << (blocks - 1).bit_length(),
+        next_power_of_2(blocks),
         top_ids.shape[1],
         num_warps=8,
     )

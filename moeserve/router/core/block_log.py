@@ -144,9 +144,12 @@ def block_hash(namespace: Namespace, parent: int | None, tokens: bytes) -> int:
 
 
 def _extra_keys(namespace: Namespace) -> tuple[str, ...] | None:
-    """What vLLM calls the extra keys of a prompt's first block: the salt, and here the name of the API key before it.
-    None for the shared cache."""
-    tenant, salt = namespace
-    if tenant:
-        return (f"key:{tenant}", salt) if salt else (f"key:{tenant}",)
-    return (salt,) if salt else None
+    """What vLLM calls the extra keys of a prompt's first block: the adapter, the name of the API key and the salt,
+    those that there are. None for the shared cache of the model itself."""
+    tenant, salt, *adapter = namespace
+    keys = (
+        *(f"lora:{key}" for key in adapter),
+        *((f"key:{tenant}",) if tenant else ()),
+        *((salt,) if salt else ()),
+    )
+    return keys or None

@@ -26,7 +26,7 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.router.core.block_log import BlockLog
 from moeserve.router.core.disk_tier import DiskTier
 from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Node
+from moeserve.router.core.radix_node import Namespace, Node
 from moeserve.router.core.request import Request
 from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.snapshot_taker import SnapshotTaker
@@ -244,8 +244,11 @@ class KvMemory:
         """What the prefix cache has gained and lost since the last call, in order."""
         return [] if self._log is None else self._log.take()
 
-    def _namespace(self, request: Request) -> tuple[str, str]:
-        return (request.tenant if self._isolate else "", request.cache_salt)
+    def _namespace(self, request: Request) -> Namespace:
+        tenant = request.tenant if self._isolate else ""
+        if request.adapter:
+            return (tenant, request.cache_salt, request.adapter)
+        return (tenant, request.cache_salt)
 
     @staticmethod
     def _reusable(request: Request) -> bytes:

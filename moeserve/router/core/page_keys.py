@@ -9,8 +9,8 @@ from moeserve.router.core.radix_node import TOKEN_BYTES, Namespace
 
 
 def page_keys(namespace: Namespace, tokens: bytes, page_tokens: int) -> list[bytes]:
-    """Of the whole pages of `tokens`, int32. The namespace (an API key's name and a salt) is part of every key and
-    cannot be read out of it."""
+    """Of the whole pages of `tokens`, int32. The namespace (an API key's name, a salt, an adapter) is part of every
+    key and cannot be read out of it."""
     key = blake2b(repr(namespace).encode(), digest_size=PAGE_KEY_BYTES).digest()
     step = page_tokens * TOKEN_BYTES
     keys = []

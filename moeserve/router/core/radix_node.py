@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from moeserve.router.core.snapshots import Snapshot
 
 TOKEN_BYTES = 4
-Namespace = tuple[str, str]
+# The name of an API key, a salt and, of an adapter, its key.
+Namespace = tuple[str, str] | tuple[str, str, str]
 
 
 class Node:

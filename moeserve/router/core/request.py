@@ -44,6 +44,7 @@ class Request:
     """A request and its bookkeeping, until its final message. Compared by identity."""
 
     __slots__ = (
+        "adapter",
         "age",
         "announced",
         "arrival",
@@ -102,6 +103,7 @@ class Request:
         self.tenant: str = message.key_name
         self.request_id: str = message.context.request_id
         self.cache_salt: str = message.cache_salt  # only requests with the same salt share its prefix
+        self.adapter: str = message.adapter  # whose KV and state are the adapter's own
         self.wants_progress: bool = message.progress
         # Sort key of seniority, smallest first: arrival moved by priority, then the id, which makes it unique.
         self.age: tuple[float, int] = (message.arrival + SECONDS_PER_PRIORITY * message.priority, message.id)

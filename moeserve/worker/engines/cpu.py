@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
-from moeserve.kernels.stream_operands import StateSequences
+from moeserve.kernels.stream_operands import AdapterRows, StateSequences
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -41,7 +41,17 @@ def cpu_batch(
         kv_slots=torch.from_numpy(layout.kv_slots.copy()),
         plan=plan,
         states=state_sequences(layout, sequences) if model.has_states else None,
+        adapters=adapter_rows(sequences.adapters[layout.sequence]),
     )
+
+
+def adapter_rows(adapters: Int32s) -> AdapterRows | None:
+    """Of the adapter of each row, -1 for none. None where no row asks for one."""
+    if adapters.max(initial=-1) < 0:
+        return None
+    order = np.argsort(adapters, kind="stable").astype(np.int32)
+    first = int(np.count_nonzero(adapters < 0))
+    return AdapterRows(torch.from_numpy(adapters), torch.from_numpy(order[first:].copy()))
 
 
 def state_sequences(layout: StepLayout, sequences: Sequences) -> StateSequences:

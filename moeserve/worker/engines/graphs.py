@@ -29,6 +29,7 @@ class CudaGraphRecorder:
             return launches
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread alone: NCCL has one that asks for events meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             launches()
         return graph.replay

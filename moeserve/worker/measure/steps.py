@@ -15,32 +15,36 @@ LARGEST_DEEP = 2048  # and the largest one timed there
 LONGEST_S = 0.6  # the next size, twice as large, would take too long for a start
 
 
-def measure_steps(engine: GpuEngine, max_num_seqs: int, max_model_len: int) -> list[MeasuredStep]:
+def measure_steps(
+    engine: GpuEngine, max_num_seqs: int, max_model_len: int, agree: Callable[[float], float] | None = None
+) -> list[MeasuredStep]:
     """Decode steps of 1, 2, 4 .. rows at short contexts, and chunks of 16, 32 .. tokens at the beginning of a prompt
-    and deep in one; a second or two."""
+    and deep in one; a second or two. agree: makes seconds the same on all of several GPUs, so that they run the same
+    steps."""
     measured = []
     for size in _powers_of_two(1, max_num_seqs):
-        seconds = _seconds(engine.dummy_decode(size))
+        seconds = _seconds(engine.dummy_decode(size), agree)
         measured.append(MeasuredStep(size, size * (size + 1) // 2, 0, 0, seconds * 1e3))
     largest = min(engine.max_step_rows, max_model_len)
     for size in _powers_of_two(16, largest):
         for start in (0, DEEP):
             if start + size > max_model_len or (start and size > LARGEST_DEEP):
                 continue
-            seconds = _seconds(engine.dummy_prompt(size, engine.streaming.part(size), start))
+            seconds = _seconds(engine.dummy_prompt(size, engine.streaming.part(size), start), agree)
             measured.append(MeasuredStep(0, 0, start, size, seconds * 1e3))
         if seconds > LONGEST_S:
             break
     return measured
 
 
-def _seconds(run: Callable[[], None]) -> float:
+def _seconds(run: Callable[[], None], agree: Callable[[float], float] | None) -> float:
     run()
     taken = []
     for _ in range(REPEATS):
         start = time.perf_counter()
         run()
-        taken.append(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        taken.append(seconds if agree is None else agree(seconds))
         if taken[-1] > LONGEST_S:
             break
     return median(taken)

@@ -24,6 +24,7 @@ from moeserve.models.blocks.cpu.attention import attend
 from moeserve.models.blocks.cpu.delta_net import recur
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.latent import attend_latent, heads_of
+from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.kv_slots import clear_slots
 from moeserve.models.blocks.rope import rope_tables
@@ -54,8 +55,10 @@ class CpuDecoder:
         *,
         states: Sequence[StateLayer] = (),
         pinned: bool = False,
+        adapters: CpuAdapters | None = None,
     ) -> None:
-        """kv, states: of the weights' layers; states: none where none of them is recurrent. pinned: a GPU reads x."""
+        """kv, states: of the weights' layers; states: none where none of them is recurrent. pinned: a GPU reads x.
+        adapters: those that rows may ask for."""
         self.shape = shape
         h = shape.heads
         self._heads = (
@@ -66,11 +69,14 @@ class CpuDecoder:
         self._weights = weights
         self._stream = stream
         self._kv = kv
+        self._adapters = adapters
         self._states = states
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start.
         self.expert_token_counts = torch.zeros(len(weights.layers), 2, shape.num_experts, dtype=torch.int64)
         logit_rows = 0 if weights.head is None else CPU_LOGIT_ROWS
-        self._space = CpuWorkspace(shape, weights, max_tokens, logit_rows, pinned=pinned)
+        self._space = CpuWorkspace(
+            shape, weights, max_tokens, logit_rows, pinned=pinned, has_adapters=adapters is not None
+        )
         self._num_forwards = 0
         self._num_heads_read = 0
         self._cos, self._sin = rope_tables(shape, max_model_len)
@@ -99,9 +105,9 @@ class CpuDecoder:
         for index in range(len(self._weights.layers)):
             self._mix_tokens(index, batch)
             if observer is None:
-                self._feed_forward(index, n)
+                self._feed_forward(index, batch)
             else:
-                self._show_feed_forward(index, n, observer)
+                self._show_feed_forward(index, batch, observer)
 
     @property
     def has_states(self) -> bool:
@@ -156,10 +162,11 @@ class CpuDecoder:
         return time.perf_counter() - start, sum(e.bytes_each * e.gate.experts for e in experts)
 
     def _mix_tokens(self, index: int, batch: CpuBatch) -> None:
+        adapters = self._adapters_of(index, batch)
         w, mixer, eps = self._weights.layers[index].mixer, self.shape.layers[index].mixer, self.shape.rms_eps
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, CpuAttention)
-            attend(self._stream, w, mixer, self._heads, eps, self._kv[index], batch, self._space)
+            attend(self._stream, w, mixer, self._heads, eps, self._kv[index], batch, self._space, adapters)
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             attend_latent(self._stream, w, mixer, self._heads, eps, self._kv[index], batch, self._space)
@@ -167,20 +174,25 @@ class CpuDecoder:
             assert isinstance(w, CpuDeltaNet)
             recur(self._stream, w, mixer, eps, self._states[index], batch, self._space)
 
-    def _feed_forward(self, index: int, n: int) -> None:
+    def _adapters_of(self, index: int, batch: CpuBatch) -> LayerAdapters | None:
+        return None if self._adapters is None else self._adapters.layer(index, batch.adapters)
+
+    def _feed_forward(self, index: int, batch: CpuBatch) -> None:
+        n, adapters = batch.n, self._adapters_of(index, batch)
         ffn, shape, eps = self._weights.layers[index].ffn, self.shape.layers[index].moe, self.shape.rms_eps
         if isinstance(ffn, CpuDenseFfn):
-            feed_forward(self._stream, ffn, eps, n, self._space)
+            feed_forward(self._stream, ffn, eps, n, self._space, adapters)
         else:
             assert shape is not None
-            mix(self._stream, ffn, shape, eps, n, self._space, self.expert_token_counts[index])
+            mix(self._stream, ffn, shape, eps, n, self._space, self.expert_token_counts[index], adapters)
 
-    def _show_feed_forward(self, index: int, n: int, observer: LayerObserver) -> None:
+    def _show_feed_forward(self, index: int, batch: CpuBatch, observer: LayerObserver) -> None:
         """The same, waited for. The kernels add to x at once, so the observer gets the difference."""
+        n = batch.n
         space, is_dense = self._space, self.shape.layers[index].moe is None
         self._stream.wait()
         after_attention = space.x[:n].clone()
-        self._feed_forward(index, n)
+        self._feed_forward(index, batch)
         self._stream.wait()
         observer.layer(
             index,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.cpu_stream import AttentionPlan
-from moeserve.kernels.stream_operands import Activations, RoutingWorkspace, StateSequences
+from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
 from moeserve.models.interface import AttentionShape, GatedDeltaNetShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
@@ -14,7 +14,7 @@ from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 class CpuBatch:
     """The rows of one step, on the host. `plan` describes their sequences to attention."""
 
-    __slots__ = ("kv_slots", "n", "plan", "positions", "states", "token_ids")
+    __slots__ = ("adapters", "kv_slots", "n", "plan", "positions", "states", "token_ids")
 
     def __init__(
         self,
@@ -24,15 +24,17 @@ class CpuBatch:
         kv_slots: torch.Tensor,
         plan: AttentionPlan,
         states: StateSequences | None = None,
+        adapters: AdapterRows | None = None,
     ) -> None:
         """token_ids, kv_slots (where each row's KV goes): int32 [n]; positions: int64 [n]. states: whose recurrent
-        states the rows move on, where the model has any."""
+        states the rows move on, where the model has any. adapters: None where no row asks for one."""
         self.n = n
         self.token_ids = token_ids
         self.positions = positions
         self.kv_slots = kv_slots
         self.plan = plan
         self.states = states
+        self.adapters = adapters
 
 
 class DeltaWorkspace:
@@ -62,9 +64,16 @@ class CpuWorkspace:
     """For steps of up to `tokens` rows; `step_buffers.cpu_step_buffers` counts the same."""
 
     def __init__(
-        self, shape: ModelShape, weights: CpuWeights, tokens: int, logit_rows: int, *, pinned: bool
+        self,
+        shape: ModelShape,
+        weights: CpuWeights,
+        tokens: int,
+        logit_rows: int,
+        *,
+        pinned: bool,
+        has_adapters: bool = False,
     ) -> None:
-        """pinned: a GPU reads x."""
+        """pinned: a GPU reads x. has_adapters: experts' intermediate rows are kept in float32, too."""
         s = shape
         self.x = torch.empty(tokens, s.hidden_size, pin_memory=pinned)  # the residual stream
         self.y = Activations(tokens, s.hidden_size)  # its norm, the input of every block
@@ -82,10 +91,10 @@ class CpuWorkspace:
         self.router_logits = torch.empty(tokens, s.num_experts)
         self.routing = RoutingWorkspace(tokens, s.num_experts, s.top_k)
         experts = [layer.moe.experts for layer in weights.layers if layer.moe is not None]
-        self.h = _between(tokens * s.top_k, s.expert_width, experts)
+        self.h = _between(tokens * s.top_k, s.expert_width, experts, has_adapters)
         unrouted = [layer.unrouted.experts for layer in weights.layers if layer.unrouted is not None]
         self.unrouted_routing = RoutingWorkspace(tokens, 1, 1)
-        widest = _between(tokens, s.unrouted_width, unrouted)
+        widest = _between(tokens, s.unrouted_width, unrouted, has_adapters)
         # Of feed-forwards that every token passes, by their width.
         self.unrouted_h = {
             width: Activations(tokens, width, f32=len(widest.f32) > 0, q8=len(widest.q8) > 0, within=widest)
@@ -95,11 +104,11 @@ class CpuWorkspace:
         self.logits = torch.empty(logit_rows, s.vocab_size)
 
 
-def _between(rows: int, width: int, experts: list[GatedExperts]) -> Activations:
-    """Between two products of experts, in the forms that the second one's weights ask for."""
+def _between(rows: int, width: int, experts: list[GatedExperts], has_adapters: bool) -> Activations:
+    """Between two products of experts, in the forms that the second one's weights and adapters ask for."""
     return Activations(
         rows,
         width,
-        f32=any(not e.down.integer for e in experts),
+        f32=has_adapters or any(not e.down.integer for e in experts),
         q8=any(e.down.integer for e in experts),
     )

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from moeserve.kernels.collectives import AllReduce
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.norm.op import add_norm
@@ -69,11 +70,15 @@ class GpuDecoder:
         from_cpu: Tensor | None = None,
         states: Sequence[StateLayer] = (),
         forced_rows: int = 0,
+        mixer_sum: AllReduce | None = None,
+        ffn_sums: Sequence[AllReduce | None] | None = None,
     ) -> None:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. slot_table: int32
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
         `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
-        from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`."""
+        from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`.
+        mixer_sum, ffn_sums: where several GPUs compute the model, by what the mixers' outputs and each layer's
+        feed-forward's are summed over them; None: they are whole."""
         self.shape = shape
         self.device = slot_table.device
         self.num_layers = len(weights.layers)
@@ -86,6 +91,7 @@ class GpuDecoder:
         self._row_numbers = None if from_cpu is None else _numbers(len(from_cpu), self.device)
         self._slot_table = slot_table
         cos, sin = (table.to(self.device) for table in rope_tables(shape, max_model_len))
+        self._mixer_sum = mixer_sum
         self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, cos, sin)
         self._latent_attention = GpuLatentAttentionBlock(shape.rms_eps, slot_table, cos, sin)
         self.forced_routing = (
@@ -94,7 +100,7 @@ class GpuDecoder:
             else None
         )
         self._ffn = GpuFfnBlock(
-            shape, weights.layers, self.device, handoff, expert_stream, prefill, self.forced_routing
+            shape, weights.layers, self.device, handoff, expert_stream, prefill, self.forced_routing, ffn_sums
         )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
@@ -146,6 +152,8 @@ class GpuDecoder:
         for index, layer in enumerate(self._weights.layers):
             self._mixer_norm(index, s, batch.count)
             self._mix_tokens(index, layer, batch, s)
+            if self._mixer_sum is not None:
+                self._mixer_sum(s.output)
             self._ffn.mix(index, s, batch.count)
             if observer is not None:
                 self._show_layer(index, s, observer)

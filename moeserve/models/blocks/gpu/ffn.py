@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.collectives import AllReduce
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
@@ -60,20 +62,25 @@ class GpuFfnBlock:
         expert_stream: ExpertStream | None,
         prefill: Sequence[str] | None,
         forced_routing: ForcedRouting | None = None,
+        sums: Sequence[AllReduce | None] | None = None,
     ) -> None:
         """layers: of the last ones of `shape`. handoff: to the experts in RAM, where there are any; expert_stream: the
-        other way, for the layers whose `prefill` is not "cpu"."""
+        other way, for the layers whose `prefill` is not "cpu". sums: of each layer, over the GPUs that have the rest
+        of it; None: it is whole here."""
+        self._sums: Sequence[AllReduce | None] = [None] * len(layers) if sums is None else sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
         self._hidden = shape.hidden_size
         self._shapes = shape.layers[shape.num_layers - len(layers) :]
         self._layers = [layer.ffn for layer in layers]
+        self._expert_maps = [layer.expert_map for layer in layers]
         self._handoff = handoff
         self._expert_stream = expert_stream
         # A layer's way of prefill, placement.Prefill: "cpu" never streams, "cuda" whenever there is a prompt.
         self._prefill = ["cpu"] * len(layers) if expert_stream is None or prefill is None else list(prefill)
         self._num_in_ram = [
-            0 if layer.expert_map is None else int((layer.expert_map < 0).sum()) for layer in layers
+            0 if handoff is None or layer.expert_map is None else int((layer.expert_map < 0).sum())
+            for layer in layers
         ]
         # Of the last step: experts streamed, by layer, and whether any were left to the pool.
         self._streamed = [0] * len(layers)
@@ -118,11 +125,18 @@ class GpuFfnBlock:
 
     def mix(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Reads s.x and s.output, attention's; leaves what `pending` gives."""
-        ffn, shape = self._layers[index], self._shapes[index].moe
+        ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
             self._norm(index, s, count)
             self._add_unrouted(index, ffn.expert, s, count)
-            return
+        else:
+            self._mix_experts(index, ffn, s, count)
+        all_reduce = self._sums[index]
+        if all_reduce is not None:
+            self._sum_over_gpus(index, all_reduce, s, count)
+
+    def _mix_experts(self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
+        shape = self._shapes[index].moe
         assert shape is not None
         self._router(index, ffn, s, count)
         if self._forced_routing is not None:
@@ -167,8 +181,9 @@ class GpuFfnBlock:
         pool_sum = s.pool_sum if is_shared and self._pool_works else None
         if s.is_small_batch:
             return PendingSum(parts, None, None, pool_sum)  # summed, in one part
-        ids = routes.local_expert_ids if is_shared else routes.expert_ids
-        return PendingSum(parts, routes.weights, ids, pool_sum)
+        if self._sums[index] is not None:
+            return PendingSum(s.output, None, None, pool_sum)
+        return PendingSum(parts, routes.weights, self._ids_here(index, routes), pool_sum)
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
         """Of the layer's rows, for an observer."""
@@ -182,7 +197,21 @@ class GpuFfnBlock:
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn) or not s.is_small_batch:
             return False
-        return ffn.expert_map is None and not ffn.router.first.quantised
+        return not self._is_shared(index) and not ffn.router.first.quantised
+
+    def _sum_over_gpus(self, index: int, all_reduce: AllReduce, s: GpuWorkspace, count: Tensor) -> None:
+        """Of a large batch in s.output: attention's has been added to x by then."""
+        routes = self._routes(index, s)
+        if s.is_small_batch:
+            all_reduce(routes.parts)
+            return
+        sum_parts(routes.parts, routes.weights, self._ids_here(index, routes), count, s.output)
+        all_reduce(s.output)
+
+    def _ids_here(self, index: int, routes: Routes) -> Tensor:
+        """Below 0 for a route whose expert is elsewhere."""
+        is_partial = self._expert_maps[index] is not None
+        return routes.local_expert_ids if is_partial else routes.expert_ids
 
     def _is_shared(self, index: int) -> bool:
         """Some experts of the layer are in RAM."""
@@ -253,7 +282,7 @@ class GpuFfnBlock:
         shape, routes = self._shapes[index], self._routes(index, s)
         column = slice(shape.num_routes, shape.num_routes + 1)
         assert s.unrouted_blocks is not None
-        ids = (routes.local_expert_ids if self._is_shared(index) else routes.expert_ids)[:, column]
+        ids = self._ids_here(index, routes)[:, column]
         weights = routes.weights[:, column]
         shared_gate(s.router_input, w.gate, count, weights[:, 0], ids[:, 0])
         run = _ExpertRun(

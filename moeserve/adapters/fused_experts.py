@@ -1,0 +1,51 @@
+"""PEFT's form for the experts of a layer in one parameter (`target_parameters`, ParamWrapper of PEFT).
+
+A has the rows of all experts, one expert's after another's: [experts * rank, in]. B has their columns, interleaved:
+column r * experts + e is column r of expert e. The name does not say which of the module's two parameters it is for,
+gate and up together [experts, 2 ff, hidden] or down [experts, hidden, ff]; the dimensions do. PEFT before 0.18 took out
+for in, so that its A is what is called B^T here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from moeserve.adapters.adapter import Floats, LowRank, ProductKey
+from moeserve.adapters.products import ProductShape
+from moeserve.models.sources.gguf import names as n
+
+
+class FusedForm(NamedTuple):
+    is_down: bool
+    is_swapped: bool  # as PEFT before 0.18 wrote it
+
+
+def fused_form(inputs: int, outputs: int, gate: ProductShape) -> FusedForm | None:
+    """By the columns of A and the rows of B; None: of neither parameter. gate: of one routed expert."""
+    hidden, ff = gate.cols, gate.rows
+    forms = {
+        (2 * ff, hidden): FusedForm(is_down=False, is_swapped=True),
+        (hidden, ff): FusedForm(is_down=True, is_swapped=True),
+        (hidden, 2 * ff): FusedForm(is_down=False, is_swapped=False),
+        (ff, hidden): FusedForm(is_down=True, is_swapped=False),
+    }
+    return forms.get((inputs, outputs))
+
+
+def split_fused(
+    layer: int, form: FusedForm, a: Floats, b: Floats, experts: int
+) -> Iterator[tuple[ProductKey, LowRank]]:
+    """a: [experts * rank, in], b: [out, rank * experts]. The products of each expert."""
+    of_a = a.reshape(experts, -1, a.shape[1])
+    of_b = b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1)
+    for expert in range(experts):
+        one = LowRank(of_a[expert], of_b[expert])
+        if form.is_swapped:
+            one = LowRank(one.b.T, one.a.T)
+        if form.is_down:
+            yield ProductKey(layer, n.FFN_DOWN_EXPS, expert), one
+            continue
+        half = len(one.b) // 2
+        yield ProductKey(layer, n.FFN_GATE_EXPS, expert), LowRank(one.a, one.b[:half])
+        yield ProductKey(layer, n.FFN_UP_EXPS, expert), LowRank(one.a, one.b[half:])

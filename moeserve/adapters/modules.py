@@ -1,0 +1,35 @@
+"""`--lora-modules name=path`: what adapters are called in the API, and where they lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from moeserve.errors import ConfigError
+
+MAX_NAME_CHARS = 200
+
+
+def parse_modules(texts: Iterable[str]) -> dict[str, str]:
+    """The path of each name. Raises ConfigError for a text of another form, and for a name that is given twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, path = text.partition("=")
+        if not separator or not path or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+            raise ConfigError(f"--lora-modules: {text[:200]!r} is not of the form name=path")
+        if name in found:
+            raise ConfigError(f"--lora-modules: the name {name!r} is given twice")
+        found[name] = path
+    return found
+
+
+def resolve_modules(texts: Iterable[str], served_names: Iterable[str]) -> tuple[str, ...]:
+    """With absolute paths. Raises ConfigError where a path is missing or a name is one of the model's."""
+    modules = parse_modules(texts)
+    for name, path in modules.items():
+        if name in served_names:
+            raise ConfigError(f"--lora-modules: {name!r} is a name of the model itself; choose another")
+        if not Path(path).expanduser().exists():
+            raise ConfigError(f"--lora-modules: there is no file or folder {path}")
+    return tuple(f"{name}={os.path.abspath(Path(path).expanduser())}" for name, path in modules.items())

@@ -1,0 +1,116 @@
+"""adapter_config.json, as PEFT writes it: https://huggingface.co/docs/peft/package_reference/lora."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moeserve.adapters.errors import AdapterError
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.huggingface.json_files import read_json
+
+CONFIG_FILE = "adapter_config.json"
+MAX_RANK = 1024
+MAX_PATTERNS = 4096
+
+Value = TypeVar("Value", int, float)
+
+# Settings with which the model computes something else than W x + B A x, each with the values that change nothing.
+_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "modules_to_save": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "layer_replication": (None, []),
+    "fan_in_fan_out": (False, None),
+    "use_qalora": (False, None),
+    "alora_invocation_tokens": (None, []),
+    "use_bdlora": (None,),
+    "arrow_config": (None,),
+    "velora_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    rank: int
+    alpha: float
+    is_rank_stabilised: bool  # rsLoRA (arXiv:2312.03732): alpha / sqrt(rank) in place of alpha / rank
+    rank_pattern: Mapping[str, int]  # by the end of a module's name, a regular expression
+    alpha_pattern: Mapping[str, float]
+
+    def rank_of(self, module: str) -> int:
+        return _matching(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        rank = self.rank_of(module)
+        alpha = _matching(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
+
+
+def read_peft_config(folder: Path) -> PeftConfig:
+    """Raises AdapterError for a setting that we cannot honour, by its name."""
+    path = folder / CONFIG_FILE
+    try:
+        found = read_json(path)
+    except ModelError as error:
+        raise AdapterError(path, str(error).removeprefix(f"{path}: ")) from error
+    kind = found.get("peft_type")
+    if kind != "LORA":
+        raise AdapterError(path, f"'peft_type' is {kind!r}; LORA is supported")
+    for name, harmless in _UNSUPPORTED.items():
+        if name in found and found[name] not in harmless:
+            raise AdapterError(
+                path, f"{name!r} is {found[name]!r}: this is not supported; leave it out in training"
+            )
+    return PeftConfig(
+        rank=_rank(path, "r", found.get("r")),
+        alpha=_number(path, "lora_alpha", found.get("lora_alpha")),
+        is_rank_stabilised=found.get("use_rslora") is True,
+        rank_pattern={
+            key: _rank(path, f"rank_pattern[{key}]", value)
+            for key, value in _patterns(path, found, "rank_pattern")
+        },
+        alpha_pattern={
+            key: _number(path, f"alpha_pattern[{key}]", value)
+            for key, value in _patterns(path, found, "alpha_pattern")
+        },
+    )
+
+
+def _patterns(path: Path, found: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    patterns = found.get(name) or {}
+    if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
+        raise AdapterError(path, f"{name!r} is no object of at most {MAX_PATTERNS} entries")
+    for key in patterns:
+        # PEFT takes any regular expression; what it writes itself are names, and one from a file may run for ever.
+        if not re.fullmatch(r"\^?[\w.\\]*\$?", key):
+            raise AdapterError(path, f"{name!r} has {key!r}; the names of modules are supported")
+    return list(patterns.items())
+
+
+def _matching(patterns: Mapping[str, Value], module: str, otherwise: Value) -> Value:
+    for pattern, value in patterns.items():
+        name = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
+        if module == name or (module.endswith("." + name) and not pattern.startswith("^")):
+            return value
+    return otherwise
+
+
+def _rank(path: Path, name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
+        raise AdapterError(path, f"{name!r} is {value!r}; a whole number from 1 to {MAX_RANK} is expected")
+    return value
+
+
+def _number(path: Path, name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise AdapterError(path, f"{name!r} is {value!r}; a number is expected")
+    return float(value)

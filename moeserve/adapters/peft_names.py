@@ -1,0 +1,71 @@
+"""PEFT's names of tensors: which product of which layer, and which of its two matrices."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from moeserve.models.sources.gguf import names as n
+
+FUSED_EXPERTS = "mlp.experts"  # one module with the matrices of all experts of a layer (`target_parameters`)
+
+_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
+_LAYER = re.compile(r"(?:base_model\.model\.)?(?:.*\.)?layers\.(?P<layer>\d{1,5})\.(?P<rest>.+)")
+_EXPERT = re.compile(r"mlp\.experts\.(?P<expert>\d{1,5})\.(?P<part>\w+)")
+_MODULES = {
+    "self_attn.q_proj": n.ATTN_Q,
+    "self_attn.k_proj": n.ATTN_K,
+    "self_attn.v_proj": n.ATTN_V,
+    "self_attn.o_proj": n.ATTN_OUTPUT,
+    "mlp.gate": n.FFN_GATE_INP,
+}
+_FEED_FORWARDS = {
+    "mlp": n.FFN_PARTS,
+    "mlp.shared_expert": n.SHARED_PARTS,
+    "mlp.shared_experts": n.SHARED_PARTS,
+}
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_MODULES |= {
+    f"{module}.{name}": part
+    for module, parts in _FEED_FORWARDS.items()
+    for name, part in zip(_PROJECTIONS, parts, strict=True)
+}
+_EXPERT_PARTS = dict(zip(_PROJECTIONS, n.EXPERT_PARTS, strict=True))
+
+
+class TensorName(NamedTuple):
+    module: str  # in the model, without PEFT's own prefix
+    matrix: str  # "A" or "B"
+
+
+class Place(NamedTuple):
+    """What a module computes."""
+
+    layer: int
+    part: str  # products.py; FUSED_EXPERTS: those of all experts
+    expert: int | None = None  # None: not one of several
+
+
+def parse_name(name: str) -> TensorName | None:
+    """None for a tensor that is no A or B."""
+    match = _NAME.fullmatch(name)
+    return (
+        None
+        if match is None
+        else TensorName(match["module"].removeprefix("base_model.model."), match["matrix"])
+    )
+
+
+def place_of(module: str) -> Place | None:
+    """None for a module that no adapter can change here."""
+    match = _LAYER.fullmatch(module)
+    if match is None:
+        return None
+    layer, rest = int(match["layer"]), match["rest"]
+    if rest in (FUSED_EXPERTS, f"{FUSED_EXPERTS}.base_layer"):
+        return Place(layer, FUSED_EXPERTS)
+    if expert := _EXPERT.fullmatch(rest):
+        part = _EXPERT_PARTS.get(expert["part"])
+        return None if part is None else Place(layer, part, int(expert["expert"]))
+    part = _MODULES.get(rest)
+    return None if part is None else Place(layer, part)

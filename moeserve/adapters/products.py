@@ -1,0 +1,60 @@
+"""The products of a model that an adapter may change, by the names that GGUF files give their matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape
+from moeserve.models.sources.gguf import names as n
+
+QKV_PARTS = (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductShape:
+    """One matrix [rows, cols], or one for each of `experts`."""
+
+    cols: int
+    rows: int
+    experts: int = 1
+    is_routed: bool = False
+
+
+def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
+    """Those of a layer that adapters may have: not what recurrent layers, latent attention and gated q are made of."""
+    of_layer = shape.layers[layer]
+    return _of_attention(shape.hidden_size, of_layer) | _of_ffn(shape.hidden_size, of_layer)
+
+
+def _of_attention(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionShape):
+        return {}
+    found = {
+        n.ATTN_Q: ProductShape(hidden, mixer.q_width),
+        n.ATTN_K: ProductShape(hidden, mixer.kv_width),
+        n.ATTN_V: ProductShape(hidden, mixer.kv_width),
+        n.ATTN_OUTPUT: ProductShape(mixer.q_width, hidden),
+    }
+    if mixer.is_gated:
+        del found[n.ATTN_Q]
+    return found
+
+
+def _of_ffn(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
+    ffn = layer.ffn
+    if isinstance(ffn, DenseFfnShape):
+        return _gated(n.FFN_PARTS, hidden, ffn.width)
+    found = {n.FFN_GATE_INP: ProductShape(hidden, ffn.num_experts)}
+    found |= _gated(n.EXPERT_PARTS, hidden, ffn.width, ffn.num_experts, is_routed=True)
+    if ffn.shared is not None:
+        found |= _gated(n.SHARED_PARTS, hidden, ffn.shared.width)
+    return found
+
+
+def _gated(
+    parts: tuple[str, ...], hidden: int, width: int, experts: int = 1, *, is_routed: bool = False
+) -> dict[str, ProductShape]:
+    gate, up, down = parts
+    inner = ProductShape(hidden, width, experts, is_routed)
+    return {gate: inner, up: inner, down: ProductShape(width, hidden, experts, is_routed)}

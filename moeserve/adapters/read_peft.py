@@ -1,0 +1,167 @@
+"""An adapter as PEFT writes it: adapter_config.json and adapter_model.safetensors.
+
+Everything is checked by the files' headers, against the model's shape, before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from moeserve.adapters.adapter import FLOAT32_BYTES, KEY_BYTES, Adapter, Floats, LowRank, ProductKey
+from moeserve.adapters.errors import AdapterError
+from moeserve.adapters.floats import TYPES, to_floats
+from moeserve.adapters.fused_experts import FusedForm, fused_form, split_fused
+from moeserve.adapters.peft_config import CONFIG_FILE, read_peft_config
+from moeserve.adapters.peft_names import FUSED_EXPERTS, Place, parse_name, place_of
+from moeserve.adapters.products import ProductShape, products_of
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.safetensors_file import StoredTensor, read_tensors, stored_numbers
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+@dataclass(slots=True)
+class _Module:
+    """A and B of one module, checked."""
+
+    name: str
+    place: Place
+    a: StoredTensor
+    b: StoredTensor
+    form: FusedForm | None  # of all experts' together
+
+
+class PeftAdapter:
+    """An adapter whose headers are read and fit the model."""
+
+    def __init__(self, name: str, folder: Path, shape: ModelShape) -> None:
+        """Raises AdapterError, which names the tensor or the setting."""
+        self._name = name
+        self._folder = folder
+        self._shape = shape
+        self._config = read_peft_config(folder)
+        self._modules = [self._checked(*found) for found in self._pairs()]
+        if not self._modules:
+            raise AdapterError(folder / WEIGHTS_FILE, "has no tensors")
+
+    @property
+    def nbytes(self) -> int:
+        """In memory, about: float32, and gate's and up's A of experts in one tensor twice."""
+        return FLOAT32_BYTES * sum(
+            math.prod(module.a.shape) * (2 if module.form else 1) + math.prod(module.b.shape)
+            for module in self._modules
+        )
+
+    def read(self) -> Adapter:
+        """Raises AdapterError for numbers that are not finite, MemoryError."""
+        products: dict[ProductKey, LowRank] = {}
+        for module in self._modules:
+            products |= self._products(module)
+        return Adapter(self._name, self._key(), products)
+
+    def _products(self, module: _Module) -> dict[ProductKey, LowRank]:
+        a, b = self._floats(module.a), self._floats(module.b) * np.float32(self._config.scale_of(module.name))
+        place = module.place
+        if module.form is None:
+            return {ProductKey(place.layer, place.part, place.expert or 0): LowRank(a, b)}
+        experts = self._product(place.layer, n.FFN_GATE_EXPS, module.name).experts
+        return dict(split_fused(place.layer, module.form, a, b, experts))
+
+    def _pairs(self) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
+        """Each module's A and B."""
+        path = self._folder / WEIGHTS_FILE
+        try:
+            _, tensors = read_tensors(path)
+        except ModelError as error:
+            raise AdapterError(path, str(error).removeprefix(f"{path}: ")) from error
+        modules: dict[str, dict[str, StoredTensor]] = {}
+        for tensor_name, tensor in tensors.items():
+            parsed = parse_name(tensor_name)
+            if parsed is None:
+                raise AdapterError(
+                    path, f"tensor {tensor_name!r} is no lora_A or lora_B of a module: not supported"
+                )
+            modules.setdefault(parsed.module, {})[parsed.matrix] = tensor
+        for module, pair in modules.items():
+            if len(pair) < 2:
+                (only,) = pair.values()
+                raise AdapterError(
+                    path, f"tensor {only.name!r} is there alone: lora_A and lora_B belong together"
+                )
+            yield module, pair["A"], pair["B"]
+
+    def _checked(self, module: str, a: StoredTensor, b: StoredTensor) -> _Module:
+        place = place_of(module)
+        if place is None:
+            raise self._bad(a, "is of a module for which adapters are not supported")
+        for tensor in (a, b):
+            if len(tensor.shape) != 2:
+                raise self._bad(tensor, f"has {len(tensor.shape)} dimensions; two are expected")
+            if tensor.dtype not in TYPES:
+                raise self._bad(tensor, f"is of type {tensor.dtype}; supported are {', '.join(TYPES)}")
+        if place.part == FUSED_EXPERTS:
+            return self._fused(module, place, a, b)
+        product = self._product(place.layer, place.part, a.name)
+        if (place.expert is not None) != product.is_routed or (place.expert or 0) >= product.experts:
+            raise self._bad(a, f"is of an expert that the model lacks: it has {product.experts}")
+        self._check(module, a, b, product.cols, product.rows, 1)
+        return _Module(module, place, a, b, None)
+
+    def _fused(self, module: str, place: Place, a: StoredTensor, b: StoredTensor) -> _Module:
+        gate = self._product(place.layer, n.FFN_GATE_EXPS, a.name)
+        form = fused_form(a.shape[1], b.shape[0], gate)
+        if form is None:
+            raise self._bad(
+                a, f"{_by(a)} with B {_by(b)} is of no parameter of experts of {gate.rows} x {gate.cols}"
+            )
+        self._check(module, a, b, a.shape[1], b.shape[0], gate.experts)
+        return _Module(module, place, a, b, form)
+
+    def _check(
+        self, module: str, a: StoredTensor, b: StoredTensor, cols: int, rows: int, experts: int
+    ) -> None:
+        rank = self._config.rank_of(module) * experts
+        for tensor, expected in ((a, (rank, cols)), (b, (rows, rank))):
+            if tensor.shape != expected:
+                wanted = f"{expected[0]} x {expected[1]}"
+                raise self._bad(tensor, f"is {_by(tensor)}; the model and {CONFIG_FILE} ask for {wanted}")
+
+    def _product(self, layer: int, part: str, tensor: str) -> ProductShape:
+        path = self._folder / WEIGHTS_FILE
+        if layer >= self._shape.num_layers:
+            raise AdapterError(
+                path, f"tensor {tensor!r} is of layer {layer}; the model has {self._shape.num_layers}"
+            )
+        product = products_of(self._shape, layer).get(part)
+        if product is None:
+            raise AdapterError(
+                path, f"tensor {tensor!r} is for {part} of layer {layer}, where no adapter can be"
+            )
+        return product
+
+    def _floats(self, tensor: StoredTensor) -> Floats:
+        found = to_floats(stored_numbers(tensor), tensor.dtype)
+        if not np.isfinite(found).all():
+            raise self._bad(tensor, "has numbers that are not finite")
+        return found
+
+    def _key(self) -> str:
+        digest = hashlib.blake2b(digest_size=KEY_BYTES)
+        digest.update((self._folder / CONFIG_FILE).read_bytes())
+        digest.update(self._modules[0].a.buffer)
+        return digest.hexdigest()
+
+    def _bad(self, tensor: StoredTensor, problem: str) -> AdapterError:
+        return AdapterError(self._folder / WEIGHTS_FILE, f"tensor {tensor.name!r} {problem}")
+
+
+def _by(tensor: StoredTensor) -> str:
+    return " x ".join(map(str, tensor.shape))

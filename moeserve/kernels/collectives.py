@@ -1,0 +1,33 @@
+"""Sums over the GPUs that compute one model together.
+
+Each GPU ("rank") computes some heads and some experts, and holds the same residual stream. What a block adds to the
+stream is therefore summed over all ranks, once after attention and once after the feed-forward. The sum's bits are the
+same on every rank, so the ranks' routers choose the same experts.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from moeserve.kernels.launch import is_compiling_ahead
+
+
+class AllReduce(Protocol):
+    def __call__(self, x: Tensor) -> None:
+        """x, contiguous, becomes the sum of all ranks' x. Launched on the current stream, in the same order on every
+        rank; may be recorded in a CUDA graph. Within `compile_ahead` nothing runs."""
+        ...
+
+
+class ProcessGroupSum:
+    """`AllReduce` by torch.distributed: NCCL, or gloo on a CPU."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def __call__(self, x: Tensor) -> None:
+        if not is_compiling_ahead():
+            dist.all_reduce(x, group=self._group)

@@ -1,0 +1,35 @@
+"""What the kernels of adapters compute, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]  # A [rank, cols] and B [rows, rank], the scale multiplied in
+
+
+def add_adapters(x: Tensor, adapters: Tensor, pairs: Sequence[Pair | None], out: Tensor) -> Tensor:
+    """out[t] + B A x[t], with the pair of adapters[t]; out[t] for rows with -1 or with a pair that is None.
+
+    x: float32 [n, cols]; adapters: [n]; out: [n, rows].
+    """
+    result = out.clone()
+    for row, adapter in enumerate(adapters.tolist()):
+        pair = pairs[adapter] if adapter >= 0 else None
+        if pair is not None:
+            result[row] += pair[1] @ (pair[0] @ x[row])
+    return result
+
+
+def to_panels(pair: Pair, rank_step: int = 4) -> Pair:
+    """As the CPU's kernels read it: rank a multiple of `rank_step`, with zeros; B as [panels, rank, 32]."""
+    a, b = pair
+    rank = -len(a) % rank_step + len(a)
+    panels = -(-len(b) // 32)
+    padded_a = torch.zeros(rank, a.shape[1])
+    padded_a[: len(a)] = a
+    padded_b = torch.zeros(panels * 32, rank)
+    padded_b[: len(b), : b.shape[1]] = b
+    return padded_a, padded_b.view(panels, 32, rank).transpose(1, 2).contiguous()

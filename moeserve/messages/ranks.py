@@ -1,0 +1,51 @@
+"""What the processes of several GPUs say to one another, over a line between the leader and each follower."""
+
+from __future__ import annotations
+
+import msgspec
+
+from moeserve.messages.steps import StepPlan
+
+
+class RankStart(msgspec.Struct, frozen=True, tag=True):
+    """The leader's first message: who the follower is."""
+
+    config: bytes  # ServerConfig as JSON
+    rank: int
+    devices: list[int]  # the GPUs' numbers, by rank; none: Triton's interpreter
+    num_ranks: int
+    leader: int  # its process id
+    rendezvous: str  # a file by which the ranks' processes find one another
+
+
+class RankValue(msgspec.Struct, frozen=True, tag=True):
+    """A follower's value, of something that all ranks must agree on."""
+
+    value: int
+
+
+class RankValues(msgspec.Struct, frozen=True, tag=True):
+    """The leader's answer: all values, by rank."""
+
+    values: list[int]
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """A follower cannot load its share; it ends."""
+
+    message: str
+
+
+class RankStep(msgspec.Struct, frozen=True, tag=True):
+    """A step for all ranks, with what the one before has sampled."""
+
+    plan: StepPlan
+    sampled: bytes  # int32: of each row of the last plan with `sample`, in order
+
+
+class RankForget(msgspec.Struct, frozen=True, tag=True):
+    """Nothing stays of the last step."""
+
+
+ToFollower = RankStart | RankValues | RankStep | RankForget
+ToLeader = RankValue | RankFailed

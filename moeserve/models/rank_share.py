@@ -1,0 +1,205 @@
+"""Which part of a model each of several GPUs has. No torch: placement and plan count by it.
+
+Tensor parallelism (https://arxiv.org/abs/1909.08053), with experts whole: an expert's down matrix has too few blocks of
+K-quants to be cut. A rank's share is a model of its own, with fewer heads, narrower feed-forwards and some of the
+experts, which loaders and blocks take as any other. What the ranks' blocks give is partial, and summed over the ranks.
+
+- Attention: whole groups of heads, with the rows of q, k and v and the columns of the output that belong to them. Ranks
+  beyond the number of KV heads share them. Where heads or the output's blocks do not divide, and with latent attention,
+  a norm of the full width or a recurrence, every rank computes all of it, and nothing is summed.
+- Routed experts: each whole on one rank, as many on each, balanced by how often they are used where that is known.
+- What every token passes: its width by blocks. A rank may get none of a shared expert. A layer without experts that is
+  too narrow is computed by every rank, and not summed.
+- Embedding, norms, routers and the head: on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
+from moeserve.models.sources.gguf import TensorInfo
+from moeserve.models.sources.gguf import names as n
+
+ACTIVATION_GROUP = 32  # columns that share a scale of int8 activations
+K_BLOCK = 128  # columns that kernels take at a time: a cut elsewhere is padded
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlice:
+    """Rows (the first dimension) or columns (the last) `start` to `end` of a tensor."""
+
+    is_columns: bool
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """What one rank has of a model."""
+
+    rank: int
+    num_ranks: int
+    shape: ModelShape  # its own: a layer's `num_experts` is still that of all ranks together
+    experts: tuple[tuple[int, ...], ...]  # of each layer: the ids of its routed experts, ascending
+    slices: Mapping[str, TensorSlice]  # by name: of what is neither whole nor absent
+    absent: frozenset[str]  # tensors of the model that it does not have
+    zeroed: frozenset[str]  # biases of partial sums, which another rank adds
+    divides_attention: bool
+    whole_ffns: frozenset[int]  # layers whose feed-forward every rank has
+
+
+def share_of(
+    shape: ModelShape,
+    tensors: Mapping[str, TensorInfo],
+    rank: int,
+    num_ranks: int,
+    counts: Sequence[Sequence[int]] | None = None,
+) -> RankShare:
+    """tensors: as `check_tensors` has passed them. counts: [layers][experts], tokens routed to each. ValueError
+    where a layer has fewer experts than there are GPUs."""
+    return _Division(shape, tensors, rank, num_ranks, counts).share()
+
+
+class _Division:
+    """Of one model among `num_ranks`, as `rank` sees it; used once."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        tensors: Mapping[str, TensorInfo],
+        rank: int,
+        num_ranks: int,
+        counts: Sequence[Sequence[int]] | None,
+    ) -> None:
+        self._shape = shape
+        self._tensors = tensors
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._counts = counts
+        self._divides_attention = self._can_divide_attention()
+        self._slices: dict[str, TensorSlice] = {}
+        self._absent: set[str] = set()
+        self._zeroed: set[str] = set()
+        self._whole_ffns: set[int] = set()
+
+    def share(self) -> RankShare:
+        layers = tuple(self._layer(index, layer) for index, layer in enumerate(self._shape.layers))
+        return RankShare(
+            self._rank,
+            self._num_ranks,
+            replace(self._shape, layers=layers),
+            tuple(self._experts(index) for index in range(len(layers))),
+            self._slices,
+            frozenset(self._absent),
+            frozenset(self._zeroed),
+            self._divides_attention,
+            frozenset(self._whole_ffns),
+        )
+
+    # ---------------------------------------------------------------- attention
+
+    def _can_divide_attention(self) -> bool:
+        """All layers' or none, as buffers and the KV cache are made for one form of it."""
+        return all(
+            isinstance(layer.mixer, AttentionShape) and self._divides(index, layer.mixer)
+            for index, layer in enumerate(self._shape.layers)
+        )
+
+    def _divides(self, index: int, a: AttentionShape) -> bool:
+        ranks, kv = self._num_ranks, a.num_kv_heads
+        if a.qk_norm == "full" or a.num_heads % ranks or (kv % ranks and ranks % kv):
+            return False
+        output = self._tensors[n.of_layer(index, n.ATTN_OUTPUT)]
+        columns = a.q_width // ranks
+        return columns % output.type.block_columns == 0 and columns % ACTIVATION_GROUP == 0
+
+    def _attention(self, index: int, a: AttentionShape) -> AttentionShape:
+        ranks, rank = self._num_ranks, self._rank
+        heads, kv_heads = a.num_heads // ranks, max(1, a.num_kv_heads // ranks)
+        first_kv = rank * a.num_kv_heads // ranks
+        mine = replace(a, num_heads=heads, num_kv_heads=kv_heads)
+        of_q = (rank * mine.q_rows, (rank + 1) * mine.q_rows)
+        of_kv = (first_kv * a.head_dim, (first_kv + kv_heads) * a.head_dim)
+        for part, (start, end) in ((n.ATTN_Q, of_q), (n.ATTN_K, of_kv), (n.ATTN_V, of_kv)):
+            self._cut(n.of_layer(index, part), start, end)
+            if a.qkv_bias:
+                self._cut(n.bias_of_layer(index, part), start, end)
+        self._cut_columns(n.of_layer(index, n.ATTN_OUTPUT), rank * mine.q_width, (rank + 1) * mine.q_width)
+        if a.output_bias and rank:
+            self._zeroed.add(n.bias_of_layer(index, n.ATTN_OUTPUT))
+        if a.has_sinks:
+            self._cut(n.of_layer(index, n.ATTN_SINKS), rank * heads, (rank + 1) * heads)
+        return mine
+
+    # ---------------------------------------------------------------- feed-forwards
+
+    def _layer(self, index: int, layer: LayerShape) -> LayerShape:
+        mixer = layer.mixer
+        if self._divides_attention and isinstance(mixer, AttentionShape):
+            mixer = self._attention(index, mixer)
+        if isinstance(layer.ffn, DenseFfnShape):
+            return replace(layer, mixer=mixer, ffn=self._dense(index, layer.ffn))
+        return replace(layer, mixer=mixer, ffn=self._moe(index, layer.ffn))
+
+    def _dense(self, index: int, ffn: DenseFfnShape) -> DenseFfnShape:
+        block = self._block_of_width(index, ffn.width, n.FFN_PARTS)
+        if ffn.width // block < self._num_ranks:
+            self._whole_ffns.add(index)
+            return ffn
+        return DenseFfnShape(self._cut_width(index, ffn.width, n.FFN_PARTS))
+
+    def _moe(self, index: int, moe: MoeShape) -> MoeShape:
+        if moe.num_experts < self._num_ranks:
+            raise ValueError(f"{moe.num_experts} experts in layer {index} for {self._num_ranks} GPUs")
+        if moe.shared is None:
+            return moe
+        width = self._cut_width(index, moe.shared.width, n.SHARED_PARTS)
+        if width:
+            return replace(moe, shared=replace(moe.shared, width=width))
+        if moe.shared.is_gated:
+            self._absent.add(n.of_layer(index, n.FFN_GATE_INP_SHEXP))
+        return replace(moe, shared=None)
+
+    def _cut_width(self, index: int, width: int, parts: tuple[str, str, str]) -> int:
+        """Cuts a gated feed-forward, by blocks of the down matrix' columns; the width of this rank's part."""
+        gate, up, down = (n.of_layer(index, part) for part in parts)
+        block = self._block_of_width(index, width, parts)
+        blocks, rank, ranks = width // block, self._rank, self._num_ranks
+        start = rank * blocks // ranks * block
+        end = width if rank == ranks - 1 else (rank + 1) * blocks // ranks * block
+        if start == end:
+            self._absent |= {gate, up, down}
+            return 0
+        self._cut(gate, start, end)
+        self._cut(up, start, end)
+        self._cut_columns(down, start, end)
+        return end - start
+
+    def _block_of_width(self, index: int, width: int, parts: tuple[str, str, str]) -> int:
+        """Columns between which a down matrix may be cut."""
+        least = max(ACTIVATION_GROUP, self._tensors[n.of_layer(index, parts[2])].type.block_columns)
+        block = max(least, K_BLOCK)
+        return least if width % block or width // block < self._num_ranks else block
+
+    def _experts(self, index: int) -> tuple[int, ...]:
+        count, ranks = self._shape.layers[index].num_experts, self._num_ranks
+        if self._counts is None:
+            return tuple(range(self._rank * count // ranks, (self._rank + 1) * count // ranks))
+        most, used = -(-count // ranks), self._counts[index]
+        own: list[list[int]] = [[] for _ in range(ranks)]
+        load = [0] * ranks
+        for expert in sorted(range(count), key=lambda e: (-used[e], e)):
+            least = min((r for r in range(ranks) if len(own[r]) < most), key=lambda r: (load[r], len(own[r])))
+            own[least].append(expert)
+            load[least] += used[expert]
+        return tuple(sorted(own[self._rank]))
+
+    # ---------------------------------------------------------------- tensors
+
+    def _cut(self, name: str, start: int, end: int) -> None:
+        self._slices[name] = TensorSlice(False, start, end)
+
+    def _cut_columns(self, name: str, start: int, end: int) -> None:
+        self._slices[name] = TensorSlice(True, start, end)

@@ -1,0 +1,111 @@
+"""The process of a GPU beyond the first: `python -m moeserve.worker.group.follower`, started by the leader.
+
+Its standard input is its line to the leader. It loads its share of the model and runs the steps that the leader runs,
+but samples nothing: the tokens come with the next step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from setproctitle import setproctitle
+
+from moeserve.config import ServerConfig
+from moeserve.errors import UserError
+from moeserve.logs import set_up_logging
+from moeserve.messages.ranks import RankFailed, RankForget, RankStart, RankStep, RankValue, RankValues
+from moeserve.messages.steps import Row, StepPlan
+from moeserve.process import EXIT_USER_ERROR, die_with
+from moeserve.worker.engines.engine import Engine
+from moeserve.worker.group.leader import sampled_places
+from moeserve.worker.group.line import receive_from_leader, send
+from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.sequences import Sequences, StepLayout
+
+
+class FollowerGroup(RankGroup):
+    """The follower's end of the line."""
+
+    def __init__(self, line: socket.socket, start: RankStart) -> None:
+        super().__init__(start.rank, start.devices, start.num_ranks, Path(start.rendezvous))
+        self._line = line
+
+    def gather(self, value: int) -> list[int]:
+        send(self._line, RankValue(value))
+        said = receive_from_leader(self._line)
+        assert isinstance(said, RankValues)
+        return said.values
+
+
+class Follower:
+    """Runs steps on one GPU as the leader's runner does on its own."""
+
+    def __init__(self, engine: Engine, max_num_seqs: int, max_model_len: int) -> None:
+        self._engine = engine
+        self._sequences = Sequences(max_num_seqs, max_model_len)
+        self._last_rows: list[Row] = []
+
+    def run(self, line: socket.socket) -> None:
+        """Until the leader closes the line."""
+        while True:
+            try:
+                said = receive_from_leader(line)
+            except (EOFError, ConnectionError):
+                return
+            if isinstance(said, RankStep):
+                self._append(np.frombuffer(said.sampled, np.int32))
+                self._step(said.plan)
+            else:
+                assert isinstance(said, RankForget)
+                self._engine.forget(StepLayout(self._last_rows))
+
+    def _append(self, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        slots, positions = sampled_places([row for row in self._last_rows if row.sample])
+        self._sequences.append(slots, positions, tokens)
+
+    def _step(self, plan: StepPlan) -> None:
+        if plan.state_copies:
+            self._engine.copy_states(np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2))
+        for seq in plan.new_seqs:
+            self._engine.bind(seq, self._sequences.bind(seq))
+        layout = StepLayout(plan.rows)
+        self._engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=None)
+        self._engine.finish()
+        self._last_rows = plan.rows
+
+
+def main() -> int:
+    line = socket.socket(fileno=0)
+    start = receive_from_leader(line)
+    assert isinstance(start, RankStart)
+    die_with(start.leader)
+    faulthandler.enable()
+    setproctitle(f"moeserve: worker, rank {start.rank}")
+    config = msgspec.convert(msgspec.json.decode(start.config, type=dict[str, Any]), ServerConfig)
+    config = dataclasses.replace(config, debug_dump=None, debug_dump_steps=None)
+    set_up_logging(f"worker rank {start.rank}", "error", config.log_format)  # the leader says the rest
+    from moeserve.worker.gpu_loading import load_gpu_engine
+    from moeserve.worker.loading import open_weights, set_up_torch
+
+    group = FollowerGroup(line, start)
+    try:
+        set_up_torch()
+        group.use_device()
+        loaded = load_gpu_engine(config, open_weights(config), lambda *_: None, group.device, ranks=group)
+    except UserError as error:
+        send(line, RankFailed(str(error)))
+        return EXIT_USER_ERROR
+    ready = loaded.ready
+    Follower(loaded.engine, ready.max_num_seqs, ready.max_model_len).run(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""The first GPU's side of a group: it starts the other GPUs' processes, and has them run what its runner runs.
+
+A follower that ends while the group serves ends the leader in the same way, whose steps could only wait for it: the
+kernel then ends the other followers, and the launcher deals with the loss of a worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch.distributed as dist
+
+from moeserve.config import ServerConfig, to_json_dict
+from moeserve.errors import ConfigError
+from moeserve.messages.ranks import RankFailed, RankForget, RankStart, RankStep, RankValues
+from moeserve.messages.steps import Row, StepPlan, StepResult, WorkerReady
+from moeserve.process import python_environment
+from moeserve.worker.constraints import Constraints
+from moeserve.worker.engines.engine import Engine
+from moeserve.worker.group.line import receive_from_follower, send
+from moeserve.worker.group.ranks import RankGroup, set_environment
+from moeserve.worker.runner import Runner
+from moeserve.worker.sequences import Int32s
+from moeserve.worker.step_dump import StepDump
+
+FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.group.follower")
+LAST_WORDS_S = 2.0  # for what a follower said before its end to be read, and raised
+
+log = logging.getLogger(__name__)
+
+
+class LeaderGroup(RankGroup):
+    """Owns the followers' processes."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        devices: list[int],
+        num_ranks: int,
+        command: Sequence[str] = FOLLOWER,
+    ) -> None:
+        """Starts the followers, which begin to load. command: what runs one."""
+        set_environment()
+        self._folder = tempfile.TemporaryDirectory(prefix="moeserve-ranks-")
+        super().__init__(0, devices, num_ranks, Path(self._folder.name) / "rendezvous")
+        self._is_closing = False
+        self._lines: list[socket.socket] = []
+        self._followers: list[subprocess.Popen[bytes]] = []
+        told = msgspec.json.encode(to_json_dict(config))
+        for rank in range(1, num_ranks):
+            start = RankStart(told, rank, devices, num_ranks, os.getpid(), str(self._rendezvous))
+            self._start_follower(command, start)
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def _start_follower(self, command: Sequence[str], start: RankStart) -> None:
+        line, theirs = socket.socketpair()
+        with theirs:
+            self._followers.append(subprocess.Popen(command, stdin=theirs.fileno(), env=python_environment()))
+        self._lines.append(line)
+        send(line, start)
+
+    def gather(self, value: int) -> list[int]:
+        values = [value]
+        for rank, line in enumerate(self._lines, 1):
+            try:
+                said = receive_from_follower(line)
+            except EOFError:
+                time.sleep(LAST_WORDS_S)  # `_watch` ends this process
+                raise
+            if isinstance(said, RankFailed):
+                raise ConfigError(f"GPU {rank} of {self.num_ranks}: {said.message}")
+            values.append(said.value)
+        self._tell(RankValues(values))
+        return values
+
+    def step(self, plan: StepPlan, sampled: Int32s) -> None:
+        """Has the followers run `plan`; sampled: of the last one."""
+        self._tell(RankStep(plan, sampled.tobytes()))
+
+    def forget(self) -> None:
+        """Nothing stays of the last step."""
+        self._tell(RankForget())
+
+    def close(self) -> None:
+        """The followers end."""
+        self._is_closing = True
+        for line in self._lines:
+            line.close()
+        for follower in self._followers:
+            follower.wait()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._folder.cleanup()
+
+    def _tell(self, message: RankValues | RankStep | RankForget) -> None:
+        for line in self._lines:
+            send(line, message)
+
+    def _watch(self) -> None:
+        """Until a follower ends. If it should not have, this process ends as it did."""
+        poller = select.poll()
+        ends = {os.pidfd_open(follower.pid): follower for follower in self._followers}
+        for descriptor in ends:
+            poller.register(descriptor, select.POLLIN)
+        ended = ends[poller.poll()[0][0]]
+        code = ended.wait()
+        for descriptor in ends:
+            os.close(descriptor)
+        time.sleep(LAST_WORDS_S if code > 0 else 0.0)
+        if self._is_closing:
+            return
+        rank = 1 + self._followers.index(ended)
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}, {signal.strsignal(-code)}"
+        log.error(
+            "the process of GPU %d of %d has ended (%s), and so does the worker", rank, self.num_ranks, how
+        )
+        logging.shutdown()
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code or 1)
+
+
+class LeaderRunner(Runner):
+    """A runner whose steps the followers run too."""
+
+    def __init__(
+        self,
+        group: LeaderGroup,
+        engine: Engine,
+        ready: WorkerReady,
+        constraints: Constraints,
+        dump: StepDump | None = None,
+    ) -> None:
+        super().__init__(engine, ready, constraints, dump)
+        self.group = group
+        self._last_rows: list[Row] = []  # of the last step, those that were sampled
+
+    def step(self, plan: StepPlan) -> StepResult:
+        if plan.rows:
+            self.group.step(plan, self._last_sampled())
+            self._last_rows = [row for row in plan.rows if row.sample]
+        return super().step(plan)
+
+    def rehearse(self, plan: StepPlan) -> StepResult:
+        result = super().rehearse(plan)
+        self.group.forget()
+        return result
+
+    def _last_sampled(self) -> Int32s:
+        """As they stand in the tables of tokens, which followers keep too. Behind a full context there is no place."""
+        slots, positions = sampled_places(self._last_rows)
+        inside = np.minimum(positions, self._sequences.tokens.shape[1] - 1)
+        sampled: Int32s = self._sequences.tokens[slots, inside]
+        return sampled
+
+
+def sampled_places(rows: Sequence[Row]) -> tuple[Int32s, Int32s]:
+    """Request slots and positions of the tokens that these rows sample."""
+    slots = np.array([row.req_slot for row in rows], np.int32)
+    return slots, np.array([row.start + row.count for row in rows], np.int32)

@@ -1,0 +1,32 @@
+"""The line between the leader and a follower: frames of msgpack over a socket pair."""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+import msgspec
+
+from moeserve.messages.codec import Decoder, encode
+from moeserve.messages.ranks import ToFollower, ToLeader
+from moeserve.sandbox.frames import receive_frame, send_frame
+
+MAX_FRAME_BYTES: Final = 1 << 30  # a step's new sequences with all their tokens
+
+TO_FOLLOWER: Final[Decoder[ToFollower]] = Decoder(ToFollower)
+TO_LEADER: Final[Decoder[ToLeader]] = Decoder(ToLeader)
+
+
+def send(line: socket.socket, message: msgspec.Struct) -> None:
+    """OSError when the other side is gone."""
+    send_frame(line, encode(message))
+
+
+def receive_from_leader(line: socket.socket) -> ToFollower:
+    """EOFError when the leader is gone."""
+    return TO_FOLLOWER.decode(receive_frame(line, MAX_FRAME_BYTES))
+
+
+def receive_from_follower(line: socket.socket) -> ToLeader:
+    """EOFError when the follower is gone."""
+    return TO_LEADER.decode(receive_frame(line, MAX_FRAME_BYTES))

@@ -1,0 +1,84 @@
+"""What the process of each GPU knows of the others: who they are, values that all agree on, and the sum over all."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from moeserve.kernels.collectives import ProcessGroupSum
+
+# NVLink multicast stays off: a process that ends while it uses it can take the host's other GPUs with it. All ranks are
+# on one host, so their sockets need no other network than the loopback.
+ENVIRONMENT = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+class RankGroup(ABC):
+    """One rank's view of the group. Every rank makes the same calls in the same order."""
+
+    def __init__(self, rank: int, devices: list[int], num_ranks: int, rendezvous: Path) -> None:
+        """devices: the GPUs' numbers, by rank; none: Triton's interpreter. rendezvous: a file that all ranks name."""
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.device = torch.device("cuda", devices[rank]) if devices else torch.device("cpu")
+        self._rendezvous = rendezvous
+
+    def use_device(self) -> None:
+        """Before anything is launched: kernels go to the current GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    def connect(self) -> ProcessGroupSum:
+        """Waits for all ranks. The sum over them."""
+        is_gpu = self.device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if is_gpu else "gloo",
+            store=FileStore(str(self._rendezvous), self.num_ranks),
+            rank=self.rank,
+            world_size=self.num_ranks,
+            device_id=self.device if is_gpu else None,
+        )
+        assert dist.group.WORLD is not None
+        return ProcessGroupSum(dist.group.WORLD)
+
+    @abstractmethod
+    def gather(self, value: int) -> list[int]:
+        """All ranks' values, by rank; waits for them. ConfigError where a rank could not load its share."""
+        ...
+
+    def least(self, value: int) -> int:
+        return min(self.gather(value))
+
+    def total(self, value: int) -> int:
+        return sum(self.gather(value))
+
+    def first_alone(self, work: Callable[[], object]) -> None:
+        """Every rank does it, the first one before the others."""
+        if self.rank:
+            self.barrier()
+        work()
+        if not self.rank:
+            self.barrier()
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        self.gather(0)
+
+    def agree(self, seconds: float) -> float:
+        """The same on all ranks."""
+        return self.least(int(seconds * 1e9)) / 1e9
+
+
+def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Before NCCL is loaded."""
+    environment.update(ENVIRONMENT)

@@ -1,0 +1,95 @@
+"""A model divided among two GPUs: as near to the truth as llama.cpp, and the same text as on one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.accuracy import Fixture, agreed_length, distances, top_of
+from moeserve.worker.group.leader import LeaderRunner
+from moeserve.worker.loading import load_runner
+from tests.gpu.bounds import assert_near
+from tests.gpu.driver import Driver, small_config
+from tests.gpu.test_parity import NAMES, _folder, tops
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")
+CHUNKS = [512, 33, 7, 1]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def fixture(request: pytest.FixtureRequest) -> Fixture:
+    golden = _folder() / f"{request.param}.golden.json"
+    if not golden.exists():
+        pytest.skip(f"there is no {golden}")
+    return Fixture.load(golden)
+
+
+@pytest.fixture(scope="module")
+def driver(fixture: Fixture) -> Iterator[Driver]:
+    (model,) = _folder().rglob(f"{fixture.name}.gguf")
+    runner = load_runner(small_config(model, device="cuda", gpus="2"), lambda *_: None)
+    assert isinstance(runner, LeaderRunner)
+    print(f"DEVICE {runner.ready().device}")
+    yield Driver(runner)
+    runner.group.close()
+
+
+def test_distance_from_the_truth(driver: Driver, fixture: Fixture) -> None:
+    for chunk in CHUNKS:
+        mine = [top for case in fixture.cases for top in tops(driver.score(0, case.tokens, chunk))]
+        truth = np.concatenate([case.truth for case in fixture.cases])
+        ours = distances(truth, mine)
+        rival = distances(truth, [row for case in fixture.cases for row in top_of(case.llama_cpp)])
+        print(
+            f"PARITY {fixture.name} chunk {chunk}: median KL {ours.median_kl:.2e} (llama.cpp {rival.median_kl:.2e}), "
+            f"top-1 {ours.top1:.2%} ({rival.top1:.2%})"
+        )
+        assert_near(ours, rival)
+
+
+def test_greedy_text(driver: Driver, fixture: Fixture) -> None:
+    equal = 0
+    for case in fixture.cases:
+        count = agreed_length(case)
+        equal += driver.generate(0, case.tokens, max(count, 1))[:count] == case.greedy[:count]
+    print(f"GREEDY {fixture.name}: {equal} of {len(fixture.cases)} texts equal")
+    if fixture.name.endswith("f16"):
+        assert equal == len(fixture.cases)
+
+
+KILLED = """
+import os, signal, sys
+from tests.gpu.driver import small_config
+from moeserve.worker.loading import load_runner
+from tests.gpu.driver import Driver
+runner = load_runner(small_config(sys.argv[1], device="cuda", gpus="2"), lambda *_: None)
+driver = Driver(runner)
+driver.generate(0, [1, 2, 3, 4], 4)
+follower = runner.group._followers[0].pid
+print(follower, flush=True)
+os.kill(follower, signal.SIGKILL)
+while True:
+    driver.generate(0, [1, 2, 3, 4], 4)
+"""
+
+
+def test_a_killed_rank_ends_the_group() -> None:
+    """As it ended, within two seconds, and no process stays."""
+    model = _folder() / "tiny-qwen3moe-q4_k_m.gguf"
+    worker = subprocess.Popen([sys.executable, "-c", KILLED, str(model)], stdout=subprocess.PIPE, text=True)
+    assert worker.stdout is not None
+    follower = next(int(line) for line in worker.stdout if line.strip().isdigit())  # NCCL may say its version
+    began = time.monotonic()
+    assert worker.wait(20) == -signal.SIGKILL
+    print(f"KILLED ended after {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began < 5
+    with pytest.raises(ProcessLookupError):
+        os.kill(follower, 0)

@@ -1,0 +1,119 @@
+"""A model's division among several GPUs: the ranks' shares together are the model, and each is a model by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.header import qwen3moe, write_header
+from moeserve.models.interface import ModelShape
+from moeserve.models.open import open_dummy_model, open_model
+from moeserve.models.rank_share import RankShare, share_of
+from moeserve.models.registry import read_shape
+from moeserve.models.shape_reader import check_tensors
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.rank_source import RankSource
+from moeserve.models.sources.source import ModelSource
+from moeserve.quantization.reference import dequantize
+from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
+
+FILES = sorted(OWN_FIXTURES.glob("tiny-*.gguf"))
+FAMILIES = ("gptoss", "glm4moe", "minimaxm2", "deepseek2", "qwen3", "qwen35moe")
+FILES += [model for family in FAMILIES for model in family_models(family)]
+
+
+def shares_of(path: Path, num_ranks: int) -> tuple[ModelSource, ModelShape, list[RankShare]]:
+    source = open_model(path)
+    shape = read_shape(source)
+    return source, shape, [share_of(shape, source.tensors, rank, num_ranks) for rank in range(num_ranks)]
+
+
+def matrix(source: ModelSource, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    tensor = source.tensors[name]
+    data = source.data(name)
+    assert data.nbytes == tensor.nbytes
+    return dequantize(tensor.type, data.reshape(-1, tensor.type.block_bytes)).reshape(tensor.shape)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_share_is_a_model(path: Path, num_ranks: int) -> None:
+    source, shape, shares = shares_of(path, num_ranks)
+    for share in shares:
+        own = RankSource(source, share)
+        check_tensors(share.shape, own)
+        for name in share.slices:
+            assert own.data(name).nbytes == own.tensors[name].nbytes
+    for layer, of in enumerate(shape.layers):
+        ids = [expert for share in shares for expert in share.experts[layer]]
+        assert sorted(ids) == list(range(of.num_experts))
+        widths = [share.shape.layers[layer].unrouted_width for share in shares]
+        if layer in shares[0].whole_ffns:
+            assert widths == [of.unrouted_width] * num_ranks
+        else:
+            assert sum(widths) == of.unrouted_width
+
+
+@pytest.mark.parametrize("path", FILES[:3], ids=lambda path: path.stem)
+def test_slices_put_together_are_the_tensor(path: Path) -> None:
+    source, _, shares = shares_of(path, 2)
+    owns = [RankSource(source, share) for share in shares]
+    cut = [name for name in shares[0].slices if name in shares[1].slices]
+    for name in cut:
+        axis = -1 if shares[0].slices[name].is_columns else 0
+        whole = np.concatenate([matrix(own, name) for own in owns], axis)
+        assert np.array_equal(whole, matrix(source, name)), name
+
+
+def test_attention_is_divided_by_whole_groups_of_heads() -> None:
+    """4 heads, 2 KV heads of 128: a rank has 2 and 1, 256 columns of the output."""
+    _, shape, shares = shares_of(TINY_MODEL, 2)
+    for share in shares:
+        assert share.divides_attention
+        heads = share.shape.heads
+        assert (heads.num_heads, shape.heads.num_heads) == (2, 4)
+        assert share.shape.kv_width == shape.kv_width // 2
+    columns = [share.slices[n.of_layer(0, n.ATTN_OUTPUT)] for share in shares]
+    assert [(cut.start, cut.end) for cut in columns] == [(0, 256), (256, 512)]
+
+
+def test_attention_stays_whole_where_the_blocks_of_its_output_do_not_divide() -> None:
+    _, shape, shares = shares_of(TINY_MODEL, 4)  # 128 columns a rank: half a block of Q5_K
+    assert not any(share.divides_attention for share in shares)
+    assert all(share.shape.heads == shape.heads for share in shares)
+
+
+def test_ranks_share_kv_heads_where_there_are_fewer(tmp_path: Path) -> None:
+    """Of 8 heads and 2 KV heads, 4 ranks have 2 heads each and one KV head, which two of them share."""
+    header = tmp_path / "model.gguf"
+    write_header(
+        header,
+        qwen3moe(256, num_layers=1, num_heads=8, num_kv_heads=2, head_dim=128, num_experts=4, top_k=2,
+                 expert_width=256, vocab_size=64),
+    )  # fmt: skip
+    source = open_dummy_model(header)
+    shape = read_shape(source)
+    shares = [share_of(shape, source.tensors, rank, 4) for rank in range(4)]
+    assert all(share.divides_attention for share in shares)
+    assert all((s.shape.heads.num_heads, s.shape.kv_width) == (2, 128) for s in shares)
+    keys = [share.slices[n.of_layer(0, n.ATTN_K)] for share in shares]
+    assert [(cut.start, cut.end) for cut in keys] == [(0, 128), (0, 128), (128, 256), (128, 256)]
+
+
+def test_experts_are_balanced_by_use() -> None:
+    source = open_model(TINY_MODEL)
+    shape = read_shape(source)
+    counts = [[80, 70, 1, 1, 1, 1, 1, 1]] * shape.num_layers
+    shares = [share_of(shape, source.tensors, rank, 2, counts) for rank in range(2)]
+    for layer in range(shape.num_layers):
+        assert [len(share.experts[layer]) for share in shares] == [4, 4]
+        assert 0 in shares[0].experts[layer]
+        assert 1 in shares[1].experts[layer]
+
+
+def test_more_gpus_than_experts_are_refused() -> None:
+    source = open_model(TINY_MODEL)
+    with pytest.raises(ValueError, match="8 experts"):
+        share_of(read_shape(source), source.tensors, 0, 16)
