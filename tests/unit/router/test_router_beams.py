@@ -344,12 +344,13 @@ def test_the_search_s_parameters_travel() -> None:
     """What the worker is asked of each beam: greedy tokens, as many top ones as the search needs."""
     world = make_world()
     wanted = Wanted(3, eos_token_id=(STOP_TOKEN,))
-    add_search(world, 1, PROMPT, wanted)
+    for message in requests(1, PROMPT, wanted, adapter="a"):
+        world.add(message)
     plan = world.plan()
     assert plan is not None
     first, *others = plan.new_seqs
     assert (ints(first.token_ids), len(others)) == (PROMPT, 2)
-    assert all(seq.sampling == first.sampling for seq in others)
+    assert all((seq.sampling, seq.adapter) == (first.sampling, "a") for seq in others)
     assert (first.sampling.temperature, first.sampling.logprobs) == (0.0, 4)
     assert array("i", first.token_ids).tolist() == PROMPT
     assert BeamParams(1, 0, 1, 3) == requests(1, PROMPT, wanted)[0].beams
