@@ -17,12 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from moeserve import model_hints
-<<<<<<< HEAD
-from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
-=======
 from moeserve.adapters.modules import resolve_modules
-from moeserve.config import ENV_PREFIX, GROUPS, ServerConfig, env_name
->>>>>>> main
+from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name

@@ -214,6 +214,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
     "moeserve.remote": FRAME
     | {
+        "moeserve.adapters.modules",
         "moeserve.models.open",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
