@@ -42,9 +42,11 @@ def random_adapter(name: str, shape: ModelShape, rank: int, *, experts: bool) ->
             if product.is_routed and not experts:
                 continue
             for expert in range(product.experts):
-                a = random.standard_normal((rank, product.cols), np.float32)
-                b = random.standard_normal((product.rows, rank), np.float32)
-                products[ProductKey(layer, part, expert)] = LowRank(a / 100, b / 100)
+                a = random.normal(scale=0.01, size=(rank, product.cols)).astype(np.float32)
+                b = random.normal(scale=0.01, size=(product.rows, rank)).astype(np.float32)
+                products[ProductKey(layer, part, expert)] = LowRank(
+                    a * np.float32(0.01), b * np.float32(0.01)
+                )
     return Adapter(name, name, products)
 
 
@@ -57,16 +59,15 @@ class Decoder:
         self._seqs = range(first_seq, first_seq + len(adapters))
         self._position = CONTEXT
         self._step = 0
-        tokens = np.zeros(CONTEXT + 1, np.int32).tobytes()
-        sampling = SamplingParams(max_tokens=1 << 20, temperature=1.0)
+        random = np.random.default_rng(0)  # tokens that differ by row, so that rows have experts of their own
         self._run(
             [
                 NewSeq(
                     seq,
-                    tokens,
+                    random.integers(0, 100_000, CONTEXT + 1, np.int32).tobytes(),
                     CONTEXT + 1,
                     self._slots(seq, 0, CONTEXT).tobytes(),
-                    sampling,
+                    SamplingParams(max_tokens=1 << 20, temperature=1.0, seed=seq - first_seq),
                     adapter=adapter,
                 )
                 for seq, adapter in zip(self._seqs, adapters, strict=True)

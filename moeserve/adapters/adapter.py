@@ -10,6 +10,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 
+KEY_BYTES = 16  # of Adapter.key
+FLOAT32_BYTES = 4
+
 
 class ProductKey(NamedTuple):
     layer: int

@@ -25,11 +25,11 @@ def parse_modules(texts: Iterable[str]) -> dict[str, str]:
 
 
 def resolve_modules(texts: Iterable[str], served_names: Iterable[str]) -> tuple[str, ...]:
-    """With absolute paths. Raises ConfigError where a folder is missing or a name is one of the model's."""
+    """With absolute paths. Raises ConfigError where a path is missing or a name is one of the model's."""
     modules = parse_modules(texts)
     for name, path in modules.items():
         if name in served_names:
             raise ConfigError(f"--lora-modules: {name!r} is a name of the model itself; choose another")
-        if not Path(path).expanduser().is_dir():
-            raise ConfigError(f"--lora-modules: there is no folder {path}")
+        if not Path(path).expanduser().exists():
+            raise ConfigError(f"--lora-modules: there is no file or folder {path}")
     return tuple(f"{name}={os.path.abspath(Path(path).expanduser())}" for name, path in modules.items())

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.adapters.adapter import Adapter, Floats, LowRank, ProductKey
+from moeserve.adapters.adapter import FLOAT32_BYTES, KEY_BYTES, Adapter, Floats, LowRank, ProductKey
 from moeserve.adapters.errors import AdapterError
+from moeserve.adapters.floats import TYPES, to_floats
 from moeserve.adapters.fused_experts import FusedForm, fused_form, split_fused
 from moeserve.adapters.peft_config import CONFIG_FILE, read_peft_config
 from moeserve.adapters.peft_names import FUSED_EXPERTS, Place, parse_name, place_of
@@ -25,8 +26,6 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.safetensors_file import StoredTensor, read_tensors, stored_numbers
 
 WEIGHTS_FILE = "adapter_model.safetensors"
-KEY_BYTES = 16
-FLOAT32_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -106,8 +105,8 @@ class PeftAdapter:
         for tensor in (a, b):
             if len(tensor.shape) != 2:
                 raise self._bad(tensor, f"has {len(tensor.shape)} dimensions; two are expected")
-            if tensor.dtype not in _TO_FLOATS:
-                raise self._bad(tensor, f"is of type {tensor.dtype}; supported are {', '.join(_TO_FLOATS)}")
+            if tensor.dtype not in TYPES:
+                raise self._bad(tensor, f"is of type {tensor.dtype}; supported are {', '.join(TYPES)}")
         if place.part == FUSED_EXPERTS:
             return self._fused(module, place, a, b)
         product = self._product(place.layer, place.part, a.name)
@@ -149,7 +148,7 @@ class PeftAdapter:
         return product
 
     def _floats(self, tensor: StoredTensor) -> Floats:
-        found = _to_floats(tensor)
+        found = to_floats(stored_numbers(tensor), tensor.dtype)
         if not np.isfinite(found).all():
             raise self._bad(tensor, "has numbers that are not finite")
         return found
@@ -162,16 +161,6 @@ class PeftAdapter:
 
     def _bad(self, tensor: StoredTensor, problem: str) -> AdapterError:
         return AdapterError(self._folder / WEIGHTS_FILE, f"tensor {tensor.name!r} {problem}")
-
-
-_TO_FLOATS = ("F32", "F16", "BF16")
-
-
-def _to_floats(tensor: StoredTensor) -> Floats:
-    numbers = stored_numbers(tensor)
-    if tensor.dtype == "BF16":
-        return (numbers.astype(np.uint32) << 16).view(np.float32)
-    return numbers.view(np.float32 if tensor.dtype == "F32" else np.float16).astype(np.float32)
 
 
 def _by(tensor: StoredTensor) -> str:

@@ -48,8 +48,8 @@ class ServerConfig(ApiConfig):
     lora_modules: tuple[str, ...] = option(
         (),
         "Model",
-        "serve LoRA adapters (PEFT's folders) beside the model, each as a model of its own name; further pairs may "
-        "follow, or give the flag again (CPU engine)",
+        "serve LoRA adapters beside the model (PEFT's folders, llama.cpp's GGUF files), each as a model of its own "
+        "name; further pairs may follow, or give the flag again (CPU engine)",
         metavar="NAME=PATH",
         several=True,
     )

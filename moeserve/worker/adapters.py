@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moeserve.adapters.adapter import Adapter
 from moeserve.adapters.modules import parse_modules
-from moeserve.adapters.read_peft import PeftAdapter
+from moeserve.adapters.open import open_adapter
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def load_adapters(config: ServerConfig, shape: ModelShape) -> list[Adapter]:
     """Raises AdapterError for one that does not fit the model, ConfigError where there is no memory for all."""
     checked = [
-        PeftAdapter(name, Path(path), shape) for name, path in parse_modules(config.lora_modules).items()
+        open_adapter(name, Path(path), shape) for name, path in parse_modules(config.lora_modules).items()
     ]
     # Twice: as they are read, and as the kernels take them.
     wanted, free = sum(2 * adapter.nbytes for adapter in checked), available_bytes()

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.server import Server, running_server
@@ -24,7 +25,7 @@ PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("adapters")
     write_model(folder / "model")
-    base = AutoModelForCausalLM.from_pretrained(folder / "model").float()
+    base = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     for seed, name in enumerate(NAMES[1:]):
         write_adapter(folder / name, base, seed, r=4, lora_alpha=8, target_modules=ATTENTION,
                       target_parameters=[ROUTER, *EXPERTS])  # fmt: skip

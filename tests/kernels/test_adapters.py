@@ -159,7 +159,7 @@ def test_the_distance_from_peft_is_that_of_the_model_itself(tmp_path: Path) -> N
     base = hugging_face_model(open_gguf(TINY_MODEL), read_shape(open_gguf(TINY_MODEL)))
     models = [write_adapter(tmp_path / f"a{i}", base, i, size=0.015, **one) for i, one in enumerate(THREE)]
     engine = Engine(TINY_MODEL, [adapter_of(tmp_path / f"a{i}", TINY_MODEL) for i in range(3)])
-    medians = []
+    medians: list[float] = []
     for adapter, model in enumerate([base, *models], -1):
         kl = []
         for case in own_fixture().tokens:

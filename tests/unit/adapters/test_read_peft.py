@@ -43,7 +43,7 @@ GATE = products_of(SHAPE, 0)[n.FFN_GATE_EXPS]
 GOOD = pair("self_attn.q_proj", Q.cols, Q.rows)
 
 
-def write(folder: Path, tensors: Arrays = GOOD, **settings: object) -> Path:
+def write(folder: Path, tensors: Arrays = GOOD, **settings: Any) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG | settings))
     save_file(dict(tensors), folder / "adapter_model.safetensors")
@@ -60,7 +60,7 @@ def write(folder: Path, tensors: Arrays = GOOD, **settings: object) -> Path:
         ({"r": 7, "rank_pattern": {"layers.0.self_attn.q_proj": 2}}, 4.0),
     ],
 )
-def test_the_scale_is_multiplied_into_b(settings: dict[str, object], scale: float, tmp_path: Path) -> None:
+def test_the_scale_is_multiplied_into_b(settings: dict[str, Any], scale: float, tmp_path: Path) -> None:
     adapter = PeftAdapter("a", write(tmp_path / "a", **settings), SHAPE).read()
     a, b = adapter.products[ProductKey(0, n.ATTN_Q)]
     assert np.array_equal(a, GOOD[f"{PREFIX}self_attn.q_proj.lora_A.weight"])
@@ -147,7 +147,7 @@ def test_a_bad_tensor_is_refused_by_its_name(tensors: Arrays, named: str, tmp_pa
     ],
 )
 def test_a_setting_that_is_not_had_is_refused_by_its_name(
-    settings: dict[str, object], named: str, tmp_path: Path
+    settings: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     with pytest.raises(AdapterError, match=named):
         PeftAdapter("a", write(tmp_path / "a", **settings), SHAPE)
@@ -175,6 +175,6 @@ def test_names_and_paths(tmp_path: Path) -> None:
         parse_modules(["a=x", "a=y"])
     with pytest.raises(ConfigError, match="the model itself"):
         resolve_modules([f"tiny={tmp_path}"], ["tiny"])
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="no file or folder"):
         resolve_modules([f"a={tmp_path}/none"], ["tiny"])
     assert resolve_modules([f"a={tmp_path}/."], ["tiny"]) == (f"a={tmp_path}",)

@@ -1,0 +1,123 @@
+"""An adapter as llama.cpp's convert_lora_to_gguf.py writes it: one GGUF file.
+
+Its tensors have the names of the model's with .lora_a and .lora_b behind them: [rank, in] and [out, rank], of routed
+experts [experts, rank, in] and [experts, out, rank]. The scale is adapter.lora.alpha / rank. All is checked by the
+header before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+
+from moeserve.adapters.adapter import FLOAT32_BYTES, KEY_BYTES, Adapter, Floats, LowRank, ProductKey
+from moeserve.adapters.errors import AdapterError
+from moeserve.adapters.floats import TYPES, to_floats
+from moeserve.adapters.peft_config import MAX_RANK
+from moeserve.adapters.products import ProductShape, products_of
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.gguf import TensorInfo, open_gguf
+
+_NAME = re.compile(r"blk\.(?P<layer>\d{1,5})\.(?P<part>\w+)\.weight\.lora_(?P<matrix>[ab])")
+
+
+class GgufAdapter:
+    """An adapter whose header is read and fits the model."""
+
+    def __init__(self, name: str, path: Path, shape: ModelShape) -> None:
+        """Raises AdapterError, which names the tensor or the key."""
+        self._name = name
+        self._path = path
+        self._shape = shape
+        try:
+            self._file = open_gguf(path)
+            self._alpha = self._checked_alpha()
+        except ModelError as error:
+            raise AdapterError(path, str(error).removeprefix(f"{path}: ")) from error
+        found: dict[tuple[int, str], dict[str, TensorInfo]] = {}
+        for tensor in self._file.tensors.values():
+            match = _NAME.fullmatch(tensor.name)
+            if match is None:
+                raise self._bad(tensor, "is no lora_a or lora_b of a layer's matrix: not supported")
+            found.setdefault((int(match["layer"]), match["part"]), {})[match["matrix"]] = tensor
+        if not found:
+            raise AdapterError(path, "has no tensors")
+        self._pairs = {place: self._checked(*place, pair) for place, pair in found.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """In memory: float32."""
+        return FLOAT32_BYTES * sum(math.prod(t.shape) for pair in self._pairs.values() for t in pair)
+
+    def read(self) -> Adapter:
+        """Raises AdapterError for numbers that are not finite, MemoryError."""
+        products: dict[ProductKey, LowRank] = {}
+        for (layer, part), (tensor_a, tensor_b) in self._pairs.items():
+            a, b = self._floats(tensor_a), self._floats(tensor_b)
+            b = b * np.float32(self._alpha / a.shape[1] if self._alpha else 1.0)
+            for expert, pair in enumerate(zip(a, b, strict=True)):
+                products[ProductKey(layer, part, expert)] = LowRank(*pair)
+        return Adapter(self._name, self._key(), products)
+
+    def _checked_alpha(self) -> float:
+        metadata = self._file.metadata
+        for key, expected in (
+            ("general.type", "adapter"),
+            ("general.architecture", self._shape.architecture),
+            ("adapter.type", "lora"),
+        ):
+            value = metadata.require_str(key)
+            if value != expected:
+                raise AdapterError(self._path, f"{key} is {value!r}; {expected!r} is expected")
+        if "adapter.alora.invocation_tokens" in metadata:
+            raise AdapterError(self._path, "adapter.alora.invocation_tokens: activated LoRA is not supported")
+        return metadata.require_float("adapter.lora.alpha", 0.0, 1e6)
+
+    def _checked(self, layer: int, part: str, pair: dict[str, TensorInfo]) -> tuple[TensorInfo, TensorInfo]:
+        if len(pair) < 2:
+            (only,) = pair.values()
+            raise self._bad(only, "is there alone: lora_a and lora_b belong together")
+        a, b = pair["a"], pair["b"]
+        if layer >= self._shape.num_layers:
+            raise self._bad(a, f"is of layer {layer}; the model has {self._shape.num_layers}")
+        product = products_of(self._shape, layer).get(part)
+        if product is None:
+            raise self._bad(a, f"is for {part} of layer {layer}, where no adapter can be")
+        self._check_shapes(a, b, product)
+        for tensor in (a, b):
+            if tensor.type.name not in TYPES:
+                raise self._bad(tensor, f"is of type {tensor.type.name}; supported are {', '.join(TYPES)}")
+        return a, b
+
+    def _check_shapes(self, a: TensorInfo, b: TensorInfo, product: ProductShape) -> None:
+        experts = (product.experts,) if product.is_routed else ()
+        rank = a.shape[-2] if len(a.shape) == len(experts) + 2 else 0
+        if not 1 <= rank <= MAX_RANK or a.shape != (*experts, rank, product.cols):
+            raise self._bad(a, f"has the shape {a.shape}; {(*experts, 'rank', product.cols)} is expected")
+        if b.shape != (*experts, product.rows, rank):
+            raise self._bad(b, f"has the shape {b.shape}; {(*experts, product.rows, rank)} is expected")
+
+    def _floats(self, tensor: TensorInfo) -> Floats:
+        """[experts, rows, cols]."""
+        rows, cols = tensor.shape[-2:]
+        numbers = self._file.data(tensor.name).view(f"<u{tensor.nbytes // math.prod(tensor.shape)}")
+        found = to_floats(numbers, tensor.type.name).reshape(-1, rows, cols)
+        if not np.isfinite(found).all():
+            raise self._bad(tensor, "has numbers that are not finite")
+        return found
+
+    def _key(self) -> str:
+        digest = hashlib.blake2b(digest_size=KEY_BYTES)
+        for tensor in self._file.tensors.values():
+            digest.update(f"{tensor.name} {tensor.type.name} {tensor.shape} ".encode())
+            digest.update(self._file.data(tensor.name))
+        digest.update(str(self._alpha).encode())
+        return digest.hexdigest()
+
+    def _bad(self, tensor: TensorInfo, problem: str) -> AdapterError:
+        return AdapterError(self._path, f"tensor {tensor.name!r} {problem}")
