@@ -18,6 +18,7 @@ from typing import Final
 
 import zmq
 
+from moeserve.adapters.modules import parse_modules
 from moeserve.errors import ConfigError
 from moeserve.messages.channels import PushChannel
 from moeserve.messages.schema import WorkerExited
@@ -118,6 +119,12 @@ class Link:
             raise ConnectionLost(
                 f"it has another model than {self._process.config.model}: metadata or tensors differ",
                 is_refusal=True,
+            )
+        adapters = parse_modules(self._process.config.lora_modules).keys()
+        if adapters != welcome.ready.adapters.keys():
+            there = ", ".join(sorted(welcome.ready.adapters)) or "none"
+            raise ConnectionLost(
+                f"its --lora-modules are {there}; name the same on both sides", is_refusal=True
             )
         return welcome
 

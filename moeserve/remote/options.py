@@ -23,7 +23,7 @@ ENGINE_OPTIONS: Final = (
     "debug_dump",
     "debug_dump_steps",
 )
-BOTH: Final = ("model", "log_level", "log_format", "step_timeout", "max_engine_crashes")
+BOTH: Final = ("model", "lora_modules", "log_level", "log_format", "step_timeout", "max_engine_crashes")
 TLS_OPTIONS: Final = ("worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs")
 
 

@@ -45,7 +45,10 @@ def test_an_answer_is_at_least_as_likely_as_the_greedy_one(server: Server) -> No
 
 
 def test_a_search_is_the_same_beside_others(server: Server) -> None:
-    searches = [{"beam_width": 4, "n": 2}, {"n": 3, "num_beam_groups": 3, "diversity_penalty": 0.5}] * 2
+    searches: list[dict[str, Any]] = [
+        {"beam_width": 4, "n": 2},
+        {"n": 3, "num_beam_groups": 3, "diversity_penalty": 0.5},
+    ] * 2
     alone = [search(server, **body) for body in searches[:2]]
     together = at_once(lambda body: search(server, **body), searches)
     texts = [[choice["text"] for choice in choices] for choices in (*alone, *alone)]

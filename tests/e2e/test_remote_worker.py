@@ -24,7 +24,7 @@ from tests.e2e.test_survival import all_at_once, bodies, has_generated, health
 pytestmark = pytest.mark.skipif(not IS_BATCH_INVARIANT, reason="compares answers bit for bit")
 
 DELAY_S = 0.0005
-PATIENCE = ("--step-timeout", "5")
+PATIENCE = ("--step-timeout", "5", "--max-engine-crashes", "100")
 FLAGS = ("--max-num-batched-tokens", "512")
 
 

@@ -156,24 +156,21 @@ class ScheduledStep:
         request.announced = True
         if request.first_planned_at is None:
             request.first_planned_at = now
-        sampling = _sampling(request)
-        self.new_seqs.append(
-            NewSeq(
-                req_slot=request.req_slot,
-                token_ids=request.tokens.tobytes(),
-                num_prompt=request.num_prompt,
-                prefix_slots=request.slots.tobytes(),
-                sampling=sampling,
-                request_id=request.request_id,
-                state_slot=request.state_slot,
-                adapter=request.adapter,
-            )
+        seq = NewSeq(
+            req_slot=request.req_slot,
+            token_ids=request.tokens.tobytes(),
+            num_prompt=request.num_prompt,
+            prefix_slots=request.slots.tobytes(),
+            sampling=_sampling(request),
+            request_id=request.request_id,
+            state_slot=request.state_slot,
+            adapter=request.adapter,
         )
+        self.new_seqs.append(seq)
+        empty = msgspec.structs.replace(seq, token_ids=b"", num_prompt=0, prefix_slots=b"")
         # The other beams' request slots, which get their tokens by forks.
         for req_slot, state_slot in zip(request.req_slots[1:], request.state_slots[1:], strict=True):
-            self.new_seqs.append(
-                NewSeq(req_slot, b"", 0, b"", sampling, request.request_id, state_slot, request.adapter)
-            )
+            self.new_seqs.append(msgspec.structs.replace(empty, req_slot=req_slot, state_slot=state_slot))
 
 
 def _sampling(request: Request) -> SamplingParams:

@@ -283,6 +283,17 @@ def test_a_worker_that_does_not_fit_ends_the_start(
         link.run()
 
 
+def test_a_worker_without_the_servers_adapters_ends_the_start(
+    gate: RunningGate, line: Line, tmp_path: Path
+) -> None:
+    gate.fingerprint = fingerprint(open_metadata(Path(line.config.model)))
+    config = dataclasses.replace(
+        line.config, worker=f"127.0.0.1:{gate.address[1]}", lora_modules=("polite=/adapters/polite",)
+    )
+    with first_start(config, tmp_path) as link, pytest.raises(ConfigError, match="--lora-modules are none"):
+        link.run()
+
+
 def test_a_worker_that_does_not_trust_the_server_ends_the_start(
     gate: RunningGate, strangers_certificates: Path, line: Line, tmp_path: Path
 ) -> None:

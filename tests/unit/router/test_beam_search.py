@@ -127,7 +127,8 @@ def test_a_wide_search_finds_the_most_likely_answer() -> None:
         return float(sum(model(tokens[:i])[tokens[i]] for i in range(3)))
 
     everything = [(a, b, c) for a in range(VOCABULARY) for b in range(VOCABULARY) for c in range(VOCABULARY)]
-    assert (best, score) == (max(everything, key=score_of), pytest.approx(score_of(best)))
+    assert best == max(everything, key=score_of)
+    assert score == pytest.approx(score_of(best))
     greedy: tuple[int, ...] = ()
     for _ in range(3):
         greedy = (*greedy, int(model(greedy).argmax()))

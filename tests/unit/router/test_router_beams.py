@@ -6,6 +6,7 @@ import random
 from array import array
 
 import pytest
+from msgspec.structs import replace
 
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
@@ -226,6 +227,24 @@ def test_a_lost_worker_has_the_search_begin_again() -> None:
     world.check_all_free()
 
 
+def test_requests_that_come_again_under_other_ids_are_the_search() -> None:
+    """A lost detokenizer: httpserver aborts each open request and sends it again, one after the other."""
+    world = make_world()
+    wanted = Wanted(3, 2)
+    messages = requests(1, PROMPT, wanted)
+    for message in messages:
+        world.add(message)
+    for _ in range(3):
+        world.plan()
+        world.result()
+    for message in messages:
+        world.abort(message.id)
+        world.add(replace(message, id=message.id + 100))
+    world.run()
+    assert answers(world, 101, wanted) == expected(PROMPT, wanted)
+    world.check_all_free()
+
+
 def test_a_search_that_crashes_workers_is_found_out() -> None:
     """At its third step, every time, beside another request that does not."""
     world = make_world()
@@ -344,12 +363,13 @@ def test_the_search_s_parameters_travel() -> None:
     """What the worker is asked of each beam: greedy tokens, as many top ones as the search needs."""
     world = make_world()
     wanted = Wanted(3, eos_token_id=(STOP_TOKEN,))
-    add_search(world, 1, PROMPT, wanted)
+    for message in requests(1, PROMPT, wanted, adapter="a"):
+        world.add(message)
     plan = world.plan()
     assert plan is not None
     first, *others = plan.new_seqs
     assert (ints(first.token_ids), len(others)) == (PROMPT, 2)
-    assert all(seq.sampling == first.sampling for seq in others)
+    assert all((seq.sampling, seq.adapter) == (first.sampling, "a") for seq in others)
     assert (first.sampling.temperature, first.sampling.logprobs) == (0.0, 4)
     assert array("i", first.token_ids).tolist() == PROMPT
     assert BeamParams(1, 0, 1, 3) == requests(1, PROMPT, wanted)[0].beams
