@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 import psutil
 
-from moeserve.config import ENV_PREFIX
-from moeserve.process import LAUNCHER_PID_ENV, python_environment
+from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV
+from moeserve.process import python_environment
 from moeserve.runtime_paths import RuntimePaths
 
 _HINTS: dict[int, str] = {

@@ -116,6 +116,12 @@ def cache(arguments: list[str]) -> int:
     return run_cache(arguments)
 
 
+def reload(arguments: list[str]) -> int:
+    from moeserve.reload import main as run_reload
+
+    return run_reload(arguments)
+
+
 def complete(arguments: list[str]) -> int:
     from moeserve.completion import main as run_completion
 
@@ -129,6 +135,7 @@ def complete(arguments: list[str]) -> int:
 # The modules of the other commands that have flags.
 _PARSERS = {
     "worker": "moeserve.remote.command",
+    "reload": "moeserve.reload",
     "plan": "moeserve.plan.command",
     "simulate": "moeserve.simulate.command",
     "compare-dumps": "moeserve.dump.command",
@@ -139,6 +146,7 @@ _PARSERS = {
 COMMANDS: dict[str, Command] = {
     "serve": Command(serve, "serve a model (the default)"),
     "worker": Command(worker, "compute for a server on another machine"),
+    "reload": Command(reload, "start the installed version beside the running server, and hand over to it"),
     "plan": Command(plan, "what goes where, what fits and how fast it will be, without loading"),
     "bench": Command(bench, "measure the engine, its steps, or a running server"),
     "simulate": Command(simulate, "the scheduler under a workload, in virtual time"),

@@ -18,7 +18,7 @@ from typing import Any
 
 from moeserve import model_hints
 from moeserve.adapters.modules import resolve_modules
-from moeserve.config import ENV_PREFIX, GROUPS, ServerConfig, env_name
+from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
@@ -86,7 +86,7 @@ def read_options(given: Mapping[str, str | list[str] | None], environment: Mappi
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Variables that are named as ours are, and are none of ours: typing errors, or Kubernetes' for a service that is
     called moeserve."""
-    ours = {env_name(option.name) for option in dataclasses.fields(ServerConfig)}
+    ours = {env_name(option.name) for option in dataclasses.fields(ServerConfig)} | PROCESS_VARIABLES
     return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in ours)
 
 

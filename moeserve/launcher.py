@@ -10,6 +10,8 @@ What ends a server, and how:
 - a process fails while starting: its message goes to stderr, the others are killed, exit code 1
 - SIGTERM or SIGINT: httpserver drains, the others follow, exit code 0; a second signal kills at once. SIGHUP ends
   nothing: httpserver reads its file of keys again
+- SIGUSR2 or `moeserve reload` start the next server beside this one, which ends when that one is ready
+  (`succession.py`)
 - the worker dies while serving, or the router says that it hangs: another one is started, and the router goes on
   with the requests; /health is 503 meanwhile
 - the router or the detokenizer dies while serving, or answers no heartbeat request: another one is started, and
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import socket
 import time
@@ -40,7 +43,7 @@ import zmq
 from setproctitle import setproctitle
 
 from moeserve.child_process import Fork, ServerProcess
-from moeserve.config import ServerConfig
+from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
 from moeserve.crash_count import CrashCount
 from moeserve.errors import ConfigError
 from moeserve.heartbeats import Heartbeats
@@ -60,11 +63,12 @@ from moeserve.messages.schema import (
     ToLauncher,
     WorkerExited,
 )
-from moeserve.process import EXIT_USER_ERROR
+from moeserve.process import EXIT_USER_ERROR, die_with
 from moeserve.process_table import DETOKENIZER, HTTPSERVER, LINK, PROCESSES, ROUTER, WORKER, ProcessTable
 from moeserve.runtime_directory import runtime_directory
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.signal_events import signals_as_events
+from moeserve.succession import Succession
 from moeserve.systemd import Systemd
 from moeserve.units import GIB
 
@@ -88,10 +92,15 @@ def launch(config: ServerConfig, package: str = "moeserve") -> int:
     with ExitStack() as stack:
         try:
             paths = RuntimePaths(stack.enter_context(runtime_directory()))
+            is_next = LAUNCHER_PID_ENV in os.environ
+            if is_next:
+                die_with(int(os.environ.pop(LAUNCHER_PID_ENV)))
             listeners = open_listeners(config)
             for listener in listeners:
                 stack.callback(listener.close)
-            launcher = Launcher(with_addresses(config, listeners), paths, package, listeners, stack)
+            launcher = Launcher(
+                with_addresses(config, listeners), paths, package, listeners, stack, is_next=is_next
+            )
         except (ConfigError, OSError) as error:
             log.error("%s", error)
             return EXIT_FAILED
@@ -108,14 +117,20 @@ class Launcher:
         package: str,
         listeners: list[socket.socket],
         stack: ExitStack,
+        *,
+        is_next: bool,
     ) -> None:
-        """Binds the launcher's socket and takes over the signals; `stack` undoes both."""
+        """Binds the launcher's sockets and takes over the signals; `stack` undoes both. `is_next`: a server before this
+        one accepts at the same `listeners`, and a launcher before this one is the parent (`succession.py`)."""
         self.config = config
         self.paths = paths
         self.ready: dict[str, ProcessReady] = {}
         self.last_words: dict[str, str] = {}  # message of each process that failed, the first first
         self.signals = 0  # stop signals so far
         self._heartbeats = Heartbeats(config.step_timeout)
+        self._is_next = is_next
+        self._is_handed_over = False  # another server takes the new connections
+        self._is_upgrade_wanted = False
         self._hung_up = False  # a SIGHUP came, and httpserver does not know yet
         self._systemd = Systemd.from_env()
         self._is_pinned = False  # the configuration has what the first worker chose
@@ -130,12 +145,17 @@ class Launcher:
             for address in (paths.router, paths.detokenizer, paths.http)
         }
         self._inbox: PullChannel[ToLauncher] = PullChannel(self._context, paths.launcher, TO_LAUNCHER)
-        self._wakeup = stack.enter_context(signals_as_events(self._on_signal))
+        self._wakeup = stack.enter_context(
+            signals_as_events(self._on_signal, (signal.SIGUSR1, signal.SIGUSR2))
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
         remote = {} if config.worker is None else {WORKER: LINK}
         self._processes = ProcessTable(package, paths, self._poller, listeners, remote)
+        self._processes.listens_when_ready = is_next
+        self._succession = Succession(paths.directory, listeners, self._systemd, self._poller)
+        stack.callback(self._succession.close)
 
     def run(self) -> int:
         """The exit code. All children are dead when it returns."""
@@ -145,7 +165,9 @@ class Launcher:
                 return EXIT_STOPPED if self.signals else EXIT_FAILED
             self._report_ready()
             failure = self._watch()
-            return self._drain() if failure is None else failure
+            code = self._drain() if failure is None else failure
+            self._processes.kill_all()
+            return code if self._succession.current is None else self._follow()
         finally:
             self._processes.kill_all()
 
@@ -181,12 +203,13 @@ class Launcher:
         if engine is not None:
             tokens = f", {engine.num_kv_slots:,} KV tokens available, steps of up to {engine.max_num_batched_tokens:,}"
             tokens += f", {engine.device}"
+        self._processes.listens_when_ready = False  # from here on this server alone accepts
         self._systemd.notify("READY=1")
         log.info("ready: %s, memory used %.2f GiB%s", url, self._processes.memory_used() / GIB, tokens)
 
     def _watch(self) -> int | None:
         """Sleeps while all is well. None when told to stop; else the exit code, after a death that ends the server."""
-        while not self.signals:
+        while not self.signals and not self._is_handed_over:
             dead = self._processes.dead()
             if not dead:
                 self._sleep()
@@ -279,15 +302,23 @@ class Launcher:
 
     def _drain(self) -> int:
         """The orderly end: httpserver first, so that every request gets its last message."""
-        self._systemd.notify("STOPPING=1")
-        log.info("stopping: requests have %g s to finish", self.config.shutdown_timeout)
+        if not self._is_handed_over:
+            self._systemd.notify("STOPPING=1")
+            log.info("stopping: requests have %g s to finish", self.config.shutdown_timeout)
         httpserver = self._processes.child(HTTPSERVER)
         assert httpserver is not None
         self._sleep_until(lambda: HTTPSERVER in self.ready or not httpserver.alive, EXIT_TIMEOUT_S)
+        if httpserver.alive and self._is_handed_over:
+            httpserver.send_signal(signal.SIGUSR1)
+            self._sleep_until(
+                lambda: not httpserver.alive or self._may_leave_no_longer() or self._lost_while_draining(),
+                math.inf,
+            )
         if httpserver.alive:
             httpserver.send_signal(signal.SIGTERM)
-        for listener in self._listeners:
-            listener.close()  # httpserver answers what comes, and later nobody does
+        if self._succession.current is None:
+            for listener in self._listeners:
+                listener.close()  # httpserver answers what comes, and later nobody does
         self._sleep_until(
             lambda: not httpserver.alive or self._lost_while_draining(),
             self.config.shutdown_timeout + DRAIN_MARGIN_S,
@@ -302,6 +333,20 @@ class Launcher:
         self._processes.want_no_other_worker()
         self._sleep_until(lambda: len(self._processes.dead()) == len(self._processes), EXIT_TIMEOUT_S)
         return self._outcome()
+
+    def _may_leave_no_longer(self) -> bool:
+        """Whether the server after this one ends too."""
+        return self.signals > 0 or self._succession.exit_code is not None
+
+    def _follow(self) -> int:
+        """Sleeps while the servers after this one serve."""
+        setproctitle("moeserve: parent")
+        while (code := self._succession.exit_code) is None:
+            self._sleep()
+            if self.signals:
+                for listener in self._listeners:
+                    listener.close()
+        return code if code >= 0 else EXIT_FAILED
 
     def _outcome(self) -> int:
         """Of an orderly end: whether every process has ended by itself and well, the worker's death apart."""
@@ -328,7 +373,8 @@ class Launcher:
         """
         timeout = min(filter(None, (timeout, self._systemd.interval_s, self._heartbeats.interval_s)))
         woken_by = dict(self._poller.poll(math.ceil(timeout * 1000)))
-        self._systemd.still_alive()
+        if self._succession.current is None:
+            self._systemd.still_alive()
         self._processes.woken_by(woken_by)
         with suppress(BlockingIOError):
             self._wakeup.recv(64)
@@ -344,8 +390,21 @@ class Launcher:
         if self._hung_up and HTTPSERVER in self.ready and (httpserver := self._processes.child(HTTPSERVER)):
             self._hung_up = False
             httpserver.send_signal(signal.SIGHUP)
+        if self._succession.turn() or self._is_upgrade_wanted:
+            self._upgrade()
+        if self._succession.current is not None:
+            self._is_handed_over = True
         if self._heartbeats.is_due:
             self._ask_for_heartbeats()
+
+    def _upgrade(self) -> None:
+        self._is_upgrade_wanted = False
+        if self._is_next:
+            self._succession.refuse(f"the launcher to be asked is process {os.getppid()}")
+        elif self.signals or len(self.ready) < len(PROCESSES):
+            self._succession.refuse("the server is not ready")
+        else:
+            self._succession.begin()
 
     def _ask_for_heartbeats(self) -> None:
         addresses = {ROUTER: self.paths.router, DETOKENIZER: self.paths.detokenizer}
@@ -371,6 +430,13 @@ class Launcher:
             worker.give_up(message.cause)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGUSR2:
+            self._is_upgrade_wanted = True
+            return
+        if signum == signal.SIGUSR1:  # from the launcher that has started this one
+            self._is_handed_over = self._is_handed_over or self._is_next
+            return
+        self._succession.pass_on(signum)
         if signum == signal.SIGHUP:
             self._hung_up = True
         else:

@@ -15,13 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from moeserve.config import ENV_PREFIX, ServerConfig
+from moeserve.config import LISTENERS_ENV, ServerConfig
 from moeserve.errors import ConfigError
 
 BACKLOG: Final = 2048
-LISTENERS_ENV: Final = (
-    ENV_PREFIX + "LISTENERS"
-)  # descriptors, comma separated: for a process that inherits them
 _SYSTEMD_FIRST: Final = 3  # <systemd/sd-daemon.h>, SD_LISTEN_FDS_START
 
 

@@ -22,7 +22,7 @@ import msgspec
 import zmq
 from setproctitle import setproctitle
 
-from moeserve.config import ENV_PREFIX, ServerConfig
+from moeserve.config import ENV_PREFIX, LAUNCHER_PID_ENV, ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.logs import set_up_logging
 from moeserve.messages.channels import PushChannel
@@ -31,7 +31,7 @@ from moeserve.messages.steps import WorkerReady
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.tracing import Tracer, open_tracer
 
-LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
+LISTEN_WHEN_READY_ENV = ENV_PREFIX + "LISTEN_WHEN_READY"
 FIRST_REQUEST_ENV = ENV_PREFIX + "FIRST_REQUEST_ID"
 EXIT_USER_ERROR = 2
 EXIT_BUG = 1
@@ -79,6 +79,11 @@ class Process:
     def first_request_id(self) -> int:
         """For httpserver: below are the ids of one that was lost."""
         return int(os.environ.get(FIRST_REQUEST_ENV, "1"))
+
+    @property
+    def listens_when_ready(self) -> bool:
+        """For httpserver: another server accepts until the engine is ready."""
+        return LISTEN_WHEN_READY_ENV in os.environ
 
     @functools.cached_property
     def tracer(self) -> Tracer | None:

@@ -12,7 +12,7 @@ import zmq
 
 from moeserve.child_process import Child, Fork, ServerProcess, memory_of
 from moeserve.listeners import environment_for
-from moeserve.process import FIRST_REQUEST_ENV
+from moeserve.process import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
 from moeserve.runtime_paths import RuntimePaths
 
 HTTPSERVER: Final = "httpserver"
@@ -37,6 +37,7 @@ class ProcessTable:
     ) -> None:
         """The processes are the modules of `package`: `python -m moeserve.router` and so on, but for those that
         `modules` has by name. httpserver inherits `listeners`."""
+        self.listens_when_ready = False  # the next httpserver
         self.first_request_id = 1  # of the next httpserver
         self._package = package
         self._modules = modules or {}
@@ -73,6 +74,7 @@ class ProcessTable:
         module = self._modules.get(name, f"{self._package}.{name}")
         if name == HTTPSERVER:
             variables = environment_for(self._listeners) | {FIRST_REQUEST_ENV: str(self.first_request_id)}
+            variables |= {LISTEN_WHEN_READY_ENV: "1"} if self.listens_when_ready else {}
             descriptors = [listener.fileno() for listener in self._listeners]
             child = Child(name, module, self._paths, variables=variables, descriptors=descriptors)
         else:
@@ -142,7 +144,7 @@ class ProcessTable:
         for process in self.all():
             process.kill()
         for process in self.all():
-            process.close()
+            self._forget(process)
 
     def memory_used(self) -> int:
         """Bytes of this process and these; shared pages, as of a mapped model, count once (PSS)."""

@@ -26,6 +26,12 @@ LOCK = "launcher.lock"
 log = logging.getLogger(__name__)
 
 
+def places() -> list[str]:
+    """Where such directories may be, the best first."""
+    bases = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
+    return [os.path.abspath(base) for base in bases if base]
+
+
 @contextmanager
 def runtime_directory() -> Iterator[Path]:
     """A new directory that only this user may enter (0700), removed with all in it at the end.
@@ -35,12 +41,9 @@ def runtime_directory() -> Iterator[Path]:
     Raises ConfigError when there is no place.
     """
     tried: list[str] = []
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if not base:
-            continue
-        base = os.path.abspath(base)
-        # mkdtemp adds 8 characters of its own; "detokenizer" is the longest socket name.
-        if len(os.fsencode(f"{base}/{PREFIX}xxxxxxxx/detokenizer")) > MAX_IPC_PATH_BYTES:
+    for base in places():
+        # mkdtemp adds 8 characters of its own; a process id has at most 7.
+        if len(os.fsencode(f"{base}/{PREFIX}xxxxxxxx/control.4194304")) > MAX_IPC_PATH_BYTES:
             tried.append(f"{base} (too long for a socket's path)")
             continue
         remove_stale(Path(base))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -12,13 +12,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def signals_as_events(handler: Callable[[int, FrameType | None], None]) -> Iterator[socket.socket]:
-    """Has `handler` called for each; the socket becomes readable with each. A signal that our parent ignores (nohup, a
-    shell's background job) stays ignored. Only for the main thread."""
+def signals_as_events(
+    handler: Callable[[int, FrameType | None], None], more: Sequence[signal.Signals] = ()
+) -> Iterator[socket.socket]:
+    """Has `handler` called for each of SIGNALS and `more`; the socket becomes readable with each. A signal that our
+    parent ignores (nohup, a shell's background job) stays ignored. Only for the main thread."""
     receiver, sender = socket.socketpair()
     receiver.setblocking(False)
     sender.setblocking(False)
-    before = {s: signal.getsignal(s) for s in SIGNALS if signal.getsignal(s) != signal.SIG_IGN}
+    before = {s: signal.getsignal(s) for s in (*SIGNALS, *more) if signal.getsignal(s) != signal.SIG_IGN}
     for signum in before:
         signal.signal(signum, handler)
     wakeup = signal.set_wakeup_fd(sender.fileno())

@@ -36,7 +36,7 @@ def flags_page() -> Iterator[str]:
         "",
         "These are the flags of `moeserve serve`; `python launch.py` and plain `moeserve` take the same. A flag",
         "overrides its environment variable, which overrides the default. `moeserve --help` prints this list. `--help`",
-        "after `worker`, `plan`, `bench`, `simulate` or `compare-dumps` prints the flags of the other commands.",
+        "after `worker`, `reload`, `plan`, `bench`, `simulate` or `compare-dumps` prints the other commands' flags.",
         "",
     )
     for group in GROUPS:

@@ -6,7 +6,16 @@ environment, which wins over the default. Frozen: what the worker finds out late
 is a message (`WorkerReady`), never a changed config.
 """
 
-from .option import ENV_PREFIX, GROUPS, env_name
+from .option import ENV_PREFIX, GROUPS, LAUNCHER_PID_ENV, LISTENERS_ENV, PROCESS_VARIABLES, env_name
 from .server_config import ServerConfig, to_json_dict
 
-__all__ = ["ENV_PREFIX", "GROUPS", "ServerConfig", "env_name", "to_json_dict"]
+__all__ = [
+    "ENV_PREFIX",
+    "GROUPS",
+    "LAUNCHER_PID_ENV",
+    "LISTENERS_ENV",
+    "PROCESS_VARIABLES",
+    "ServerConfig",
+    "env_name",
+    "to_json_dict",
+]

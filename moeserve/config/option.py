@@ -6,6 +6,10 @@ from dataclasses import field
 from typing import Any
 
 ENV_PREFIX = "MOESERVE_"
+# What a server's processes tell each other by; no option.
+LISTENERS_ENV = ENV_PREFIX + "LISTENERS"  # descriptors, comma separated: for a process that inherits them
+LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
+PROCESS_VARIABLES = frozenset({LISTENERS_ENV, LAUNCHER_PID_ENV})
 GROUPS = ("Model", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
 
 

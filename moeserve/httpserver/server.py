@@ -41,6 +41,8 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 log = logging.getLogger(__name__)
 
 LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
+FIRST_BYTES_S: Final = 1.0  # for the first request of a connection that was accepted just before a hand-over
+READY_INTERVAL_S: Final = 0.02  # between two looks
 MAX_OPEN_FILES: Final = 65536
 SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
 
@@ -118,12 +120,16 @@ class Server(uvicorn.Server):
         """Serves. The failure of a background task ends the server and is raised here."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop)
+        loop.add_signal_handler(signal.SIGUSR1, self._leave)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._start_task(self.service.engine.run())
         self._start_task(self._load(process, url_of(listeners[0], "https" if self.config.is_ssl else "http")))
         try:
-            await self.serve(sockets=[*listeners])
-            await self.service.engine.flush()
+            if process.listens_when_ready:
+                await self._until_ready()
+            if not self.should_exit:
+                await self.serve(sockets=[*listeners])
+                await self.service.engine.flush()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -167,6 +173,23 @@ class Server(uvicorn.Server):
         if not self.service.engine.leaving:
             self.service.engine.leaving = True
             self._start_task(self._drain())
+
+    def _leave(self) -> None:
+        """Handles SIGUSR1: another server accepts connections at the same sockets."""
+        self._start_task(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        log.info("another server takes the new connections; this one ends when its own have")
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(FIRST_BYTES_S)
+        self.config.timeout_graceful_shutdown = None
+        self.should_exit = True
+
+    async def _until_ready(self) -> None:
+        engine = self.service.engine
+        while (engine.ready is None or not engine.text_ready) and not self.should_exit:
+            await asyncio.sleep(READY_INTERVAL_S)
 
     def _reload_keys(self) -> None:
         """Handles SIGHUP."""

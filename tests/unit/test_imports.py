@@ -275,8 +275,11 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.process_table",
         "moeserve.runtime_directory",
         "moeserve.signal_events",
+        "moeserve.succession",
         "moeserve.systemd",
     },
+    "moeserve.succession": {"moeserve.config", "moeserve.listeners", "moeserve.systemd"},
+    "moeserve.reload": {"moeserve.runtime_directory", "moeserve.succession"},
     "moeserve.process_table": {
         "moeserve.child_process",
         "moeserve.listeners",

@@ -33,6 +33,8 @@ def main(process: Process) -> None:
         open("/nowhere/at/all")  # noqa: SIM115
     if what == "bug":
         raise RuntimeError("a bug")
+    if what == "bug as the next" and process.listens_when_ready:
+        raise RuntimeError("a bug of the next version")
     if what == "killed while starting":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "slow start":
@@ -44,10 +46,11 @@ def httpserver(process: Process, what: str) -> None:
     stop = [False]
     if what != "hang":
         signal.signal(signal.SIGTERM, lambda *_: stop.__setitem__(0, True))
+        signal.signal(signal.SIGUSR1, lambda *_: stop.__setitem__(0, True))
         signal.signal(signal.SIGHUP, lambda *_: print("httpserver has a SIGHUP", flush=True))
     listeners = inherited_listeners()
     inbox = PullChannel(process.context, process.paths.http, codec.TO_HTTP)
-    print(f"serves requests from {process.first_request_id} on", flush=True)
+    print(f"serves requests from {process.first_request_id} on, {process.listens_when_ready=}", flush=True)
     process.ready(url=url_of(listeners[0]))
     if what == "bug while serving":
         time.sleep(0.3)
