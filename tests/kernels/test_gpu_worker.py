@@ -109,9 +109,9 @@ def check_same(runner: Runner, expected: list[TokenLogprob], *, experts: int) ->
 
 def test_beams_read_what_they_have_forked(all_on_gpu: Runner) -> None:
     """Each token of each answer is as likely as where the whole answer is a prompt."""
-    items = serve(scheduler_of(all_on_gpu), all_on_gpu, requests(1, PROMPT, Wanted(2, 2, 5)))
-    assert len({tuple(item.token_ids) for (item,) in items.values()}) == 2
-    check_scores(Driver(all_on_gpu), PROMPT, items, within=0.05)
+    prompt = PROMPT[:3]
+    items = serve(scheduler_of(all_on_gpu), all_on_gpu, requests(1, prompt, Wanted(2, 2, 3)))
+    check_scores(Driver(all_on_gpu), prompt, items, within=0.05)
 
 
 def test_a_new_request_reads_a_row_of_its_own_step(all_on_gpu: Runner) -> None:

@@ -6,6 +6,7 @@ import random
 from array import array
 
 import pytest
+from msgspec.structs import replace
 
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
@@ -223,6 +224,24 @@ def test_a_lost_worker_has_the_search_begin_again() -> None:
     world.run()
     assert answers(world, 1, wanted) == expected(PROMPT, wanted)
     assert world.scheduler.load_report().beam_restarts == 1
+    world.check_all_free()
+
+
+def test_requests_that_come_again_under_other_ids_are_the_search() -> None:
+    """A lost detokenizer: httpserver aborts each open request and sends it again, one after the other."""
+    world = make_world()
+    wanted = Wanted(3, 2)
+    messages = requests(1, PROMPT, wanted)
+    for message in messages:
+        world.add(message)
+    for _ in range(3):
+        world.plan()
+        world.result()
+    for message in messages:
+        world.abort(message.id)
+        world.add(replace(message, id=message.id + 100))
+    world.run()
+    assert answers(world, 101, wanted) == expected(PROMPT, wanted)
     world.check_all_free()
 
 
