@@ -42,29 +42,26 @@ import msgspec
 import zmq
 from setproctitle import setproctitle
 
-from moeserve.child_process import Fork, ServerProcess
+from moeserve.child_process import ServerProcess
 from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
-from moeserve.crash_count import CrashCount
 from moeserve.errors import ConfigError
 from moeserve.heartbeats import Heartbeats
-from moeserve.launched_config import pinned, write_config
+from moeserve.launched_config import write_config
 from moeserve.listeners import open_listeners, with_addresses
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import (
     Heartbeat,
     HeartbeatRequest,
-    HttpserverLost,
     ProcessFailed,
-    ProcessLost,
     ProcessReady,
     ReplaceWorker,
     Shutdown,
     ToLauncher,
-    WorkerExited,
 )
-from moeserve.process import EXIT_USER_ERROR, die_with
+from moeserve.process import die_with
 from moeserve.process_table import DETOKENIZER, HTTPSERVER, LINK, PROCESSES, ROUTER, WORKER, ProcessTable
+from moeserve.replacement import Replacement
 from moeserve.runtime_directory import runtime_directory
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.signal_events import signals_as_events
@@ -79,8 +76,6 @@ LAST_WORDS_S = 0.5  # for a dead child's ProcessFailed to come out of its socket
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_ENGINE_LOST = 3  # 2 is that of a flag that cannot be read (cli.EXIT_USAGE, process.EXIT_USER_ERROR)
-
-REQUEST_IDS_PER_HTTPSERVER = 1 << 40
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +128,6 @@ class Launcher:
         self._is_upgrade_wanted = False
         self._hung_up = False  # a SIGHUP came, and httpserver does not know yet
         self._systemd = Systemd.from_env()
-        self._is_pinned = False  # the configuration has what the first worker chose
-        self._crashes = CrashCount(config.max_engine_crashes)
         self._listeners = listeners
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(self._context.destroy, linger=0)
@@ -154,6 +147,16 @@ class Launcher:
         remote = {} if config.worker is None else {WORKER: LINK}
         self._processes = ProcessTable(package, paths, self._poller, listeners, remote)
         self._processes.listens_when_ready = is_next
+        self._replacement = Replacement(
+            config,
+            paths,
+            self._processes,
+            self.ready,
+            self.last_words,
+            self._heartbeats,
+            self._tell,
+            self._log_death,
+        )
         self._succession = Succession(paths.directory, listeners, self._systemd, self._poller)
         stack.callback(self._succession.close)
 
@@ -213,92 +216,9 @@ class Launcher:
             dead = self._processes.dead()
             if not dead:
                 self._sleep()
-            elif not self._replace(dead):
+            elif not self._replacement.replace(dead):
                 return EXIT_ENGINE_LOST
         return None
-
-    def _replace(self, dead: list[ServerProcess]) -> bool:
-        """Has others in the place of dead processes. False when that is of no use."""
-        names = {process.name for process in dead}
-        if HTTPSERVER in names:
-            return self._replace_httpserver()
-        if ROUTER in names:
-            return self._replace_router()
-        if DETOKENIZER in names:
-            return self._replace_detokenizer()
-        return self._replace_worker()
-
-    def _replace_httpserver(self) -> bool:
-        """Whose requests have nobody left who reads their answers."""
-        if not self._may_try_again(self._processes[HTTPSERVER]):
-            return False
-        self._processes.first_request_id += REQUEST_IDS_PER_HTTPSERVER
-        self._tell(self.paths.router, HttpserverLost(self._processes.first_request_id))
-        self._start_again(HTTPSERVER)
-        return True
-
-    def _replace_router(self) -> bool:
-        """And the detokenizer, whose text states belong to requests of that router."""
-        router = self._processes[ROUTER]
-        if not self._may_try_again(router):
-            return False
-        worker = self._processes[WORKER]
-        if worker.is_stopped:
-            worker.give_up("the worker does not answer")  # the next router could not connect to it
-        self._tell(self.paths.http, ProcessLost(ROUTER, router.cause_of_death(), router.died_by_itself))
-        self._start_again(ROUTER)
-        self._start_again(DETOKENIZER)
-        return True
-
-    def _replace_detokenizer(self) -> bool:
-        detokenizer = self._processes[DETOKENIZER]
-        if not self._may_try_again(detokenizer):
-            return False
-        lost = ProcessLost(DETOKENIZER, detokenizer.cause_of_death(), detokenizer.died_by_itself)
-        self._tell(self.paths.http, lost)
-        self._start_again(DETOKENIZER)
-        return True
-
-    def _start_again(self, name: str) -> None:
-        self.ready.pop(name, None)
-        self.last_words.pop(name, None)
-        self._heartbeats.answered(name)
-        self._processes.replace(name)
-        log.warning("another %s is started; requests wait for it", name)
-
-    def _replace_worker(self) -> bool:
-        """Has another worker in the place of one that has died, or whose weights have."""
-        worker = self._processes[WORKER]
-        if isinstance(worker, Fork) and worker.alive:
-            worker.ended = -signal.SIGKILL  # by the kernel, when its keeper died
-        if not self._may_try_again(worker):
-            return False
-        self._tell(self.paths.router, WorkerExited(worker.cause_of_death(), worker.died_by_itself))
-        self._pin_config()
-        self.ready.pop(WORKER, None)
-        self.last_words.pop(WORKER, None)
-        self.paths.worker.unlink(missing_ok=True)
-        self._processes.replace_worker()
-        log.warning("another worker is started; requests wait for it")
-        return True
-
-    def _may_try_again(self, process: ServerProcess) -> bool:
-        """Counts a death, and logs it. False when it is one too many, or another would not start either."""
-        self._log_death(process)
-        could_not_start = process.returncode == EXIT_USER_ERROR and process.name not in self.ready
-        too_often = self._crashes.add()
-        if could_not_start:
-            log.error("the %s cannot be started again: the server ends", process.name)
-        elif too_often:
-            log.error("processes crashed %d times in a minute: the server ends", len(self._crashes))
-        return not (could_not_start or too_often)
-
-    def _pin_config(self) -> None:
-        """For a worker that reads it anew: see `pinned`."""
-        ready = self.ready.get(WORKER)
-        if not self._is_pinned and ready is not None and ready.engine is not None:
-            self._is_pinned = True
-            write_config(pinned(self.config, ready.engine), self.paths)
 
     def _drain(self) -> int:
         """The orderly end: httpserver first, so that every request gets its last message."""
@@ -417,8 +337,9 @@ class Launcher:
 
     def _is_ready(self, message: ProcessReady) -> None:
         self.ready[message.process] = message
-        if self._crashes and len(self.ready) == len(PROCESSES):
-            taken = self._crashes.since_last_s
+        crashes = self._replacement.crashes
+        if crashes and len(self.ready) == len(PROCESSES):
+            taken = crashes.since_last_s
             log.info("the engine is back: the %s was ready after %.2f s", message.process, taken)
 
     def _give_up(self, message: ReplaceWorker) -> None:
@@ -454,7 +375,7 @@ class Launcher:
     def _lost_while_draining(self) -> bool:
         """Whether the running requests cannot finish, because something is lost that cannot be replaced."""
         dead = [process for process in self._processes.dead() if process.name != HTTPSERVER]
-        return bool(dead) and not self._replace(dead)
+        return bool(dead) and not self._replacement.replace(dead)
 
     def _log_death(self, child: ServerProcess) -> None:
         if (child.returncode or 0) > 0:  # not killed from outside, so it may have said why

@@ -268,15 +268,23 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME
     | {
         "moeserve.child_process",
-        "moeserve.crash_count",
         "moeserve.heartbeats",
         "moeserve.launched_config",
         "moeserve.listeners",
         "moeserve.process_table",
+        "moeserve.replacement",
         "moeserve.runtime_directory",
         "moeserve.signal_events",
         "moeserve.succession",
         "moeserve.systemd",
+    },
+    "moeserve.replacement": FRAME
+    | {
+        "moeserve.child_process",
+        "moeserve.crash_count",
+        "moeserve.heartbeats",
+        "moeserve.launched_config",
+        "moeserve.process_table",
     },
     "moeserve.succession": {"moeserve.config", "moeserve.listeners", "moeserve.systemd"},
     "moeserve.reload": {"moeserve.runtime_directory", "moeserve.succession"},

@@ -1,0 +1,135 @@
+"""Others in the place of processes that have died, and when that is of no use any more.
+
+What the launcher shares with it (`ready`, `last_words`) stays the launcher's: entries of a process that is started
+again are taken out here.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from moeserve.child_process import Fork, ServerProcess
+from moeserve.config import ServerConfig
+from moeserve.crash_count import CrashCount
+from moeserve.heartbeats import Heartbeats
+from moeserve.launched_config import pinned, write_config
+from moeserve.messages.schema import HttpserverLost, ProcessLost, ProcessReady, WorkerExited
+from moeserve.process import EXIT_USER_ERROR
+from moeserve.process_table import DETOKENIZER, HTTPSERVER, ROUTER, WORKER, ProcessTable
+from moeserve.runtime_paths import RuntimePaths
+
+REQUEST_IDS_PER_HTTPSERVER = 1 << 40
+
+log = logging.getLogger(__name__)
+
+
+class Replacement:
+    def __init__(
+        self,
+        config: ServerConfig,
+        paths: RuntimePaths,
+        processes: ProcessTable,
+        ready: dict[str, ProcessReady],
+        last_words: dict[str, str],
+        heartbeats: Heartbeats,
+        tell: Callable[[str, msgspec.Struct], None],
+        log_death: Callable[[ServerProcess], None],
+    ) -> None:
+        """`tell` sends a message to an address of `paths`."""
+        self.crashes = CrashCount(config.max_engine_crashes)
+        self._config = config
+        self._paths = paths
+        self._processes = processes
+        self._ready = ready
+        self._last_words = last_words
+        self._heartbeats = heartbeats
+        self._tell = tell
+        self._log_death = log_death
+        self._is_pinned = False  # the configuration has what the first worker chose
+
+    def replace(self, dead: list[ServerProcess]) -> bool:
+        """Has others in the place of dead processes. False when that is of no use."""
+        names = {process.name for process in dead}
+        if HTTPSERVER in names:
+            return self._replace_httpserver()
+        if ROUTER in names:
+            return self._replace_router()
+        if DETOKENIZER in names:
+            return self._replace_detokenizer()
+        return self._replace_worker()
+
+    def _replace_httpserver(self) -> bool:
+        """Whose requests have nobody left who reads their answers."""
+        if not self._may_try_again(self._processes[HTTPSERVER]):
+            return False
+        self._processes.first_request_id += REQUEST_IDS_PER_HTTPSERVER
+        self._tell(self._paths.router, HttpserverLost(self._processes.first_request_id))
+        self._start_again(HTTPSERVER)
+        return True
+
+    def _replace_router(self) -> bool:
+        """And the detokenizer, whose text states belong to requests of that router."""
+        router = self._processes[ROUTER]
+        if not self._may_try_again(router):
+            return False
+        worker = self._processes[WORKER]
+        if worker.is_stopped:
+            worker.give_up("the worker does not answer")  # the next router could not connect to it
+        self._tell(self._paths.http, ProcessLost(ROUTER, router.cause_of_death(), router.died_by_itself))
+        self._start_again(ROUTER)
+        self._start_again(DETOKENIZER)
+        return True
+
+    def _replace_detokenizer(self) -> bool:
+        detokenizer = self._processes[DETOKENIZER]
+        if not self._may_try_again(detokenizer):
+            return False
+        lost = ProcessLost(DETOKENIZER, detokenizer.cause_of_death(), detokenizer.died_by_itself)
+        self._tell(self._paths.http, lost)
+        self._start_again(DETOKENIZER)
+        return True
+
+    def _start_again(self, name: str) -> None:
+        self._ready.pop(name, None)
+        self._last_words.pop(name, None)
+        self._heartbeats.answered(name)
+        self._processes.replace(name)
+        log.warning("another %s is started; requests wait for it", name)
+
+    def _replace_worker(self) -> bool:
+        """Has another worker in the place of one that has died, or whose weights have."""
+        worker = self._processes[WORKER]
+        if isinstance(worker, Fork) and worker.alive:
+            worker.ended = -signal.SIGKILL  # by the kernel, when its keeper died
+        if not self._may_try_again(worker):
+            return False
+        self._tell(self._paths.router, WorkerExited(worker.cause_of_death(), worker.died_by_itself))
+        self._pin_config()
+        self._ready.pop(WORKER, None)
+        self._last_words.pop(WORKER, None)
+        self._paths.worker.unlink(missing_ok=True)
+        self._processes.replace_worker()
+        log.warning("another worker is started; requests wait for it")
+        return True
+
+    def _may_try_again(self, process: ServerProcess) -> bool:
+        """Counts a death, and logs it. False when it is one too many, or another would not start either."""
+        self._log_death(process)
+        could_not_start = process.returncode == EXIT_USER_ERROR and process.name not in self._ready
+        too_often = self.crashes.add()
+        if could_not_start:
+            log.error("the %s cannot be started again: the server ends", process.name)
+        elif too_often:
+            log.error("processes crashed %d times in a minute: the server ends", len(self.crashes))
+        return not (could_not_start or too_often)
+
+    def _pin_config(self) -> None:
+        """For a worker that reads it anew: see `pinned`."""
+        ready = self._ready.get(WORKER)
+        if not self._is_pinned and ready is not None and ready.engine is not None:
+            self._is_pinned = True
+            write_config(pinned(self._config, ready.engine), self._paths)
