@@ -8,6 +8,7 @@ Tokens a second of decode steps by streams, and of a prompt, each number of GPUs
 from __future__ import annotations
 
 import argparse
+import logging
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ STEPS = 32
 
 
 def measure(gpus: str, model: Path, batches: list[int], prompt: int) -> None:
+    logging.basicConfig(level=logging.INFO)  # which sums are fastest
     config = ServerConfig(
         model=str(model), load_format="dummy", device="cuda", gpus=gpus, max_num_seqs=max(batches),
         max_model_len=prompt + 16, max_total_tokens=max(prompt + 16, max(batches) * (CONTEXT + 2 * STEPS)),

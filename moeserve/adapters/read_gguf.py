@@ -115,7 +115,7 @@ class GgufAdapter:
         digest = hashlib.blake2b(digest_size=KEY_BYTES)
         for tensor in self._file.tensors.values():
             digest.update(f"{tensor.name} {tensor.type.name} {tensor.shape} ".encode())
-            digest.update(self._file.data(tensor.name))
+            digest.update(self._file.data(tensor.name).data)
         digest.update(str(self._alpha).encode())
         return digest.hexdigest()
 

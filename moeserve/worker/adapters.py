@@ -8,6 +8,8 @@ from pathlib import Path
 from moeserve.adapters.adapter import Adapter
 from moeserve.adapters.modules import parse_modules
 from moeserve.adapters.open import open_adapter
+from moeserve.adapters.read_gguf import GgufAdapter
+from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
@@ -17,11 +19,15 @@ from moeserve.worker.memory import available_bytes, limit_note
 log = logging.getLogger(__name__)
 
 
-def load_adapters(config: ServerConfig, shape: ModelShape) -> list[Adapter]:
-    """Raises AdapterError for one that does not fit the model, ConfigError where there is no memory for all."""
-    checked = [
+def open_adapters(config: ServerConfig, shape: ModelShape) -> list[PeftAdapter | GgufAdapter]:
+    """By their headers alone. Raises AdapterError for one that does not fit the model."""
+    return [
         open_adapter(name, Path(path), shape) for name, path in parse_modules(config.lora_modules).items()
     ]
+
+
+def read_adapters(checked: list[PeftAdapter | GgufAdapter]) -> list[Adapter]:
+    """Raises ConfigError where there is no memory for all, AdapterError for numbers that are not finite."""
     # Twice: as they are read, and as the kernels take them.
     wanted, free = sum(2 * adapter.nbytes for adapter in checked), available_bytes()
     if wanted > free:

@@ -12,7 +12,7 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
-from moeserve.kernels.collectives import AllReduce
+from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kv.cache import KvCache
@@ -110,12 +110,12 @@ def load_gpu_engine(
         share = _share(config, source, shape, ranks)
         source, shape = RankSource(source, share), share.shape
         ranks.barrier()
-    all_reduce = None if ranks is None else ranks.connect()
     layout = layout_of(config, shape)
     in_a_step = step_tokens_on(device, config, shape)
     if ranks is not None:
         in_a_step = ranks.least(in_a_step)
     max_tokens = max(in_a_step, config.max_num_seqs)
+    all_reduce = None if ranks is None else ranks.connect(most_sum_bytes(shape, max_tokens))
     dump = open_dump(config, shape, max_tokens)
     placement = plan_placement(config, layout, source, max_tokens, device, share)
     gpu_experts = [layer.gpu_experts for layer in placement.gpu_layers] if share is None else share.experts
@@ -178,6 +178,11 @@ def load_gpu_engine(
         measured_steps=measured,
     )
     return LoadedGpuEngine(engine, ready, dump)
+
+
+def most_sum_bytes(shape: ModelShape, max_tokens: int) -> int:
+    """Of what GPUs sum at a time: a block's output for the rows of the largest step."""
+    return 4 * step_sizes(max_tokens)[-1] * shape.hidden_size
 
 
 def _share(config: ServerConfig, source: ModelSource, shape: ModelShape, ranks: RankGroup) -> RankShare:

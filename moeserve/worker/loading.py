@@ -31,7 +31,7 @@ from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.adapters import adapter_bytes, load_adapters
+from moeserve.worker.adapters import adapter_bytes, open_adapters, read_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device, gpu_numbers
@@ -135,6 +135,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         grammar = helper.submit(lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
         shape = read_checked_shape(source)
         log_skipped(shape)
+        checked = open_adapters(config, shape)  # a bad one ends the start before the weights are read
         layout = layout_of(config, shape)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
         dump = open_dump(config, shape, max(tokens, config.max_num_seqs))
@@ -147,7 +148,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         if not in_place:
             check_ram(placement.cpu_weight_bytes, remedy="or read it from disk with --weight-layout file")
         weights = CpuLoader(stream, source, shape, on_progress, in_place).load()
-        adapters = load_adapters(config, shape)
+        adapters = read_adapters(checked)
         free = available_bytes() - adapter_bytes(adapters)
         states = state_slots(config, layout.state_bytes(), free)
         layers = range(shape.num_layers)

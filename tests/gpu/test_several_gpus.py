@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from benchmarks.accuracy import Fixture, agreed_length, distances, top_of
+from benchmarks.server import running_server
 from moeserve.worker.group.leader import LeaderRunner
 from moeserve.worker.loading import load_runner
 from tests.gpu.bounds import assert_near
@@ -63,6 +64,19 @@ def test_greedy_text(driver: Driver, fixture: Fixture) -> None:
     print(f"GREEDY {fixture.name}: {equal} of {len(fixture.cases)} texts equal")
     if fixture.name.endswith("f16"):
         assert equal == len(fixture.cases)
+
+
+def test_a_server_survives_the_loss_of_a_rank() -> None:
+    """An answer before, and the same after; at the end no process is left."""
+    model = _folder() / "tiny-qwen3moe-q4_k_m.gguf"
+    body = {"prompt": "a b c", "max_tokens": 24, "temperature": 0}
+    with running_server(model, "--device", "cuda", "--gpus", "2", ready_timeout=200) as server:
+        before = server.post("/v1/completions", body)
+        server.named("worker, rank 1").kill()
+        began = time.monotonic()
+        after = server.post("/v1/completions", body, timeout=120)
+        print(f"SERVED again after {time.monotonic() - began:.1f} s")
+        assert after["choices"][0]["text"] == before["choices"][0]["text"]
 
 
 KILLED = """

@@ -75,10 +75,13 @@ CALLS = {
     "piecewise attention": "piecewise(torch.bfloat16, 128)",
     "piecewise attention, wide": "piecewise(torch.float16, 256)",
     "piecewise attention, floats": "piecewise(f32, 80)",
+    "sums over GPUs": "over_gpus(f32), over_gpus(torch.bfloat16)",
     "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
 OPERATORS = """
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.collectives.push import BLOCK, MAX_NUMBERS, push_sum_kernel
+from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.delta_net import op as delta
 from moeserve.kernels.delta_net.heads import DeltaHeads
@@ -306,6 +309,14 @@ def piecewise(dtype, dim):
     for causal in (False, True):
         out, lse = attention.forward(q, k, q, k, k, 100, causal)
         attention.backward((q, k, q, k, k), out, lse, q, 100, causal)
+
+def over_gpus(dtype):
+    inbox, peers = empty(2, 4, MAX_NUMBERS, dtype=torch.int64), empty(4, dtype=torch.int64)
+    for polls in (0, 1000):
+        push_sum_kernel((4,), empty(2048, dtype=dtype), inbox, peers, empty(256, dtype=i32), 2048, 1, 4, MAX_NUMBERS,
+                        polls, BLOCK, True, num_warps=4, launch_pdl=True)
+    sum_parts(empty(40, 8, 2048, dtype=dtype), empty(40, 8), empty(40, 8, dtype=i32), empty(1, dtype=i32),
+              empty(40, 1, 2048, dtype=dtype))
 
 def panels(*kinds):
     for kind in kinds:

@@ -1,7 +1,8 @@
 """The first GPU's side of a group: it starts the other GPUs' processes, and has them run what its runner runs.
 
-A follower that ends while the group serves ends the leader in the same way, whose steps could only wait for it: the
-kernel then ends the other followers, and the launcher deals with the loss of a worker.
+A follower that ends while the group serves ends the leader, whose steps could only wait for it: killed where the
+follower was killed, else as after a crash. The kernel then ends the other followers, and the launcher deals with the
+loss of a worker.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
 from moeserve.messages.ranks import RankFailed, RankForget, RankStart, RankStep, RankValues
-from moeserve.messages.steps import Row, StepPlan, StepResult, WorkerReady
+from moeserve.messages.steps import ExpertUse, Row, StepPlan, StepResult, WorkerReady
 from moeserve.process import python_environment
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
@@ -37,6 +38,7 @@ from moeserve.worker.sequences import Int32s
 from moeserve.worker.step_dump import StepDump
 
 FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.group.follower")
+EXIT_TIMEOUT_S = 5.0
 LAST_WORDS_S = 2.0  # for what a follower said before its end to be read, and raised
 
 log = logging.getLogger(__name__)
@@ -100,7 +102,11 @@ class LeaderGroup(RankGroup):
         for line in self._lines:
             line.close()
         for follower in self._followers:
-            follower.wait()
+            try:
+                follower.wait(EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # it waits for this rank, within NCCL
+                follower.kill()
+                follower.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._folder.cleanup()
@@ -128,9 +134,9 @@ class LeaderGroup(RankGroup):
             "the process of GPU %d of %d has ended (%s), and so does the worker", rank, self.num_ranks, how
         )
         logging.shutdown()
-        if code < 0:
-            os.kill(os.getpid(), -code)
-        os._exit(code or 1)
+        if code == -signal.SIGKILL:
+            os.kill(os.getpid(), signal.SIGKILL)  # somebody's, from outside, and no crash
+        os._exit(max(1, code))
 
 
 class LeaderRunner(Runner):
@@ -158,6 +164,11 @@ class LeaderRunner(Runner):
         result = super().rehearse(plan)
         self.group.forget()
         return result
+
+    def expert_use(self) -> ExpertUse:
+        """Every GPU's router counts all experts; each of these is on one of the GPUs."""
+        use = super().expert_use()
+        return msgspec.structs.replace(use, on_gpu=b"\1" * len(use.on_gpu))
 
     def _last_sampled(self) -> Int32s:
         """As they stand in the tables of tokens, which followers keep too. Behind a full context there is no place."""

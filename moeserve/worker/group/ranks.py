@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping
@@ -11,7 +12,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from moeserve.kernels.collectives import ProcessGroupSum
+from moeserve.kernels.collectives.all_reduce import AllReduce, ProcessGroupSum
+from moeserve.kernels.collectives.fastest import FastestSum
+from moeserve.kernels.collectives.peer_memory import peer_sums
+
+log = logging.getLogger(__name__)
 
 # NVLink multicast stays off: a process that ends while it uses it can take the host's other GPUs with it. All ranks are
 # on one host, so their sockets need no other network than the loopback.
@@ -38,8 +43,8 @@ class RankGroup(ABC):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
-    def connect(self) -> ProcessGroupSum:
-        """Waits for all ranks. The sum over them."""
+    def connect(self, most_bytes: int) -> AllReduce:
+        """Waits for all ranks. The sum over them, for messages of up to `most_bytes`."""
         is_gpu = self.device.type == "cuda"
         dist.init_process_group(
             "nccl" if is_gpu else "gloo",
@@ -48,8 +53,16 @@ class RankGroup(ABC):
             world_size=self.num_ranks,
             device_id=self.device if is_gpu else None,
         )
-        assert dist.group.WORLD is not None
-        return ProcessGroupSum(dist.group.WORLD)
+        group = dist.group.WORLD
+        assert group is not None
+        safe = ProcessGroupSum(group)
+        if not is_gpu:
+            return safe
+        try:
+            return FastestSum(safe, peer_sums(group, self.device, most_bytes), self.agree)
+        except RuntimeError as error:
+            log.warning("the GPUs do not reach one another's memory, sums are slower: %s", error)
+            return safe
 
     @abstractmethod
     def gather(self, value: int) -> list[int]:

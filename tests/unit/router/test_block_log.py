@@ -14,7 +14,12 @@ from moeserve.router.core.radix_cache import RadixCache
 from tests.support.kv_subscriber import Subscriber
 from tests.unit.router.test_radix_cache import SHARED, AgainstADictionary, packed
 
-EXTRA_KEYS = {SHARED: (), ("key", ""): ("key:key",), ("", "salt"): ("salt",)}
+EXTRA_KEYS = {
+    SHARED: (),
+    ("key", ""): ("key:key",),
+    ("", "salt"): ("salt",),
+    ("", "salt", "abc"): ("lora:abc", "salt"),
+}
 
 
 class WithASubscriber(AgainstADictionary):
@@ -90,7 +95,7 @@ def test_a_branch_stores_what_is_its_own() -> None:
 
 def test_equal_prompts_of_two_namespaces_have_different_blocks() -> None:
     tokens = packed([1, 2, 3, 4])
-    namespaces = [SHARED, ("", "salt"), ("salt", ""), ("key:salt", ""), ("", "key:salt")]
+    namespaces = [SHARED, ("", "salt"), ("salt", ""), ("key:salt", ""), ("", "key:salt"), ("", "", "salt")]
     assert len({block_hash(namespace, None, tokens) for namespace in namespaces}) == len(namespaces)
 
 

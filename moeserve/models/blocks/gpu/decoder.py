@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moeserve.kernels.collectives import AllReduce
+from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.norm.op import add_norm

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.collectives import AllReduce
+from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up

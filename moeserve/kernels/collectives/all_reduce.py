@@ -1,4 +1,4 @@
-"""Sums over the GPUs that compute one model together.
+"""What a sum over GPUs is, and torch.distributed's.
 
 Each GPU ("rank") computes some heads and some experts, and holds the same residual stream. What a block adds to the
 stream is therefore summed over all ranks, once after attention and once after the feed-forward. The sum's bits are the
@@ -18,7 +18,7 @@ from moeserve.kernels.launch import is_compiling_ahead
 class AllReduce(Protocol):
     def __call__(self, x: Tensor) -> None:
         """x, contiguous, becomes the sum of all ranks' x. Launched on the current stream, in the same order on every
-        rank; may be recorded in a CUDA graph. Within `compile_ahead` nothing runs."""
+        rank; may be recorded in a CUDA graph behind a first call. Within `compile_ahead` nothing runs."""
         ...
 
 
@@ -28,6 +28,12 @@ class ProcessGroupSum:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
+    def takes(self, x: Tensor) -> bool:
+        return True
+
     def __call__(self, x: Tensor) -> None:
         if not is_compiling_ahead():
             dist.all_reduce(x, group=self._group)
+
+    def try_once(self, x: Tensor) -> None:
+        self(x)

@@ -1,0 +1,94 @@
+"""The sum of a small message over GPUs that reach one another's memory: one kernel, one trip.
+
+Each GPU writes its numbers into an inbox in every other GPU's memory, each as a word of 8 bytes with the number of the
+call in its upper half, and waits until the words of this call have come into its own. A word is written whole, so
+neither a fence nor a barrier is needed (the idea is NCCL's LL protocol). All GPUs add in the order of the ranks.
+
+An inbox has two halves, used in turn. Whoever writes the call after next has received the next one's words, and so its
+peers have read this one's.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import PDL, kernel
+
+BLOCK = 512  # numbers of a program
+MAX_NUMBERS = 256 * BLOCK  # all programs must run at once: each waits for its like on the other GPUs
+TRIAL_POLLS = 1 << 20  # about a second
+
+
+@kernel
+def push_sum_kernel(
+    x, inbox, peers, calls,
+    SIZE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, CAPACITY: tl.constexpr, POLLS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x [SIZE]; inbox int64 [2, RANKS, CAPACITY], this GPU's; peers int64 [RANKS], the addresses of all inboxes; calls
+    int32 [programs], how often each program has run. POLLS: most waits of a trial, 0: as long as it takes."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    program = tl.program_id(0)
+    i = program * BLOCK + tl.arange(0, BLOCK)
+    live = i < SIZE
+    call = tl.load(calls + program) + 1
+    own = tl.load(x + i, live, 0.0).to(tl.float32)
+    word = (call.to(tl.int64) << 32) | (own.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+    half = (call & 1) * (RANKS * CAPACITY)
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            there = tl.load(peers + peer).to(tl.pointer_type(tl.int64))
+            tl.store(there + half + RANK * CAPACITY + i, word, live)
+    total = tl.zeros([BLOCK], tl.float32)
+    for peer in tl.static_range(RANKS):
+        if peer == RANK:
+            total += own
+        else:
+            at = inbox + half + peer * CAPACITY + i
+            got = tl.load(at, live, 0, volatile=True)
+            waiting = tl.max((live & ((got >> 32) != call)).to(tl.int32), 0)
+            polls = 0
+            while waiting > 0:
+                got = tl.load(at, live, 0, volatile=True)
+                waiting = tl.max((live & ((got >> 32) != call)).to(tl.int32), 0)
+                if POLLS > 0:
+                    polls += 1
+                    waiting = tl.where(polls < POLLS, waiting, 0)
+            total += (got & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
+    tl.store(x + i, total.to(x.dtype.element_ty), live)
+    tl.store(calls + program, call)
+
+
+class PushSum:
+    """An `AllReduce` of up to MAX_NUMBERS numbers."""
+
+    def __init__(self, rank: int, inbox: Tensor, addresses: list[int]) -> None:
+        """inbox: int64 [2, ranks, MAX_NUMBERS] of zeros, which all ranks can write to; addresses: of all ranks'."""
+        self._rank = rank
+        self._inbox = inbox
+        self._peers = torch.tensor(addresses, dtype=torch.int64, device=inbox.device)
+        self._calls = torch.zeros(MAX_NUMBERS // BLOCK, dtype=torch.int32, device=inbox.device)
+
+    def takes(self, x: Tensor) -> bool:
+        return x.numel() <= MAX_NUMBERS
+
+    def __call__(self, x: Tensor) -> None:
+        self._launch(x, 0)
+
+    def try_once(self, x: Tensor) -> None:
+        """The same, but where nothing comes from the others it ends, with a wrong sum."""
+        self._launch(x, TRIAL_POLLS)
+
+    def _launch(self, x: Tensor, polls: int) -> None:
+        push_sum_kernel(
+            (-(-x.numel() // BLOCK),), x, self._inbox, self._peers, self._calls,
+            x.numel(), self._rank, len(self._peers), MAX_NUMBERS, polls, BLOCK, PDL,
+            num_warps=4, launch_pdl=PDL,
+        )  # fmt: skip
