@@ -111,7 +111,7 @@ def test_beams_read_what_they_have_forked(all_on_gpu: Runner) -> None:
     """Each token of each answer is as likely as where the whole answer is a prompt."""
     prompt = PROMPT[:3]
     items = serve(scheduler_of(all_on_gpu), all_on_gpu, requests(1, prompt, Wanted(2, 2, 3)))
-    check_scores(Driver(all_on_gpu), prompt, items, within=0.05)
+    check_scores(Driver(all_on_gpu), prompt, items, within=0.1)
 
 
 def test_a_new_request_reads_a_row_of_its_own_step(all_on_gpu: Runner) -> None:
