@@ -188,7 +188,9 @@ def test_shapes_without_data() -> None:
 def test_rows(run: Run) -> None:
     w = random_weights(Type.Q4_K, 7, 256)
     ids = ints([6, 0, 3])
-    assert torch.equal(call(run, "embed", ids, weight(run, w), int(w.type), 256), w.values()[ids.long()])
+    assert torch.equal(
+        call(run, "embed", ids, weight(run, w), int(w.type), 256), w.values()[ids.cpu().long()]
+    )
     x, scale = activations("gaussian", 3, 256), torch.rand(256)
     assert nmse(call(run, "norm", x, scale, 1e-6), norm_reference(x, scale, 1e-6)) < 1e-12
 

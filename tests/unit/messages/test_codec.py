@@ -47,6 +47,8 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.TO_ROUTER, schema.StopHit(7, 3)),
     (codec.TO_ROUTER, schema.Shutdown()),
     (codec.TO_ROUTER, schema.HeartbeatRequest()),
+    (codec.TO_ROUTER, schema.HttpserverLost(1 << 40)),
+    (codec.TO_ROUTER, schema.EngineReadyRequest()),
     (codec.TO_LAUNCHER, schema.Heartbeat("router")),
     (codec.TO_ROUTER, schema.WorkerExited("signal 9", by_itself=False)),
     (codec.TO_HTTP, schema.ProcessLost("router", "signal 9", by_itself=False)),

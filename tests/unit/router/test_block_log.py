@@ -11,6 +11,7 @@ from hypothesis.stateful import invariant
 from moeserve.messages.kv_events import BlockRemoved, BlockStored, encode_batch
 from moeserve.router.core.block_log import BlockLog, block_hash
 from moeserve.router.core.radix_cache import RadixCache
+from moeserve.router.core.radix_node import Namespace
 from tests.support.kv_subscriber import Subscriber
 from tests.unit.router.test_radix_cache import SHARED, AgainstADictionary, packed
 
@@ -95,7 +96,14 @@ def test_a_branch_stores_what_is_its_own() -> None:
 
 def test_equal_prompts_of_two_namespaces_have_different_blocks() -> None:
     tokens = packed([1, 2, 3, 4])
-    namespaces = [SHARED, ("", "salt"), ("salt", ""), ("key:salt", ""), ("", "key:salt"), ("", "", "salt")]
+    namespaces: list[Namespace] = [
+        SHARED,
+        ("", "salt"),
+        ("salt", ""),
+        ("key:salt", ""),
+        ("", "key:salt"),
+        ("", "", "salt"),
+    ]
     assert len({block_hash(namespace, None, tokens) for namespace in namespaces}) == len(namespaces)
 
 
