@@ -73,13 +73,11 @@ def test_numbers_promote_as_torchs(number: float) -> None:
         if number == 2**40 and dtype.itemsize < 8:
             continue  # torch raises or wraps, by type
         x = numbers((7,), dtype)
-        rtol = (
-            1e-7 if dtype == torch.float64 and DEVICE == "cpu" else 0
-        )  # the interpreter's numbers are float32
         for mine, expected in ((add.launch(x, number), x + number), (divide.launch(x, number), x / number)):
-            torch.testing.assert_close(
-                mine, expected, rtol=max(rtol, 1e-3 if dtype.itemsize == 2 else 1e-6), atol=1e-6
-            )
+            # The interpreter's numbers are float32.
+            precision = 1e-13 if expected.dtype == torch.float64 and DEVICE == "cuda" else 1e-6
+            precision = 1e-3 if expected.dtype.itemsize == 2 else precision
+            torch.testing.assert_close(mine, expected, rtol=precision, atol=precision)
 
 
 def views() -> list[tuple[str, Tensor, Tensor]]:

@@ -28,7 +28,7 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
             signature[name] = "*" + NAMES[value.dtype]
             aligned[(i,)] = [["tt.divisibility", 16]]
         elif value is not None and not parameter.is_constexpr:  # the pointwise kernels' numbers, sizes and strides
-            signature[name] = parameter.annotation_type or "i32"
+            signature[name] = parameter.annotation_type or {int: "i32"}[type(value)]
         else:
             signature[name], constants[name] = "constexpr", value
     source = ASTSource(kernel.function, signature, constants, aligned)

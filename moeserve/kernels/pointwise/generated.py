@@ -37,5 +37,6 @@ def _function_of(name: str, source: str) -> Any:
     # Without a modification time linecache does not look for the file.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     module: dict[str, Any] = {"__name__": "moeserve.kernels.pointwise.generated"}
-    exec(compile(source, file, "exec"), module)
+    # Not this file's own `from __future__ import annotations`: Triton would not know the numbers' types, quoted.
+    exec(compile(source, file, "exec", dont_inherit=True), module)
     return module[name]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moeserve.kernels.pointwise.expression import Expression, trace
 from moeserve.kernels.pointwise.layout import result_strides
-from moeserve.kernels.pointwise.plan import Argument, Plan, checked, is_wide, plan_of
+from moeserve.kernels.pointwise.plan import Argument, Plan, checked, plan_of
 from moeserve.kernels.pointwise.reference import evaluate
 from moeserve.kernels.pointwise.source import KernelKind, kernel_source
 
@@ -63,7 +63,7 @@ class Pointwise:
             *[
                 (a.dtype, a.shape, a.stride(), a.data_ptr() % 16, a.device, a.requires_grad)
                 if isinstance(a, Tensor)
-                else (type(a), is_wide(a))
+                else type(a)
                 for a in (arguments if out is None else (*arguments, out))
             ],
         )

@@ -34,15 +34,9 @@ class Plan:
         """What Triton compiles a kernel of this kind for: the result's type, alignments, and of sizes and strides
         whether they are 1, multiples of 16 or of 64 bits."""
         aligned = [t.data_ptr() % 16 == 0 for t in (out, *arguments) if isinstance(t, Tensor)]
-        wide = [is_wide(a) for a in arguments if not isinstance(a, Tensor)]
         *sizes, rows, columns = self.rest
         classes = [(v == 1, v % 16 == 0, v >= 2**31) for v in sizes]
-        return (out.dtype, *aligned, *wide, *classes, rows, columns)
-
-
-def is_wide(number: float) -> bool:
-    """Whether Triton takes it as a 64-bit integer."""
-    return isinstance(number, int) and not -(2**31) <= number < 2**31
+        return (out.dtype, *aligned, *classes, rows, columns)
 
 
 def checked(
