@@ -115,7 +115,7 @@ def load_gpu_engine(
     if ranks is not None:
         in_a_step = ranks.least(in_a_step)
     max_tokens = max(in_a_step, config.max_num_seqs)
-    all_reduce = None if ranks is None else ranks.connect(most_sum_bytes(shape, max_tokens))
+    all_reduce = None if ranks is None else ranks.connect(sum_sizes(shape, max_tokens))
     dump = open_dump(config, shape, max_tokens)
     placement = plan_placement(config, layout, source, max_tokens, device, share)
     gpu_experts = [layer.gpu_experts for layer in placement.gpu_layers] if share is None else share.experts
@@ -180,9 +180,9 @@ def load_gpu_engine(
     return LoadedGpuEngine(engine, ready, dump)
 
 
-def most_sum_bytes(shape: ModelShape, max_tokens: int) -> int:
-    """Of what GPUs sum at a time: a block's output for the rows of the largest step."""
-    return 4 * step_sizes(max_tokens)[-1] * shape.hidden_size
+def sum_sizes(shape: ModelShape, max_tokens: int) -> list[int]:
+    """Numbers that GPUs sum at a time: a block's output for the rows of each size of step."""
+    return [rows * shape.hidden_size for rows in step_sizes(max_tokens)]
 
 
 def _share(config: ServerConfig, source: ModelSource, shape: ModelShape, ranks: RankGroup) -> RankShare:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 
 import torch
@@ -43,8 +43,10 @@ class RankGroup(ABC):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
-    def connect(self, most_bytes: int) -> AllReduce:
-        """Waits for all ranks. The sum over them, for messages of up to `most_bytes`."""
+    def connect(self, sizes: Sequence[int]) -> AllReduce:
+        """Waits for all ranks. The sum over them, for messages of `sizes` numbers, float32 or of 16 bits. On GPUs each
+        size has been summed once when it returns: the memory that this takes, and keeps, is gone before anything else is
+        placed by what is free."""
         is_gpu = self.device.type == "cuda"
         dist.init_process_group(
             "nccl" if is_gpu else "gloo",
@@ -58,11 +60,17 @@ class RankGroup(ABC):
         safe = ProcessGroupSum(group)
         if not is_gpu:
             return safe
+        sums: AllReduce = safe
         try:
-            return FastestSum(safe, peer_sums(group, self.device, most_bytes), self.agree)
+            sums = FastestSum(safe, peer_sums(group, self.device, 4 * max(sizes)), self.agree)
         except RuntimeError as error:
             log.warning("the GPUs do not reach one another's memory, sums are slower: %s", error)
-            return safe
+        for size in sizes:
+            for dtype in (torch.float32, torch.bfloat16):
+                sums(torch.zeros(size, dtype=dtype, device=self.device))
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        return sums
 
     @abstractmethod
     def gather(self, value: int) -> list[int]:
