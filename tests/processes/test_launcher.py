@@ -52,11 +52,17 @@ class Run:
     """A launcher with stand-in children; `family` is all its processes once it is ready."""
 
     def __init__(
-        self, tmp_path: Path, misbehaviour: str, port: int, timeout: float, nohup: bool, step_timeout: float
+        self,
+        tmp_path: Path,
+        runtime_base: Path,
+        misbehaviour: str,
+        port: int,
+        timeout: float,
+        nohup: bool,
+        step_timeout: float,
     ) -> None:
         self.log_file = tmp_path / "log"
-        self.runtime_base = tmp_path / "run"
-        self.runtime_base.mkdir()
+        self.runtime_base = runtime_base
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MOESERVE_")}
         environment |= {
             "XDG_RUNTIME_DIR": str(self.runtime_base),
@@ -126,7 +132,7 @@ class Run:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def begin(
@@ -137,7 +143,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         nohup: bool = False,
         step_timeout: float = 60.0,
     ) -> Run:
-        runs.append(Run(tmp_path, misbehaviour, port, timeout, nohup, step_timeout))
+        short = tmp_path_factory.mktemp("run")  # the longest name of a socket fits behind it
+        runs.append(Run(tmp_path, short, misbehaviour, port, timeout, nohup, step_timeout))
         return runs[-1]
 
     yield begin

@@ -10,6 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "moeserve"
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "jsonpickle"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "send_pyobj", "recv_pyobj", "__import__"}
+# Makes a function of source that this package has written: Triton reads kernels as functions. No data gets into it
+# (`test_another_number_is_no_other_kernel`).
+GENERATED = "kernels/pointwise/generated.py"
 UNSAFE_TRUE = {"allow_pickle", "trust_remote_code", "shell"}
 
 
@@ -52,4 +55,7 @@ def test_the_search_finds_what_it_looks_for(source: str) -> None:
 def test_package_is_free_of_unsafe_decoders() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
     assert files
-    assert {str(file): bad for file in files if (bad := findings(file.read_text()))} == {}
+    found = {str(file.relative_to(PACKAGE)): findings(file.read_text()) for file in files}
+    generated = found.pop(GENERATED)
+    assert [what.partition(": ")[2] for what in generated] == ["exec", "compile"]
+    assert {file: bad for file, bad in found.items() if bad} == {}

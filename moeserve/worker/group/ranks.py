@@ -44,9 +44,9 @@ class RankGroup(ABC):
             torch.cuda.set_device(self.device)
 
     def connect(self, sizes: Sequence[int]) -> AllReduce:
-        """Waits for all ranks. The sum over them, for messages of `sizes` numbers, float32 or of 16 bits. On GPUs each
-        size has been summed once when it returns: the memory that this takes, and keeps, is gone before anything else is
-        placed by what is free."""
+        """Waits for all ranks. The sum over them, for messages of `sizes` numbers, float32 or of 16 bits. Once in a
+        process: PyTorch's symmetric memory does not meet a second time. On GPUs each size has been summed when it
+        returns: what that takes of the memory, and keeps, is taken before others count what is free."""
         is_gpu = self.device.type == "cuda"
         dist.init_process_group(
             "nccl" if is_gpu else "gloo",
