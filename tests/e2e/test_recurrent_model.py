@@ -12,7 +12,7 @@ from benchmarks.accuracy import Fixture as Golden
 from benchmarks.accuracy import served_greedy
 from benchmarks.server import Server, running_server
 from tests.conftest import OWN_FIXTURES, fixtures_dir
-from tests.e2e.clients import at_once, completion
+from tests.e2e.clients import at_once, completion, within
 
 MODEL = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
 FAMILIES = ("qwen3next", "qwen35moe")
@@ -56,7 +56,7 @@ def test_alone_in_a_crowd_and_preempted(recurrent: Server, tokens: list[int]) ->
     salted = [request | {"cache_salt": f"crowd {i}"} for i, request in enumerate(requests)]
     before = recurrent.metrics()["moeserve:num_preemptions_total"]
     assert at_once(lambda request: completion(recurrent, **request), salted) == alone
-    assert recurrent.metrics()["moeserve:num_preemptions_total"] > before
+    assert within(5, lambda: recurrent.metrics()["moeserve:num_preemptions_total"] > before)
 
 
 @cpu_engine

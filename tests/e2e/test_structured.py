@@ -157,7 +157,7 @@ def test_a_grammar_outlives_a_pause() -> None:
             return answer(server, prompt=f"List {index}:", guided_json=schema, seed=index, max_tokens=450)
 
         crowd = at_once(ask, range(6))
-        assert server.metrics()["moeserve:num_preemptions_total"] > 0
+        assert within(5, lambda: server.metrics()["moeserve:num_preemptions_total"] > 0)
         for index, text in enumerate(crowd):
             validate(text, schema)
             assert text == ask(index) or not IS_BATCH_INVARIANT

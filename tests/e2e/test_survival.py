@@ -183,7 +183,7 @@ def test_answers_go_on_when_processes_are_killed(own_server: Server) -> None:
         assert generated(own_server) > before + 100
         assert (own_server.named("worker") == worker) == (name != "worker")
     assert within(5, lambda: is_empty(own_server))
-    assert own_server.metrics()["moeserve:engine_losses_total"] == 3
+    assert within(5, lambda: own_server.metrics()["moeserve:engine_losses_total"] == 3)
     assert own_server.metrics()["moeserve:requests_continued_total"] > 3
     assert own_server.stop() == 0, own_server.log
     assert own_server.survivors() == []
@@ -207,7 +207,7 @@ def test_a_lost_httpserver_is_replaced_and_nothing_of_its_requests_is_left(own_s
     assert within(10, lambda: health(own_server) == 200), own_server.log
     assert within(5, lambda: is_empty(own_server))
     assert completion(own_server, prompt=TEXT) == before
-    assert own_server.metrics()["moeserve:num_aborts_total"] >= 16
+    assert within(5, lambda: own_server.metrics()["moeserve:num_aborts_total"] >= 16)
     assert [own_server.named(name) for name in ("router", "detokenizer", "worker")] == kept
     assert own_server.named("httpserver") != lost
     assert own_server.stop() == 0, own_server.log
