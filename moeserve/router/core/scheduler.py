@@ -77,6 +77,8 @@ class Scheduler:
             border_spacing=limits.border_spacing,
             page_tokens=limits.page_tokens,
             page_bytes=limits.page_bytes,
+            state_bytes=limits.state_bytes,
+            max_running=limits.max_running,
             event_block_size=limits.event_block_size,
         )
         self._batch = RunningBatch(limits, self._memory, self._waiting)
