@@ -26,8 +26,9 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import Fork, NewSeq, Row, Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
+from moeserve.router.core.plans_in_flight import MAX_PLANS_IN_FLIGHT
 from moeserve.router.core.radix_node import depth
-from moeserve.router.core.scheduler import MAX_PLANS_IN_FLIGHT, Scheduler
+from moeserve.router.core.scheduler import Scheduler
 from tests.support.kv_subscriber import Subscriber
 from tests.support.virtual_disk import UNREADABLE, VirtualDisk
 
