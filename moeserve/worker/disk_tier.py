@@ -14,7 +14,7 @@ from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.cache_pages import CachePages, kv_tensors
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.disk.fingerprint import KV_VERSION, Fingerprint
-from moeserve.kv.disk.store import PageStore
+from moeserve.kv.disk.store import DEFAULT_GIB, PageStore
 from moeserve.kv.layout import KvLayout
 from moeserve.models.sources.source import ModelSource
 from moeserve.units import GIB
@@ -22,7 +22,6 @@ from moeserve.worker.model_hash import model_hash
 from moeserve.worker.page_mover import PageMover
 
 PAGE_TOKENS = 32
-DEFAULT_GIB = 10.0
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from moeserve.kv.disk.fingerprint import Fingerprint
 from moeserve.kv.disk.segment import Segment, SegmentError, read_header, segment_numbers, segment_path
 from moeserve.units import GIB
 
+DEFAULT_GIB = 10.0  # of --kv-disk-gib
 MOST_SEGMENT_BYTES = GIB
 LEAST_SEGMENTS = 16  # that the budget is divided into, so that an eviction takes a small part of it
 TOUCH_EVERY_S = 60.0

@@ -286,7 +286,7 @@ def with_disk(tokens: int, tokens_per_s: float) -> SimulationResult:
 
 
 def test_what_the_pool_has_given_up_comes_from_disk() -> None:
-    without = simulate(CROWDED, ONE_MS_A_TOKEN, **SMALL)
+    without = simulate(CROWDED, ONE_MS_A_TOKEN, NOTHING_ELSE, None, None, **SMALL)
     result = with_disk(1 << 20, 50_000.0)
     assert [o.output_len for o in result.outcomes] == [o.output_len for o in without.outcomes]
     assert result.report.disk.tokens > 2000
