@@ -73,7 +73,7 @@ class Message(RequestModel):
     @model_validator(mode="after")
     def _content_is_text(self) -> Message:
         if self.content is None:
-            if self.role != "assistant":
+            if self.role not in ("assistant", "tool"):  # a tool that returns nothing
                 raise PydanticCustomError(
                     "content", "content is required for the role {role}", {"role": self.role}
                 )

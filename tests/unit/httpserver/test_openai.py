@@ -277,6 +277,16 @@ def test_messages_of_other_clients_shapes(server: HttpServer) -> None:
         assert part in prompt
 
 
+def test_the_result_of_a_tool_that_returns_nothing(server: HttpServer) -> None:
+    """Clients send null for it: the template gets an empty result."""
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    body = {"messages": [*CHAT, asked, {"role": "tool", "tool_call_id": "1", "content": None}], "max_tokens": 1}
+    assert server.post("/v1/chat/completions", body).status_code == 200
+    prompt = server.tokenizer.decode(tokens_of(server.requests[0]), skip_special=False)
+    assert "<tool_response>\n\n</tool_response>" in prompt
+
+
 def test_streamed_chat_role_text_end_usage(client: OpenAI, server: HttpServer) -> None:
     stream = client.chat.completions.create(
         model=NAME, messages=CHAT, max_tokens=3, n=2, stream=True, stream_options={"include_usage": True}
