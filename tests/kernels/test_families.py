@@ -33,6 +33,7 @@ FAMILIES = (
     "qwen3next",
     "qwen35moe",
     "deepseek2",
+    "gemma4",
 )  # as the files are named
 NAMES = {model.name for model in OWN}
 OTHERS = [model for family in FAMILIES for model in family_models(family) if model.name not in NAMES]
