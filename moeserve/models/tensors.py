@@ -67,7 +67,8 @@ def _sandwich_tensors(hidden: int, layer: LayerShape) -> dict[str, tuple[int, ..
     norms = [n.POST_ATTENTION_NORM, n.POST_FFW_NORM]
     if layer.moe is not None:
         norms += [n.POST_FFW_NORM_1, n.PRE_FFW_NORM_2, n.POST_FFW_NORM_2]
-    return {n.of_part(norm): (hidden,) for norm in norms} | {n.of_part(n.LAYER_OUTPUT_SCALE): (1,)}
+    parts: dict[str, tuple[int, ...]] = {n.of_part(norm): (hidden,) for norm in norms}
+    return parts | {n.of_part(n.LAYER_OUTPUT_SCALE): (1,)}
 
 
 def _delta_net_tensors(hidden: int, shape: GatedDeltaNetShape) -> dict[str, tuple[int, ...]]:
