@@ -45,7 +45,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     kv_page_tokens: int = 0  # of a page of the disk tier; 0: there is none
     kv_page_bytes: int = 0
     measured_steps: list[MeasuredStep] = []
-    adapters: dict[str, str] = {}  # LoRA adapters: the key of each name
+    adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
+    adapter_bytes: dict[str, int] = {}  # by key
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):
