@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.server import Server, running_server
 from tests.e2e.clients import streamed, within
+from tests.e2e.test_upgrade import reload
 from tests.support.hugging_face_model import write_model
 from tests.support.peft_adapters import ATTENTION, EXPERTS, ROUTER, write_adapter
 
@@ -173,13 +174,12 @@ def test_loading_and_unloading_under_load_loses_nothing(server: Server) -> None:
 def _come_and_go(server: Server) -> list[str]:
     """Loads one adapter, has another take its place while an answer runs, unloads that one while an answer runs, and
     loads it again. Returns the answers of the two."""
-    body = {"model": "new", "prompt": PROMPT, "max_tokens": 150}
     assert order(server, "load", lora_name="new", lora_path="third") == (
         200,
         "Success: LoRA adapter 'new' added successfully.",
     )
     first = complete(server, "new", max_tokens=150)["choices"][0]["text"]
-    long = streamed(server, **body)
+    long = streamed(server, model="new", prompt=PROMPT, max_tokens=150)
     begun = next(long)["choices"][0]["text"]
     assert order(server, "load", lora_name="new", lora_path="fourth", load_inplace=True)[0] == 200
     other = complete(server, "new", max_tokens=150)
@@ -187,7 +187,7 @@ def _come_and_go(server: Server) -> list[str]:
     second = other["choices"][0]["text"]
     assert begun + "".join(event["choices"][0]["text"] for event in long if event["choices"]) == first
 
-    long = streamed(server, **body)
+    long = streamed(server, model="new", prompt=PROMPT, max_tokens=150)
     begun = next(long)["choices"][0]["text"]
     assert order(server, "unload", lora_name="new") == (
         200,
@@ -234,6 +234,18 @@ def test_what_was_loaded_outlives_the_processes(server: Server, process: str) ->
     assert complete(server, "new")["choices"][0]["text"] == alone
     assert names_of(server) == {"tiny", "first", "new"}
     assert order(server, "load", lora_name="second", lora_path="second")[0] == 200
+
+
+@pytest.mark.slow
+def test_what_was_loaded_is_in_the_next_server_of_an_upgrade(server: Server) -> None:
+    """Last, because the server's processes are others afterwards."""
+    assert within(20, lambda: order(server, "load", lora_name="new", lora_path="third")[0] == 200)
+    alone = {name: complete(server, name)["choices"][0]["text"] for name in ("first", "new")}
+    assert order(server, "unload", lora_name="second")[0] == 200
+    for _ in range(2):
+        assert reload(server).returncode == 0
+        assert {name: complete(server, name)["choices"][0]["text"] for name in alone} == alone
+        assert names_of(server) == {"tiny", *alone}
 
 
 def _is_ready(server: Server) -> bool:

@@ -80,12 +80,10 @@ def test_a_name_comes_and_goes_and_its_requests_keep_it(tmp_path: Path) -> None:
     world.in_use = ["key-a"]
     assert world.ask(UnloadAdapter(2, "a")).status == 200
     assert world.served == {"start": "key-0"}
-    assert world.registry.has("key-a")
-    assert world.registry.is_busy
+    assert (world.registry.has("key-a"), world.registry.is_busy) == (True, True)
     world.in_use = []
     assert world.turn() == {"key-0"}
-    assert not world.registry.has("key-a")
-    assert not world.registry.is_busy
+    assert (world.registry.has("key-a"), world.registry.is_busy) == (False, False)
     assert world.registry.due(world.now + 1, list) is None
 
 
@@ -148,9 +146,9 @@ def test_the_next_worker_gets_all_before_a_plan(tmp_path: Path) -> None:
     (answer,) = (told for told in world.registry.take_messages() if isinstance(told, AdapterAnswer))
     assert (answer.ticket, answer.status) == (3, 503)  # it may be what has ended the worker
     world.registry.worker_found(ready(start="key-0"))
-    assert world.registry.is_restoring
+    assert (world.registry.is_restoring, world.registry.is_waiting) == (True, True)
     assert world.turn() == {"key-a"}
-    assert not world.registry.is_restoring
+    assert (world.registry.is_restoring, world.registry.is_waiting) == (False, False)
     assert world.served == {"a": "key-a"}
 
 
