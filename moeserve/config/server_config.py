@@ -135,8 +135,7 @@ class ServerConfig(ApiConfig):
         None,
         "Capacity",
         "folder for the prefix cache's tier on disk: prompts and answers that are computed once are read from there, "
-        "after a restart too (CPU engine, models without recurrent state); one server at a time. What was said can be "
-        "reconstructed from it",
+        "after a restart too (CPU engine); one server at a time. What was said can be reconstructed from it",
         metavar="PATH",
     )
     kv_disk_gib: float | None = option(

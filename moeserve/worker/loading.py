@@ -189,7 +189,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)
-    pages = None if loaded.disk is None else loaded.disk.open(kv)
+    pages = None if loaded.disk is None else loaded.disk.open(kv, states)
     ready = ready_message(
         config,
         layout,

@@ -55,13 +55,10 @@ class Runner:
         """Runs one plan. The plan is the router's and trusted; any exception is fatal to the worker."""
         started = time.perf_counter()
         idle_ms = (started - self._step_ended) * 1e3
-        if plan.pages is not None and self._pages is not None:
-            self._pages.order(plan.pages)
+        self._move_state(plan)
         if not plan.rows:
             return StepResult(plan.step, [], {}, 0.0, idle_ms, pages=self._page_report(may_wait=True))
         compiled_before = self.engine.kernels_compiled
-        if plan.state_copies:
-            self.engine.copy_states(np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2))
         for seq in plan.new_seqs:
             self._bind(seq)
         if plan.forks:
@@ -88,6 +85,16 @@ class Runner:
         return StepResult(
             plan.step, sampled, prompt_logprobs, compute_ms, idle_ms, compiled, mask_ms, pages, cache
         )
+
+    def _move_state(self, plan: StepPlan) -> None:
+        """Executes the plan's page orders and state copies."""
+        pages = self._pages if plan.pages is not None else None
+        if pages is not None and plan.pages is not None:
+            pages.write(plan.pages)
+        if plan.state_copies:
+            self.engine.copy_states(np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2))
+        if pages is not None and plan.pages is not None:
+            pages.load(plan.pages)
 
     def _page_report(self, *, may_wait: bool = False) -> PageReport | None:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)

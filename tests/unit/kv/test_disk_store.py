@@ -52,7 +52,7 @@ def read(store: PageStore, number: int) -> bytes | None:
 
 
 def open_store(folder: Path, budget: int = 1 << 20, **changes: Any) -> PageStore:
-    return PageStore(folder, budget, replace(FINGERPRINT, **changes))
+    return PageStore(folder, budget, [replace(FINGERPRINT, **changes)])
 
 
 def filled(folder: Path, count: int, budget: int = 1 << 20) -> PageStore:

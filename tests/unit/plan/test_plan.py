@@ -139,6 +139,35 @@ def test_the_type_of_the_kv_counts(capsys: pytest.CaptureFixture[str], tiny_mode
 
 
 @pytest.mark.usefixtures("no_measuring")
+def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    flags = (
+        "--model",
+        str(tiny_model),
+        "--device",
+        "cpu",
+        "--kv-disk",
+        "/no/such/folder",
+        "--kv-disk-gib",
+        "2",
+    )
+    disk = run(capsys, *flags, "--disk-bandwidth", "0.5")["disk"]
+    token_bytes = 6 * 2 * 2 * 64 * 2  # layers, keys and values, heads, numbers, bytes
+    assert disk["tokens"] == (2 << 30) // token_bytes
+    assert disk["load_s"] == pytest.approx(disk["prompt"] * token_bytes / 0.5e9)
+    assert disk["tokens_per_s"] == pytest.approx(0.5e9 / token_bytes)
+    assert disk["compute_s"] > disk["load_s"]
+    assert main(["plan", *flags]) == 0
+    text = capsys.readouterr().out
+    assert "tokens in 2.00 GiB" in text
+    assert "the disk's speed is assumed" in text
+    without = ("--model", str(tiny_model), "--device", "cpu")
+    assert run(capsys, *without)["disk"] is None
+    assert "has no effect without --kv-disk" in fails(capsys, *without, "--kv-disk-gib", "2")
+    gpu = ("--model", str(tiny_model), "--gpu-memory", "40", "--kv-disk", "/x")
+    assert "for the CPU engine alone" in fails(capsys, *gpu)
+
+
+@pytest.mark.usefixtures("no_measuring")
 def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     gguf = open_gguf(tiny_model)
     model = read_shape(gguf)
