@@ -87,11 +87,13 @@ class DiskTier:
         return self._begin(request, namespace, tokens, keys[:end], first, usable, now)
 
     def _joins(self, request: Request, keys: list[bytes], first: int, usable: int) -> bool:
-        """Has a request wait for a load that brings what it could continue from: its first page that is missing, or
-        the state after any of its pages."""
-        if not self._has_states:
-            return first < len(keys) and self._loader.join(request, keys[first])
+        """Has a request wait for a load that brings its first page that is missing, or the state after any of its
+        pages."""
         if not self._loader.has_work:
+            return False
+        if first < len(keys) and self._loader.join(request, keys[first]):
+            return True
+        if not self._has_states:
             return False
         usable_pages = usable // self._page_tokens
         return any(self._loader.join(request, state_key(key)) for key in reversed(keys[usable_pages:]))

@@ -54,7 +54,7 @@ def snapshot_borders(start: int, matched: int, num_prompt: int, spacing: BorderS
 
     def add(position: int, kind: SnapshotKind) -> None:
         taken = [start, *(at for at, _ in borders)]
-        if all(abs(position - at) >= spacing.least for at in taken):
+        if position > start and all(abs(position - at) >= spacing.least for at in taken):
             borders.append((position, kind))
 
     if start < matched <= last:

@@ -161,6 +161,21 @@ def test_prompts_of_a_recurrent_model_wait_for_one_load() -> None:
     assert all(usage is not None and usage.cached_tokens == 92 for usage in usages)
 
 
+def test_prompts_that_depart_from_each_other_load_no_page_twice() -> None:
+    other = [*PROMPT[:60], *range(5000, 5043)]
+    first = make_world(page_tokens=PAGE, num_state_slots=16)
+    for id, prompt in enumerate((PROMPT, other)):
+        first.add(request(id, prompt, 4))
+        first.run()
+    world = restarted(first)
+    for id, prompt in enumerate((PROMPT, other), start=10):
+        world.add(request(id, prompt, 4))
+    world.run()
+    assert world.worker.disk.num_loads == 92 // PAGE + (92 - 60) // PAGE
+    usages = [final_item(world, id).usage for id in (10, 11)]
+    assert all(usage is not None and usage.cached_tokens == 92 for usage in usages)
+
+
 def test_without_a_spare_state_slot_nothing_is_loaded_and_all_is_computed() -> None:
     world = served_recurrent(num_state_slots=8)
     world.add(request(1, PROMPT, 4))

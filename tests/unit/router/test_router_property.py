@@ -339,3 +339,15 @@ def test_keys_do_not_preempt_each_other_for_ever(seed: int) -> None:
 def test_a_hundred_thousand_lives(block: int) -> None:
     for seed in range(10_000 + block * 1000, 10_000 + (block + 1) * 1000):
         crowded_life(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(100))
+def test_a_hundred_thousand_lives_with_a_disk(block: int) -> None:
+    """Every second one of a recurrent model; five lives follow each other on one disk."""
+    for seed in range(200_000 + block * 1000, 200_000 + (block + 1) * 1000, 5):
+        disk = VirtualDisk(seed % 3 + 1, seed, faults=[0.0, 0.02, 0.2][seed // 5 % 3], instant=False)
+        for life in range(seed, seed + 5):
+            disk.connect()
+            crowded_life(life, loses=0.1 * (life % 4 == 0), recurrent=seed // 5 % 2 == 0, disk=disk)
