@@ -57,9 +57,7 @@ class Scheduler:
         self._closed: str | None = None  # the cause, once no request is served any more
         self._has_worker = True
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
-        self._adapters: Counter[str] = (
-            Counter()
-        )  # open requests by adapter; without those of the model itself
+        self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
         self._waiting = WaitingQueue()
         self._memory = KvMemory(
             limits.num_kv_slots,
