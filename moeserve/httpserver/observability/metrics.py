@@ -167,7 +167,7 @@ class _RouterCollector(Collector):
 
     def _disk(self) -> Iterable[Metric]:
         disk, labels = self._metrics.load.disk, [self._metrics.model_name]
-        pages = GaugeMetricFamily("moeserve:kv_disk_pages", "Pages of KV on disk.", labels=_LABELS)
+        pages = GaugeMetricFamily("moeserve:kv_disk_pages", "Pages of KV and states on disk.", labels=_LABELS)
         pages.add_metric(labels, disk.pages)
         yield pages
         counts = [(metric, text, float(getattr(disk, name))) for name, metric, text in _DISK_COUNTERS]
