@@ -13,6 +13,10 @@ from benchmarks.server import REPOSITORY, Server, running_server
 # Where the servers run that tests start: the same tests are for a GPU (`make test-gpu`), which must be asked for.
 TEST_DEVICE = os.environ.setdefault("MOESERVE_TEST_DEVICE", "cpu")
 
+# Two files of tests run side by side, each with a server. With a thread for each core both would wait at every barrier
+# for a thread that the other has displaced, and take four times as long. What is about threads asks for its own.
+os.environ.setdefault("MOESERVE_TEST_FLAGS", "--threads 1" if TEST_DEVICE == "cpu" else "")
+
 # A GPU chooses its kernels by the number of rows in a step, and they round differently: what a request gets is the
 # same to the bit only in steps of the same rows.
 IS_BATCH_INVARIANT = TEST_DEVICE != "cuda"

@@ -123,16 +123,19 @@ class EngineBench:
     def prefill(self, batch: int, prompt: int) -> float:
         """Seconds, one sequence after another."""
         began = time.perf_counter()
-        vocab = self._runner.ready().vocab_size
+        ready = self._runner.ready()
+        vocab, has_states = ready.vocab_size, ready.num_state_slots > 0
         for seq in range(batch):
             sampling = SamplingParams(max_tokens=1 << 20, temperature=self._temperature, seed=seq)
             tokens = self._random.integers(0, vocab, prompt, dtype=np.int32)
-            new = [NewSeq(seq, tokens.tobytes(), prompt, b"", sampling)]
+            new = [NewSeq(seq, tokens.tobytes(), prompt, b"", sampling, state_slot=seq if has_states else -1)]
+            zeroed = np.array([[-1, seq]], np.int32).tobytes() if has_states else b""
             for start in range(0, prompt, self._step_tokens):
                 count = min(self._step_tokens, prompt - start)
                 slots = _slots(batch, seq, start, count)
-                self.run(StepPlan(self._step, new, [Row(seq, start, count, slots, start + count == prompt)]))
-                new = []
+                row = Row(seq, start, count, slots, start + count == prompt)
+                self.run(StepPlan(self._step, new, [row], state_copies=zeroed))
+                new, zeroed = [], b""
         return time.perf_counter() - began
 
     def decode(self, batch: int, prompt: int, gen: int) -> float:

@@ -25,10 +25,13 @@ class ToolFormat:
     tags: CallTags
     call_end: str  # ends one call
     body: Callable[[Schemas], NewBody]  # from the tools' schemas
-    guided: GuidedCalls
+    guided: GuidedCalls  # with JSON
     guided_body: NewBody | None = None  # reads `guided` calls; None: `body` does
     takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
     inner_words: tuple[str, ...] = ()  # tags within `tags`
+    own_calls: GuidedCalls | None = (
+        None  # as `guided`, with the model's own tags around arguments; `body` reads them
+    )
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -42,13 +45,14 @@ class ToolFormat:
         return ToolCallParser(self.body(schemas), self.tags)
 
 
-def _tagged(name: str, mark: str, tags: CallTags, syntax: TaggedSyntax) -> ToolFormat:
+def _tagged(name: str, mark: str, tags: CallTags, syntax: TaggedSyntax, own_calls: GuidedCalls) -> ToolFormat:
     call_end = syntax.close if tags.following else tags.close
 
     def body(schemas: Schemas) -> NewBody:
         return partial(TaggedBody, schemas=schemas, syntax=syntax)
 
-    return ToolFormat(name, (mark,), tags, call_end, body, hermes_between(tags), hermes.HermesBody)
+    guided = hermes_between(tags)
+    return ToolFormat(name, (mark,), tags, call_end, body, guided, hermes.HermesBody, own_calls=own_calls)
 
 
 def _untyped(body: NewBody) -> Callable[[Schemas], NewBody]:
@@ -84,12 +88,18 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
         gemma.TAGS.close,
         _untyped(gemma.GemmaBody),
         gemma.GUIDED,
-        hermes.HermesBody,
+        guided_body=hermes.HermesBody,
         inner_words=(gemma.QUOTE,),
     ),
-    _tagged("minimax_m2", minimax.TAGS.open, minimax.TAGS, minimax.SYNTAX),
-    _tagged("glm45", glm.SYNTAX.key_open, glm.TAGS, glm.SYNTAX),
-    _tagged("qwen3_coder", qwen3_coder.SYNTAX.name_open, qwen3_coder.TAGS, qwen3_coder.SYNTAX),
+    _tagged("minimax_m2", minimax.TAGS.open, minimax.TAGS, minimax.SYNTAX, minimax.OWN_CALLS),
+    _tagged("glm45", glm.SYNTAX.key_open, glm.TAGS, glm.SYNTAX, glm.OWN_CALLS),
+    _tagged(
+        "qwen3_coder",
+        qwen3_coder.SYNTAX.name_open,
+        qwen3_coder.TAGS,
+        qwen3_coder.SYNTAX,
+        qwen3_coder.OWN_CALLS,
+    ),
     ToolFormat(
         "hermes",
         (hermes.TAGS.open,),

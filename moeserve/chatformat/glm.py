@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from .guided import GuidedCalls, GuidedTags
 from .tagged import TaggedSyntax
 from .tool_calls import CallTags
 
@@ -22,4 +23,14 @@ SYNTAX: Final = TaggedSyntax(
     value_open="<arg_value>",
     value_close="</arg_value>",
     close="</tool_call>",
+)
+OWN_CALLS: Final = GuidedCalls(
+    open=TAGS.open,
+    before_name="",
+    before_arguments="\n",
+    behind="",
+    close=TAGS.close,
+    separator="\n",
+    is_block=False,
+    tags=GuidedTags("<arg_key>", "</arg_key>\n<arg_value>", "", "</arg_value>", "\n", optional_lines=True),
 )

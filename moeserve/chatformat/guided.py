@@ -1,10 +1,23 @@
-"""The text around a call that a grammar enforces, whose arguments are JSON in every format."""
+"""The text around a call that a grammar enforces."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from .tool_calls import CallTags
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedTags:
+    """Around an argument in tags, in the order of the text: `before_key`, the key, `before_value`, the value,
+    `before_close` (not where the value is any text), `value_close`, `behind`."""
+
+    before_key: str
+    before_value: str
+    before_close: str
+    value_close: str
+    behind: str
+    optional_lines: bool = False  # models of the format differ in whether they write line ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +32,9 @@ class GuidedCalls:
     close: str
     separator: str  # between one call and the next
     is_block: bool
+    tags: GuidedTags | None = None  # None: the arguments are JSON
 
 
 def hermes_between(tags: CallTags) -> GuidedCalls:
-    """Returns Qwen3's form between any tags: for models whose own calls are no JSON."""
+    """Returns Qwen3's form between any tags: for tools whose arguments the model's own tags cannot be held to."""
     return GuidedCalls(tags.open, '\n{"name": "', '", "arguments": ', "}\n", tags.close, "\n", is_block=False)

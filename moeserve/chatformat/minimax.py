@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from .guided import GuidedCalls, GuidedTags
 from .tagged import TaggedSyntax
 from .tool_calls import CallTags
 
@@ -23,4 +24,14 @@ SYNTAX: Final = TaggedSyntax(
     value_open="",
     value_close="</parameter>",
     close="</invoke>",
+)
+OWN_CALLS: Final = GuidedCalls(
+    open=TAGS.open,
+    before_name='\n<invoke name="',
+    before_arguments='">\n',
+    behind="</invoke>",
+    close="\n" + TAGS.close,
+    separator="",
+    is_block=True,
+    tags=GuidedTags('<parameter name="', '">', "", "</parameter>", "\n"),
 )

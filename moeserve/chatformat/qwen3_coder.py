@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from .guided import GuidedCalls, GuidedTags
 from .tagged import TaggedSyntax
 from .tool_calls import CallTags
 
@@ -28,4 +29,14 @@ SYNTAX: Final = TaggedSyntax(
     value_close="</parameter>",
     close="</function>",
     trims_line_ends=True,
+)
+OWN_CALLS: Final = GuidedCalls(
+    open=TAGS.open,
+    before_name="\n<function=",
+    before_arguments=">\n",
+    behind="</function>\n",
+    close=TAGS.close,
+    separator="\n",
+    is_block=False,
+    tags=GuidedTags("<parameter=", ">\n", "\n", "</parameter>", "\n"),
 )

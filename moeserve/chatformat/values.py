@@ -63,7 +63,7 @@ def types_of(schema: Any, root: Mapping[str, Any], references: int = 0) -> froze
     named = schema.get("type")
     types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
     if references < _MAX_REFERENCES and "$ref" in schema:
-        types |= types_of(_referred(schema["$ref"], root), root, references + 1)
+        types |= types_of(referred(schema["$ref"], root), root, references + 1)
     for word in ("anyOf", "oneOf", "allOf"):
         options = schema.get(word)
         if isinstance(options, list):
@@ -78,7 +78,7 @@ def types_of(schema: Any, root: Mapping[str, Any], references: int = 0) -> froze
     return frozenset(one for one in types if isinstance(one, str))
 
 
-def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+def referred(reference: Any, root: Mapping[str, Any]) -> Any:
     """Follows a reference within the schema, `#/$defs/name`; None for any other."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None

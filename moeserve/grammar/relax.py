@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from .spec import Channels, GrammarSpec, GrammarTool, WithCalls
+from .spec import Channels, GrammarSpec, GrammarTool, TaggedArgument, WithCalls
 
 # Look-around and back references, which Rust's `regex` crate does not have.
 _UNSUPPORTED: Final = re.compile(r"\(\?(<?[=!]|P=)|\\[1-9]|\\k[<{]")
@@ -31,9 +31,25 @@ def relaxed(spec: GrammarSpec, strict: Set[str]) -> GrammarSpec | None:
 
 def _relaxed(tools: Sequence[GrammarTool], strict: Set[str]) -> list[GrammarTool]:
     return [
-        tool if tool.name in strict else GrammarTool(tool.name, json.dumps(_lenient(json.loads(tool.schema))))
+        tool
+        if tool.name in strict
+        else msgspec.structs.replace(
+            tool,
+            schema=_lenient_text(tool.schema),
+            arguments=None if tool.arguments is None else [_lenient_argument(one) for one in tool.arguments],
+        )
         for tool in tools
     ]
+
+
+def _lenient_argument(argument: TaggedArgument) -> TaggedArgument:
+    if argument.schema is None:
+        return argument
+    return msgspec.structs.replace(argument, schema=_lenient_text(argument.schema))
+
+
+def _lenient_text(schema: str) -> str:
+    return json.dumps(_lenient(json.loads(schema)))
 
 
 def _lenient(schema: Any) -> Any:

@@ -35,12 +35,36 @@ class Choice(msgspec.Struct, frozen=True, tag=True):
 AnswerSpec = JsonSchema | Regex | Ebnf | Choice
 
 
+class TaggedArgument(msgspec.Struct, frozen=True, array_like=True):
+    """An argument that stands in tags: a JSON value where `schema` is given, one of `words`, or any text."""
+
+    key: str
+    is_required: bool
+    schema: str | None = None  # JSON text
+    words: list[str] | None = None
+    min_chars: int = 0
+    max_chars: int | None = None
+
+
 class GrammarTool(msgspec.Struct, frozen=True, array_like=True):
     name: str
     schema: str  # of its arguments, JSON text
+    arguments: list[TaggedArgument] | None = None  # in tags, in this order; None: any keys, and any texts
 
 
 Piece = str | int  # text, or the id of a control token
+
+
+class ArgumentTags(msgspec.Struct, frozen=True, array_like=True):
+    """What stands around an argument in tags: `before_key`, the key, `before_value`, the value, `before_close`,
+    `value_close`, `behind`. A text ends with the first `value_close`."""
+
+    before_key: str
+    before_value: str
+    before_close: str
+    value_close: str
+    behind: str
+    optional_lines: bool  # every line end around names, keys and values may be left out
 
 
 class CallForm(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +79,7 @@ class CallForm(msgspec.Struct, frozen=True, array_like=True):
     close: list[Piece]
     separator: list[Piece]  # between one call and the next
     is_block: bool
+    tags: ArgumentTags | None = None  # None: the arguments are JSON
 
 
 HERMES: Final = CallForm(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import llguidance
 
 from .errors import GrammarError
+from .lark_text import bounded_schema, literal, pieces
 from .spec import (
     CallForm,
     Channels,
@@ -19,15 +20,12 @@ from .spec import (
     GrammarTool,
     JsonOrToolCalls,
     JsonSchema,
-    Piece,
     Regex,
     TextWithToolCalls,
     ToolCalls,
 )
+from .tagged_calls import tagged_tools
 
-# Between the parts of a JSON text: enough to indent, not enough for a model that has lost its way to fill its
-# answer with blanks. None before or after the text.
-_WHITESPACE: Final = r"[ \t\r\n]{1,40}"
 _ANYTHING: Final = "/(?s:.*)/"
 
 
@@ -36,13 +34,13 @@ def to_grammar(spec: GrammarSpec) -> str:
     none; most mistakes are found when the grammar is compiled."""
     match spec:
         case JsonSchema(schema=schema):
-            return json.dumps({"grammars": [{"json_schema": _schema(schema)}]})
+            return json.dumps({"grammars": [{"json_schema": bounded_schema(schema)}]})
         case Regex(pattern=pattern):
             return llguidance.LLMatcher.grammar_from_regex(pattern)
         case Ebnf(text=text):
             return _lark(text)
         case Choice(options=options):
-            return "start: " + " | ".join(map(_literal, options))
+            return "start: " + " | ".join(map(literal, options))
         case ToolCalls(tools=tools, parallel=parallel, form=form):
             return f"start: calls\n{_calls(form, parallel)}{_tools(tools, form)}"
         case TextWithToolCalls(tools=tools, parallel=parallel, form=form):
@@ -50,7 +48,7 @@ def to_grammar(spec: GrammarSpec) -> str:
             rules = _block(form, parallel) + _among_text(form) + _tools(tools, form)
             return f"{start}TEXT: {_ANYTHING}\n{rules}"
         case JsonOrToolCalls(schema=schema, tools=tools, parallel=parallel, form=form):
-            answer = f"answer: %json {json.dumps(_schema(schema))}\n"
+            answer = f"answer: %json {json.dumps(bounded_schema(schema))}\n"
             return f"start: answer | calls\n{answer}{_calls(form, parallel)}{_tools(tools, form)}"
         case Channels():
             return _channels(spec)
@@ -58,21 +56,21 @@ def to_grammar(spec: GrammarSpec) -> str:
 
 def _calls(form: CallForm, parallel: bool) -> str:
     """Returns the rules for calls alone."""
-    block = f"{_pieces([form.open])} block"
-    further = f" ({_pieces(form.separator)} {block})*" if parallel and not form.is_block else ""
+    block = f"{pieces([form.open])} block"
+    further = f" ({pieces(form.separator)} {block})*" if parallel and not form.is_block else ""
     return f"calls: {block}{further}\n{_block(form, parallel)}"
 
 
 def _block(form: CallForm, parallel: bool) -> str:
     """Returns the rule for what follows `form.open`."""
-    further = f" ({_pieces(form.separator)} call)*" if parallel and form.is_block else ""
-    return f"block: call{further} {_pieces(form.close)}\n"
+    further = f" ({pieces(form.separator)} call)*" if parallel and form.is_block else ""
+    return f"block: call{further} {pieces(form.close)}\n"
 
 
 def _among_text(form: CallForm) -> str:
     """Returns the rules for a block and the text before it, which ends with the first `form.open`."""
     if isinstance(form.open, int):
-        return f"among_text: TEXT {_pieces([form.open])} block\n"
+        return f"among_text: TEXT {pieces([form.open])} block\n"
     return f"among_text: opening block\nopening[lazy]: /(?s:.*){re.escape(form.open)}/\n"
 
 
@@ -104,9 +102,9 @@ def _channels(spec: Channels) -> str:
     if spec.tools:
         lines.append("call: " + " | ".join(f"tool_{i}" for i in range(len(spec.tools))))
     for i, tool in enumerate(spec.tools):
-        recipient = _literal(f"commentary to=functions.{tool.name}")
+        recipient = literal(f"commentary to=functions.{tool.name}")
         lines.append(f"tool_{i}: {channel} {recipient} {json_follows} {message} arguments_{i}")
-        lines.append(f"arguments_{i}: %json {json.dumps(_schema(tool.schema))}")
+        lines.append(f"arguments_{i}: %json {json.dumps(bounded_schema(tool.schema))}")
     grammars = [{"lark_grammar": "\n".join(lines)}]
     if spec.answer is not None:
         text = to_grammar(spec.answer)
@@ -121,40 +119,13 @@ def _before_the_end(spec: Channels) -> str:
     return ("thought? " if spec.max_thought else "") + ("before*" if spec.tools else "")
 
 
-def _schema(text: str) -> Any:
-    """Adds our bound on white space, unless the schema sets its own in llguidance's `x-guidance`."""
-    schema = json.loads(text)
-    if not isinstance(schema, dict):
-        return schema
-    own = schema.get("x-guidance")
-    return schema | {
-        "x-guidance": {"whitespace_pattern": _WHITESPACE} | (own if isinstance(own, dict) else {})
-    }
-
-
 def _tools(tools: Sequence[GrammarTool], form: CallForm) -> str:
     """Returns the rules for one call, one a tool."""
+    if form.tags is not None:
+        return tagged_tools(tools, form, form.tags)
     lines = ["call: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
     for i, tool in enumerate(tools):
-        head = _pieces([*form.before_name, tool.name, *form.before_arguments])
-        lines.append(f"tool_{i}: {head} arguments_{i} {_pieces(form.behind)}")
-        lines.append(f"arguments_{i}: %json {json.dumps(_schema(tool.schema))}")
+        head = pieces([*form.before_name, tool.name, *form.before_arguments])
+        lines.append(f"tool_{i}: {head} arguments_{i} {pieces(form.behind)}")
+        lines.append(f"arguments_{i}: %json {json.dumps(bounded_schema(tool.schema))}")
     return "\n".join(lines) + "\n"
-
-
-def _pieces(pieces: Sequence[Piece]) -> str:
-    """Returns a sequence of Lark's; neighbouring texts are one, which takes the tokens that the model has learnt."""
-    parts: list[str] = []
-    text = ""
-    for piece in pieces:
-        if isinstance(piece, str):
-            text += piece
-            continue
-        parts += [_literal(text)] * bool(text) + [f"<[{piece}]>"]
-        text = ""
-    return " ".join(parts + [_literal(text)] * bool(text))
-
-
-def _literal(text: str) -> str:
-    """Quotes a string for Lark, whose strings are written as JSON's."""
-    return json.dumps(text)

@@ -1,6 +1,7 @@
 """What router and worker tell each other about the disk tier of the prefix cache.
 
-A page is a run of tokens' KV that is moved as a whole. Its key stands for these tokens and all before them; keys are
+A page is a run of tokens' KV that is moved as a whole. Its key stands for these tokens and all before them. Of a model
+with recurrent state, the state after all tokens of a key is moved in the same way, under a key of its own. Keys are
 joined to one bytes object where there may be many.
 """
 
@@ -20,13 +21,22 @@ class PageCopy(msgspec.Struct, frozen=True, array_like=True):
     slots: bytes  # int32, WorkerReady.kv_page_tokens of them
 
 
-class PageOrders(msgspec.Struct, frozen=True, array_like=True):
-    """What the disk tier moves. A write's KV is copied out of its slots before the loads and the rows of the plan,
-    after the rows of all plans before. A load writes to its slots at any time from then on until a PageReport names its
-    key; no row uses these slots meanwhile."""
+class StateCopy(msgspec.Struct, frozen=True, array_like=True):
+    """A recurrent state, and the state slot that it comes from or goes to."""
 
-    writes: list[PageCopy]
-    loads: list[PageCopy]
+    key: bytes  # PAGE_KEY_BYTES: stands for all tokens that the state has consumed
+    slot: int
+
+
+class PageOrders(msgspec.Struct, frozen=True, array_like=True):
+    """What the disk tier moves. What is written is copied out of its slots before the state copies, the loads and the
+    rows of the plan, after the rows of all plans before. A load writes to its slots at any time after the plan's state
+    copies until a PageReport names its key; no copy and no row uses these slots meanwhile."""
+
+    writes: list[PageCopy] = []
+    loads: list[PageCopy] = []
+    state_writes: list[StateCopy] = []
+    state_loads: list[StateCopy] = []
 
 
 class PageReport(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +54,7 @@ class PageReport(msgspec.Struct, frozen=True, array_like=True):
 class DiskCounts(msgspec.Struct, frozen=True, array_like=True):
     """The disk tier's part of a LoadReport: totals since the start, but for `pages`."""
 
-    pages: int = 0  # on disk now
+    pages: int = 0  # on disk now, states included
     bytes_written: int = 0
     bytes_read: int = 0
     tokens: int = 0  # whose KV came from disk

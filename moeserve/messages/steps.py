@@ -44,8 +44,10 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     prompts_first: bool = False  # steps are worth most when prompts fill them: all experts are on a GPU
     kv_page_tokens: int = 0  # of a page of the disk tier; 0: there is none
     kv_page_bytes: int = 0
+    state_bytes: int = 0  # of one slot of recurrent state
     measured_steps: list[MeasuredStep] = []
-    adapters: dict[str, str] = {}  # LoRA adapters: the key of each name
+    adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
+    adapter_bytes: dict[str, int] = {}  # by key
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):

@@ -32,7 +32,13 @@ FLOAT32_ROWS = 64
 # The room for them grows with the rows, as the other buffers do.
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
+UNPACK_ROUTES = 192  # of each expert, on average: so many make up for unpacking its weights
 INT8_GROUP = 32  # columns that share a scale of int8 activations
+
+
+def unpacks_experts(rows: int, top_k: int, experts: int) -> bool:
+    """Whether experts are unpacked in steps that unpack at all."""
+    return rows * top_k >= UNPACK_ROUTES * experts
 
 
 @dataclass(frozen=True, slots=True)

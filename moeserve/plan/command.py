@@ -22,6 +22,7 @@ from moeserve.placement.engine_memory import check_gpu_shape, gpu_reserved_bytes
 from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.plan.disk import READ_BYTES_PER_S, forecast_disk_tier
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import PlacementPlan, Speed, as_json, as_text
@@ -49,6 +50,8 @@ SHARED = (
     "max_total_tokens",
     "max_num_batched_tokens",
     "kv_cache_dtype",
+    "kv_disk",
+    "kv_disk_gib",
     "state_snapshot_budget",
     "threads",
     "isa",
@@ -108,6 +111,14 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates)
+    disk = forecast_disk_tier(
+        config,
+        sizes,
+        CpuSpeed(model, sizes, routing, cpu_rates) if gpu is None else None,
+        in_a_step,
+        memory.max_model_len,
+        READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9,
+    )
     return PlacementPlan(
         model=model,
         gguf=gguf,
@@ -120,6 +131,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         cpu_rates=cpu_rates,
         gpu_rates=gpu_rates,
         speed=speed,
+        disk=disk,
         command=command_line(config, args, memory, has_gpu=gpu is not None),
         cautions=_cautions(config, args, memory, speed, note),
     )
@@ -219,6 +231,8 @@ def _cautions(
     config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed, note: str
 ) -> list[str]:
     cautions: list[str] = []
+    if config.kv_disk is not None and args.disk_bandwidth is None:
+        cautions.append("the disk's speed is assumed (--disk-bandwidth)")
     if note:
         cautions.append(f"memory is what is left of a limit{note}")
     if config.max_model_len is not None and config.max_model_len > memory.kv_tokens:
@@ -274,6 +288,7 @@ def command_parser() -> argparse.ArgumentParser:
         ("--gpu-bandwidth", "GB/s", "what the GPU reads from its memory"),
         ("--gpu-tflops", "TFLOPS", "what the GPU computes in bfloat16"),
         ("--pcie-bandwidth", "GB/s", "from RAM to the GPU"),
+        ("--disk-bandwidth", "GB/s", "what --kv-disk is read with (default: 1)"),
     ):
         machine.add_argument(flag, type=number, metavar=metavar, help=text)
     parser.add_argument("--verbose", action="store_true", help="every tensor")

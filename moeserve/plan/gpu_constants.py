@@ -23,6 +23,12 @@ class GpuConstants:
     route_read: float = 0.8  # few rows: experts, once for each route
     many_read: float = 0.49  # many rows: weights, each once, on their way to the tensor cores
     ops: float = 0.202  # many rows
+    # Thousands of rows, of which weights are unpacked to floats before the products: a layer's unpacking, products,
+    # attention and what is neither, from docs/results/2026-11-22-gpu-server.md.
+    unpack_read: float = 0.19
+    unpacked_ops: float = 0.65
+    attention_ops: float = 0.5
+    row_s: float = 0.14e-6  # of each row in each layer: norms, rotation, routing, sorting
     handoff_s: float = 28e-6  # to the CPU pool and back, in each layer that has experts in RAM
     ram_read: float = 0.79  # experts in RAM
     pcie: float = (

@@ -11,6 +11,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Placement
 from moeserve.placement.sizes import plane_bytes
+from moeserve.plan.disk import DiskTierForecast
 from moeserve.plan.memory import Memory
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.units import GIB, MIB
@@ -38,6 +39,7 @@ class PlacementPlan:
     cpu_rates: CpuRates
     gpu_rates: GpuRates | None
     speed: Speed
+    disk: DiskTierForecast | None
     command: str
     cautions: list[str]
 
@@ -59,6 +61,7 @@ def as_json(plan: PlacementPlan) -> dict[str, Any]:
             "gpu": None if plan.gpu_rates is None else asdict(plan.gpu_rates),
         },
         "speed": asdict(plan.speed),
+        "disk": None if plan.disk is None else asdict(plan.disk),
         "command": plan.command,
         "cautions": plan.cautions,
     }
@@ -179,8 +182,20 @@ def _capacity(plan: PlacementPlan) -> str:
             _row("KV", f"{plan.memory.kv_tokens:,} tokens, {plan.memory.max_model_len:,} at most a request"),
             _row("users at once", users),
             _row("a step", f"{plan.step_tokens:,} tokens at most"),
+            *_disk(plan.disk),
         ]
     )
+
+
+def _disk(disk: DiskTierForecast | None) -> list[str]:
+    if disk is None:
+        return []
+    states = f", less {disk.state_bytes / MIB:,.0f} MiB a state" if disk.state_bytes else ""
+    long = f"{disk.prompt:,} tokens in {disk.load_s:.2f} s ({disk.tokens_per_s:,.0f} tokens/s), computed in"
+    return [
+        _row("on disk", f"{disk.tokens:,} tokens in {_gib(disk.num_bytes)}{states}"),
+        _row("a prompt from disk", f"{long} {disk.compute_s:,.1f} s"),
+    ]
 
 
 def _speed(plan: PlacementPlan) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 
 from moeserve.models.interface import ModelShape
-from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.models.step_buffers import SMALL_BATCH_ROWS, UNPACK_ROWS, step_sizes, unpacks_experts
 from moeserve.models.tensors import dense_tensors
 from moeserve.placement import ModelSizes, Placement
 from moeserve.plan.gpu_constants import H200, GpuConstants
@@ -126,8 +126,9 @@ class HybridSpeed:
     faster); many rows read each once, which is slow by itself, as the tensor cores take unpacked weights, and compute
     after that rather than meanwhile:
 
-        few     bytes of routes / reading
-        many    bytes of experts / reading + operations / rate
+        few       bytes of routes / reading
+        many      bytes of experts / reading + operations / rate
+        unpacked  the same with more operations a second, of steps so large that weights are unpacked before products
     """
 
     def __init__(
@@ -164,13 +165,20 @@ class HybridSpeed:
         for start in range(0, tokens, step_tokens):
             step = Step(1, min(step_tokens, tokens - start), start)
             on_gpu = len(self._placement.gpu_layers) / self._model.num_layers
-            seconds += on_gpu * attention_ops(self._model, step) / (self._gpu.ops * self._constants.ops)
+            seconds += on_gpu * self._gpu_attention_seconds(step)
             seconds += self._cpu_attention_seconds(step, PREFILL_ATTENTION_SHARE)
             seconds += self._once(step)
             seconds += sum(
                 self._prefill_layer_seconds(step, index) for index in range(self._model.num_layers)
             )
         return tokens / seconds
+
+    def _gpu_attention_seconds(self, step: Step) -> float:
+        """Of a prompt's chunk in all layers, with what a large step has beside products."""
+        c, ops = self._constants, attention_ops(self._model, step)
+        if not _unpacks(step.all_tokens):
+            return ops / (self._gpu.ops * c.ops)
+        return ops / (self._gpu.ops * c.attention_ops) + c.row_s * step.all_tokens * self._model.num_layers
 
     def _once(self, step: Step) -> float:
         """What a step takes beside its layers."""
@@ -235,7 +243,13 @@ class HybridSpeed:
             routes = share * tokens * self._model.layers[index].num_routes
             return routes * expert.cuda / (self._gpu.read * c.route_read)
         touched = float(self._routing.touched(index, tokens)[list(experts)].sum())
-        return self._product_seconds(touched * expert.cuda, share * self._expert_ops(step, index), tokens)
+        rows, routes = step_sizes(tokens)[-1], self._model.layers[index].num_routes
+        return self._product_seconds(
+            touched * expert.cuda,
+            share * self._expert_ops(step, index),
+            tokens,
+            can_unpack=unpacks_experts(rows, routes, layer.num_experts),
+        )
 
     def _ram_experts_seconds(self, step: Step, index: int) -> float:
         layer, sizes = self._placement.layers[index], self._sizes.layers[index]
@@ -260,12 +274,18 @@ class HybridSpeed:
     def _cpu_seconds(self, nbytes: float, ops: float, rate: float) -> float:
         return math.hypot(nbytes / (self._cpu.read * self._constants.ram_read), ops / (rate * PRODUCT_SHARE))
 
-    def _product_seconds(self, nbytes: float, ops: float, rows: int) -> float:
-        """Of matrices on the GPU, each read once."""
+    def _product_seconds(self, nbytes: float, ops: float, rows: int, *, can_unpack: bool = True) -> float:
+        """Of matrices on the GPU, each read once. can_unpack: in steps that unpack."""
         c, gpu = self._constants, self._gpu
         if rows <= SMALL_BATCH_ROWS:
             return nbytes / (gpu.read * c.dense_read)
+        if can_unpack and _unpacks(rows):
+            return nbytes / (gpu.read * c.unpack_read) + ops / (gpu.ops * c.unpacked_ops)
         return nbytes / (gpu.read * c.many_read) + ops / (gpu.ops * c.ops)
+
+
+def _unpacks(rows: int) -> bool:
+    return step_sizes(rows)[-1] > UNPACK_ROWS
 
 
 def dense_parameters(model: ModelShape, layer: int) -> int:

@@ -19,9 +19,10 @@ from moeserve.errors import ConfigError, UserError
 from moeserve.messages.schema import LoadReport
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
+from moeserve.simulate.disk import DiskTierModel
 from moeserve.simulate.simulation import Simulation, SimulationResult
 from moeserve.simulate.step_time import StepTime, read_step_time
-from moeserve.simulate.worker import Timing, virtual_ready
+from moeserve.simulate.worker import PAGE_TOKENS, Timing, virtual_ready
 from moeserve.workload.metrics import summarize
 from moeserve.workload.options import (
     add_judgement_options,
@@ -39,7 +40,8 @@ SHARED = tuple(
     option.name
     for option in dataclasses.fields(ServerConfig)
     if (option.metadata["group"] == "Capacity" or option.name == "max_model_len")
-    and option.name != "state_snapshot_budget"  # bytes, of which a virtual state has none
+    # Virtual KV and states have no bytes.
+    and option.name not in ("state_snapshot_budget", "kv_cache_dtype", "kv_disk", "kv_disk_gib")
 )
 
 
@@ -110,6 +112,21 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="slots of recurrent state, of running requests and snapshots, as a server logs them (default: 0, a model "
         "without recurrent state)",
     )
+    engine.add_argument(
+        "--disk-tokens",
+        type=whole(PAGE_TOKENS, 1 << 40),
+        default=0,
+        metavar="N",
+        help="size of the prefix cache's tier on disk (--kv-disk), in tokens, as `moeserve plan` counts them "
+        "(default: 0, no tier)",
+    )
+    engine.add_argument(
+        "--disk-tokens-per-s",
+        type=real(0, 1e12, above=True),
+        default=DISK_TOKENS_PER_S,
+        metavar="R",
+        help=f"how fast their KV is read (default: {DISK_TOKENS_PER_S:g})",
+    )
     for name, value in dataclasses.asdict(DEFAULT_TIMING).items():
         flag = f"--{name.replace('_', '-')}-ms"
         text = f"{_TIMES[name]} (default: {value * 1e3:g})"
@@ -118,6 +135,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 # Seconds, measured with the packaged step-time model's server: docs/results/2026-11-22-router-notes.md.
 DEFAULT_TIMING = Timing(frontend=0.0015, reply=0.001, hop=0.0003, gap=0.00015)
+DISK_TOKENS_PER_S = 9400.0  # of 12 layers: docs/results/2026-11-22-disk-tier.md
 _TIMES = {
     "frontend": "httpserver's time for each request, one after the other",
     "reply": "from the router to the client, for each token",
@@ -135,6 +153,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
             "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
         )
     step_time = _step_time(args)
+    disk = DiskTierModel(args.disk_tokens, args.disk_tokens_per_s) if args.disk_tokens else None
     ready = virtual_ready(
         num_kv_slots=config.max_total_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -143,6 +162,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         num_experts=step_time.num_experts,
         experts_per_token=step_time.experts_per_token,
         num_state_slots=args.num_state_slots,
+        has_disk=disk is not None,
     )
     return Simulation(
         workload=workload_from(args),
@@ -151,6 +171,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         timing=Timing(**{name: getattr(args, f"{name}_ms") / 1e3 for name in _TIMES}),
         max_concurrency=args.max_concurrency,
         max_tokens=args.max_tokens,
+        disk=disk,
     )
 
 
@@ -196,6 +217,9 @@ _LABELS = {
     "num_preemptions": "Preemptions",
     "repeated_tokens": "Tokens recomputed after them",
     "prefix_cache_hit_rate": "Prompt tokens from the cache",
+    "disk_hit_rate": "Prompt tokens from disk",
+    "disk_load_seconds": "Time of reading them (s)",
+    "disk_declined": "Prompts computed though on disk",
     "state_snapshot_hits": "Requests continued from a snapshot",
     "state_snapshot_evictions": "Snapshots evicted for another",
     "num_steps": "Steps",
@@ -215,6 +239,16 @@ def _snapshots(report: LoadReport) -> dict[str, float | int]:
     }
 
 
+def _disk(simulation: Simulation, report: LoadReport) -> dict[str, float | int]:
+    if simulation.disk is None:
+        return {}
+    return {
+        "disk_hit_rate": report.disk.tokens / max(report.prompt_tokens, 1),
+        "disk_load_seconds": report.disk.load_ms / 1e3,
+        "disk_declined": report.disk.declined,
+    }
+
+
 def _scheduling(simulation: Simulation, result: SimulationResult) -> dict[str, float | int]:
     """The scheduling figures that the server's metrics would show."""
     report, duration = result.report, result.duration
@@ -229,6 +263,7 @@ def _scheduling(simulation: Simulation, result: SimulationResult) -> dict[str, f
         "num_preemptions": report.preemptions,
         "repeated_tokens": report.repeated_tokens,
         "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
+        **_disk(simulation, report),
         **_snapshots(report),
         "num_steps": report.steps,
         "mean_step_tokens": result.step_tokens / steps,

@@ -39,8 +39,7 @@ def fit(samples: Sequence[StepSample], source: str) -> StepTime:
         found = _non_negative(features * weights[:, None], weights)
         weights = 1 / np.sqrt(np.maximum(abs(features @ found - 1), SMALLEST_ERROR))
     seconds = np.maximum.accumulate(found[: len(knots)])
-    context, pairs, sampled = found[len(knots) :].tolist()
-    return StepTime(source, knots, seconds.tolist(), context, pairs, sampled)
+    return StepTime(source, knots, seconds.tolist(), *found[len(knots) :].tolist())
 
 
 def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
@@ -49,9 +48,10 @@ def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
 
 
 def _features(load: StepLoad, knots: list[int]) -> Floats:
-    """The interpolation weight of each point of `base` at this number of tokens, then the linear features; float64."""
+    """The interpolation weight of each point of `base` at this number of tokens, then the features that StepTime's
+    coefficients are of, in its order; float64."""
     weights = [np.interp(load.tokens, knots, np.eye(len(knots))[place]) for place in range(len(knots))]
-    return np.array([*weights, load.decode_context, load.prefill_pairs, load.sampled_rows], np.float64)
+    return np.array([*weights, *load[1:]], np.float64)
 
 
 def _non_negative(features: Floats, target: Floats) -> Floats:

@@ -4,10 +4,13 @@
             + decode_context x (KV positions that decode rows read)
             + prefill_pairs  x (pairs of a prompt token and a position that it reads)
             + sampled_row    x (rows that sample)
+            + prompt         if it has prompt tokens
+            + prompt_span    x (the end of its farthest chunk)
 
 `base` is piecewise linear through measured points: between one token and a full step it bends where all experts'
-weights are read anyway and the step becomes compute-bound. The other terms are linear: attention and the vocabulary
-projection.
+weights are read anyway and the step becomes compute-bound. The next terms are linear: attention and the vocabulary
+projection. The last two are those of a GPU, as in the router's own model (`router/core/step_cost.py`): prompts take
+other kernels than decode rows, and a few tokens far into a prompt walk over all keys before them as slowly as many.
 """
 
 from __future__ import annotations
@@ -36,11 +39,13 @@ class StepLoad(NamedTuple):
     decode_context: int
     prefill_pairs: int
     sampled_rows: int
+    has_prompt: int = 0  # 1: there are prompt tokens
+    prompt_span: int = 0  # the end of the farthest chunk
 
 
 def load_of(plan: StepPlan) -> StepLoad:
     """The features of a plan."""
-    tokens = context = pairs = sampled = 0
+    tokens = context = pairs = sampled = span = 0
     for row in plan.rows:
         count, start = row.count, row.start
         tokens += count
@@ -49,7 +54,8 @@ def load_of(plan: StepPlan) -> StepLoad:
             context += start + 1
         else:
             pairs += count * start + count * (count + 1) // 2
-    return StepLoad(tokens, context, pairs, sampled)
+            span = max(span, start + count)
+    return StepLoad(tokens, context, pairs, sampled, int(span > 0), span)
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +68,8 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_context: NotNegative = 0.0
     prefill_pairs: NotNegative = 0.0
     sampled_row: NotNegative = 0.0
+    prompt: NotNegative = 0.0
+    prompt_span: NotNegative = 0.0
     num_experts: int = 0  # of a layer; part of the virtual worker's WorkerReady
     experts_per_token: int = 0
 
@@ -87,6 +95,8 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             + self.decode_context * load.decode_context
             + self.prefill_pairs * load.prefill_pairs
             + self.sampled_row * load.sampled_rows
+            + self.prompt * load.has_prompt
+            + self.prompt_span * load.prompt_span
         )
 
 

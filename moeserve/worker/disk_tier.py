@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.kernels.stream_operands import KvLayer
-from moeserve.kv.cache_pages import CachePages
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
+from moeserve.kv.cache_pages import CachePages, kv_tensors
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.disk.fingerprint import KV_VERSION, Fingerprint
-from moeserve.kv.disk.store import PageStore
+from moeserve.kv.disk.store import DEFAULT_GIB, PageStore
 from moeserve.kv.layout import KvLayout
 from moeserve.models.sources.source import ModelSource
 from moeserve.units import GIB
@@ -22,7 +22,6 @@ from moeserve.worker.model_hash import model_hash
 from moeserve.worker.page_mover import PageMover
 
 PAGE_TOKENS = 32
-DEFAULT_GIB = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +38,11 @@ class DiskTierPlan:
     kv_dtype: str
     engine: str
 
-    def open(self, layers: Sequence[KvLayer]) -> PageMover:
-        """Raises ConfigError where the folder cannot be read."""
+    def open(self, layers: Sequence[KvLayer], states: Sequence[StateLayer]) -> PageMover:
+        """states: empty for a model that has none. Raises ConfigError where the folder cannot be read."""
         started = time.perf_counter()
-        pages = CachePages(layers, PAGE_TOKENS)
+        pages = CachePages(kv_tensors(layers), PAGE_TOKENS)
+        of_states = CachePages([states[0].states], 1) if states else None
         fingerprint = Fingerprint(
             kv_version=KV_VERSION,
             model=self.model,
@@ -50,19 +50,22 @@ class DiskTierPlan:
             architecture=self.architecture,
             kv_dtype=self.kv_dtype,
             engine=self.engine,
-            page_tokens=pages.page_tokens,
+            page_tokens=PAGE_TOKENS,
             page_bytes=pages.page_bytes,
         )
+        kinds = [fingerprint]
+        if of_states is not None:
+            kinds.append(replace(fingerprint, page_tokens=0, page_bytes=of_states.page_bytes))
         try:
-            store = PageStore(self.directory.path, self.budget_bytes, fingerprint)
+            store = PageStore(self.directory.path, self.budget_bytes, kinds)
         except OSError as error:
             raise ConfigError(f"--kv-disk {self.directory.path}: {error}") from error
         log.info(
             "the disk tier in %s has %d pages of %d tokens, %.2f of %.2f GiB, opened in %.0f ms",
-            *(self.directory.path, len(store), pages.page_tokens),
+            *(self.directory.path, len(store), PAGE_TOKENS),
             *(store.num_bytes / GIB, self.budget_bytes / GIB, (time.perf_counter() - started) * 1e3),
         )
-        return PageMover(pages, store)
+        return PageMover(pages, store, of_states)
 
 
 def claim_directory(config: ServerConfig) -> DiskDirectory | None:
@@ -83,11 +86,8 @@ def plan_disk_tier(
     layout: KvLayout,
     isa: str,
 ) -> DiskTierPlan | None:
-    """None where there is no folder, or the model's prefixes are more than KV."""
+    """None where there is no folder."""
     if directory is None:
-        return None
-    if any(layer.delta_net is not None for layer in layout.shape.layers):
-        log.warning("the disk tier is off: it cannot keep the recurrent state of this model")
         return None
     gib = DEFAULT_GIB if config.kv_disk_gib is None else config.kv_disk_gib
     return DiskTierPlan(

@@ -103,6 +103,8 @@ def load_gpu_engine(
         raise ConfigError("--kv-disk is for the CPU engine alone; leave it out, or choose --device cpu")
     if config.lora_modules:
         raise ConfigError("--lora-modules is for the CPU engine alone; leave it out, or choose --device cpu")
+    if config.lora_dir is not None:
+        raise ConfigError("--lora-dir is for the CPU engine alone; leave it out, or choose --device cpu")
     shape = read_checked_shape(source)
     check_gpu_shape(shape)
     log_skipped(shape)

@@ -1,4 +1,5 @@
-"""Moves pages between the KV cache and the disk, by threads: no step ever waits for the disk.
+"""Moves pages of KV, and recurrent states, between their slots and the disk, by threads: no step ever waits for the
+disk.
 
 A write is copied out of its slots at once, because the rows of the same plan may overwrite them; a thread writes the
 copy to disk. A load is read and put into its slots by other threads, while steps run that use other slots. The router
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from queue import SimpleQueue
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy.typing as npt
 
 from moeserve.kv.cache_pages import CachePages
 from moeserve.kv.disk.store import PageStore
-from moeserve.messages.pages import PageOrders, PageReport
+from moeserve.messages.pages import PageCopy, PageOrders, PageReport, StateCopy
 
 READERS = 2  # checksums take as long as reading does from a fast disk
 LOST_ROUTER_WAIT_S = 10.0  # for the orders of a router that is lost
@@ -32,12 +34,14 @@ class PageMover:
     """`order` and `report` are for the thread that executes plans. The threads are daemons: a disk that hangs does not
     keep the process from ending."""
 
-    def __init__(self, pages: CachePages, store: PageStore) -> None:
-        self.page_tokens, self.page_bytes = pages.page_tokens, pages.page_bytes
+    def __init__(self, pages: CachePages, store: PageStore, states: CachePages | None = None) -> None:
+        """pages: of KV. states: of one slot each; None: the model has none."""
+        self.page_tokens, self.page_bytes = pages.page_slots, pages.page_bytes
         self._pages = pages
+        self._states = states
         self._store = store
         self._writes: SimpleQueue[tuple[bytes, memoryview]] = SimpleQueue()
-        self._loads: SimpleQueue[tuple[bytes, Slots]] = SimpleQueue()
+        self._loads: SimpleQueue[tuple[bytes, CachePages, Slots]] = SimpleQueue()
         self._changed = threading.Condition()  # guards all below
         self._stored = store.keys()
         self._gone: list[bytes] = []
@@ -54,19 +58,34 @@ class PageMover:
         for target in (self._write, *[self._load] * READERS):
             threading.Thread(target=target, name="kv-disk", daemon=True).start()
 
-    def order(self, orders: PageOrders) -> None:
-        """Between two steps; returns when the pages to write have been copied."""
+    def write(self, orders: PageOrders) -> None:
+        """Between two steps; returns when what is to be written has been copied."""
         with self._changed:
-            self._under_way += len(orders.writes) + len(orders.loads)
-            if orders.loads and not self._loading:
+            self._under_way += len(orders.writes) + len(orders.state_writes)
+        for key, pages, slots in self._each(orders.writes, orders.state_writes):
+            page = memoryview(bytearray(pages.page_bytes))
+            pages.gather(slots, page)
+            self._writes.put((key, page))
+
+    def load(self, orders: PageOrders) -> None:
+        """After `write` and the plan's state copies, whose slots the loads may have."""
+        count = len(orders.loads) + len(orders.state_loads)
+        with self._changed:
+            self._under_way += count
+            if count and not self._loading:
                 self._loading_since = time.perf_counter()
-            self._loading += len(orders.loads)
-        for write in orders.writes:
-            page = memoryview(bytearray(self._pages.page_bytes))
-            self._pages.gather(np.frombuffer(write.slots, np.int32), page)
-            self._writes.put((write.key, page))
-        for load in orders.loads:  # after the writes, whose slots they may have
-            self._loads.put((load.key, np.frombuffer(load.slots, np.int32)))
+            self._loading += count
+        for load in self._each(orders.loads, orders.state_loads):
+            self._loads.put(load)
+
+    def _each(
+        self, pages: list[PageCopy], states: list[StateCopy]
+    ) -> Iterator[tuple[bytes, CachePages, Slots]]:
+        for page in pages:
+            yield page.key, self._pages, np.frombuffer(page.slots, np.int32)
+        for state in states:
+            assert self._states is not None
+            yield state.key, self._states, np.array([state.slot], np.int32)
 
     def start_again(self) -> None:
         """For another router, which knows of no page and of no order. Returns when no load writes to slots any more:
@@ -124,11 +143,12 @@ class PageMover:
             log.warning("the disk tier cannot write: %s. It will be tried again; this is said once", error)
 
     def _load(self) -> None:
-        page = memoryview(bytearray(self._pages.page_bytes))
+        of_kv = memoryview(bytearray(self._pages.page_bytes))
         while True:
-            key, slots = self._loads.get()
+            key, pages, slots = self._loads.get()
+            page = of_kv if pages is self._pages else memoryview(bytearray(pages.page_bytes))
             if self._store.read(key, page):
-                self._pages.scatter(slots, page)
+                pages.scatter(slots, page)
                 self._done(loaded=key)
             else:
                 self._done(failed=key)

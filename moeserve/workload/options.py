@@ -14,7 +14,7 @@ from typing import Any
 
 from moeserve.errors import ConfigError
 from moeserve.workload.metrics import parse_goodput
-from moeserve.workload.shapes import PRESETS, WorkloadShape, generate
+from moeserve.workload.shapes import CASES, DATASETS, WorkloadShape, generate
 from moeserve.workload.trace import MAX_SECONDS, MAX_TOKENS, Workload, read_trace, write_trace
 
 
@@ -46,6 +46,7 @@ def real(low: float, high: float, *, above: bool = False) -> Callable[[str], flo
     return parse
 
 
+DEFAULT_NUM_PROMPTS = 1000
 _TOKENS = whole(1, MAX_TOKENS)
 _COUNT = whole(1, 1 << 20)
 
@@ -98,12 +99,16 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dataset-name",
         "--dataset",
-        choices=PRESETS,
+        choices=DATASETS,
         metavar="NAME",
-        help=f"defaults of the options below: {', '.join(PRESETS)} (default: random)",
+        help=f"defaults of the options below: {', '.join(DATASETS)} (default: random)",
     )
+    counts = [f"{name}: {case.num_prompts}" for name, case in CASES.items()]
     group.add_argument(
-        "--num-prompts", type=whole(1, 10_000_000), metavar="N", help="requests in all (default: 1000)"
+        "--num-prompts",
+        type=whole(1, 10_000_000),
+        metavar="N",
+        help=f"requests in all (default: {'; '.join([str(DEFAULT_NUM_PROMPTS), *counts])})",
     )
     for name, (flags, kind, text) in _SHAPE.items():
         group.add_argument(
@@ -171,7 +176,7 @@ def _defaults(name: str) -> str:
     usual = getattr(WorkloadShape(), name)
     others = [
         f"{preset}: {getattr(shape, name):g}"
-        for preset, shape in PRESETS.items()
+        for preset, shape in DATASETS.items()
         if getattr(shape, name) != usual
     ]
     return "; ".join([f"{usual:g}", *others])
@@ -194,14 +199,19 @@ def workload_from(args: argparse.Namespace) -> Workload:
             raise ConfigError(f"--{clash[0].replace('_', '-')} has no effect beside --trace")
         workload = read_trace(args.trace, args.seed)
     else:
-        workload = generate(_shape(args, given), args.num_prompts or 1000, *_arrivals(args), args.seed)
+        workload = generate(_shape(args, given), _num_prompts(args), *_arrivals(args), args.seed)
     if args.save_trace is not None:
         write_trace(args.save_trace, workload)
     return workload
 
 
+def _num_prompts(args: argparse.Namespace) -> int:
+    case = CASES.get(args.dataset_name)
+    return args.num_prompts or (DEFAULT_NUM_PROMPTS if case is None else case.num_prompts)
+
+
 def _shape(args: argparse.Namespace, given: dict[str, Any]) -> WorkloadShape:
-    shape = dataclasses.replace(PRESETS[args.dataset_name or "random"], **given)
+    shape = dataclasses.replace(DATASETS[args.dataset_name or "random"], **given)
     for name, needed in _NEEDS.items():
         if name in given and not getattr(shape, needed):
             raise ConfigError(

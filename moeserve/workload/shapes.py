@@ -1,4 +1,4 @@
-"""Made-up workloads: one shape with a few parameters, and the presets that `--dataset-name` names.
+"""Made-up workloads: one shape with a few parameters, and the presets and cases that `--dataset-name` names.
 
 A request alone is a session of one turn, a shared prefix is a prefix with few groups, a long prompt among short ones
 is a turn with another length: so every parameter applies to every preset, and they combine.
@@ -38,6 +38,24 @@ PRESETS: dict[str, WorkloadShape] = {
     "multi-turn": WorkloadShape(input_len=128, prefix_len=1000, num_turns=10),
     "long-among-short": WorkloadShape(input_len=256, long_every=16),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkCase:
+    """A load whose figures are compared between servers and versions: all requests at once, unless a rate is given."""
+
+    shape: WorkloadShape
+    num_prompts: int
+
+
+CASES: dict[str, BenchmarkCase] = {
+    "64-clients": BenchmarkCase(WorkloadShape(input_len=256, output_len=256), 64),
+    "256-clients": BenchmarkCase(WorkloadShape(input_len=256, output_len=256), 256),
+    "16-long-prompts": BenchmarkCase(WorkloadShape(input_len=8000, output_len=128), 16),
+    "one-long-prompt": BenchmarkCase(WorkloadShape(input_len=32_000, output_len=16), 1),
+}
+# What --dataset-name names.
+DATASETS: dict[str, WorkloadShape] = PRESETS | {name: case.shape for name, case in CASES.items()}
 
 
 def generate(shape: WorkloadShape, num_requests: int, rate: float, burstiness: float, seed: int) -> Workload:

@@ -24,7 +24,7 @@ whoever_shares_its_steps = pytest.mark.cpu_engine("a GPU's kernels depend on how
 @pytest.fixture(scope="module")
 def chunked_server(tiny_model: Path) -> Iterator[Server]:
     """Prefills at most 7 tokens a step, so that chunk borders fall everywhere."""
-    with running_server(tiny_model, "--max-num-batched-tokens", "7") as running:
+    with running_server(tiny_model, "--max-num-batched-tokens", "7", "--threads", "2") as running:
         yield running
 
 
@@ -91,7 +91,9 @@ def test_chunks_of_seven_equal_one_by_one(
 
 @pytest.fixture(scope="module")
 def q8_server(tiny_model: Path) -> Iterator[Server]:
-    with running_server(tiny_model, "--kv-cache-dtype", "q8_0", "--max-num-batched-tokens", "7") as running:
+    with running_server(
+        tiny_model, "--kv-cache-dtype", "q8_0", "--max-num-batched-tokens", "7", "--threads", "2"
+    ) as running:
         yield running
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.server import Server, running_server
+from tests.conftest import OWN_FIXTURES
 from tests.e2e.clients import TEXT, within
 
 PROMPT = TEXT * 6
@@ -82,6 +84,28 @@ def test_another_process_comes_back_to_its_pages(restarted: Server, name: str) -
     again = ask(restarted, PROMPT)
     assert again["choices"][0]["text"] == answer["choices"][0]["text"]
     assert again["timings"]["disk_tokens"] > 0
+
+
+@pytest.mark.slow
+def test_a_killed_server_of_a_recurrent_model(tmp_path: Path) -> None:
+    """States go to disk with their pages, and the answer goes on from there. Whole, in two processes, without a kill:
+    tests/worker/test_recurrent_cache.py."""
+    model = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
+    golden = json.loads((OWN_FIXTURES / f"{model.stem}.golden.json").read_text())
+    tokens = [token for case in golden["cases"] for token in case["tokens"]][:300]
+    body = {"prompt": tokens, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    flags = (model, "--kv-disk", str(tmp_path / "tier"))
+    first = Server(*flags)
+    try:
+        answer = first.post("/v1/completions", body)
+        written(first, len(tokens) // PAGE_TOKENS + 1)
+    finally:
+        first.kill()
+    with running_server(*flags) as second:
+        again = second.post("/v1/completions", body)
+    assert again["choices"][0]["text"] == answer["choices"][0]["text"]
+    border = (len(tokens) - 8) // PAGE_TOKENS * PAGE_TOKENS
+    assert again["timings"]["disk_tokens"] == cached(again) == border
 
 
 def test_damaged_pages_are_computed_again(restarted: Server, folder: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from benchmarks.accuracy import Fixture, distances, top_of
-from moeserve.kernels.experts import op
 from moeserve.models import step_buffers
 from moeserve.worker.loading import load_runner
 from tests.conftest import OWN_FIXTURES
@@ -31,7 +30,7 @@ PLACEMENTS = {
 def test_distance_from_the_truth(golden: Path, placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixtures' prompts are short: they pass for long ones."""
     monkeypatch.setattr(step_buffers, "UNPACK_ROWS", step_buffers.FLOAT32_ROWS)
-    monkeypatch.setattr(op, "UNPACK_ROUTES", 1)
+    monkeypatch.setattr(step_buffers, "UNPACK_ROUTES", 1)
     fixture = Fixture.load(golden)
     model = golden.with_name(f"{fixture.name}.gguf")
     driver = Driver(

@@ -151,8 +151,7 @@ def experts(n, kind, down, experts=128, top_k=8, oai=False):
 def large_batch(n, kind, down):
     hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16
     scratch = UnpackScratch(empty(1 << 24, dtype=dtype))
-    room, gate = BlockWorkspace(n, top_k, num, "meta", can_unpack=True), weight(kind, num, ff, hidden)
-    assert room.is_large_batch
+    room, gate = BlockWorkspace(n, top_k, num, "meta", is_large_batch=True), weight(kind, num, ff, hidden)
     x, routing = empty(n, hidden, dtype=dtype), op.RouteBlocks(room.expert, room.routes)
     h = empty(n * top_k, ff, dtype=dtype)
     large_batch_up(x, gate, int(kind), gate, int(kind), hidden, routing, top_k, h, scratch)

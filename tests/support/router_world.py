@@ -26,8 +26,9 @@ from moeserve.messages.schema import (
 )
 from moeserve.messages.steps import Fork, NewSeq, Row, Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
+from moeserve.router.core.plans_in_flight import MAX_PLANS_IN_FLIGHT
 from moeserve.router.core.radix_node import depth
-from moeserve.router.core.scheduler import MAX_PLANS_IN_FLIGHT, Scheduler
+from moeserve.router.core.scheduler import Scheduler
 from tests.support.kv_subscriber import Subscriber
 from tests.support.virtual_disk import UNREADABLE, VirtualDisk
 
@@ -128,8 +129,10 @@ class CheckingWorker:
         self.last_step = plan.step
         self._check_limits(plan)
         if plan.pages is not None:
-            self.disk.order(plan.pages, self.kv)
+            self.disk.write(plan.pages, self.kv, self.states)
         self._copy_states(ints(plan.state_copies))
+        if plan.pages is not None:
+            self.disk.load(plan.pages, self.kv, self.states)
         for new in plan.new_seqs:
             self._bind(new)
         for fork in plan.forks:
@@ -157,7 +160,9 @@ class CheckingWorker:
             if bound.new_seq.sampling.prompt_logprobs is not None and row.start < prompt:
                 tokens = bound.tokens[row.start + 1 : min(end + 1, prompt)]
                 prompt_logprobs[index] = [TokenLogprob(t, -1.0, 1, [], []) for t in tokens]
-        pages = self.disk.report(self.kv, may_wait=not plan.rows) if self.limits.page_tokens else None
+        pages = None
+        if self.limits.page_tokens:
+            pages = self.disk.report(self.kv, self.states, may_wait=not plan.rows)
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=0.0, idle_ms=0.0, pages=pages)
 
     def _bind(self, new: NewSeq) -> None:

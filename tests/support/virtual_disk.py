@@ -22,7 +22,7 @@ class VirtualDisk:
 
     def __init__(self, page_tokens: int, seed: int = 0, *, faults: float = 0.0, instant: bool = True) -> None:
         """faults: how often a page fails to be written or loaded, or goes. Without `instant`, pages take their time."""
-        self.pages: dict[bytes, list[int]] = {}
+        self.pages: dict[bytes, list[int]] = {}  # and states, of one number each
         self.load_ms = 0.0  # that each page takes, as the worker measures it
         self.num_loads = 0
         self.faults = faults
@@ -35,13 +35,18 @@ class VirtualDisk:
         """A new worker."""
         self._is_first = True
         self._writes: list[tuple[bytes, list[int]]] = []
-        self._loads: list[tuple[bytes, array[int]]] = []
+        self._loads: list[tuple[bytes, array[int] | int]] = []  # KV slots, or a state slot
 
-    def order(self, orders: PageOrders, kv: npt.NDArray[np.int64]) -> None:
+    def write(self, orders: PageOrders, kv: npt.NDArray[np.int64], states: dict[int, int]) -> None:
         for write in orders.writes:
             slots = array("i", write.slots)
             assert len(slots) == self.page_tokens
             self._writes.append((write.key, kv[slots].tolist()))
+        for state in orders.state_writes:
+            assert states[state.slot] != UNREADABLE
+            self._writes.append((state.key, [states[state.slot]]))
+
+    def load(self, orders: PageOrders, kv: npt.NDArray[np.int64], states: dict[int, int]) -> None:
         for load in orders.loads:
             slots = array("i", load.slots)
             assert len(slots) == self.page_tokens
@@ -49,8 +54,14 @@ class VirtualDisk:
             kv[slots] = UNREADABLE
             self._loads.append((load.key, slots))
             self.num_loads += 1
+        for state in orders.state_loads:
+            assert all(state.key != key for key, _ in self._loads), "a state is loaded twice at once"
+            states[state.slot] = UNREADABLE
+            self._loads.append((state.key, state.slot))
 
-    def report(self, kv: npt.NDArray[np.int64], *, may_wait: bool) -> PageReport | None:
+    def report(
+        self, kv: npt.NDArray[np.int64], states: dict[int, int], *, may_wait: bool
+    ) -> PageReport | None:
         """may_wait: something that is under way is done."""
         is_first, self._is_first = self._is_first, False
         stored = list(self.pages) if is_first else []
@@ -70,7 +81,10 @@ class VirtualDisk:
                 self.pages.pop(key, None)
                 failed.append(key)
             else:
-                kv[slots] = self.pages[key]
+                if isinstance(slots, int):
+                    (states[slots],) = self.pages[key]
+                else:
+                    kv[slots] = self.pages[key]
                 loaded.append(key)
         if self.pages and self._fails():
             key = self._rng.choice(list(self.pages))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +20,7 @@ from tests.support.hugging_face_model import write_family
 
 BLOCK = 64  # not a divisor of the experts' 96 rows
 LAYERS, EXPERTS = 3, 8
-QUANTISED = ("_proj.weight", "w1.weight", "w2.weight", "w3.weight")
+QUANTISED = ("_proj.weight", "_with_mqa.weight", "in_proj_qkvz.weight", "w1.weight", "w2.weight", "w3.weight")
 
 
 def quantise(folder: Path) -> dict[str, torch.Tensor]:
@@ -72,6 +73,23 @@ def test_matrices_are_read_as_torch_reads_them(folder: Path) -> None:
             assert data.nbytes == tensor.nbytes
             read = torch.from_numpy(data.copy()).view(torch.bfloat16).view(values.shape)
             assert torch.equal(read, values)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
+def test_tensors_made_of_such_matrices_are_those_of_a_folder_in_bfloat16(tmp_path: Path, family: str) -> None:
+    """Keys' and values' up-projections come from one matrix, a recurrence's inputs from one that interleaves them."""
+    write_family(tmp_path / "fp8", family)
+    write_family(tmp_path / "bf16", family)
+    expected = quantise(tmp_path / "fp8")
+    for file in (tmp_path / "bf16").glob("*.safetensors"):
+        save_file({name: expected.get(name, tensor) for name, tensor in load_file(file).items()}, file)
+    found, wanted = open_folder(tmp_path / "fp8"), open_folder(tmp_path / "bf16")
+    assert read_checked_shape(found) == read_checked_shape(wanted)
+    assert found.tensors.keys() == wanted.tensors.keys()
+    assert any(name.endswith(("attn_k_b.weight", "attn_qkv.weight")) for name in found.tensors)
+    for name in wanted.tensors:
+        assert found.tensors[name].type == wanted.tensors[name].type, name
+        assert np.array_equal(found.data(name), wanted.data(name)), name
 
 
 def test_every_byte_means_what_torch_takes_it_for(folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.kv.cache import KvCache
-from moeserve.kv.cache_pages import CachePages
+from moeserve.kv.cache_pages import CachePages, kv_tensors
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq, Row
@@ -95,7 +95,7 @@ def test_a_page_on_disk_has_the_vectors_once(folder: Path) -> None:
     for layer in layers:
         layer.keys.normal_()
     before, slots = [layer.keys.clone() for layer in layers], np.array([1, 3, 4, 8], np.int32)
-    pages = CachePages(layers, len(slots))
+    pages = CachePages(kv_tensors(layers), len(slots))
     assert pages.page_bytes == len(slots) * layout.token_bytes(range(2))
     page = memoryview(bytearray(pages.page_bytes))
     pages.gather(slots, page)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moeserve.kernels.stream_operands import KvLayer
-from moeserve.kv.cache_pages import CachePages
+from moeserve.kv.cache_pages import CachePages, kv_tensors
 from moeserve.kv.disk.fingerprint import Fingerprint
 from moeserve.kv.disk.store import PageStore
 from moeserve.messages.pages import PageCopy, PageOrders, PageReport
@@ -33,9 +33,9 @@ def layers() -> list[KvLayer]:
 
 
 def make_mover(folder: Path, layers: list[KvLayer], budget: int = 1 << 20) -> PageMover:
-    pages = CachePages(layers, PAGE_TOKENS)
+    pages = CachePages(kv_tensors(layers), PAGE_TOKENS)
     fingerprint = Fingerprint(1, "m", "0", "a", "float16", "cpu", PAGE_TOKENS, pages.page_bytes)
-    return PageMover(pages, PageStore(folder, budget, fingerprint))
+    return PageMover(pages, PageStore(folder, budget, [fingerprint]))
 
 
 def copy(number: int, *slots: int) -> PageCopy:
@@ -58,7 +58,7 @@ def test_what_is_written_is_loaded_into_other_slots(tmp_path: Path, layers: list
     assert mover.page_bytes == PAGE_TOKENS * (2 * 2 * 8 + 2 * 16) * 2
     assert mover.report() == PageReport()
     assert mover.report() is None
-    mover.order(PageOrders([copy(0, 5, 9, 7, 60), copy(1, 0, 1, 2, 3)], []))
+    mover.write(PageOrders([copy(0, 5, 9, 7, 60), copy(1, 0, 1, 2, 3)]))
     before = random_layers()
     for layer in layers:  # the copies were made when they were ordered
         layer.keys.zero_()
@@ -68,7 +68,7 @@ def test_what_is_written_is_loaded_into_other_slots(tmp_path: Path, layers: list
     report = again.report()
     assert report is not None
     assert report.stored == KEYS[0] + KEYS[1]
-    again.order(PageOrders([], [copy(0, 30, 31, 40, 33), copy(1, 3, 2, 1, 0)]))
+    again.load(PageOrders(loads=[copy(0, 30, 31, 40, 33), copy(1, 3, 2, 1, 0)]))
     wait_for(again, "loaded", 2)
     for layer, old in zip(layers, before, strict=True):
         for now, then in ((layer.keys, old.keys), (layer.values, old.values)):
@@ -80,7 +80,7 @@ def test_what_is_written_is_loaded_into_other_slots(tmp_path: Path, layers: list
 
 def test_a_page_that_is_not_there_fails(tmp_path: Path, layers: list[KvLayer]) -> None:
     mover = make_mover(tmp_path, layers)
-    mover.order(PageOrders([], [copy(0, 0, 1, 2, 3)]))
+    mover.load(PageOrders(loads=[copy(0, 0, 1, 2, 3)]))
     assert wait_for(mover, "failed", 1) == KEYS[0]
     assert all(torch.equal(a.keys, b.keys) for a, b in zip(layers, random_layers(), strict=True))
 
@@ -91,9 +91,9 @@ def test_a_full_disk_refuses_and_goes_on(
     """The device that is always full: a segment cannot be begun there."""
     mover = make_mover(tmp_path, layers)
     (tmp_path / "segment-00000001.kv").symlink_to("/dev/full")
-    mover.order(PageOrders([copy(0, 0, 1, 2, 3)], []))
+    mover.write(PageOrders([copy(0, 0, 1, 2, 3)]))
     assert wait_for(mover, "refused", 1) == KEYS[0]
-    mover.order(PageOrders([copy(1, 0, 1, 2, 3)], []))
+    mover.write(PageOrders([copy(1, 0, 1, 2, 3)]))
     assert wait_for(mover, "stored", 1) == KEYS[1]
     assert caplog.text.count("the disk tier cannot write") == 1
 
@@ -101,5 +101,5 @@ def test_a_full_disk_refuses_and_goes_on(
 def test_pages_that_go_for_others_are_told(tmp_path: Path, layers: list[KvLayer]) -> None:
     mover = make_mover(tmp_path, layers, budget=11_000)
     for number in range(4):
-        mover.order(PageOrders([copy(number, 0, 1, 2, 3)], []))
+        mover.write(PageOrders([copy(number, 0, 1, 2, 3)]))
     assert wait_for(mover, "gone", 1)[:32] == KEYS[0]

@@ -1,5 +1,5 @@
-"""The router's scheduler and a recurrent model's worker: whatever was cached, shared, evicted or preempted, the tokens
-are those of a server without a prefix cache."""
+"""The router's scheduler and a recurrent model's worker: whatever was cached, shared, evicted, preempted or read from
+disk after a restart, the tokens are those of a server without a prefix cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import LoadReport
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.snapshot_borders import BorderSpacing
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.loading import CpuModel, build_cpu_runner, load_cpu_model
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
 from tests.support.router_world import World, request
@@ -24,10 +24,19 @@ Answers = dict[int, list[int]]
 
 
 @pytest.fixture(scope="module", params=["qwen3next", "qwen35moe"])
-def runner(request: pytest.FixtureRequest, wide_fixtures: Path) -> Runner:
-    model = wide_fixtures / "families" / f"tiny-{request.param}-q4_k_m.gguf"
-    config = small_config(model, device="cpu", threads=2, max_num_seqs=4)
-    return load_cpu_runner(config, lambda *_: None)
+def model(
+    request: pytest.FixtureRequest, wide_fixtures: Path, tmp_path_factory: pytest.TempPathFactory
+) -> CpuModel:
+    """With a disk tier, which its runners open one after the other."""
+    path = wide_fixtures / "families" / f"tiny-{request.param}-q4_k_m.gguf"
+    folder = tmp_path_factory.mktemp("disk") / "tier"
+    config = small_config(path, device="cpu", threads=2, max_num_seqs=4, kv_disk=str(folder))
+    return load_cpu_model(config, lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def runner(model: CpuModel) -> Runner:
+    return build_cpu_runner(model)
 
 
 def serve(runner: Runner, **limits: object) -> tuple[Answers, LoadReport]:
@@ -90,6 +99,26 @@ def test_snapshots_do_not_change_a_token(
     assert report.state_snapshot_hits >= 6
     if not limits:
         assert report.cached_tokens >= 0.6 * report.prompt_tokens
+
+
+def test_the_next_process_continues_from_states_on_disk(
+    runner: Runner, model: CpuModel, expected: Answers
+) -> None:
+    """What the first runner writes, another reads; the process and its weights are the same."""
+    ready = runner.ready()
+    tier = {
+        "page_tokens": ready.kv_page_tokens,
+        "page_bytes": ready.kv_page_bytes,
+        "state_bytes": ready.state_bytes,
+    }
+    runner.router_lost()  # the one of the tests before, which had no tier
+    answers, report = serve(runner, **tier)
+    assert answers == expected
+    assert report.disk.bytes_written > ready.state_bytes
+    again, report = serve(build_cpu_runner(model), **tier)
+    assert again == expected
+    assert report.disk.tokens >= 96  # of the system prompt, once
+    assert report.disk.failed_pages == 0
 
 
 def test_a_preempted_answer_goes_on_from_its_state(runner: Runner, expected: Answers) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moeserve.bench.engine import EngineBench
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.worker.loading import load_cpu_runner
@@ -100,3 +101,9 @@ def test_the_model_is_tried_before_it_is_served(
     """In a state slot that nobody has; nothing of it is left."""
     check_logits(runner, model)
     assert Driver(runner).score(0, tokens, len(tokens)) == alone
+
+
+def test_the_engines_benchmark_gives_sequences_states(runner: Runner) -> None:
+    figures = list(EngineBench(runner, 16).figures([2], 20, 2))
+    assert [(each.phase, each.batch) for each in figures] == [("prefill", 2), ("decode", 2)]
+    assert all(each.tok_s > 0 for each in figures)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
 from moeserve.chatformat import harmony
 from moeserve.chatformat.formats import TOOL_FORMATS, ToolFormat, is_harmony, tool_format
+from moeserve.chatformat.guided import GuidedCalls
 from moeserve.chatformat.reasoning import THOUGHT_TAGS, thought_tags
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.grammar.spec import CallForm, Piece
+from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
 from moeserve.httpserver.generation import template_input
 from moeserve.httpserver.generation.channels import Channels
 from moeserve.httpserver.generation.template_input import Conversation
@@ -26,7 +27,8 @@ HARMONY: Final = "harmony"  # as the flags have it
 class ChatFormats:
     tools: ToolFormat | None = None
     thinking: ThinkingTokens | None = None
-    call_form: CallForm | None = None  # of calls that a grammar enforces
+    call_form: CallForm | None = None  # of calls that a grammar enforces, with JSON
+    own_form: CallForm | None = None  # likewise, with arguments in the model's own tags
     control_tokens: Mapping[str, int] = field(
         default_factory=dict
     )  # by text: those that the format reads as text
@@ -80,7 +82,8 @@ def formats_of(config: ServerConfig, tokenizer: TextTokenizer, template: str | N
     tool_open, call_end = (
         control.get(tag, _token(tokenizer, tag)) for tag in (tools.tags.open, tools.call_end)
     )
-    return ChatFormats(tools, thinking, _call_form(tools, control), control, tool_open, call_end)
+    own = None if tools.own_calls is None else _call_form(tools.own_calls, control)
+    return ChatFormats(tools, thinking, _call_form(tools.guided, control), own, control, tool_open, call_end)
 
 
 def _channels(config: ServerConfig, tokenizer: TextTokenizer, template: str) -> Channels | None:
@@ -98,9 +101,7 @@ def _channels(config: ServerConfig, tokenizer: TextTokenizer, template: str) -> 
     return Channels(tokens, tool_flag in ("auto", HARMONY), thought_flag in ("auto", HARMONY))
 
 
-def _call_form(tools: ToolFormat, control: Mapping[str, int]) -> CallForm:
-    guided = tools.guided
-
+def _call_form(guided: GuidedCalls, control: Mapping[str, int]) -> CallForm:
     def pieces(text: str) -> list[Piece]:
         parts = re.split("(" + "|".join(map(re.escape, control)) + ")", text) if control else [text]
         return [control.get(part, part) for part in parts if part]
@@ -114,6 +115,7 @@ def _call_form(tools: ToolFormat, control: Mapping[str, int]) -> CallForm:
         pieces(guided.close),
         pieces(guided.separator),
         guided.is_block,
+        None if guided.tags is None else ArgumentTags(*astuple(guided.tags)),
     )
 
 

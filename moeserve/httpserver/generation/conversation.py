@@ -18,6 +18,7 @@ from moeserve.httpserver.generation.channels import channel_grammar
 from moeserve.httpserver.generation.chat_formats import ChatFormats
 from moeserve.httpserver.generation.model_text import ModelText
 from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.generation.tagged_arguments import with_tagged_arguments
 from moeserve.httpserver.generation.thinking import ThinkingState, template_effort
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.sampling import Thinking
@@ -92,7 +93,7 @@ def reader(spec: GenerationSpec, formats: ChatFormats, end: PromptEnd) -> Answer
         is_separate = end.thinking != "closed" and spec.separate_reasoning
         tools = None
         if spec.tools.may_call and formats.tools is not None:
-            tools = formats.tools.parser(schemas, is_guided=spec.grammar is not None)
+            tools = formats.tools.parser(schemas, is_guided=_is_in_json(spec.grammar))
         thoughts = None
         if is_separate and formats.thinking is not None:
             thoughts = ReasoningParser(end.thinking == "open", formats.thinking.tags)
@@ -108,7 +109,17 @@ def _grammar(spec: GenerationSpec, formats: ChatFormats) -> GrammarConstraint | 
         combined = GrammarConstraint(tools.any_call(), "parallel_tool_calls")
     if combined is None or formats.call_form is None or not isinstance(combined.spec, grammar.WithCalls):
         return combined
-    return GrammarConstraint(replace(combined.spec, form=formats.call_form), combined.param)
+    in_tags = None if formats.own_form is None else with_tagged_arguments(combined.spec.tools)
+    if in_tags is None:
+        return GrammarConstraint(replace(combined.spec, form=formats.call_form), combined.param)
+    return GrammarConstraint(replace(combined.spec, form=formats.own_form, tools=in_tags), combined.param)
+
+
+def _is_in_json(constraint: GrammarConstraint | None) -> bool:
+    """Whether a grammar enforces calls with JSON where the model's own have tags."""
+    if constraint is None:
+        return False
+    return not isinstance(constraint.spec, grammar.WithCalls) or constraint.spec.form.tags is None
 
 
 def _combined(spec: GenerationSpec) -> GrammarConstraint | None:

@@ -175,18 +175,21 @@ _METHODS = {
 }  # blocks of different sizes are different methods'
 
 
-UNPACK_ROUTES = 192  # of each expert, on average: so many make up for unpacking its weights
-
-
 class BlockWorkspace:
     """Where routes go sorted: for batches of up to `tokens` rows with that many's method, or for `large_batch.py`."""
 
     def __init__(
-        self, tokens: int, top_k: int, experts: int, device: torch.device | str, *, can_unpack: bool = False
+        self,
+        tokens: int,
+        top_k: int,
+        experts: int,
+        device: torch.device | str,
+        *,
+        is_large_batch: bool = False,
     ) -> None:
-        """can_unpack: there is an UnpackScratch."""
-        self.is_large_batch = can_unpack and tokens * top_k >= UNPACK_ROUTES * experts
-        self.method = Method(BLOCK) if self.is_large_batch else method_for(tokens)
+        """is_large_batch: for `large_batch.py`."""
+        self.is_large_batch = is_large_batch
+        self.method = Method(BLOCK) if is_large_batch else method_for(tokens)
         blocks = num_blocks(tokens, top_k, experts, self.method.block)
         self.expert = torch.empty(blocks, dtype=torch.int32, device=device)
         self.routes = torch.empty(blocks, self.method.block, dtype=torch.int32, device=device)

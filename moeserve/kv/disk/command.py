@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moeserve.errors import ConfigError
@@ -30,6 +30,20 @@ class _Found:
     segment: Segment | None
     num_bytes: int
     last_used: float  # seconds since the epoch
+
+    @property
+    def server(self) -> Fingerprint | None:
+        """What its pages of KV and of states have in common."""
+        return None if self.fingerprint is None else replace(self.fingerprint, page_tokens=0, page_bytes=0)
+
+    @property
+    def page_tokens(self) -> int:
+        """0 for states."""
+        return 0 if self.fingerprint is None else self.fingerprint.page_tokens
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [] if self.segment is None else list(self.segment.checksums)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,17 +91,18 @@ def _segments(folder: Path) -> list[_Found]:
 
 def _list(options: argparse.Namespace) -> int:
     found = _segments(options.folder)
-    print(f"{'model':<40} {'engine':<28} {'tokens':>10} {'GiB':>8}  last used")
-    for fingerprint in dict.fromkeys(each.fingerprint for each in found):
-        mine = [each for each in found if each.fingerprint == fingerprint]
+    print(f"{'model':<40} {'engine':<28} {'tokens':>10} {'states':>7} {'GiB':>8}  last used")
+    for fingerprint in dict.fromkeys(each.server for each in found):
+        mine = [each for each in found if each.server == fingerprint]
         size = sum(each.num_bytes for each in mine) / GIB
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(each.last_used for each in mine)))
         if fingerprint is None:
-            print(f"{'(damaged, or of another version)':<69} {'':>10} {size:>8.3f}  {used}")
+            print(f"{'(damaged, or of another version)':<69} {'':>10} {'':>7} {size:>8.3f}  {used}")
             continue
-        keys = {key for each in mine if each.segment is not None for key in each.segment.checksums}
-        tokens = len(keys) * fingerprint.page_tokens
-        print(f"{fingerprint.model:<40} {fingerprint.engine:<28} {tokens:>10} {size:>8.3f}  {used}")
+        tokens = {key: each.page_tokens for each in mine for key in each.keys}
+        states = sum(count == 0 for count in tokens.values())
+        name = f"{fingerprint.model:<40} {fingerprint.engine:<28}"
+        print(f"{name} {sum(tokens.values()):>10} {states:>7} {size:>8.3f}  {used}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from moeserve.kv.disk.fingerprint import Fingerprint
 from moeserve.kv.disk.segment import Segment, SegmentError, read_header, segment_numbers, segment_path
 from moeserve.units import GIB
 
+DEFAULT_GIB = 10.0  # of --kv-disk-gib
 MOST_SEGMENT_BYTES = GIB
 LEAST_SEGMENTS = 16  # that the budget is divided into, so that an eviction takes a small part of it
 TOUCH_EVERY_S = 60.0
@@ -29,18 +31,19 @@ class _Entry:
 
 
 class PageStore:
-    """Pages of one fingerprint. `read` may be called by several threads, `write` by one more."""
+    """Pages of one or several fingerprints, each with a page size of its own. `read` may be called by several threads,
+    `write` by one more."""
 
-    def __init__(self, folder: Path, budget_bytes: int, fingerprint: Fingerprint) -> None:
+    def __init__(self, folder: Path, budget_bytes: int, fingerprints: Sequence[Fingerprint]) -> None:
         """Opens what is there; the caller has claimed the folder. Raises OSError."""
         self._folder = folder
         self._budget = budget_bytes
-        self._fingerprint = fingerprint
+        self._fingerprints = {fingerprint.page_bytes: fingerprint for fingerprint in fingerprints}
         self._segment_bytes = min(MOST_SEGMENT_BYTES, budget_bytes // LEAST_SEGMENTS)
         self._lock = threading.Lock()  # of all below
         self._entries: list[_Entry] = []
         self._by_key: dict[bytes, _Entry] = {}
-        self._open: _Entry | None = None  # the segment that is being written
+        self._open: dict[int, _Entry] = {}  # the segments that are being written, by page size
         self._last_number = 0
         self._has_warned = False
         self._read_folder()
@@ -65,8 +68,9 @@ class PageStore:
             path = segment_path(self._folder, number)
             segment = None
             try:
-                if read_header(path) == self._fingerprint:
-                    segment = Segment(path, self._fingerprint, create=False)
+                fingerprint = read_header(path)
+                if fingerprint == self._fingerprints.get(fingerprint.page_bytes):
+                    segment = Segment(path, fingerprint, create=False)
                 else:
                     foreign += 1
             except SegmentError as error:
@@ -131,11 +135,7 @@ class PageStore:
     def write(self, key: bytes, page: memoryview) -> list[bytes]:
         """Adds a page; returns the keys of those that had to go for it. Raises OSError, and has not added it then."""
         gone = self._make_room(len(page))
-        if self._open is not None and not self._open.path.exists():
-            self._open = (
-                None  # somebody has deleted it; creating the next one shows whether there is still a folder
-            )
-        entry = self._writable()
+        entry = self._writable(len(page))
         assert entry.segment is not None
         entry.segment.append(key, page)
         with self._lock:
@@ -143,19 +143,21 @@ class PageStore:
             entry.last_used = time.time()
             self._by_key[key] = entry
         if entry.num_bytes + len(page) > self._segment_bytes:
-            self._open = None  # full
+            del self._open[len(page)]  # full
         return gone
 
-    def _writable(self) -> _Entry:
-        if self._open is not None:
-            return self._open
+    def _writable(self, page_bytes: int) -> _Entry:
+        entry = self._open.get(page_bytes)
+        # One that somebody has deleted is left: to begin the next one shows whether there is still a folder.
+        if entry is not None and entry.path.exists():
+            return entry
         self._last_number += 1
         path = segment_path(self._folder, self._last_number)
-        segment = Segment(path, self._fingerprint, create=True)
-        self._open = _Entry(path, _size(path), time.time(), segment)
+        segment = Segment(path, self._fingerprints[page_bytes], create=True)
+        entry = self._open[page_bytes] = _Entry(path, _size(path), time.time(), segment)
         with self._lock:
-            self._entries.append(self._open)
-        return self._open
+            self._entries.append(entry)
+        return entry
 
     def _make_room(self, num_bytes: int) -> list[bytes]:
         """Deletes segments until so many more bytes are within the budget: first those of no use, then the least
@@ -169,8 +171,7 @@ class PageStore:
                 for key in mine:
                     del self._by_key[key]
             gone += mine
-            if entry is self._open:
-                self._open = None
+            self._open = {size: each for size, each in self._open.items() if each is not entry}
             for path in (entry.path.with_suffix(".idx"), entry.path):
                 path.unlink(missing_ok=True)
         return gone

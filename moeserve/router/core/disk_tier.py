@@ -2,7 +2,8 @@
 
 The worker moves the bytes (`worker/page_mover.py`), as `StepPlan.pages` orders, and tells in `StepResult.pages` what
 became of it. A prompt whose continuation is on disk waits until it is loaded into the prefix tree, while other prompts
-are served, and is then bound as if the tree had had it all the time.
+are served, and is then bound as if the tree had had it all the time. Of a model with recurrent state, prompts continue
+where a page ends whose state is on disk, too.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
-from moeserve.messages.pages import DiskCounts, PageCopy, PageOrders, PageReport
+from moeserve.messages.pages import DiskCounts, PageOrders, PageReport
 from moeserve.router.core.load_rate import LoadRate
-from moeserve.router.core.page_keys import page_keys, split_keys
-from moeserve.router.core.page_loader import LoadJob, PageLoader
+from moeserve.router.core.page_keys import page_keys, split_keys, state_key
+from moeserve.router.core.page_loader import LoadJob, PageLoader, TierSizes
 from moeserve.router.core.page_writer import PageWriter
 from moeserve.router.core.radix_cache import RadixCache
 from moeserve.router.core.radix_node import TOKEN_BYTES, Namespace
 from moeserve.router.core.request import Request
+from moeserve.router.core.state_memory import StateMemory
 
 
 class DiskTier:
@@ -25,26 +27,27 @@ class DiskTier:
 
     def __init__(
         self,
-        page_tokens: int,
-        page_bytes: int,
+        sizes: TierSizes,
         tree: RadixCache,
+        states: StateMemory | None,
         take: Callable[[int], array[int]],
         free: Callable[[array[int]], None],
         available: Callable[[], int],
     ) -> None:
-        """`take`, `free` and `available`: of the KV pool's slots."""
-        self._page_tokens = page_tokens
-        self._page_bytes = page_bytes
+        """`states`: None where the model has none. `take`, `free` and `available`: of the KV pool's slots."""
+        self._sizes = sizes
+        self._page_tokens = sizes.page_tokens
         self._tree = tree
-        self._on_disk: set[bytes] = set()
+        self._has_states = states is not None
+        self._on_disk: set[bytes] = set()  # keys of pages and states
         self._rate = LoadRate()
-        self._writer = PageWriter(page_tokens, page_bytes, tree, self._on_disk)
-        self._loader = PageLoader(page_tokens, tree, take, free, available, self._rate)
+        self._writer = PageWriter(sizes.page_tokens, sizes.page_bytes, tree, states, self._on_disk)
+        self._loader = PageLoader(sizes, tree, states, take, free, available, self._rate)
         self.recompute_ms: Callable[[int, int], float] = lambda start, count: (
             0.0
         )  # set by Planner; 0: not known
         self.is_synced = False  # the worker has told what is on disk
-        self._num_read = self._num_failed = 0  # pages
+        self._bytes_read = self._num_failed = 0  # failed: pages and states
         self._load_ms = 0.0
 
     @property
@@ -59,7 +62,8 @@ class DiskTier:
     # ---------------------------------------------------------------- requests
 
     def save(self, namespace: Namespace, tokens: bytes) -> None:
-        """Has the pages of `tokens` written, which are computed or in plans sent so far, and in the tree."""
+        """Has the pages of `tokens` written, which are computed or in plans sent so far, and in the tree, and the
+        states that the tree has at their ends."""
         self._writer.save(namespace, tokens)
 
     def begin_load(self, request: Request, namespace: Namespace, tokens: bytes, now: float) -> bool:
@@ -68,30 +72,72 @@ class DiskTier:
         if request.disk_was_asked:
             return False
         request.disk_was_asked = True
-        step = self._page_tokens
-        resident = self._tree.num_matched(namespace, tokens)
-        first = resident // step
-        keys = page_keys(namespace, tokens, step)[first:]
-        if keys and self._loader.join(request, keys[0]):
+        keys = page_keys(namespace, tokens, self._page_tokens)
+        first = self._tree.num_matched(namespace, tokens) // self._page_tokens
+        usable = self._tree.match(namespace, tokens)[0]
+        if self._joins(request, keys, first, usable):
             request.disk_was_asked = False  # its own continuation may be on disk, too
             return True
-        count = 0
-        while (
-            count < len(keys) and keys[count] in self._on_disk and not self._loader.is_under_way(keys[count])
-        ):
-            count += 1
-        gain = (first + count) * step - resident
-        if count == 0 or not self._rate.admits(count * step, self.recompute_ms(resident, gain)):
+        end = first
+        while end < len(keys) and self._is_loadable(keys[end]):
+            end += 1
+        if self._has_states:
+            end = self._last_state(keys, end, usable)
+            first = min(first, end)
+        return self._begin(request, namespace, tokens, keys[:end], first, usable, now)
+
+    def _joins(self, request: Request, keys: list[bytes], first: int, usable: int) -> bool:
+        """Has a request wait for a load that brings its first page that is missing, or the state after any of its
+        pages."""
+        if not self._loader.has_work:
             return False
-        border = first * step * TOKEN_BYTES
-        node, _ = self._tree.acquire(namespace, tokens[:border])
+        if first < len(keys) and self._loader.join(request, keys[first]):
+            return True
+        if not self._has_states:
+            return False
+        usable_pages = usable // self._page_tokens
+        return any(self._loader.join(request, state_key(key)) for key in reversed(keys[usable_pages:]))
+
+    def _is_loadable(self, key: bytes) -> bool:
+        return key in self._on_disk and not self._loader.is_under_way(key)
+
+    def _last_state(self, keys: list[bytes], end: int, usable: int) -> int:
+        """The most of the first `end` pages after which the state is on disk; 0: none that gives more than `usable`
+        tokens."""
+        ends = range(end, usable // self._page_tokens, -1)
+        return next((at for at in ends if self._is_loadable(state_key(keys[at - 1]))), 0)
+
+    def _begin(
+        self,
+        request: Request,
+        namespace: Namespace,
+        tokens: bytes,
+        keys: list[bytes],
+        first: int,
+        usable: int,
+        now: float,
+    ) -> bool:
+        """Begins the load of pages from the `first` of `keys` on, if there is anything to gain from it."""
+        step = self._page_tokens
+        gain = len(keys) * step - usable
+        if gain <= 0:
+            return False
+        wanted = keys[first:]
+        num_bytes = len(wanted) * self._sizes.page_bytes
+        if self._has_states:
+            wanted.append(state_key(keys[-1]))
+            num_bytes += self._sizes.state_bytes
+        if not self._rate.admits(num_bytes, self.recompute_ms(usable, gain)):
+            return False
+        border, end = (at * step * TOKEN_BYTES for at in (first, len(keys)))
         job = LoadJob(
             waiters=[request],
-            tokens=tokens[border : border + count * step * TOKEN_BYTES],
-            keys=keys[:count],
+            tokens=tokens[border:end],
+            keys=wanted,
             start=first * step,
-            node=node,
-            resident=resident - first * step,
+            node=self._tree.acquire_kv(namespace, tokens[:border]),
+            usable=usable,
+            has_state=self._has_states,
             progress_at=now,
         )
         self._loader.begin(job)
@@ -103,14 +149,15 @@ class DiskTier:
 
     # ---------------------------------------------------------------- steps
 
-    def writes(self, now: float, *, beside_decoding: bool) -> list[PageCopy]:
-        """The pages to write with the plan that is being begun, before any slot is taken for it."""
+    def writes(self, now: float, *, beside_decoding: bool) -> PageOrders:
+        """What to write with the plan that is being begun, before any slot is taken for it."""
         return self._writer.orders(now, beside_decoding=beside_decoding)
 
-    def orders(self, writes: list[PageCopy]) -> PageOrders | None:
+    def orders(self, writes: PageOrders) -> PageOrders | None:
         """`writes`, and what the plan that is being ended loads; None: nothing."""
         loads = self._loader.orders(self.recompute_ms)
-        return PageOrders(writes, loads) if writes or loads else None
+        both = PageOrders(writes.writes, loads.loads, writes.state_writes, loads.state_loads)
+        return None if both == PageOrders() else both
 
     def report(self, report: PageReport | None, now: float) -> list[Request]:
         """Takes what the worker tells with a step's result, if anything; returns the requests that need not wait for
@@ -130,14 +177,16 @@ class DiskTier:
         if refused:
             self._writer.pause(now)
         loaded, failed = split_keys(report.loaded), split_keys(report.failed)
+        num_bytes = 0
         for key in loaded:
-            self._loader.answered(key, now, is_there=True)
+            is_state = self._loader.answered(key, now, is_there=True)
+            num_bytes += self._sizes.state_bytes if is_state else self._sizes.page_bytes
         for key in failed:
             self._loader.answered(key, now, is_there=False)
         self._on_disk.difference_update(failed)
         self._on_disk.difference_update(split_keys(report.gone))
-        self._rate.observe(len(loaded) * self._page_tokens, report.load_ms)
-        self._num_read += len(loaded)
+        self._rate.observe(num_bytes, report.load_ms)
+        self._bytes_read += num_bytes
         self._num_failed += len(failed)
         self._load_ms += report.load_ms
 
@@ -157,8 +206,9 @@ class DiskTier:
     def counts(self) -> DiskCounts:
         return DiskCounts(
             pages=len(self._on_disk),
-            bytes_written=self._writer.num_written * self._page_bytes,
-            bytes_read=self._num_read * self._page_bytes,
+            bytes_written=self._writer.num_written * self._sizes.page_bytes
+            + self._writer.num_states_written * self._sizes.state_bytes,
+            bytes_read=self._bytes_read,
             tokens=self._loader.num_tokens,
             load_ms=self._load_ms,
             declined=self._rate.num_declined,

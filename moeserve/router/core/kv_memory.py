@@ -20,11 +20,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from moeserve.messages.kv_events import KvEvent
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.router.core.block_log import BlockLog
 from moeserve.router.core.disk_tier import DiskTier
+from moeserve.router.core.page_loader import TierSizes
 from moeserve.router.core.radix_cache import RadixCache
 from moeserve.router.core.radix_node import Namespace, Node
 from moeserve.router.core.request import Request
@@ -48,23 +50,29 @@ class KvMemory:
         border_spacing: BorderSpacing = DEFAULT_SPACING,
         page_tokens: int = 0,
         page_bytes: int = 1,
+        state_bytes: int = 0,
+        max_running: int = 0,
         event_block_size: int | None = None,
     ) -> None:
         """`num_state_slots`: 0 for a model without recurrent state. `border_spacing`: of its snapshots in prompts.
-        `page_tokens` and `page_bytes`: of a page on disk; 0: there is no disk tier. `event_block_size`: of KV events,
-        in tokens; None: there are none."""
+        `page_tokens` and `page_bytes`: of a page on disk; 0: there is no disk tier. `max_running`: requests, which it
+        leaves as many state slots of `state_bytes`. `event_block_size`: of KV events, in tokens; None: there are
+        none."""
         self._pool = TokenPool(num_slots)
         self._log = None if event_block_size is None else BlockLog(event_block_size)
         self._tree = RadixCache(recurrent=num_state_slots > 0, log=self._log)
         self.states = StateMemory(num_state_slots, self._tree)
-        self._taker = SnapshotTaker(self._tree, self.states, border_spacing)
+        spacing = replace(border_spacing, align=page_tokens or 1)
+        self._taker = SnapshotTaker(self._tree, self.states, spacing)
         self._is_recurrent = num_state_slots > 0
         self._reuse = reuse
         self._isolate = isolate_tenants
         self.disk: DiskTier | None = None
-        if page_tokens and reuse and not self._is_recurrent:
+        if page_tokens and reuse:
+            sizes = TierSizes(page_tokens, page_bytes, state_bytes, max_running)
+            states = self.states if self._is_recurrent else None
             self.disk = DiskTier(
-                page_tokens, page_bytes, self._tree, self.take, self._pool.free, lambda: self.available
+                sizes, self._tree, states, self.take, self._pool.free, lambda: self.available
             )
 
     @property

@@ -33,6 +33,7 @@ class Limits:
     num_state_slots: int = 0  # of recurrent state; 0: the model has none
     page_tokens: int = 0  # of a page of KV on disk; 0: there is no disk tier
     page_bytes: int = 1
+    state_bytes: int = 0  # of a slot of recurrent state
     border_spacing: BorderSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
     event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
 

@@ -9,32 +9,32 @@ RETRY_AFTER = 32  # prompts that were recomputed, after which a window of pages 
 
 class LoadRate:
     def __init__(self) -> None:
-        self.tokens_per_ms: float | None = None
+        self.bytes_per_ms: float | None = None
         self.num_declined = 0
         self._declined_since = 0  # the last attempt
 
-    def observe(self, tokens: int, ms: float) -> None:
-        """So many tokens came from disk while it was busy for `ms` milliseconds."""
-        if tokens <= 0 or ms <= 0.0:
+    def observe(self, num_bytes: int, ms: float) -> None:
+        """So many bytes came from disk while it was busy for `ms` milliseconds."""
+        if num_bytes <= 0 or ms <= 0.0:
             return
-        rate = tokens / ms
-        old = self.tokens_per_ms
-        self.tokens_per_ms = rate if old is None else KEEP * old + (1.0 - KEEP) * rate
+        rate = num_bytes / ms
+        old = self.bytes_per_ms
+        self.bytes_per_ms = rate if old is None else KEEP * old + (1.0 - KEEP) * rate
 
-    def pays(self, tokens: int, recompute_ms: float) -> bool:
-        """Whether so many tokens are expected sooner from disk than computed in `recompute_ms`; 0: nobody knows. A disk
+    def pays(self, num_bytes: int, recompute_ms: float) -> bool:
+        """Whether so many bytes are expected sooner from disk than computed in `recompute_ms`; 0: nobody knows. A disk
         of unknown rate is tried."""
-        rate = self.tokens_per_ms
-        return rate is None or tokens / rate < (recompute_ms or MOST_MS)
+        rate = self.bytes_per_ms
+        return rate is None or num_bytes / rate < (recompute_ms or MOST_MS)
 
-    def admits(self, tokens: int, recompute_ms: float) -> bool:
+    def admits(self, num_bytes: int, recompute_ms: float) -> bool:
         """`pays`, for a prompt whose load would begin. Where it does not, a rare one is let through to measure."""
-        if self.pays(tokens, recompute_ms):
+        if self.pays(num_bytes, recompute_ms):
             return True
         self.num_declined += 1
         self._declined_since += 1
         if self._declined_since < RETRY_AFTER:
             return False
         self._declined_since = 0
-        self.tokens_per_ms = None
+        self.bytes_per_ms = None
         return True

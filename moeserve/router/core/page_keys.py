@@ -20,6 +20,11 @@ def page_keys(namespace: Namespace, tokens: bytes, page_tokens: int) -> list[byt
     return keys
 
 
+def state_key(key: bytes) -> bytes:
+    """Of the recurrent state after all tokens that a page's key stands for."""
+    return blake2b(key, digest_size=PAGE_KEY_BYTES, person=b"state").digest()
+
+
 def split_keys(keys: bytes) -> list[bytes]:
     """Those of a PageReport, one by one."""
     return [keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)]

@@ -4,6 +4,9 @@ A load has slots of its own, page by page, and a reference to the node that its 
 evicted meanwhile. At its end the tree takes the slots of all pages up to the first that failed, and the prompt finds
 them there like any cached prefix. A load goes in windows of pages, and ends early where the disk turns out slower than
 computing, or the pool has no room.
+
+Of a model with recurrent state, the last that a load brings is the state at the end of its pages, without which the
+prompt cannot continue from them.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from moeserve.messages.pages import PageCopy
+from moeserve.messages.pages import PageCopy, PageOrders, StateCopy
 from moeserve.router.core.load_rate import LoadRate
 from moeserve.router.core.radix_cache import RadixCache
 from moeserve.router.core.radix_node import TOKEN_BYTES, Node
 from moeserve.router.core.request import Request
+from moeserve.router.core.state_memory import StateMemory
 
 FIRST_WINDOW = 4  # pages, while the disk's rate is unknown
 WINDOW_MS = (
@@ -26,23 +30,37 @@ LEAST_PATIENCE_S = 2.0  # without any page, after which the waiting prompt is co
 PATIENCE = 2.0  # times what computing the rest takes
 
 
+@dataclass(frozen=True, slots=True)
+class TierSizes:
+    page_tokens: int
+    page_bytes: int
+    state_bytes: int  # of a recurrent state
+    max_running: int  # requests, each of which has a state
+
+
 @dataclass(slots=True, eq=False)
 class LoadJob:
     waiters: list[Request]  # the first began it
     tokens: bytes  # from the first page on, int32
-    keys: list[bytes]  # of its pages
+    keys: list[bytes]  # of its pages, and of the state behind them
     start: int  # the first page's position
     node: Node  # referenced; the pages follow its end
-    resident: int  # tokens of the first page that the tree has
+    usable: int  # tokens that the prompt would find in the cache without it
+    has_state: bool
     progress_at: float  # seconds: when a page came, or the first was ordered
     slots: array[int] = field(default_factory=lambda: array("i"))  # of the pages ordered so far
-    landed: set[int] = field(default_factory=set)  # pages that are there
+    state_slot: int | None = None  # once the state is ordered
+    landed: set[int] = field(default_factory=set)  # of `keys`, those that are there
     num_ordered: int = 0
     num_answered: int = 0
-    end: int = 0  # pages up to here are wanted
+    end: int = 0  # of `keys`, those up to here are wanted
 
     def __post_init__(self) -> None:
         self.end = len(self.keys)
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.keys) - self.has_state
 
 
 class PageLoader:
@@ -51,15 +69,20 @@ class PageLoader:
 
     def __init__(
         self,
-        page_tokens: int,
+        sizes: TierSizes,
         tree: RadixCache,
+        states: StateMemory | None,
         take: Callable[[int], array[int]],
         free: Callable[[array[int]], None],
         available: Callable[[], int],
         rate: LoadRate,
     ) -> None:
-        self._page_tokens = page_tokens
+        self._page_tokens = sizes.page_tokens
+        self._page_bytes = sizes.page_bytes
+        self._state_bytes = sizes.state_bytes
+        self._max_running = sizes.max_running
         self._tree = tree
+        self._states = states  # None: the model has none
         self._take = take
         self._free = free
         self._available = available
@@ -79,7 +102,7 @@ class PageLoader:
         return (job.slots for job in self._jobs)
 
     def join(self, request: Request, key: bytes) -> bool:
-        """Has a request wait for the page of this key, if a load will bring it."""
+        """Has a request wait for the page or the state of this key, if a load will bring it."""
         for job in self._jobs:
             if key in job.keys[: job.end] and job.waiters:
                 job.waiters.append(request)
@@ -101,47 +124,75 @@ class PageLoader:
                 if not job.waiters:
                     self._stop(job)
 
-    def orders(self, recompute_ms: Callable[[int, int], float]) -> list[PageCopy]:
+    def orders(self, recompute_ms: Callable[[int, int], float]) -> PageOrders:
         """The next windows of all loads. recompute_ms: what computing tokens takes, by position and number."""
-        orders: list[PageCopy] = []
+        orders = PageOrders([], [], [], [])
         for job in self._jobs:
-            orders += self._window(job, recompute_ms)
+            self._window(job, orders, recompute_ms)
         return orders
 
-    def _window(self, job: LoadJob, recompute_ms: Callable[[int, int], float]) -> list[PageCopy]:
-        step = self._page_tokens
-        ordered = job.num_ordered
-        rate = self._rate.tokens_per_ms
-        most = FIRST_WINDOW if rate is None else max(FIRST_WINDOW, int(rate * WINDOW_MS) // step)
-        count = min(most - len(self._under_way), job.end - ordered)
+    def _window(self, job: LoadJob, orders: PageOrders, recompute_ms: Callable[[int, int], float]) -> None:
+        rate = self._rate.bytes_per_ms
+        most = FIRST_WINDOW if rate is None else max(FIRST_WINDOW, int(rate * WINDOW_MS) // self._page_bytes)
+        count = min(most - len(self._under_way), job.end - job.num_ordered)
         if count <= 0:
-            return []
-        left = (job.end - ordered) * step
-        if not self._rate.pays(left, recompute_ms(job.start + ordered * step, left)):
+            return
+        if not self._rate.pays(self.bytes_left(job), recompute_ms(*self._tokens_left(job))):
             self._stop(job)
-            return []
+            return
+        pages = min(count, job.num_pages - job.num_ordered)
+        if pages > 0:
+            self._order_pages(job, pages, orders.loads)
+        else:
+            self._order_state(job, orders.state_loads)
+
+    def bytes_left(self, job: LoadJob) -> int:
+        """Of what a load has not ordered yet."""
+        pages = min(job.end, job.num_pages) - job.num_ordered
+        return max(pages, 0) * self._page_bytes + self._state_bytes * (job.end > job.num_pages)
+
+    def _tokens_left(self, job: LoadJob) -> tuple[int, int]:
+        """Position and number of those that are computed where a load stops now: with a state to come, all."""
+        start = job.usable
+        if not job.has_state:
+            start = max(start, job.start + job.num_ordered * self._page_tokens)
+        return start, job.start + min(job.end, job.num_pages) * self._page_tokens - start
+
+    def _order_pages(self, job: LoadJob, count: int, orders: list[PageCopy]) -> None:
+        step = self._page_tokens
         count = min(count, self._available() // step)
         if count == 0:
-            if job.num_answered == ordered:
+            if job.num_answered == job.num_ordered:
                 self._stop(job)  # others need the pool
-            return []
+            return
         slots = self._take(count * step)
-        job.slots.extend(slots)
-        job.num_ordered += count
-        orders = []
         for index in range(count):
-            key = job.keys[ordered + index]
-            self._under_way[key] = job, ordered + index
+            key = self._ordered(job)
             orders.append(PageCopy(key, slots[index * step : (index + 1) * step].tobytes()))
-        return orders
+        job.slots.extend(slots)
+
+    def _order_state(self, job: LoadJob, orders: list[StateCopy]) -> None:
+        assert self._states is not None
+        job.state_slot = self._states.take_for_load(self._max_running)
+        if job.state_slot is None:
+            self._stop(job)
+        else:
+            orders.append(StateCopy(self._ordered(job), job.state_slot))
+
+    def _ordered(self, job: LoadJob) -> bytes:
+        """The key of the next page, or of the state, which is ordered."""
+        key = job.keys[job.num_ordered]
+        self._under_way[key] = job, job.num_ordered
+        job.num_ordered += 1
+        return key
 
     @staticmethod
     def _stop(job: LoadJob) -> None:
         """No further page is ordered."""
         job.end = min(job.end, job.num_ordered)
 
-    def answered(self, key: bytes, now: float, *, is_there: bool) -> None:
-        """The worker has loaded a page, or failed to."""
+    def answered(self, key: bytes, now: float, *, is_there: bool) -> bool:
+        """The worker has loaded a page or a state, or failed to; whether it is a state."""
         job, page = self._under_way.pop(key)
         job.num_answered += 1
         if is_there:
@@ -149,6 +200,7 @@ class PageLoader:
             job.progress_at = now
         else:
             job.end = min(job.end, page)
+        return page == job.num_pages
 
     def finish(self, now: float, recompute_ms: Callable[[int, int], float]) -> list[Request]:
         """Ends the loads that are complete; returns the requests that need not wait any longer. Called after all of a
@@ -164,8 +216,11 @@ class PageLoader:
         return ended
 
     def _is_late(self, job: LoadJob, now: float, recompute_ms: Callable[[int, int], float]) -> bool:
-        left = (len(job.keys) - len(job.landed)) * self._page_tokens
-        computing_s = recompute_ms(job.start, left) / 1e3
+        if job.has_state:
+            start, left = job.usable, job.start + job.num_pages * self._page_tokens - job.usable
+        else:
+            start, left = job.start, (len(job.keys) - len(job.landed)) * self._page_tokens
+        computing_s = recompute_ms(start, left) / 1e3
         return now - job.progress_at > max(LEAST_PATIENCE_S, PATIENCE * computing_s)
 
     def _end(self, job: LoadJob) -> list[Request]:
@@ -174,19 +229,28 @@ class PageLoader:
         count = 0
         while count in job.landed:
             count += 1
-        end = count * self._page_tokens
-        self._free(self._tree.release(job.node, job.tokens[: end * TOKEN_BYTES], job.slots[:end])[0])
+        end = min(count, job.num_pages) * self._page_tokens
+        surplus, node = self._tree.release(job.node, job.tokens[: end * TOKEN_BYTES], job.slots[:end])
+        self._free(surplus)
         self._free(job.slots[end:])
-        loaded = max(end - job.resident, 0)
+        is_whole = count == len(job.keys)
+        self._end_state(job, node if is_whole else None)
+        loaded = 0 if job.has_state and not is_whole else max(job.start + end - job.usable, 0)
         self.num_tokens += loaded
         for request in job.waiters:
             request.disk_tokens += loaded
         return job.waiters
+
+    def _end_state(self, job: LoadJob, node: Node | None) -> None:
+        if job.state_slot is not None:
+            assert self._states is not None
+            self._states.loaded(job.state_slot, job.start + job.num_pages * self._page_tokens, node)
 
     def reset(self) -> None:
         """The worker is lost, and nothing is under way any more."""
         for job in self._jobs:
             self._tree.release(job.node, b"", array("i"))
             self._free(job.slots)
+            self._end_state(job, None)
         self._jobs.clear()
         self._under_way.clear()

@@ -59,6 +59,7 @@ class Planner:
         pages = disk.orders(writes)
         if scheduled is None and (pages is not None or (disk.has_work and not results_awaited)):
             scheduled = ScheduledStep(step)
+            scheduled.state_copies = self._memory.states.take_copies()
         if scheduled is not None:
             scheduled.pages = pages
         return scheduled

@@ -96,11 +96,23 @@ class RadixCache:
     def acquire(self, namespace: Namespace, tokens: bytes) -> tuple[Node, array[int]]:
         """References the longest cached prefix of `tokens`; returns its last node and its slots. The caller ends the
         reference with `release` or `discard`."""
+        root = self._root(namespace)
+        return self._acquire(root, self._usable(root, tokens))
+
+    def acquire_kv(self, namespace: Namespace, tokens: bytes) -> Node:
+        """As `acquire`, wherever snapshots are: for who does not compute."""
+        root = self._root(namespace)
+        return self._acquire(root, list(self._walk(root, tokens)))[0]
+
+    def _root(self, namespace: Namespace) -> Node:
         node = self._roots.get(namespace)
         if node is None:
             node = self._roots[namespace] = self._new_node(None, namespace, bytearray(), array("i"))
+        return node
+
+    def _acquire(self, node: Node, path: list[tuple[Node, int]]) -> tuple[Node, array[int]]:
         slots = array("i")
-        for child, common in self._usable(node, tokens):
+        for child, common in path:
             node = child if common == len(child.slots) else self._split(child, common)
             slots.extend(node.slots)
         self._hold(node)
@@ -235,6 +247,13 @@ class RadixCache:
         """The snapshots that have lost their nodes since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
+
+    def snapshots_of(self, namespace: Namespace, tokens: bytes) -> list[Snapshot]:
+        """Those of states after prefixes of `tokens`, the shortest first. They stay the tree's."""
+        root = self._roots.get(namespace)
+        path = [] if root is None else self._walk(root, tokens)
+        ends = (node for node, common in path if common == len(node.slots))
+        return [node.snapshot for node in ends if node.snapshot is not None]
 
     def _drop_snapshot(self, node: Node) -> None:
         if node.snapshot is not None:

@@ -14,12 +14,12 @@ cache, and a stale row writes cached slots with the values that they hold.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 
 from msgspec.structs import replace
 
 from moeserve.messages.kv_events import KvEvent
-from moeserve.messages.sampling import FinishReason, TokenLogprob
+from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
@@ -28,7 +28,6 @@ from moeserve.messages.schema import (
     RequestError,
     StopHit,
     TokensItem,
-    TokensOut,
 )
 from moeserve.messages.steps import MeasuredStep, Sampled, StepPlan, StepResult
 from moeserve.router.core.back_pressure import BackPressure
@@ -38,26 +37,16 @@ from moeserve.router.core.fair_share import FairShare
 from moeserve.router.core.grammar_turns import GrammarTurns
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
+from moeserve.router.core.outbox import Outbox, RouterMessage
 from moeserve.router.core.planner import Planner
+from moeserve.router.core.plans_in_flight import PlansInFlight
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.router_stats import RouterStats
 from moeserve.router.core.running_batch import RunningBatch
-from moeserve.router.core.scheduled_step import ScheduledStep
 from moeserve.router.core.step_cost import StepCost, StepShape, chunk_context
 from moeserve.router.core.waiting_queue import WaitingQueue
 
-MAX_PLANS_IN_FLIGHT = 2
-# While a step this long runs, the next one is not planned yet: the idle gap after it is negligible (its size is in
-# docs/results/2026-11-22-router-notes.md), and a request that arrives meanwhile joins the next step, not the one after.
-PLAN_AHEAD_MS = 100.0
-
 NOT_FINITE = "the model produced non-finite logits for this request"
-
-RouterMessage = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError
-
-
-class ProtocolError(Exception):
-    """The worker's result is not that of the oldest plan in flight, so that none of its results can be trusted."""
 
 
 class Scheduler:
@@ -68,6 +57,7 @@ class Scheduler:
         self._closed: str | None = None  # the cause, once no request is served any more
         self._has_worker = True
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
+        self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
         self._waiting = WaitingQueue()
         self._memory = KvMemory(
             limits.num_kv_slots,
@@ -77,6 +67,8 @@ class Scheduler:
             border_spacing=limits.border_spacing,
             page_tokens=limits.page_tokens,
             page_bytes=limits.page_bytes,
+            state_bytes=limits.state_bytes,
+            max_running=limits.max_running,
             event_block_size=limits.event_block_size,
         )
         self._batch = RunningBatch(limits, self._memory, self._waiting)
@@ -91,8 +83,8 @@ class Scheduler:
         self._pressure = BackPressure(
             limits, self._waiting, self._batch.running, self._cost, self._history, self._batch.postponed
         )
-        self._in_flight: deque[ScheduledStep] = deque()
-        self._out: list[RouterMessage] = []
+        self._in_flight = PlansInFlight()
+        self._out = Outbox()
         self._stats = RouterStats()
         self._searches = BeamSearches(self._memory, self._stats)
 
@@ -116,17 +108,19 @@ class Scheduler:
                 return
         refusal = self._refusal(messages[0])
         if refusal is not None:
-            self._out += [replace(refusal, id=message.id) for message in messages]
+            self._out.put(replace(refusal, id=message.id) for message in messages)
             return
         request = Request(messages[0])
         if request.beams is not None:
             self._searches.began(request, messages)
         self._open[request.id] = request
+        if request.adapter:
+            self._adapters[request.adapter] += 1
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
         for message in messages:
             output = b"" if message.resumed is None else message.resumed.token_ids
-            self._out.append(DetokenizeStart(message.id, message.text, message.context, output))
+            self._out.put([DetokenizeStart(message.id, message.text, message.context, output)])
 
     def _refusal(self, message: GenerateRequest) -> RequestError | None:
         if self._closed is not None:
@@ -146,12 +140,21 @@ class Scheduler:
         ids = request.answer_ids
         self._release(request)
         self._stats.aborts += 1
-        self._out += [DetokenizeEnd(id=one) for one in ids]
+        self._out.put(DetokenizeEnd(id=one) for one in ids)
 
     def abort_before(self, first_id: int) -> None:
         """Aborts what is open of the ids below."""
         for request_id in [request_id for request_id in self._open if request_id < first_id]:
             self.abort(request_id)
+
+    def adapters_in_use(self) -> list[str]:
+        """The keys that open requests have."""
+        return [key for key, count in self._adapters.items() if count]
+
+    def adapter_lost(self, key: str, cause: str) -> None:
+        """Fails the requests that have it. Called only while no plan is in flight."""
+        for request in [request for request in self._open.values() if request.adapter == key]:
+            self._fail(request, 500, cause)
 
     def stop_hit(self, hit: StopHit) -> None:
         """Ends a request at a stop string; tokens sampled after it are not counted. As with `abort`, an id that is not
@@ -164,13 +167,7 @@ class Scheduler:
 
     def step_result(self, result: StepResult, now: float) -> None:
         """Takes the result of the oldest plan in flight. Raises ProtocolError when it is the result of another."""
-        if not self._in_flight or self._in_flight[0].step != result.step:
-            raise ProtocolError(f"the worker answered step {result.step}, which is not the oldest in flight")
-        scheduled = self._in_flight.popleft()
-        if len(result.sampled) != len(scheduled.sampling):
-            raise ProtocolError(
-                f"{len(result.sampled)} tokens for {len(scheduled.sampling)} rows that sample"
-            )
+        scheduled = self._in_flight.answered(result)
         self._batch.last_finished = scheduled.step
         if self._memory.disk is not None:
             self._batch.end_loads(self._memory.disk.report(result.pages, now))
@@ -184,8 +181,9 @@ class Scheduler:
         self._stats.observe_step(scheduled, result.compute_ms, result.idle_ms)
         self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms)
         for index, logprobs in result.prompt_logprobs.items():
-            self._accept_prompt_logprobs(scheduled.owners[index], scheduled.rows[index].start, logprobs)
-        self._tell_progress(scheduled, now)
+            owner, row = scheduled.owners[index], scheduled.rows[index]
+            self._out.emit_prompt_logprobs(owner, row.start, logprobs)
+        self._out.emit_progress(scheduled.chunks(), now)
         self._accept_tokens(scheduled.sampling, result.sampled, now)
         for request, place in scheduled.searches.items():
             self._advance_search(request, result.sampled[place.start : place.stop], now)
@@ -196,8 +194,7 @@ class Scheduler:
     def worker_lost(self, cause: str, *, go_on: bool = True) -> None:
         """The worker is gone, with all KV and the plans in flight. Until `worker_ready`, nothing is planned. Running
         requests wait, and are then continued from their tokens, as after a preemption; without `go_on` they fail."""
-        owners = {request.id: request for scheduled in self._in_flight for request in scheduled.owners}
-        self._blame.lost(owners.values())
+        self._blame.lost({request.id: request for request in self._in_flight.owners()}.values())
         self._in_flight.clear()
         self._has_worker = False
         self._stats.engine_losses += 1
@@ -219,12 +216,12 @@ class Scheduler:
     @property
     def in_flight_shape(self) -> str:
         """What the worker was told to compute and has not answered, for a log line."""
-        return self._in_flight[0].described if self._in_flight else "idle"
+        return self._in_flight.described
 
     @property
     def step_awaited(self) -> tuple[int, float] | None:
         """The oldest plan in flight, and how long it was expected to take in milliseconds; 0: nobody knows."""
-        return (self._in_flight[0].step, self._in_flight[0].expected_ms) if self._in_flight else None
+        return self._in_flight.awaited
 
     def close(self, cause: str) -> None:
         """Ends every open request with a 503, and refuses later ones with it: the server stops. A second call changes
@@ -235,7 +232,7 @@ class Scheduler:
         self._in_flight.clear()
         for request in list(self._open.values()):
             self._fail(request, 503, cause)
-        self._out += [RequestError(id, 503, cause) for id in self._searches.take_gathering()]
+        self._out.put(RequestError(id, 503, cause) for id in self._searches.take_gathering())
         if self._memory.disk is not None:
             self._memory.disk.reset()
 
@@ -244,7 +241,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do or enough is in flight. The caller must send it, because
         its rows count as written from here on."""
-        if self._closed is not None or not self._has_worker or not self._may_plan_ahead:
+        if self._closed is not None or not self._has_worker or not self._in_flight.has_room:
             return None
         if not self._open and (self._memory.disk is None or not self._memory.disk.has_work):
             return None
@@ -257,24 +254,16 @@ class Scheduler:
         self._in_flight.append(scheduled)
         return scheduled.as_plan()
 
-    @property
-    def _may_plan_ahead(self) -> bool:
-        in_flight = len(self._in_flight)
-        if in_flight == 0:
-            return True
-        return in_flight < MAX_PLANS_IN_FLIGHT and self._in_flight[-1].expected_ms < PLAN_AHEAD_MS
-
     def take_messages(self) -> list[RouterMessage]:
         """The messages to the detokenizer since the last call, in order."""
-        out, self._out = self._out, []
-        return out
+        return self._out.take()
 
     def take_kv_events(self) -> list[KvEvent]:
         """What the prefix cache has gained and lost since the last call, in order."""
         return self._memory.take_events()
 
     def load_report(self) -> LoadReport:
-        return self._stats.report(self._batch, self._waiting, self._memory)
+        return self._stats.report(self._batch, self._waiting, self._memory, self._adapters)
 
     @property
     def last_planned(self) -> int:
@@ -292,24 +281,6 @@ class Scheduler:
         return not self._open and not self._in_flight
 
     # ---------------------------------------------------------------- results
-
-    def _accept_prompt_logprobs(self, owner: Request, start: int, logprobs: list[TokenLogprob]) -> None:
-        """Sends the prompt logprobs of positions from `start` on. Those that were recomputed after a preemption have
-        been sent already."""
-        if owner.state is State.FINISHED:
-            return
-        new = logprobs[owner.num_scored - start :]
-        owner.num_scored += len(new)
-        if new:
-            self._emit([TokensItem(owner.id, [], prompt_logprobs=new)])
-
-    def _tell_progress(self, scheduled: ScheduledStep, now: float) -> None:
-        """Sends the progress of the prompts that the step has prefilled. After a preemption it may be less than before;
-        a request that is preempted while it decodes reports none."""
-        for request, row in scheduled.chunks():
-            if request.wants_progress and request.state is not State.FINISHED and not request.num_output:
-                progress = request.progress(row.start + row.count, now)
-                self._emit([TokensItem(request.id, [], progress=progress)])
 
     def _accept_tokens(self, owners: list[Request], sampled: list[Sampled], now: float) -> None:
         """Appends a token to each request. A request may have been preempted since its row was planned.
@@ -342,7 +313,7 @@ class Scheduler:
             request.num_output = count + 1
             request.tokens.append(token_id)
         self._stats.generation_tokens += len(items)
-        self._emit(items)
+        self._out.emit(items)
         for request, entry in ended:
             self._accept_last(request, entry, now)
 
@@ -381,7 +352,7 @@ class Scheduler:
         if items:
             self._history.add(request.num_output)
             self._release(request)
-            self._emit(items)
+            self._out.emit(items)
 
     # ---------------------------------------------------------------- ending
 
@@ -405,29 +376,21 @@ class Scheduler:
             stop_token=stop_token,
             usage=request.usage(completion_tokens, now),
         )
-        self._emit([item])
+        self._out.emit([item])
 
     def _fail(self, request: Request, status: int, message: str, *, forget: bool = False) -> None:
         ids = request.answer_ids
         self._release(request, forget=forget)
-        self._out += [RequestError(id=id, status=status, message=message) for id in ids]
+        self._out.put(RequestError(id=id, status=status, message=message) for id in ids)
 
     def _release(self, request: Request, *, forget: bool = False) -> None:
         """Frees all that an open request holds; the module's docstring says why its rows in flight are harmless."""
         del self._open[request.id]
+        if request.adapter:
+            self._adapters[request.adapter] -= 1
         self._searches.ended(request)
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)
-
-    def _emit(self, items: list[TokensItem]) -> None:
-        """Appends to the last TokensOut if it is the last message, so that a step sends one message."""
-        if not items:
-            return
-        last = self._out[-1] if self._out else None
-        if isinstance(last, TokensOut):
-            last.items.extend(items)
-        else:
-            self._out.append(TokensOut(items=items))
 
     def check(self) -> None:
         """Raises AssertionError when a count is off. O(running)."""

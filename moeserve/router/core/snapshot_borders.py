@@ -30,6 +30,9 @@ class BorderSpacing:
     tail: int = 8  # from the last border to the prompt's end; Qwen's longest generation prompt has 7 tokens
     least: int = 64  # between two borders: a snapshot that would save fewer is not worth a step
     first: int = 512  # between the last border and the one before; the next distances are twice as long each
+    align: int = (
+        1  # borders are multiples of it: of a page's tokens, where states are kept on disk with their pages
+    )
 
 
 DEFAULT_SPACING = BorderSpacing()
@@ -44,12 +47,14 @@ def border_spacing(max_num_batched_tokens: int) -> BorderSpacing:
 def snapshot_borders(start: int, matched: int, num_prompt: int, spacing: BorderSpacing) -> list[Border]:
     """The borders of a prompt of `num_prompt` tokens, in ascending order. It continues from the snapshot at `start`;
     the tree has the KV of its first `matched` tokens."""
-    last = num_prompt - spacing.tail
+    align = spacing.align
+    last = (num_prompt - spacing.tail) // align * align
+    matched = matched // align * align
     borders: list[Border] = []
 
     def add(position: int, kind: SnapshotKind) -> None:
         taken = [start, *(at for at, _ in borders)]
-        if all(abs(position - at) >= spacing.least for at in taken):
+        if position > start and all(abs(position - at) >= spacing.least for at in taken):
             borders.append((position, kind))
 
     if start < matched <= last:
@@ -58,6 +63,6 @@ def snapshot_borders(start: int, matched: int, num_prompt: int, spacing: BorderS
         add(last, SnapshotKind.PROMPT)
     distance = spacing.first
     while start < last - distance:
-        add(last - distance, SnapshotKind.SPACED)
+        add((last - distance) // align * align, SnapshotKind.SPACED)
         distance *= 2
     return sorted(borders, key=lambda border: border[0])

@@ -1,4 +1,4 @@
-"""The owner of every slot of recurrent state: free + running + snapshots = all slots, after every call.
+"""The owner of every slot of recurrent state: free + running + snapshots + loading = all slots, after every call.
 
 A running request has one slot, which each of its rows advances; a beam search has one for each beam. `copies` are
 executed by the worker before the rows of the plan that carries them, hence after the rows of all plans before:
@@ -7,6 +7,8 @@ executed by the worker before the rows of the plan that carries them, hence afte
     copy       running -> running               in the plan after the one whose result had a beam fork
     take       running -> snapshot              in the plan after the one whose row ended at the border
     keep       (no copy)                        the running slot becomes the snapshot, when its request leaves
+
+A load from disk has a slot of its own until it has ended.
 
 A slot may be handed out again at once: what copied from it or advanced it is executed before.
 """
@@ -34,6 +36,7 @@ class StateMemory:
         self._tree = tree
         self._snapshots = SnapshotCache()
         self._copies = array("i")  # (source, destination) of the next plan
+        self._loading: set[int] = set()
         self.num_hits = 0  # requests that were bound with a snapshot
         self.num_evictions = 0  # snapshots given up for their slots
 
@@ -43,7 +46,7 @@ class StateMemory:
 
     @property
     def num_running(self) -> int:
-        return self.num_slots - len(self._free) - len(self._snapshots)
+        return self.num_slots - len(self._free) - len(self._snapshots) - len(self._loading)
 
     # ---------------------------------------------------------------- running
 
@@ -114,6 +117,31 @@ class StateMemory:
         copies, self._copies = self._copies.tobytes(), array("i")
         return copies
 
+    # ---------------------------------------------------------------- disk
+
+    def is_copied(self, snapshot: Snapshot) -> bool:
+        """Whether its slot has its state once the plans sent so far are executed."""
+        return snapshot.slot not in self._copies[1::2]
+
+    def take_for_load(self, max_running: int) -> int | None:
+        """A slot that a state on disk is loaded to, which nobody else uses until `loaded`. None where it might be
+        missing for one of `max_running` requests."""
+        if len(self._loading) + max_running >= self.num_slots:
+            return None
+        slot = self._take_slot(spared=None)
+        assert slot is not None
+        self._loading.add(slot)
+        return slot
+
+    def loaded(self, slot: int, position: int, node: Node | None) -> None:
+        """A load has ended: its slot becomes the snapshot after `position` tokens, at the end of `node`. It is freed
+        for None, or where `node` has a snapshot."""
+        self._loading.remove(slot)
+        if node is None or node.snapshot is not None:
+            self._free.append(slot)
+        else:
+            self._put(node, Snapshot(slot, position, SnapshotKind.PROMPT))
+
     def _put(self, node: Node, snapshot: Snapshot) -> None:
         self._tree.set_snapshot(node, snapshot)
         self._snapshots.add(snapshot)
@@ -141,5 +169,6 @@ class StateMemory:
         if set(in_tree) != set(self._snapshots):
             raise AssertionError("the tree has other snapshots than are counted")
         held = [*self._free, *(slot for r in running for slot in r.state_slots), *(s.slot for s in in_tree)]
+        held += self._loading
         if sorted(held) != list(range(self.num_slots)):
             raise AssertionError(f"state slots not held exactly once: {sorted(held)} of {self.num_slots}")

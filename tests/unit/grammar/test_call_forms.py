@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.output import OutputParser
@@ -16,6 +18,7 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.relax import relaxed
 from moeserve.grammar.spec import (
+    ANY_OBJECT,
     Channels,
     Choice,
     Ebnf,
@@ -29,6 +32,7 @@ from moeserve.grammar.spec import (
 )
 from moeserve.grammar.translate import to_grammar
 from moeserve.httpserver.generation.chat_formats import ChatFormats, formats_of
+from moeserve.httpserver.generation.tagged_arguments import with_tagged_arguments
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.support.family_templates import HARMONY, TEMPLATES
@@ -135,6 +139,110 @@ def test_calls_in_the_models_own_form(world: World, name: str) -> None:
     ]
     parser = OutputParser(None, formats.tools.parser({}, is_guided=True))
     assert Answer.of(parser.push(both) + parser.finish()).calls == [("now", {}), ("sum", {"a": 2})]
+
+
+PAINT = GrammarTool(
+    "paint",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "what": {"type": "string", "minLength": 1},
+                "color": {"$ref": "#/$defs/Color"},
+                "size": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+                "by": {"type": ["string", "null"]},
+            },
+            "required": ["what", "color"],
+            "$defs": {"Color": {"type": "string", "enum": ["red", "blue"]}},
+        }
+    ),
+)
+WALL: dict[str, object] = {
+    "what": "a <b>wall</b>\nand 2 > 1",
+    "color": "blue",
+    "size": 3,
+    "by": "null and void",
+}
+IN_TAGS = {
+    "glm45": "<tool_call>{}\n{}</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function={}>\n{}</function>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="{}">\n{}</invoke>\n</minimax:tool_call>',
+}
+ARGUMENT = {
+    "glm45": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+    "qwen3_coder": "<parameter={}>\n{}\n</parameter>\n",
+    "minimax_m2": '<parameter name="{}">{}</parameter>\n',
+}
+
+
+@pytest.mark.parametrize("name", IN_TAGS)
+def test_calls_in_the_models_own_tags(world: World, name: str) -> None:
+    tokenizer, engine, formats = world(name)
+    tools = with_tagged_arguments([SUM, NOW, PAINT])
+    assert tools is not None
+    assert formats.own_form is not None
+
+    def text(tool: str, arguments: dict[str, object]) -> str:
+        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
+        return IN_TAGS[name].format(tool, "".join(ARGUMENT[name].format(*pair) for pair in values.items()))
+
+    def fits(spec: GrammarSpec, answer: str) -> bool:
+        return matches(tokenizer, engine, spec, answer)
+
+    only = ToolCalls(tools, False, formats.own_form)
+    assert formats.tools is not None
+    schemas = {tool.name: json.loads(tool.schema) for tool in tools}
+    calls: list[tuple[str, dict[str, object]]] = [
+        ("paint", WALL), ("paint", WALL | {"by": None}), ("sum", {"a": -12}), ("now", {})
+    ]  # fmt: skip
+    calls.append(("paint", {"what": " ", "color": "red"}))
+    for tool, arguments in calls:
+        answer = text(tool, arguments)
+        assert fits(only, answer), answer
+        parser = OutputParser(None, formats.tools.parser(schemas, is_guided=False))
+        assert Answer.of(parser.push(answer) + parser.finish()).calls == [(tool, arguments)]
+    wrong: list[tuple[str, dict[str, object]]] = [
+        ("paint", WALL | {"color": "green"}),
+        ("paint", {"color": "red"}),
+        ("paint", {"what": "", "color": "red"}),
+        ("paint", WALL | {"size": "big"}),
+        ("paint", WALL | {"more": "x"}),
+        ("sum", {"a": "x"}),
+        ("never", {}),
+    ]
+    for tool, arguments in wrong:
+        assert not fits(only, text(tool, arguments)), (tool, arguments)
+    one, other = text("now", {}), text("sum", {"a": 1})
+    both = f"{one[: -len(tag)]}{other[len(TAG) :]}" if (tag := "\n" + END) in one else f"{one}\n{other}"
+    assert fits(ToolCalls(tools, True, formats.own_form), both), both
+    assert not fits(only, both)
+    among = TextWithToolCalls([*tools[:2], replace(PAINT, schema=ANY_OBJECT.schema)], True, formats.own_form)
+    assert fits(among, "Let me see.\n" + text("paint", {"free": "<i>", "what": ""}))
+    assert not fits(among, "Let me see.\n" + text("sum", {"a": "x"}))
+    assert relaxed(only, set()) is not None
+    if name == "glm45":  # 4.7 writes no line ends
+        assert fits(only, text("sum", {"a": 1}).replace("\n", ""))
+
+
+TAG, END = "<minimax:tool_call>", "</minimax:tool_call>"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a"}}},
+        {"type": "object", "properties": {"a": {"enum": ["1", 1]}}},
+        {"type": "object", "properties": {"a": {"enum": ["<b>"]}}},
+        {"type": "object", "properties": {"a b": {"type": "string"}}},
+        {"type": "object", "properties": {"a": {}}, "required": ["b"]},
+        {"type": "object", "properties": {"a": {}}, "minProperties": 1},
+        {"type": "object", "properties": {"a": False}},
+        {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 2}]}}},
+    ],
+)  # fmt: skip
+def test_schemas_that_only_json_can_be_held_to(schema: dict[str, object]) -> None:
+    assert with_tagged_arguments([GrammarTool("f", json.dumps(schema))]) is None
 
 
 THOUGHT = "<|channel|>analysis<|message|>hm <b><|end|><|start|>assistant"

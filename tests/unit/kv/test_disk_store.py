@@ -52,7 +52,7 @@ def read(store: PageStore, number: int) -> bytes | None:
 
 
 def open_store(folder: Path, budget: int = 1 << 20, **changes: Any) -> PageStore:
-    return PageStore(folder, budget, replace(FINGERPRINT, **changes))
+    return PageStore(folder, budget, [replace(FINGERPRINT, **changes)])
 
 
 def filled(folder: Path, count: int, budget: int = 1 << 20) -> PageStore:
@@ -116,6 +116,26 @@ def test_the_budget_holds_and_the_least_recently_used_go(tmp_path: Path) -> None
     assert budget // PAGE_BYTES // 2 < len(store) < budget // PAGE_BYTES
     assert read(store, 1999) == page(1999)
     assert sorted(open_store(tmp_path, budget).keys()) == sorted(store.keys())
+
+
+def test_pages_of_two_sizes_share_a_folder_and_its_budget(tmp_path: Path) -> None:
+    """KV and recurrent states: each page is whole, and what was not used for longest goes, of either."""
+    kinds = [FINGERPRINT, replace(FINGERPRINT, page_tokens=0, page_bytes=4 * PAGE_BYTES)]
+    states = {number: page(number) * 4 for number in range(1000, 1040)}
+    store = PageStore(tmp_path, 128 << 10, kinds)
+    gone: list[bytes] = []
+    for number, state in states.items():
+        gone += store.write(key(number), memoryview(state))
+        gone += write(store, number - 1000)
+    assert gone
+    for again in (store, PageStore(tmp_path, 128 << 10, kinds)):
+        assert sorted(again.keys()) == sorted({key(n) for n in (*states, *range(40))} - set(gone))
+        into = memoryview(bytearray(4 * PAGE_BYTES))
+        for number, state in states.items():
+            assert again.read(key(number), into) == (key(number) not in gone)
+            assert key(number) in gone or into == state
+            assert read(again, number - 1000) == (None if key(number - 1000) in gone else page(number - 1000))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 128 << 10
 
 
 def test_foreign_segments_go_first(tmp_path: Path) -> None:

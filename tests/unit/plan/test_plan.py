@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.header import QWEN3_30B_A3B, qwen3moe
+from benchmarks.header import QWEN3_30B_A3B, qwen3moe, write_header
 from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KvLayout
+from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
@@ -136,6 +137,35 @@ def test_the_type_of_the_kv_counts(capsys: pytest.CaptureFixture[str], tiny_mode
     )
     assert q8_0 / f16 == 34 / 64
     assert "--kv-cache-dtype fp8" in fails(capsys, *flags, "--kv-cache-dtype", "fp8")
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    flags = (
+        "--model",
+        str(tiny_model),
+        "--device",
+        "cpu",
+        "--kv-disk",
+        "/no/such/folder",
+        "--kv-disk-gib",
+        "2",
+    )
+    disk = run(capsys, *flags, "--disk-bandwidth", "0.5")["disk"]
+    token_bytes = 6 * 2 * 2 * 64 * 2  # layers, keys and values, heads, numbers, bytes
+    assert disk["tokens"] == (2 << 30) // token_bytes
+    assert disk["load_s"] == pytest.approx(disk["prompt"] * token_bytes / 0.5e9)
+    assert disk["tokens_per_s"] == pytest.approx(0.5e9 / token_bytes)
+    assert disk["compute_s"] > disk["load_s"]
+    assert main(["plan", *flags]) == 0
+    text = capsys.readouterr().out
+    assert "tokens in 2.00 GiB" in text
+    assert "the disk's speed is assumed" in text
+    without = ("--model", str(tiny_model), "--device", "cpu")
+    assert run(capsys, *without)["disk"] is None
+    assert "has no effect without --kv-disk" in fails(capsys, *without, "--kv-disk-gib", "2")
+    gpu = ("--model", str(tiny_model), "--gpu-memory", "40", "--kv-disk", "/x")
+    assert "for the CPU engine alone" in fails(capsys, *gpu)
 
 
 @pytest.mark.usefixtures("no_measuring")
@@ -275,6 +305,21 @@ def test_a_layer_more_on_the_gpu_is_faster() -> None:
     decode, prefill = zip(*(rates(layers) for layers in (1, 2, 3, 4)), strict=True)
     assert list(decode) == sorted(decode)
     assert list(prefill) == sorted(prefill)
+
+
+def test_large_steps_unpack_weights_and_are_faster(tmp_path: Path) -> None:
+    """From 192 routes an expert on: 4,096 rows here. On an H200, 48 layers of this shape read 37,594 tokens a second
+    in a step of 8,192, and a prompt of 32,000 in 1.58 s (docs/results/2026-11-22-gpu-server.md)."""
+    path = tmp_path / "48.gguf"
+    shape = qwen3moe(num_layers=48, vocab_size=1000)
+    write_header(path, shape)
+    files = ModelSizes.of(open_metadata(path).tensors, KvLayout(shape))
+    placement = place(files, PlacementOptions(), Gpu(130 << 30, 2 << 30))
+    rates = GpuRates(read=4.2e12, ops=790e12)
+    speed = HybridSpeed(shape, files, RoutingProbabilities(shape), placement, RATES, rates)
+    assert speed.prefill(8192, 8192) == pytest.approx(37_594, rel=0.15)
+    assert 32_000 / speed.prefill(32_000, 8192) == pytest.approx(1.58, rel=0.15)
+    assert speed.prefill(4096, 8192) > 1.4 * speed.prefill(1024, 8192)
 
 
 def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> None:

@@ -112,6 +112,99 @@ def test_a_disk_slower_than_computing_is_left_alone_within_ten_decisions() -> No
     assert world.scheduler.load_report().disk.declined >= 8
 
 
+# -------------------------------------------------------------------- recurrent state
+
+
+def served_recurrent(num_state_slots: int = 16, max_num_seqs: int = 8) -> World:
+    """A world of a recurrent model that has answered PROMPT and was restarted."""
+    return served(num_state_slots=num_state_slots, max_num_seqs=max_num_seqs)
+
+
+def test_a_prompt_of_a_recurrent_model_continues_from_a_state_on_disk() -> None:
+    world = served_recurrent()
+    world.add(request(1, PROMPT, 4))
+    world.run()
+    usage = final_item(world, 1).usage
+    assert usage is not None
+    # Its last border, 8 tokens before its end, is moved to the end of a page.
+    assert usage.cached_tokens == usage.disk_tokens == 92
+    assert world.worker.computed == 103 - 92 + 3
+    assert world.scheduler.load_report().disk.tokens == 92
+    world.check_all_free()
+
+
+def test_a_state_alone_is_loaded_where_the_tree_has_the_pages() -> None:
+    """With three state slots, other prompts' snapshots evict the state and leave the pages."""
+    world = served_recurrent(num_state_slots=3, max_num_seqs=1)
+    world.add(request(1, PROMPT, 4))
+    world.run()
+    pages = world.worker.disk.num_loads
+    for id in range(2, 6):
+        world.add(request(id, 200, 4))
+        world.run()
+    world.add(request(6, PROMPT, 4))
+    world.run()
+    usage = final_item(world, 6).usage
+    assert usage is not None
+    assert usage.disk_tokens == 92
+    assert world.worker.disk.num_loads == pages
+    world.check_all_free()
+
+
+def test_prompts_of_a_recurrent_model_wait_for_one_load() -> None:
+    world = served_recurrent()
+    for id in range(1, 5):
+        world.add(request(id, [*PROMPT[:100], id], 4))
+    world.run()
+    assert world.worker.disk.num_loads == 92 // PAGE
+    usages = [final_item(world, id).usage for id in range(1, 5)]
+    assert all(usage is not None and usage.cached_tokens == 92 for usage in usages)
+
+
+def test_prompts_that_depart_from_each_other_load_no_page_twice() -> None:
+    other = [*PROMPT[:60], *range(5000, 5043)]
+    first = make_world(page_tokens=PAGE, num_state_slots=16)
+    for id, prompt in enumerate((PROMPT, other)):
+        first.add(request(id, prompt, 4))
+        first.run()
+    world = restarted(first)
+    for id, prompt in enumerate((PROMPT, other), start=10):
+        world.add(request(id, prompt, 4))
+    world.run()
+    assert world.worker.disk.num_loads == 92 // PAGE + (92 - 60) // PAGE
+    usages = [final_item(world, id).usage for id in (10, 11)]
+    assert all(usage is not None and usage.cached_tokens == 92 for usage in usages)
+
+
+def test_without_a_spare_state_slot_nothing_is_loaded_and_all_is_computed() -> None:
+    world = served_recurrent(num_state_slots=8)
+    world.add(request(1, PROMPT, 4))
+    world.run()
+    usage = final_item(world, 1).usage
+    assert usage is not None
+    assert (usage.cached_tokens, usage.disk_tokens) == (0, 0)
+    world.check_all_free()
+
+
+def test_a_state_that_is_gone_is_computed_again() -> None:
+    world = served_recurrent()
+    disk = world.worker.disk
+    states = [key for key, held in disk.pages.items() if len(held) == 1]
+    assert states
+    world.add(request(1, PROMPT, 4))
+    while not disk.num_loads:
+        while world.plan() is not None:
+            pass
+        world.result()
+    for key in states:
+        disk.pages.pop(key, None)
+    world.run()
+    usage = final_item(world, 1).usage
+    assert usage is not None
+    assert usage.disk_tokens == 0
+    world.check_all_free()
+
+
 def test_without_room_in_the_pool_a_load_ends() -> None:
     world = served(num_kv_slots=110)
     world.add(request(1, PROMPT, 4))

@@ -10,7 +10,8 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import DetokenizeEnd, TokensOut
 from moeserve.messages.steps import Sampled, StepResult
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.scheduler import ProtocolError, Scheduler
+from moeserve.router.core.plans_in_flight import ProtocolError
+from moeserve.router.core.scheduler import Scheduler
 from tests.support.router_world import (
     STOP_TOKEN,
     final_error,

@@ -298,6 +298,20 @@ def test_crowded_lives_with_a_disk(seeds: range) -> None:
 
 
 @CROWDED
+def test_crowded_lives_of_recurrent_models_with_a_disk(seeds: range) -> None:
+    """The worker asserts that a state that was loaded is that of the tokens before each row."""
+    counts = []
+    for seed in seeds[::8]:
+        disk = VirtualDisk(seed % 3 + 1, seed, faults=[0.0, 0.02, 0.2][seed // 8 % 3], instant=False)
+        for life in (seed, seed + 1):
+            disk.connect()
+            world = crowded_life(life, loses=0.1 * (seed % 16 == 0), recurrent=True, disk=disk)
+            counts.append(world.scheduler.load_report().disk)
+    assert sum(count.tokens > 0 for count in counts) >= 0.2 * len(counts)
+    assert sum(count.bytes_written > 0 for count in counts) > 0.6 * len(counts)
+
+
+@CROWDED
 def test_crowded_lives_with_lost_workers(seeds: range) -> None:
     seeds = seeds[::2]
     worlds = [crowded_life(seed, loses=0.4) for seed in seeds]
@@ -325,3 +339,15 @@ def test_keys_do_not_preempt_each_other_for_ever(seed: int) -> None:
 def test_a_hundred_thousand_lives(block: int) -> None:
     for seed in range(10_000 + block * 1000, 10_000 + (block + 1) * 1000):
         crowded_life(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(100))
+def test_a_hundred_thousand_lives_with_a_disk(block: int) -> None:
+    """Every second one of a recurrent model; five lives follow each other on one disk."""
+    for seed in range(200_000 + block * 1000, 200_000 + (block + 1) * 1000, 5):
+        disk = VirtualDisk(seed % 3 + 1, seed, faults=[0.0, 0.02, 0.2][seed // 5 % 3], instant=False)
+        for life in range(seed, seed + 5):
+            disk.connect()
+            crowded_life(life, loses=0.1 * (life % 4 == 0), recurrent=seed // 5 % 2 == 0, disk=disk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,14 @@ class Tree(RadixCache):
 )
 def test_borders(start: int, matched: int, prompt: int, borders: list[int]) -> None:
     assert [at for at, _ in snapshot_borders(start, matched, prompt, DEFAULT_SPACING)] == borders
+
+
+def test_borders_at_ends_of_pages() -> None:
+    spacing = replace(DEFAULT_SPACING, align=32)
+    positions = [at for at, _ in snapshot_borders(0, 700, 1000, spacing)]
+    assert positions == [480, 672, 992]
+    narrow = replace(spacing, least=1, first=40)
+    assert all(at > 900 for at, _ in snapshot_borders(900, 0, 1000, narrow)), "never before its begin"
 
 
 @pytest.mark.parametrize("prompt", [100, 513, 5_000, 131_072])

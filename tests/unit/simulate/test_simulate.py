@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from moeserve import cli
 from moeserve.router.core.limits import Limits
+from moeserve.simulate.disk import DiskTierModel
 from moeserve.simulate.simulation import Simulation, SimulationResult, TimeWeightedGauge
 from moeserve.simulate.step_time import StepTime
 from moeserve.simulate.worker import Timing
@@ -267,6 +269,49 @@ def test_a_thousand_users_for_ten_minutes_take_seconds() -> None:
     assert not any(outcome.error for outcome in result.outcomes)
     assert result.duration > 500
     assert seconds * 600 / result.duration < 10, f"{result.duration:.0f} s took {seconds:.1f} s"
+
+
+# ---------------------------------------------------------------- the disk tier
+
+# Four conversations in a pool that holds one: each turn finds others' KV in its place.
+CROWDED = generate(WorkloadShape(input_len=320, output_len=32, num_turns=5, think_time=4.0), 20, 1.0, 1.0, 2)
+ONE_MS_A_TOKEN = StepTime("1 ms a token", [0, 1], [0.0, 0.001])
+SMALL = {"num_kv_slots": 2200, "max_model_len": 2200, "max_num_seqs": 1}
+
+
+@cache
+def with_disk(tokens: int, tokens_per_s: float) -> SimulationResult:
+    tier = DiskTierModel(tokens, tokens_per_s)
+    return Simulation(
+        CROWDED, limits(**SMALL, page_tokens=32, page_bytes=32), ONE_MS_A_TOKEN, NOTHING_ELSE, disk=tier
+    ).run()
+
+
+def test_what_the_pool_has_given_up_comes_from_disk() -> None:
+    without = simulate(CROWDED, ONE_MS_A_TOKEN, NOTHING_ELSE, None, None, **SMALL)
+    result = with_disk(1 << 20, 50_000.0)
+    assert [o.output_len for o in result.outcomes] == [o.output_len for o in without.outcomes]
+    assert result.report.disk.tokens > 2000
+    assert result.report.cached_tokens > without.report.cached_tokens + 0.9 * result.report.disk.tokens
+    assert result.report.disk.load_ms == pytest.approx(result.report.disk.tokens / 50.0, rel=0.05)
+    assert result.worker_busy < without.worker_busy - 0.9e-3 * result.report.disk.tokens
+
+
+def test_a_disk_slower_than_computing_is_left_alone() -> None:
+    result = with_disk(1 << 20, 300.0)
+    assert result.report.disk.tokens <= 3 * 4 * 32, "some windows of four pages"
+    assert result.report.disk.declined > 0
+
+
+def test_a_small_disk_keeps_what_came_last() -> None:
+    assert 0 <= with_disk(640, 50_000.0).report.disk.tokens < with_disk(1 << 20, 50_000.0).report.disk.tokens
+
+
+def test_a_disk_beside_recurrent_state() -> None:
+    tier = DiskTierModel(1 << 20, 50_000.0)
+    few = limits(**SMALL, page_tokens=32, page_bytes=32, num_state_slots=2)
+    result = Simulation(CROWDED, few, ONE_MS_A_TOKEN, NOTHING_ELSE, disk=tier).run()
+    assert result.report.disk.tokens > 1000
 
 
 # ---------------------------------------------------------------- the command

@@ -28,6 +28,8 @@ MODEL = StepTime(
     decode_context=2e-6,
     prefill_pairs=3e-8,
     sampled_row=1e-4,
+    prompt=5e-3,
+    prompt_span=1e-6,
 )
 
 
@@ -41,7 +43,8 @@ def rows(*shapes: tuple[int, int, bool]) -> StepPlan:
 def test_load_of_a_plan() -> None:
     """Two decode rows at positions 9 and 99; positions 10, 11 and 12 of a prompt read 11 + 12 + 13."""
     plan = rows((9, 1, True), (99, 1, True), (10, 3, False))
-    assert load_of(plan) == StepLoad(tokens=5, decode_context=110, prefill_pairs=36, sampled_rows=2)
+    assert load_of(plan) == StepLoad(5, 110, prefill_pairs=36, sampled_rows=2, has_prompt=1, prompt_span=13)
+    assert load_of(rows((9, 1, True))) == StepLoad(1, 10, prefill_pairs=0, sampled_rows=1)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +55,23 @@ def test_base_is_a_line_through_its_points_and_on(tokens: int, ms: float) -> Non
 
 
 def test_all_terms_add_up() -> None:
-    assert MODEL.of(StepLoad(4, 1000, 2000, 3)) == pytest.approx(0.016 + 0.002 + 0.00006 + 0.0003)
+    decode = 0.016 + 0.002 + 0.00006 + 0.0003
+    assert MODEL.of(StepLoad(4, 1000, 2000, 3)) == pytest.approx(decode)
+    assert MODEL.of(StepLoad(4, 1000, 2000, 3, 1, 700)) == pytest.approx(decode + 0.005 + 0.0007)
 
 
 def random_loads(count: int, seed: int) -> list[StepLoad]:
     random = np.random.default_rng(seed)
     draw = random.integers
     return [
-        StepLoad(int(size), int(draw(0, 8000)), int(draw(0, 200_000)), int(draw(0, size + 1)))
+        StepLoad(
+            int(size),
+            int(draw(0, 8000)),
+            int(draw(0, 200_000)),
+            int(draw(0, size + 1)),
+            has_prompt := int(draw(0, 2)),
+            has_prompt * int(draw(0, 5000)),
+        )
         for size in random.choice(MODEL.tokens, count)
     ]
 
@@ -72,6 +84,8 @@ def test_fit_finds_the_model_in_its_own_steps() -> None:
     assert found.decode_context == pytest.approx(MODEL.decode_context, rel=1e-3)
     assert found.prefill_pairs == pytest.approx(MODEL.prefill_pairs, rel=1e-3)
     assert found.sampled_row == pytest.approx(MODEL.sampled_row, rel=1e-2)
+    assert found.prompt == pytest.approx(MODEL.prompt, rel=1e-2)
+    assert found.prompt_span == pytest.approx(MODEL.prompt_span, rel=1e-2)
 
 
 def test_fit_bears_noise_and_interrupted_steps() -> None:
@@ -92,6 +106,7 @@ def test_fit_is_never_negative_and_never_descends() -> None:
     samples = [StepSample(load, random.uniform(0.001, 0.1)) for load in random_loads(60, 5)]
     found = fit(samples, "noise alone")
     assert min(*found.seconds, found.decode_context, found.prefill_pairs, found.sampled_row) >= 0
+    assert min(found.prompt, found.prompt_span) >= 0
     assert all(a <= b for a, b in pairwise(found.seconds))
 
 

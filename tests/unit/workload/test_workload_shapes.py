@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from moeserve.command_line import demonstration_model
 from moeserve.models.open import open_metadata
 from moeserve.tokenizer.vocabulary import Vocabulary
+from moeserve.workload.options import add_workload_options, workload_from
 from moeserve.workload.prompts import END_ID, FIRST_ID, TokenHistory
 from moeserve.workload.shapes import PRESETS, WorkloadShape, arrival_times, generate
 from moeserve.workload.trace import Workload
@@ -38,6 +40,29 @@ def test_presets_make_what_was_asked_for(name: str) -> None:
             assert len(prompt) >= turn.input_len >= 1
             new = prompt[-turn.input_len :]
             assert all(FIRST_ID <= id < END_ID for id in new)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "prompt", "answer"),
+    [
+        ("64-clients", 64, 256, 256),
+        ("256-clients", 256, 256, 256),
+        ("16-long-prompts", 16, 8000, 128),
+        ("one-long-prompt", 1, 32_000, 16),
+    ],
+)
+def test_cases_have_a_number_of_requests(name: str, count: int, prompt: int, answer: int) -> None:
+    parser = argparse.ArgumentParser()
+    add_workload_options(parser)
+    made = workload_from(parser.parse_args(["--dataset-name", name]))
+    turns = [session.turns[0] for session in made.sessions]
+    assert [(turn.input_len, turn.output_len, turn.not_before) for turn in turns] == [
+        (prompt, answer, 0.0)
+    ] * count
+    fewer = workload_from(
+        parser.parse_args(["--dataset-name", name, "--num-prompts", "1", "--output-len", "2"])
+    )
+    assert [turn.output_len for session in fewer.sessions for turn in session.turns] == [2]
 
 
 def test_lengths_fill_their_range_to_both_ends() -> None:

@@ -32,6 +32,7 @@ from moeserve.models.step_buffers import (
     gpu_arena_bytes,
     gpu_step_buffers,
     step_sizes,
+    unpacks_experts,
 )
 
 MAX_DECODE_ROWS = 256  # rows that decode attention has splits for; more go in parts
@@ -146,14 +147,21 @@ class GpuWorkspace:
         }
         self.pool_sum = views["pool_sum"]
         self.unpacked = UnpackScratch(views["unpacked"]) if "unpacked" in views else None
+        can_unpack = self.unpacked is not None
         self.blocks = BlockWorkspace(
-            rows, shape.top_k, shape.num_experts, device, can_unpack=self.unpacked is not None
+            rows,
+            shape.top_k,
+            shape.num_experts,
+            device,
+            is_large_batch=can_unpack and unpacks_experts(rows, shape.top_k, shape.num_experts),
         )
         # Of feed-forwards that every token passes, by their width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
         self.unrouted_blocks = (
-            BlockWorkspace(rows, 1, 1, device, can_unpack=self.unpacked is not None) if widths else None
+            BlockWorkspace(rows, 1, 1, device, is_large_batch=can_unpack and unpacks_experts(rows, 1, 1))
+            if widths
+            else None
         )
         self.decode = _decode_workspace(shape, min(rows, MAX_DECODE_ROWS), device)
         self.mixed_decode = mixed_decode  # beside prompts

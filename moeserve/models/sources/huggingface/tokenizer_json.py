@@ -26,6 +26,8 @@ _SPLIT_STEPS = [
     {"type": "Split", "behavior": "Isolated", "invert": False},
     {"type": "Split", "behavior": "Removed", "invert": True},
 ]
+_DIGITS_STEP = {"type": "Digits", "individual_digits": True}
+_NO_NORMALIZERS = (None, {"type": "Sequence", "normalizers": []})
 # What tokenizer.json says of offsets is of no consequence to ids.
 _BYTES_STEP = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 _BPE = {  # of `model`: the values that are supported
@@ -85,7 +87,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> 
 def _normalizer(tokenizer: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """transformers' Qwen2Tokenizer has NFC even where its tokenizer.json, as transformers 5 writes it, says none."""
     is_qwen2 = str(settings.get("tokenizer_class")).removesuffix("Fast") == "Qwen2Tokenizer"
-    return "NFC" if is_qwen2 or tokenizer.get("normalizer") is not None else "none"
+    return "NFC" if is_qwen2 or tokenizer.get("normalizer") not in _NO_NORMALIZERS else "none"
 
 
 def _check_kind(path: Path, tokenizer: Mapping[str, Any]) -> None:
@@ -95,7 +97,7 @@ def _check_kind(path: Path, tokenizer: Mapping[str, Any]) -> None:
             raise ModelError(
                 path, f"'model' has {key} {model.get(key)!r}; only byte-level BPE as Qwen's is supported"
             )
-    if tokenizer.get("normalizer") not in (None, {"type": "NFC"}):
+    if tokenizer.get("normalizer") not in (*_NO_NORMALIZERS, {"type": "NFC"}):
         raise ModelError(path, f"normalizer {tokenizer['normalizer']!r} is not supported; NFC is")
 
 
@@ -112,6 +114,7 @@ def _split(path: Path, tokenizer: Mapping[str, Any]) -> Split:
 
 
 def _split_of(cuts: list[dict[str, Any]], to_bytes: dict[str, Any]) -> Split | None:
+    cuts = [_digits_as_split(cut) for cut in cuts]
     # What a step that removes what it does not match leaves would be another text for the next.
     forms = _SPLIT_STEPS if len(cuts) == 1 else _SPLIT_STEPS[:1]
     if not all(any(cut.items() >= wanted.items() for wanted in forms) for cut in cuts):
@@ -122,6 +125,12 @@ def _split_of(cuts: list[dict[str, Any]], to_bytes: dict[str, Any]) -> Split | N
     expressions = [pattern.get("Regex") if isinstance(pattern, dict) else None for pattern in patterns]
     known = tuple(e for e in expressions if isinstance(e, str))
     return BY_EXPRESSIONS.get(known) if len(known) == len(cuts) else None
+
+
+def _digits_as_split(cut: dict[str, Any]) -> dict[str, Any]:
+    if cut.items() >= _DIGITS_STEP.items():
+        return _SPLIT_STEPS[0] | {"pattern": {"Regex": r"\p{N}"}}
+    return cut
 
 
 def _tokens(

@@ -1,0 +1,126 @@
+"""A tool's schema as arguments in tags, whose texts are read back as `chatformat.values` does: JSON for numbers,
+objects and the like, plain text for strings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from moeserve.chatformat.values import ValueReader, referred, types_of
+from moeserve.grammar.spec import ANY_OBJECT, GrammarTool, TaggedArgument
+
+_NOTES: Final = frozenset({"title", "description", "default", "examples", "$comment", "deprecated"})
+_OBJECT: Final = _NOTES | {
+    *("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id")
+}
+_KEY: Final = re.compile(r"[\w.:-]{1,64}")
+_MAX_CHARS: Final = 2000  # of a bound on a text's length, which an automaton counts to
+
+
+def with_tagged_arguments(tools: Sequence[GrammarTool]) -> list[GrammarTool] | None:
+    """Returns the tools with their `arguments`; None where those of one cannot be held to its schema in tags."""
+    found = []
+    for tool in tools:
+        if tool.schema == ANY_OBJECT.schema:
+            found.append(tool)
+            continue
+        arguments = tagged_arguments(json.loads(tool.schema))
+        if arguments is None:
+            return None
+        found.append(replace(tool, arguments=arguments))
+    return found
+
+
+def tagged_arguments(schema: Mapping[str, Any]) -> list[TaggedArgument] | None:
+    """Returns the arguments in the schema's order; None for what only JSON can be held to. Arguments that the schema
+    does not name are left out."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if schema.keys() - _OBJECT or not isinstance(required, list):
+        return None
+    if properties is None and schema.get("additionalProperties") is False:
+        properties = {}
+    if not isinstance(properties, dict) or not all(key in properties for key in required):
+        return None
+    found = []
+    for key, one in properties.items():
+        argument = _argument(key, key in required, _resolved(one, schema), schema)
+        if argument is None or not _KEY.fullmatch(key):
+            return None
+        found.append(argument)
+    return found
+
+
+def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) -> TaggedArgument | None:
+    if not isinstance(one, dict):
+        return TaggedArgument(key, is_required) if one is True else None
+    types = types_of(one, root)
+    if types and "string" not in types:
+        defs = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        bare = {word: value for word, value in one.items() if word not in _NOTES}  # equal ones share a rule
+        return TaggedArgument(key, is_required, schema=json.dumps(bare | defs))
+    options = _options(one, root)
+    if options is not None:
+        words = [option if isinstance(option, str) else json.dumps(option) for option in options]
+        read = all(_reads_back(word, option, types) for word, option in zip(words, options, strict=True))
+        return TaggedArgument(key, is_required, words=words) if words and read else None
+    if _is_any_of_types(one):
+        return TaggedArgument(key, is_required)
+    least, most = one.get("minLength", 0), one.get("maxLength")
+    if one.get("type") != "string" or one.keys() - _NOTES - {"type", "minLength", "maxLength"}:
+        return None
+    if any(
+        isinstance(n, bool) or not isinstance(n, int | None) or (n or 0) > _MAX_CHARS for n in (least, most)
+    ):
+        return None
+    return TaggedArgument(key, is_required, min_chars=least, max_chars=most)
+
+
+def _resolved(one: Any, root: Mapping[str, Any]) -> Any:
+    """Follows a schema that is a reference and no more."""
+    if isinstance(one, dict) and "$ref" in one and not one.keys() - _NOTES - {"$ref"}:
+        return referred(one["$ref"], root)
+    return one
+
+
+def _options(one: Any, root: Mapping[str, Any]) -> list[Any] | None:
+    """Returns the values that a schema lists; None where it has others."""
+    one = _resolved(one, root)
+    if not isinstance(one, dict):
+        return None
+    words = one.keys() - _NOTES
+    if words <= {"enum", "type"} and isinstance(one.get("enum"), list):
+        return list(one["enum"])
+    if words <= {"const", "type"} and "const" in one:
+        return [one["const"]]
+    if words == {"type"} and one["type"] == "null":
+        return [None]
+    if words == {"anyOf"} and isinstance(one["anyOf"], list):
+        parts = [_options(part, root) for part in one["anyOf"]]
+        return None if None in parts else [option for part in parts if part is not None for option in part]
+    return None
+
+
+def _reads_back(word: str, option: Any, types: frozenset[str]) -> bool:
+    """Whether the text is read as the option. Tags in it, and line ends at its ends, would be read as the format's."""
+    if "<" in word or word != word.strip():
+        return False
+    reader = ValueReader(types, trims_line_end=False)
+    value = json.loads(reader.begin() + reader.push(word) + reader.end())
+    return type(value) is type(option) and value == option
+
+
+def _is_any_of_types(one: Mapping[str, Any]) -> bool:
+    """Whether every text is read as a value of the schema: it names types, a string's among them, and no more."""
+    words = one.keys() - _NOTES
+    if not words:
+        return True
+    if words == {"type"}:
+        return isinstance(one["type"], list) and "string" in one["type"]
+    if words != {"anyOf"} or not isinstance(one["anyOf"], list):
+        return False
+    plain = [isinstance(part, dict) and part.keys() - _NOTES == {"type"} for part in one["anyOf"]]
+    return all(plain) and any(part["type"] == "string" for part in one["anyOf"])
