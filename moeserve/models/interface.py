@@ -299,6 +299,10 @@ class ModelShape:
         return max(a.kv_width if isinstance(a, AttentionShape) else 0 for a in self._attending)
 
     @property
+    def head_dim(self) -> int:
+        return max(form.head_dim for form in self.forms)
+
+    @property
     def is_sandwiched(self) -> bool:
         """Some layer is."""
         return any(layer.is_sandwiched for layer in self.layers)
