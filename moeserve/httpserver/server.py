@@ -79,6 +79,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         continue_requests=config.on_engine_loss == "continue",
         request_timeout=config.request_timeout,
         first_id=process.first_request_id,
+        heartbeat=process.heartbeat,
     )
     service = Service(
         config,

@@ -293,7 +293,7 @@ class HttpserverLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
-    """From the launcher to the router and the detokenizer: a process that does not answer hangs."""
+    """From the launcher to httpserver, the router and the detokenizer: a process that does not answer hangs."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -331,6 +331,7 @@ ToHttp = (
     | LoadProgress
     | AdaptersServed
     | AdapterAnswer
+    | HeartbeatRequest
 )
 ToLauncher = ProcessReady | ProcessFailed | ReplaceWorker | Heartbeat
 FromWorker = WorkerReady | StepResult | ExpertUse | AdaptersReport | WorkerError

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NotRequired
 
@@ -36,6 +36,7 @@ from moeserve.messages.schema import (
     EngineLost,
     EngineReady,
     GenerateRequest,
+    HeartbeatRequest,
     LoadProgress,
     LoadReport,
     ProcessLost,
@@ -74,6 +75,7 @@ class EngineClient:
     continue_requests: bool = True  # where a process is lost; False: what has begun ends with an error
     request_timeout: float | None = None
     first_id: int = 1  # of the requests: an httpserver before this one had those below
+    heartbeat: Callable[[], None] = lambda: None  # called when the launcher asks for one
     ready: WorkerReady | None = None
     text_ready: bool = False  # the tokenizer is built; written by `server.py`
     leaving: bool = False  # not ready any more; written by `server.py`
@@ -236,7 +238,8 @@ class EngineClient:
         | EngineReady
         | EngineLost
         | AdaptersServed
-        | AdapterAnswer,
+        | AdapterAnswer
+        | HeartbeatRequest,
     ) -> None:
         match message:
             case TextOut(items=items):
@@ -258,6 +261,8 @@ class EngineClient:
                 self._adapters_told(adapters)
             case AdapterAnswer():
                 self.adapters.received(message)
+            case HeartbeatRequest():
+                self.heartbeat()
             case EngineLost(cause=cause):
                 self._engine_lost(cause)
 
