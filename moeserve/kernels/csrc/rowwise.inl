@@ -50,7 +50,8 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
 
 // GELU by its tanh form: g * (1 + tanh(z)) / 2 is g * sigmoid(2 z).
 void gelu_mul(const float* gate, const float* up, int n, float* out) {
-  const VF linear = set_f(-1.5957691216f), cubic = set_f(-0.0713548162726f);  // -2 sqrt(2 / pi), 0.044715 of that
+  const VF linear = set_f(-1.5957691216f),
+           cubic = set_f(-0.0713548162726f);  // -2 sqrt(2 / pi), 0.044715 of that
   for (int i = 0; i < n; i += 16) {
     const VF g = load_f(gate + i);
     const VF z = mul(g, fma(mul(g, g), cubic, linear));
