@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve import model_hints
-from moeserve.adapters.modules import resolve_modules
+from moeserve.adapters.modules import resolve_directory, resolve_modules
 from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
@@ -150,6 +150,9 @@ def resolve(config: ServerConfig) -> ServerConfig:
         model=str(model),
         served_model_name=names,
         lora_modules=resolve_modules(config.lora_modules, names.split(",")),
+        lora_dir=resolve_directory(
+            config.lora_dir, len(config.lora_modules), config.max_loras, config.lora_memory
+        ),
         api_key_file=_absolute(config.api_key_file),
         prefix_cache=_prefix_cache(config),
         chat_template=_absolute(config.chat_template),

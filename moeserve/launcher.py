@@ -16,8 +16,9 @@ What ends a server, and how:
   with the requests; /health is 503 meanwhile
 - the router or the detokenizer dies while serving, or answers no heartbeat request: another one is started, and
   httpserver sends it what it has of each request; the worker stays, and the next router connects to it
-- httpserver dies while serving: its connections are gone, the router frees what it ran for them, and another one is
-  started. Clients that connect meanwhile wait, because the listening sockets are the launcher's
+- httpserver dies while serving, or answers no heartbeat request: its connections are gone, the router frees what it
+  ran for them, and another one is started. Clients that connect meanwhile wait, because the listening sockets are the
+  launcher's
 - processes die too often, or cannot be started again: the rest is killed, exit code 3
 
 docs/reference/exit-codes.md has the table for users.
@@ -327,7 +328,8 @@ class Launcher:
             self._succession.begin()
 
     def _ask_for_heartbeats(self) -> None:
-        addresses = {ROUTER: self.paths.router, DETOKENIZER: self.paths.detokenizer}
+        paths = self.paths
+        addresses = {ROUTER: paths.router, DETOKENIZER: paths.detokenizer, HTTPSERVER: paths.http}
         serving = [name for name in addresses if name in self.ready and self._processes.is_alive(name)]
         asked, hung = self._heartbeats.beat(serving)
         for name in asked:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeserve.config import ENV_PREFIX
+from moeserve.config import ADAPTERS_FILE, ADAPTERS_FILE_ENV, ENV_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,12 @@ class RuntimePaths:
     def worker(self) -> Path:
         """The worker's rpyc server, a Unix stream socket."""
         return self.directory / "worker"
+
+    @property
+    def adapters_file(self) -> Path:
+        """The LoRA adapters that there are, as JSON: written by the router, read by the one that follows it. Servers
+        that follow one another in an upgrade have one file."""
+        return Path(os.environ.get(ADAPTERS_FILE_ENV) or self.directory / ADAPTERS_FILE)
 
     @staticmethod
     def from_env() -> RuntimePaths:

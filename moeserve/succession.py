@@ -28,7 +28,7 @@ from pathlib import Path
 
 import zmq
 
-from moeserve.config import LAUNCHER_PID_ENV
+from moeserve.config import ADAPTERS_FILE, ADAPTERS_FILE_ENV, LAUNCHER_PID_ENV
 from moeserve.listeners import environment_for
 from moeserve.systemd import Systemd
 
@@ -44,6 +44,7 @@ class NextServer:
     def __init__(self, listeners: Sequence[socket.socket], notify_socket: Path) -> None:
         environment = os.environ | environment_for(listeners)
         environment |= {"NOTIFY_SOCKET": str(notify_socket), LAUNCHER_PID_ENV: str(os.getpid())}
+        environment.setdefault(ADAPTERS_FILE_ENV, str(notify_socket.parent / ADAPTERS_FILE))
         environment.pop("WATCHDOG_PID", None)  # is ours
         self.popen = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],

@@ -35,7 +35,7 @@ API_PAGES = (
         "Native API",
         (
             *("/tokenize", "/detokenize", "/tokenizer_info", "/v1/experts", "/v1/models", "/health"),
-            *("/v1/loads", "/version", "/metrics"),
+            *("/v1/loads", "/version", "/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
         ),
     ),
 )

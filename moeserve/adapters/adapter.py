@@ -34,6 +34,10 @@ class Adapter:
     products: dict[ProductKey, LowRank]
 
     @property
+    def num_bytes(self) -> int:
+        return sum(pair.a.nbytes + pair.b.nbytes for pair in self.products.values())
+
+    @property
     def rank(self) -> int:
         """The largest."""
         return max(len(pair.a) for pair in self.products.values())

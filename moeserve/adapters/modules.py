@@ -9,6 +9,13 @@ from pathlib import Path
 from moeserve.errors import ConfigError
 
 MAX_NAME_CHARS = 200
+DEFAULT_MOST = 16  # --max-loras
+DEFAULT_MEMORY_GIB = 1.0  # --lora-memory
+
+
+def is_name(text: str) -> bool:
+    """Whether an adapter may be called so."""
+    return 0 < len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 
 def parse_modules(texts: Iterable[str]) -> dict[str, str]:
@@ -16,12 +23,30 @@ def parse_modules(texts: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         name, separator, path = text.partition("=")
-        if not separator or not path or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+        if not separator or not path or not is_name(name):
             raise ConfigError(f"--lora-modules: {text[:200]!r} is not of the form name=path")
         if name in found:
             raise ConfigError(f"--lora-modules: the name {name!r} is given twice")
         found[name] = path
     return found
+
+
+def resolve_directory(path: str | None, modules: int, most: int | None, memory: float | None) -> str | None:
+    """`--lora-dir` as an absolute path. modules: how many there are at the start; most, memory: `--max-loras` and
+    `--lora-memory`. Raises ConfigError."""
+    if path is None:
+        for flag, value in (("--max-loras", most), ("--lora-memory", memory)):
+            if value is not None:
+                raise ConfigError(f"{flag}: has no effect without --lora-dir; leave it out")
+        return None
+    found = Path(path).expanduser()
+    if not found.is_dir():
+        raise ConfigError(f"--lora-dir: there is no folder {path}")
+    if modules > (DEFAULT_MOST if most is None else most):
+        raise ConfigError(
+            f"--max-loras: {modules} adapters are served from the start; allow at least as many"
+        )
+    return os.path.realpath(found)
 
 
 def resolve_modules(texts: Iterable[str], served_names: Iterable[str]) -> tuple[str, ...]:

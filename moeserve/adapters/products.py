@@ -21,8 +21,11 @@ class ProductShape:
 
 
 def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
-    """Those of a layer that adapters may have: not what recurrent layers, latent attention and gated q are made of."""
+    """Those of a layer that adapters may have: not what recurrent layers, latent attention, gated q and
+    layers with norms behind their blocks are made of."""
     of_layer = shape.layers[layer]
+    if of_layer.is_sandwiched:
+        return {}
     return _of_attention(shape.hidden_size, of_layer) | _of_ffn(shape.hidden_size, of_layer)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from . import deepseek, glm, harmony, hermes, minimax, qwen3_coder
+from . import deepseek, gemma, glm, harmony, hermes, minimax, qwen3_coder
 from .guided import GuidedCalls, hermes_between
 from .tagged import TaggedBody, TaggedSyntax
 from .tool_calls import CallBody, CallTags, ToolCallParser
@@ -80,6 +80,16 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
         deepseek.GUIDED,
         takes_text_arguments=True,
         inner_words=deepseek.INNER_WORDS,
+    ),
+    ToolFormat(
+        "gemma4",
+        (gemma.TAGS.open,),
+        gemma.TAGS,
+        gemma.TAGS.close,
+        _untyped(gemma.GemmaBody),
+        gemma.GUIDED,
+        guided_body=hermes.HermesBody,
+        inner_words=(gemma.QUOTE,),
     ),
     _tagged("minimax_m2", minimax.TAGS.open, minimax.TAGS, minimax.SYNTAX, minimax.OWN_CALLS),
     _tagged("glm45", glm.SYNTAX.key_open, glm.TAGS, glm.SYNTAX, glm.OWN_CALLS),

@@ -1,19 +1,34 @@
-"""The thought at the beginning of an answer, as most models write it: `<think>\\n...\\n</think>\\n\\n`."""
+"""The thought at the beginning of an answer: `<think>\\n...\\n</think>\\n\\n` in most models."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from .events import Event, Reasoning, Text
 
-OPEN: Final = "<think>"
-CLOSE: Final = "</think>"
+
+@dataclass(frozen=True, slots=True)
+class ThoughtTags:
+    """How a model marks its thought. `<` stands at the beginning of a tag alone."""
+
+    name: str  # as --reasoning-parser has it
+    open_token: str  # a token, with which `open` begins
+    open: str
+    close: str  # a token
+    ending: str  # what templates write behind a thought
 
 
-def thinks(template: str) -> bool:
-    """Returns whether the answers of a chat template's model may begin with a thought."""
-    return CLOSE in template
+QWEN3: Final = ThoughtTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
+GEMMA4: Final = ThoughtTags("gemma4", "<|channel>", "<|channel>thought", "<channel|>", "\n<channel|>")
+THOUGHT_TAGS: Final = {tags.name: tags for tags in (QWEN3, GEMMA4)}
+
+
+def thought_tags(template: str) -> ThoughtTags | None:
+    """Returns the tags of the thoughts that a chat template's model may begin an answer with; None where it does not
+    think."""
+    return next((tags for tags in THOUGHT_TAGS.values() if tags.close in template), None)
 
 
 class _Stage(Enum):
@@ -27,8 +42,9 @@ class ReasoningParser:
     """Splits text into thought and answer. A thought is at the very beginning, or has been opened by the prompt;
     later tags are text. Line ends just inside and behind the tags belong to the format: templates strip them."""
 
-    def __init__(self, is_open: bool) -> None:
-        """`is_open`: the prompt has written `<think>` already."""
+    def __init__(self, is_open: bool, tags: ThoughtTags = QWEN3) -> None:
+        """`is_open`: the prompt has written the opening tag already."""
+        self._tags = tags
         self._stage = _Stage.THOUGHT if is_open else _Stage.OPENING
         self._space: list[str] = []  # before `_tag`; lost if a tag comes of that
         self._tag = ""  # what may become a tag
@@ -71,11 +87,11 @@ class ReasoningParser:
         """False when the text does not begin with a thought; `char` is not taken then."""
         if char.isspace() and not self._tag:
             self._space.append(char)
-        elif OPEN.startswith(self._tag + char):
+        elif self._tags.open.startswith(self._tag + char):
             self._tag += char
         else:
             return False
-        if self._tag == OPEN:
+        if self._tag == self._tags.open:
             self._begin(_Stage.THOUGHT)
         return True
 
@@ -86,10 +102,10 @@ class ReasoningParser:
                 self._space.append(char)
             return ""
         tag = self._tag + char
-        if tag == CLOSE:
+        if tag == self._tags.close:
             self._begin(_Stage.SEPARATOR)
             return ""
-        if CLOSE.startswith(tag):
+        if self._tags.close.startswith(tag):
             self._tag = tag
             return ""
         self._begun = True

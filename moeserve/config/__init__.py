@@ -6,10 +6,21 @@ environment, which wins over the default. Frozen: what the worker finds out late
 is a message (`WorkerReady`), never a changed config.
 """
 
-from .option import ENV_PREFIX, GROUPS, LAUNCHER_PID_ENV, LISTENERS_ENV, PROCESS_VARIABLES, env_name
+from .option import (
+    ADAPTERS_FILE,
+    ADAPTERS_FILE_ENV,
+    ENV_PREFIX,
+    GROUPS,
+    LAUNCHER_PID_ENV,
+    LISTENERS_ENV,
+    PROCESS_VARIABLES,
+    env_name,
+)
 from .server_config import ServerConfig, to_json_dict
 
 __all__ = [
+    "ADAPTERS_FILE",
+    "ADAPTERS_FILE_ENV",
     "ENV_PREFIX",
     "GROUPS",
     "LAUNCHER_PID_ENV",

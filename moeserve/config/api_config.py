@@ -109,6 +109,7 @@ class ApiConfig:
             "qwen3_coder",
             "glm45",
             "minimax_m2",
+            "gemma4",
             "deepseek_v3",
             "deepseek_v31",
             "harmony",
@@ -118,9 +119,9 @@ class ApiConfig:
     reasoning_parser: str = option(
         "auto",
         "Chat",
-        "how the model marks its thoughts (qwen3: <think> and </think>; harmony: gpt-oss's channels); auto: as its "
-        "chat template shows",
-        choices=("auto", "qwen3", "harmony", "none"),
+        "how the model marks its thoughts (qwen3: <think> and </think>; gemma4: <|channel>thought and <channel|>; "
+        "harmony: gpt-oss's channels); auto: as its chat template shows",
+        choices=("auto", "qwen3", "gemma4", "harmony", "none"),
     )
     control_tokens_in_text: str = option(
         "parse",

@@ -9,7 +9,9 @@ ENV_PREFIX = "MOESERVE_"
 # What a server's processes tell each other by; no option.
 LISTENERS_ENV = ENV_PREFIX + "LISTENERS"  # descriptors, comma separated: for a process that inherits them
 LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
-PROCESS_VARIABLES = frozenset({LISTENERS_ENV, LAUNCHER_PID_ENV})
+ADAPTERS_FILE = "adapters.json"  # in the runtime directory
+ADAPTERS_FILE_ENV = ENV_PREFIX + "ADAPTERS_FILE"  # in an upgrade: the path of the first server's
+PROCESS_VARIABLES = frozenset({LISTENERS_ENV, LAUNCHER_PID_ENV, ADAPTERS_FILE_ENV})
 GROUPS = ("Model", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
 
 

@@ -53,6 +53,28 @@ class ServerConfig(ApiConfig):
         metavar="NAME=PATH",
         several=True,
     )
+    lora_dir: str | None = option(
+        None,
+        "Model",
+        "allow LoRA adapters that lie in this folder to be loaded and unloaded while the server runs: whoever may use "
+        "the server may POST to /v1/load_lora_adapter and /v1/unload_lora_adapter (CPU engine)",
+        metavar="PATH",
+    )
+    max_loras: int | None = option(
+        None,
+        "Model",
+        "adapters that there may be at once with --lora-dir, those of --lora-modules among them (default: 16)",
+        low=1,
+        high=1024,
+    )
+    lora_memory: float | None = option(
+        None,
+        "Model",
+        "memory that is kept free for adapters of --lora-dir (default: 1)",
+        low=0.001,
+        high=1e6,
+        metavar="GIB",
+    )
     max_num_seqs: int = option(64, "Capacity", "most requests in one step", low=1, high=4096)
     max_total_tokens: int | None = option(
         None,

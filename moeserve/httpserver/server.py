@@ -15,7 +15,7 @@ from typing import Any, Final
 import uvicorn
 import zmq.asyncio
 
-from moeserve.adapters.modules import parse_modules
+from moeserve.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
@@ -29,6 +29,7 @@ from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.hosts import is_loopback
 from moeserve.listeners import BACKLOG, open_listeners, url_of
+from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
 from moeserve.messages.schema import EngineReadyRequest
@@ -68,7 +69,8 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
     name, *aliases = (config.served_model_name or Path(config.model).stem).split(",")
-    metrics = Metrics(name, config.kv_events_block_size, config.kv_cache_dtype)
+    most_adapters = 0 if config.lora_dir is None else config.max_loras or DEFAULT_MOST
+    metrics = Metrics(name, config.kv_events_block_size, config.kv_cache_dtype, most_adapters)
     engine = EngineClient(
         to_router,
         inbox,
@@ -77,6 +79,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         continue_requests=config.on_engine_loss == "continue",
         request_timeout=config.request_timeout,
         first_id=process.first_request_id,
+        heartbeat=process.heartbeat,
     )
     service = Service(
         config,
@@ -85,8 +88,9 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         metrics,
         states,
         frozenset(aliases),
-        parse_modules(config.lora_modules),
     )
+    modules = parse_modules(config.lora_modules)  # /v1/models lists them while the engine is still loading
+    engine.adapters.told(ServedAdapter(name, path, "") for name, path in modules.items())
     server = Server(service, table)
     try:
         await to_router.send(EngineReadyRequest())  # it may have told an httpserver before this one

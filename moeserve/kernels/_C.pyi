@@ -97,7 +97,7 @@ class Stream:
     def pack(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def view(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def embed(
-        self, table: int, bytes: int, type: int, ids: torch.Tensor, n: int, x: torch.Tensor
+        self, table: int, bytes: int, type: int, ids: torch.Tensor, n: int, x: torch.Tensor, scale: float
     ) -> None: ...
     def norm(
         self,
@@ -108,6 +108,10 @@ class Stream:
         y: Activations,
         rows: torch.Tensor | None,
     ) -> None: ...
+    def add_norm(
+        self, source: torch.Tensor, weight: torch.Tensor, eps: float, n: int, x: torch.Tensor, factor: float
+    ) -> None: ...
+    def softcap(self, x: torch.Tensor, n: int, cap: float) -> None: ...
     def linear(
         self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], add: bool
     ) -> None: ...
@@ -138,6 +142,8 @@ class Stream:
         kv_heads: int,
         dim: int,
         scale: float | None,
+        v_norm: torch.Tensor | None,
+        v_from_k: bool,
     ) -> None: ...
     def attention(
         self,
@@ -204,6 +210,7 @@ class Stream:
         top_groups: int,
         group_best: int,
         bias: torch.Tensor | None,
+        expert_scale: torch.Tensor | None,
     ) -> None: ...
     def shared_gate(
         self, y: Activations, n: int, weight: torch.Tensor | None, ids: torch.Tensor, weights: torch.Tensor
@@ -228,6 +235,7 @@ class Stream:
         up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
         lora: ExpertAdapters | None,
+        add: bool,
     ) -> None: ...
     def read(self, matrix: Matrix) -> None: ...
 

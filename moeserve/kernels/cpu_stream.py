@@ -85,10 +85,17 @@ class CpuStream:
         return self._native.view(*_gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def embed(
-        self, table: npt.NDArray[np.uint8], ggml_type: int, ids: torch.Tensor, n: int, x: torch.Tensor
+        self,
+        table: npt.NDArray[np.uint8],
+        ggml_type: int,
+        ids: torch.Tensor,
+        n: int,
+        x: torch.Tensor,
+        *,
+        scale: float = 1.0,
     ) -> None:
-        """x[t] = row ids[t] of the table (GGUF rows, uint8). ids: int32 [n], x: [n, hidden]."""
-        self._native.embed(*_gguf_rows(table, "table"), ggml_type, ids, n, x)
+        """x[t] = row ids[t] of the table (GGUF rows, uint8) times `scale`. ids: int32 [n], x: [n, hidden]."""
+        self._native.embed(*_gguf_rows(table, "table"), ggml_type, ids, n, x, scale)
         self._held.append((table, ids, x))
 
     def norm(
@@ -103,6 +110,25 @@ class CpuStream:
         """y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None."""
         self._native.norm(x, weight, eps, n, y.native, rows)
         self._held.append((x, weight, y, rows))
+
+    def add_norm(
+        self,
+        source: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        n: int,
+        x: torch.Tensor,
+        *,
+        factor: float = 1.0,
+    ) -> None:
+        """x[t] = (x[t] + RMSNorm(source[t]) * weight) * factor. source, x: [n, hidden], not the same memory."""
+        self._native.add_norm(source, weight, eps, n, x, factor)
+        self._held.append((source, weight, x))
+
+    def softcap(self, x: torch.Tensor, n: int, cap: float) -> None:
+        """x[t] = cap * tanh(x[t] / cap). x: [n, cols], 16 divides cols."""
+        self._native.softcap(x, n, cap)
+        self._held.append((x,))
 
     def linear(
         self, x: Activations, n: int, weights: LinearGroup, out: list[torch.Tensor], *, add: bool = False
@@ -144,18 +170,23 @@ class CpuStream:
         heads: Heads,
         *,
         scale: float | None = None,
+        v_norm: torch.Tensor | None = None,
+        v_from_k: bool = False,
     ) -> None:
         """RMSNorm of q and k, NeoX rotation, q times `scale` (None: 1/sqrt(dim)); k and v into the KV pool.
 
         q [n, heads, dim] and k [n, kv_heads, dim] are changed in place. q_norm, k_norm: [dim] for a norm of each
         head, [heads * dim] and [kv_heads * dim] for one over all heads, None for none. cos, sin: [n, rotary_dim / 2];
         the first rotary_dim (a multiple of 32) dimensions of each head are rotated. slots: int32 [n].
+        v_norm [dim]: v = RMSNorm(v) * v_norm of each head first; with `v_from_k` of k instead, as it comes, and what
+        v holds is overwritten.
         """
         native = self._native
         native.rope_store(
-            q, k, v, q_norm, k_norm, eps, cos, sin, slots, kv, n, heads.num, heads.num_kv, heads.dim, scale
-        )
-        self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv))
+            q, k, v, q_norm, k_norm, eps, cos, sin, slots, kv, n, heads.num, heads.num_kv, heads.dim, scale,
+            v_norm, v_from_k,
+        )  # fmt: skip
+        self._held.append((q, k, v, q_norm, k_norm, cos, sin, slots, kv, v_norm))
 
     def attention(
         self,
@@ -260,10 +291,12 @@ class CpuStream:
         router: RouterOptions = DEFAULT_ROUTER,
         *,
         bias: torch.Tensor | None = None,
+        expert_scale: torch.Tensor | None = None,
     ) -> None:
         """workspace.ids, workspace.weights [n, top_k]: each token's experts by `router`. logits: [n, experts].
 
-        bias [experts]: added to the scores that choose, not to the weights.
+        bias [experts]: added to the scores that choose, not to the weights. expert_scale [experts]: a chosen expert's
+        weight is multiplied by its own.
         """
         r, ids, weights = router, workspace.ids, workspace.weights
         self._native.route(
@@ -278,8 +311,9 @@ class CpuStream:
             r.top_groups,
             r.group_best,
             bias,
+            expert_scale,
         )
-        self._held.append((logits, workspace, bias))
+        self._held.append((logits, workspace, bias, expert_scale))
 
     def shared_gate(
         self, y: Activations, n: int, weight: torch.Tensor | None, routing: RoutingWorkspace
@@ -308,6 +342,7 @@ class CpuStream:
         up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
         lora: ExpertAdapters | None = None,
+        add: bool = True,
     ) -> None:
         """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j].
 
@@ -315,12 +350,12 @@ class CpuStream:
         gate_bias, up_bias [E, ff], down_bias [E, hidden]: added to the products. expert_token_counts: int64
         [2, experts], to which are added each expert's tokens and 1 if it has any (its weights were read once); None
         counts nothing. A dense feed-forward is one expert with `shared_gate`'s routes. lora: what adapters add to the
-        products; h then has both forms.
+        products; h then has both forms. Without `add`, x[t] is the sum alone.
         """
         r, counts = routing, expert_token_counts
         self._native.experts(
             gate, up, down, y.native, n, r.ids, r.weights, r.starts, r.active, r.routes, h.native, counts, x,
-            activation, gate_bias, up_bias, down_bias, lora,
+            activation, gate_bias, up_bias, down_bias, lora, add,
         )  # fmt: skip
         self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora))
 

@@ -70,9 +70,10 @@ def layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
             f"--kv-cache-dtype q8_0: not for {shape.architecture}, whose attention (MLA) keeps one latent vector for "
             "all heads, which is small already; say f16, or leave it out"
         )
-    if shape.head_dim % KV_BLOCK:
+    uneven = {form.head_dim for form in shape.forms if form.head_dim % KV_BLOCK}
+    if uneven:
         raise ConfigError(
             f"--kv-cache-dtype q8_0: needs heads of a multiple of {KV_BLOCK} numbers, this model's have "
-            f"{shape.head_dim}; say f16, or leave it out"
+            f"{min(uneven)}; say f16, or leave it out"
         )
     return KvLayout(shape, Q8_0)

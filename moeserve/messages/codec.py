@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from moeserve.messages import schema, steps
+from moeserve.messages import adapters, schema, steps
 
 T = TypeVar("T")
 
@@ -50,3 +50,4 @@ TO_HTTP: Final[Decoder[schema.ToHttp]] = Decoder(schema.ToHttp)
 TO_LAUNCHER: Final[Decoder[schema.ToLauncher]] = Decoder(schema.ToLauncher)
 FROM_WORKER: Final[Decoder[schema.FromWorker]] = Decoder(schema.FromWorker)
 STEP_PLAN: Final[Decoder[steps.StepPlan]] = Decoder(steps.StepPlan)
+ADAPTERS_WANTED: Final[Decoder[adapters.AdaptersWanted]] = Decoder(adapters.AdaptersWanted)

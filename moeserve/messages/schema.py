@@ -14,6 +14,14 @@ from typing import Literal
 
 import msgspec
 
+from moeserve.messages.adapters import (
+    AdapterAnswer,
+    AdaptersReport,
+    AdaptersServed,
+    LoadAdapter,
+    ServedAdapter,
+    UnloadAdapter,
+)
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.pages import DiskCounts
@@ -43,7 +51,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0  # lower is sooner
     key_name: str = ""  # name of the client's API key; "" without API keys
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
-    adapter: str = ""  # key of a LoRA adapter (WorkerReady.adapters); "": the model itself
+    adapter: str = ""  # key of a LoRA adapter (ServedAdapter); "": the model itself
     context: RequestContext = RequestContext()
     progress: bool = False  # send a PrefillProgress after each step that prefills a part of its prompt
     resumed: Resumed | None = None
@@ -209,11 +217,14 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     beam_rows: int = 0  # of their beams, computed
     beam_forks: int = 0  # beams that went on in two ways
     beam_restarts: int = 0  # searches that began again behind their prompts
+    running_adapters: list[str] = []  # keys of the LoRA adapters that running requests have
+    waiting_adapters: list[str] = []  # of those that wait
     expert_cache: ExpertCacheCounts = ExpertCacheCounts()
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     ready: WorkerReady
+    adapters: list[ServedAdapter] = []
 
 
 class EngineLost(msgspec.Struct, frozen=True, tag=True):
@@ -282,7 +293,7 @@ class HttpserverLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
-    """From the launcher to the router and the detokenizer: a process that does not answer hangs."""
+    """From the launcher to httpserver, the router and the detokenizer: a process that does not answer hangs."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
@@ -300,6 +311,8 @@ ToRouter = (
     | Abort
     | ExpertUseRequest
     | EngineReadyRequest
+    | LoadAdapter
+    | UnloadAdapter
     | StopHit
     | WorkerExited
     | HttpserverLost
@@ -308,7 +321,17 @@ ToRouter = (
 )
 ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
 ToHttp = (
-    TextOut | RequestError | LoadReport | ExpertUse | EngineReady | EngineLost | ProcessLost | LoadProgress
+    TextOut
+    | RequestError
+    | LoadReport
+    | ExpertUse
+    | EngineReady
+    | EngineLost
+    | ProcessLost
+    | LoadProgress
+    | AdaptersServed
+    | AdapterAnswer
+    | HeartbeatRequest
 )
 ToLauncher = ProcessReady | ProcessFailed | ReplaceWorker | Heartbeat
-FromWorker = WorkerReady | StepResult | ExpertUse | WorkerError
+FromWorker = WorkerReady | StepResult | ExpertUse | AdaptersReport | WorkerError

@@ -46,7 +46,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     kv_page_bytes: int = 0
     state_bytes: int = 0  # of one slot of recurrent state
     measured_steps: list[MeasuredStep] = []
-    adapters: dict[str, str] = {}  # LoRA adapters: the key of each name
+    adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
+    adapter_bytes: dict[str, int] = {}  # by key
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):

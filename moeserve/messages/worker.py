@@ -11,7 +11,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWanted
 from moeserve.messages.steps import ExpertUse, StepPlan, StepResult, WorkerReady
+
+WorkerAnswer = StepResult | ExpertUse | AdaptersReport
 
 
 @runtime_checkable
@@ -45,18 +48,26 @@ class Worker(Protocol):
         """Tokens routed to each expert in the steps so far, and where each expert's weights are."""
         ...
 
+    def adapters(self, wanted: AdaptersWanted) -> AdaptersReport:
+        """Gives up the LoRA adapters that are not wanted, of which no row of a later plan is; begins to read those that
+        are missing, if it has not begun; and says which are there. Does not wait for any. A bad adapter is its own
+        error. A worker that has none never gets there."""
+        return AdaptersReport(
+            [AdapterState(source.order, error="not supported") for source in wanted.sources]
+        )
+
 
 class WorkerDied(Exception):
     """The worker process has ended or answers something meaningless; the message names the cause. `answers` arrived
     before, and count."""
 
-    def __init__(self, cause: str, answers: Sequence[StepResult | ExpertUse] = ()) -> None:
+    def __init__(self, cause: str, answers: Sequence[WorkerAnswer] = ()) -> None:
         super().__init__(cause)
         self.answers = answers
 
 
 class WorkerClient(Protocol):
-    """A worker as an event loop sees it: `submit` and `request_expert_use` send, `poll` collects the answers.
+    """A worker as an event loop sees it: `submit` and the `request_` calls send, `poll` collects the answers.
 
     Order: each call gets one answer, and answers arrive in the order of the calls. Execution order, mutation and errors
     are those of the `Worker`; an exception of it arrives as WorkerDied, after which only `close` may be called.
@@ -79,7 +90,12 @@ class WorkerClient(Protocol):
         ...
 
     @abstractmethod
-    def poll(self) -> list[StepResult | ExpertUse]:
+    def request_adapters(self, wanted: AdaptersWanted) -> None:
+        """Has the worker answer with `Worker.adapters` after the plans submitted so far, without waiting."""
+        ...
+
+    @abstractmethod
+    def poll(self) -> list[WorkerAnswer]:
         """The answers that have arrived since the last call, without waiting. Raises WorkerDied."""
         ...
 

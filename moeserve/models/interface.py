@@ -13,7 +13,7 @@ from typing import Literal
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.experts.options import Activation
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
 from moeserve.models.sources.source import ModelSource
@@ -56,6 +56,22 @@ class AttentionShape:
     has_sinks: bool = False  # each head's softmax has one more logit, which has no value
     # q's matrix has twice the rows: of each head q, then a gate, whose sigmoid multiplies the head's output.
     is_gated: bool = False
+    scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+    has_v_norm: bool = False  # v is RMS-normalised by head, without a weight
+    v_from_k: bool = False  # v has no matrix: it is k's product, before k's norm and rotation
+    rope_theta: float | None = None  # None: the model's
+    has_rope_factors: bool = False  # the file says by what each frequency is divided
+
+    @property
+    def form(self) -> AttentionForm:
+        return AttentionForm(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.rotary_dim,
+            self.rope_theta,
+            self.has_rope_factors,
+        )
 
     @property
     def q_width(self) -> int:
@@ -122,6 +138,8 @@ class SharedExpert:
 
     width: int
     is_gated: bool  # its output is multiplied by sigmoid(gate . y)
+    parts: tuple[str, str, str] = n.SHARED_PARTS  # what files call its gate, up and down
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +155,9 @@ class MoeShape:
     choice_bias: bool = False  # added to scores for the choice, not to the weights
     activation: Activation = "silu"  # of the routed experts
     expert_bias: bool = False  # of the routed experts' three products
+    expert_scale: bool = False  # a chosen expert's weight is multiplied by the expert's own
+    # The router reads the residual stream through a norm of its own, whose weight is divided by sqrt(hidden).
+    router_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +172,9 @@ class LayerShape:
     mixer: AttentionShape | LatentAttentionShape | GatedDeltaNetShape
     ffn: MoeShape | DenseFfnShape
     ffn_norm: str = n.FFN_NORM  # what files call the norm before the feed-forward
+    # Each block's output is normalised before it is added, the shared expert's and the routed ones' each by itself
+    # before; the routed ones have a norm of their input, too; and x is multiplied by a number behind the layer.
+    is_sandwiched: bool = False
 
     @property
     def attention(self) -> AttentionShape | LatentAttentionShape | None:
@@ -194,7 +218,7 @@ class ModelShape:
     """A decoder: embedding, layers of a mixer (attention or a recurrence) and a feed-forward, each behind an RMSNorm,
     and a head.
 
-    Layers may differ, but for the heads of attention and those of recurrence; at least one attends. The properties that
+    Layers may differ, but for latent attention and recurrence; at least one attends. The properties that
     speak of the whole model give the largest of all layers, which is what buffers are made for; 0 where no layer has
     such a thing.
     """
@@ -210,14 +234,15 @@ class ModelShape:
     tied_embeddings: bool  # the embedding is the output matrix too
     # Behind `layers` in the file: layers that predict tokens further ahead (MTP). They are not loaded.
     num_skipped_layers: int = 0
+    embedding_scale: float = 1.0
+    logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are
 
     def __post_init__(self) -> None:
-        """Raises ValueError for attention that buffers, angles and plans of one form do not fit, and for recurrent
-        layers of several forms."""
-        attending = [layer.attention for layer in self.layers if layer.attention is not None]
-        forms = {(type(a).__name__, a.num_heads, a.num_kv_heads, a.head_dim, a.rotary_dim) for a in attending}
-        if len(forms) != 1:
-            raise ValueError(f"layers with attention of one form expected, not {sorted(forms)}")
+        """Raises ValueError where no layer attends, for latent attention beside another form, and for recurrent layers
+        of several forms."""
+        kinds = {type(layer.attention).__name__ for layer in self.layers if layer.attention is not None}
+        if len(kinds) != 1 or (self.latent is not None and len(self.forms) > 1):
+            raise ValueError(f"layers with attention of one kind expected, not {sorted(kinds)}")
         if len({layer.delta_net for layer in self.layers} - {None}) > 1:
             raise ValueError("recurrent layers of different forms")
 
@@ -226,8 +251,22 @@ class ModelShape:
         return len(self.layers)
 
     @property
+    def forms(self) -> tuple[AttentionForm, ...]:
+        """Of attention in the layers, each once."""
+        attending = (layer.attention for layer in self.layers if layer.attention is not None)
+        return tuple(dict.fromkeys(attention.form for attention in attending))
+
+    @property
+    def missing_on_gpu(self) -> str | None:
+        """What of this model no block of a GPU computes; None: nothing."""
+        if len(self.forms) > 1:
+            return "layers whose attention differs in its heads"
+        return "norms behind each block" if self.is_sandwiched else None
+
+    @property
     def heads(self) -> AttentionShape | LatentAttentionShape:
-        """Of every layer that attends, as far as buffers, angles and plans ask: not its window, say."""
+        """Of every layer that attends, as far as buffers, angles and plans ask, where there is one form: not its
+        window, say."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
@@ -243,24 +282,30 @@ class ModelShape:
     @property
     def mixed_width(self) -> int:
         """Of what a layer's mixer gives to its last product."""
-        return max(self.heads.output_width, 0 if self.delta_net is None else self.delta_net.heads.value_width)
+        recurrent = 0 if self.delta_net is None else self.delta_net.heads.value_width
+        return max(recurrent, *(attention.output_width for attention in self._attending))
 
     @property
     def q_width(self) -> int:
-        return self.heads.q_width
+        return max(attention.q_width for attention in self._attending)
 
     @property
     def q_rows(self) -> int:
-        return self.heads.q_rows
+        return max(attention.q_rows for attention in self._attending)
 
     @property
     def kv_width(self) -> int:
         """Of k and of v; 0 of latent attention, which has neither."""
-        return 0 if isinstance(self.heads, LatentAttentionShape) else self.heads.kv_width
+        return max(a.kv_width if isinstance(a, AttentionShape) else 0 for a in self._attending)
 
     @property
     def head_dim(self) -> int:
-        return self.heads.head_dim
+        return max(form.head_dim for form in self.forms)
+
+    @property
+    def is_sandwiched(self) -> bool:
+        """Some layer is."""
+        return any(layer.is_sandwiched for layer in self.layers)
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -297,6 +342,10 @@ class ModelShape:
     @property
     def num_parts(self) -> int:
         return max(layer.num_parts for layer in self.layers)
+
+    @property
+    def _attending(self) -> list[AttentionShape | LatentAttentionShape]:
+        return [layer.attention for layer in self.layers if layer.attention is not None]
 
     @property
     def _mixtures(self) -> list[MoeShape]:

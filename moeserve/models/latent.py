@@ -10,6 +10,18 @@ HEADS_TOGETHER = 8  # at most: of one token, that a thread of the CPU pool atten
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """What buffers, angles and plans of attention are made for. Layers of one form share them."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float | None = None  # None: the model's
+    has_rope_factors: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LatentAttentionShape:
     """Multi-head latent attention (https://arxiv.org/abs/2405.04434), in absorbed form: one vector a token, [latent |
     rotated key], is what all heads attend to, and its latent part is their value."""
@@ -30,6 +42,10 @@ class LatentAttentionShape:
     def head_dim(self) -> int:
         """Of what is cached, and of a query in the latent space."""
         return self.rank + self.rotary_dim
+
+    @property
+    def form(self) -> AttentionForm:
+        return AttentionForm(self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_dim)
 
     @property
     def q_width(self) -> int:

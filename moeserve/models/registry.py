@@ -10,6 +10,7 @@ from typing import Any
 
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
 from moeserve.models.errors import ModelError
+from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
 from moeserve.models.glm4moe.family import FAMILY as GLM4_MOE
 from moeserve.models.gptoss.family import FAMILY as GPT_OSS
 from moeserve.models.interface import ModelFamily, ModelShape
@@ -36,6 +37,7 @@ _families: dict[str, ModelFamily] = {
         QWEN3_NEXT,
         QWEN35_MOE,
         DEEPSEEK2,
+        GEMMA4,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -35,6 +35,20 @@ class ShapeReader:
     def flag(self, suffix: str, default: bool | None = None) -> bool:
         return self._metadata.require_bool(self._key(suffix), default)
 
+    def flags(self, suffix: str) -> list[bool]:
+        """One for each layer."""
+        return self._metadata.require_bools(self._key(suffix), self.num_layers)
+
+    def layer_integers(self, suffix: str, low: int, high: int) -> list[int]:
+        """One for each layer; a single number is all layers'."""
+        if isinstance(self._metadata.get(self._key(suffix)), int):
+            return [self.integer(suffix, low, high)] * self.num_layers
+        values = [int(each) for each in self._metadata.require_ints(self._key(suffix), self.num_layers)]
+        for value in values:
+            if not low <= value <= high:
+                raise self.error(suffix, f"has {value}; {low} to {high} is supported")
+        return values
+
     def only(self, suffix: str, value: int) -> None:
         """The key may be missing or repeat what is known: another value is a variant that would be computed wrongly."""
         self.integer(suffix, value, value, default=value)
@@ -157,6 +171,8 @@ class ShapeReader:
         *,
         yarn_truncates: bool = True,
         rope_scaling: RopeScaling | None = None,
+        embedding_scale: float = 1.0,
+        logit_softcap: float = 0.0,
     ) -> ModelShape:
         """The shape of a decoder of these layers. yarn_truncates: where no key says so. rope_scaling: in place of what
         the keys say."""
@@ -173,6 +189,8 @@ class ShapeReader:
             vocab_size=vocab_size,
             tied_embeddings=n.OUTPUT not in self._source.tensors,
             num_skipped_layers=self._num_skipped_layers,
+            embedding_scale=embedding_scale,
+            logit_softcap=logit_softcap,
         )
 
     @property

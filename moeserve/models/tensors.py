@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from moeserve.models.interface import AttentionShape, DenseFfnShape, GatedDeltaNetShape, ModelShape, MoeShape
+from moeserve.models.interface import (
+    AttentionShape,
+    DenseFfnShape,
+    GatedDeltaNetShape,
+    LayerShape,
+    ModelShape,
+    MoeShape,
+)
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.sources.gguf import names as n
 
@@ -30,6 +37,8 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     else:
         parts |= _delta_net_tensors(shape.hidden_size, of_layer.mixer)
     parts |= {n.of_part(of_layer.ffn_norm): (shape.hidden_size,)}
+    if of_layer.is_sandwiched:
+        parts |= _sandwich_tensors(shape.hidden_size, of_layer)
     if isinstance(of_layer.ffn, DenseFfnShape):
         parts |= _gated_tensors(shape.hidden_size, of_layer.ffn.width, n.FFN_PARTS)
     else:
@@ -39,7 +48,7 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
 
 def _attention_tensors(hidden: int, a: AttentionShape) -> dict[str, tuple[int, ...]]:
     q, kv = a.q_width, a.kv_width
-    rows = {n.ATTN_Q: a.q_rows, n.ATTN_K: kv, n.ATTN_V: kv}
+    rows = {n.ATTN_Q: a.q_rows, n.ATTN_K: kv} | ({} if a.v_from_k else {n.ATTN_V: kv})
     parts: dict[str, tuple[int, ...]] = {n.of_part(part): (out, hidden) for part, out in rows.items()}
     parts[n.of_part(n.ATTN_OUTPUT)] = (hidden, q)
     if a.qk_norm != "none":
@@ -52,6 +61,14 @@ def _attention_tensors(hidden: int, a: AttentionShape) -> dict[str, tuple[int, .
     if a.has_sinks:
         parts[n.of_part(n.ATTN_SINKS)] = (a.num_heads,)
     return parts
+
+
+def _sandwich_tensors(hidden: int, layer: LayerShape) -> dict[str, tuple[int, ...]]:
+    norms = [n.POST_ATTENTION_NORM, n.POST_FFW_NORM]
+    if layer.moe is not None:
+        norms += [n.POST_FFW_NORM_1, n.PRE_FFW_NORM_2, n.POST_FFW_NORM_2]
+    parts: dict[str, tuple[int, ...]] = {n.of_part(norm): (hidden,) for norm in norms}
+    return parts | {n.of_part(n.LAYER_OUTPUT_SCALE): (1,)}
 
 
 def _delta_net_tensors(hidden: int, shape: GatedDeltaNetShape) -> dict[str, tuple[int, ...]]:
@@ -73,8 +90,12 @@ def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
         parts[n.bias_of_part(n.FFN_GATE_INP)] = (moe.num_experts,)
     if moe.choice_bias:
         parts[n.bias_of_part(n.EXP_PROBS_B)] = (moe.num_experts,)
+    if moe.router_norm:
+        parts[n.scale_of_part(n.FFN_GATE_INP)] = (hidden,)
+    if moe.expert_scale:
+        parts[n.scale_of_part(n.FFN_DOWN_EXPS)] = (moe.num_experts,)
     if moe.shared is not None:
-        parts |= _gated_tensors(hidden, moe.shared.width, n.SHARED_PARTS)
+        parts |= _gated_tensors(hidden, moe.shared.width, moe.shared.parts)
         if moe.shared.is_gated:
             parts[n.of_part(n.FFN_GATE_INP_SHEXP)] = (hidden,)
     return parts
@@ -94,6 +115,9 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     }
     if not shape.tied_embeddings:
         tensors[n.OUTPUT] = (shape.vocab_size, hidden)
+    with_factors = [form for form in shape.forms if form.has_rope_factors]
+    if with_factors:
+        tensors[n.ROPE_FREQS] = (with_factors[0].rotary_dim // 2,)
     for index, layer in enumerate(shape.layers):
         tensors |= dense_tensors(shape, index)
         if layer.moe is None:

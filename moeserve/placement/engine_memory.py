@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import (
     CPU_LOGIT_ROWS,
@@ -16,6 +17,15 @@ from moeserve.models.step_buffers import (
 # Recorded graphs, the kernels' code, the allocator's rounding. Measured:
 # docs/results/2026-11-20-hybrid-engine.md.
 GPU_OVERHEAD_BYTES = 640 << 20
+
+
+def check_gpu_shape(shape: ModelShape) -> None:
+    """Raises ConfigError for a model with something that only the CPU engine computes."""
+    if shape.missing_on_gpu is not None:
+        raise ConfigError(
+            f"--device: {shape.architecture} has {shape.missing_on_gpu}, which the GPU engine does not compute; say "
+            "--device cpu"
+        )
 
 
 def gpu_reserved_bytes(

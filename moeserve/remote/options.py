@@ -47,6 +47,8 @@ def check_server(config: ServerConfig) -> None:
     parse_address(config.worker, "--worker")
     if config.lora_modules:
         raise ConfigError("--lora-modules: not with --worker, whose machine would have to have the adapters")
+    if config.lora_dir is not None:
+        raise ConfigError("--lora-dir: not with --worker, whose machine would have to have the adapters")
     for name in ("worker_ssl_certfile", "worker_ssl_ca_certs"):
         if getattr(config, name) is None:
             raise ConfigError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 
+from moeserve.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.config import ServerConfig
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
@@ -11,6 +13,7 @@ from moeserve.messages.schema import EngineReady, Shutdown, ToRouter
 from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.process import Process, run_process
+from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, Limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.core.snapshot_borders import border_spacing
@@ -109,7 +112,14 @@ def serve(
             "the worker has %d KV slots, %d request slots, %d state slots",
             *(ready.num_kv_slots, ready.max_num_seqs, ready.num_state_slots),
         )
-        http.send(EngineReady(ready=ready))
+        adapters = AdapterRegistry(
+            ready,
+            parse_modules(process.config.lora_modules),
+            None if process.config.lora_dir is None else process.paths.adapters_file,
+            process.config.max_loras or DEFAULT_MOST,
+            time.monotonic(),
+        )
+        http.send(EngineReady(ready=ready, adapters=adapters.served))
         process.ready()
         scheduler = Scheduler(limits(process.config, ready))
         scheduler.learn(ready.measured_steps)
@@ -125,6 +135,7 @@ def serve(
             kv_events,
             step_timeout=process.config.step_timeout,
             continue_requests=process.config.on_engine_loss == "continue",
+            adapters=adapters,
             heartbeat=process.heartbeat,
         )
         manager.run(early)

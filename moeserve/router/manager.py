@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from moeserve.messages.adapters import AdaptersReport, LoadAdapter, UnloadAdapter
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import (
     Abort,
@@ -23,13 +24,15 @@ from moeserve.messages.schema import (
     HeartbeatRequest,
     HttpserverLost,
     LoadReport,
+    RequestError,
     Shutdown,
     StopHit,
     ToRouter,
     WorkerExited,
 )
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerReady
-from moeserve.messages.worker import WorkerClient, WorkerDied
+from moeserve.messages.worker import WorkerAnswer, WorkerClient, WorkerDied
+from moeserve.router.adapter_registry import LOOK_S, AdapterRegistry
 from moeserve.router.core.plans_in_flight import ProtocolError
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.kv_event_publisher import KvEventPublisher
@@ -67,18 +70,21 @@ class RouterManager:
         *,
         step_timeout: float | None = None,
         continue_requests: bool = True,
+        adapters: AdapterRegistry | None = None,
         heartbeat: Callable[[], None] = lambda: None,
         idle_ping: float = IDLE_PING_S,
     ) -> None:
         """`worker` is the first one, `workers` has those after it. `step_timeout` in seconds: see StepDeadline. Without
         `continue_requests`, a worker's loss fails the requests that it was computing. `heartbeat` is called when the
-        launcher asks for one. A worker that computes nothing is asked something every `idle_ping` seconds."""
+        launcher asks for one. A worker that computes nothing is asked something every `idle_ping` seconds. `adapters`:
+        where they may come and go."""
         self._scheduler = scheduler
         self._request_tracer = request_tracer
         self._kv_events = kv_events
         self._worker: WorkerClient | None = worker  # None: it is lost, and the next one not there yet
         self._workers = workers
         self._first = worker.ready()
+        self._adapters = AdapterRegistry(self._first, {}) if adapters is None else adapters
         self._continue_requests = continue_requests
         self._heartbeat = heartbeat
         self._idle_ping = idle_ping
@@ -136,6 +142,9 @@ class RouterManager:
         match message:
             case GenerateRequest(id=id) if id < self._first_id:
                 log.debug("request %d, whose httpserver was lost", id)
+            case GenerateRequest(adapter=key) if key and not self._adapters.has(key):
+                gone = "the adapter has been unloaded meanwhile"
+                self._detokenizer.send(RequestError(message.id, 404, gone))
             case GenerateRequest():
                 if self._request_tracer is not None:
                     self._request_tracer.received(message)
@@ -146,6 +155,10 @@ class RouterManager:
                 self._ask_expert_use()
             case EngineReadyRequest():
                 self._tell_of_engine()
+            case LoadAdapter():
+                self._adapters.load(message)
+            case UnloadAdapter():
+                self._adapters.unload(message)
             case StopHit():
                 self._scheduler.stop_hit(message)
             case WorkerExited():
@@ -159,7 +172,7 @@ class RouterManager:
                 self._stopping = True
 
     def _tell_of_engine(self) -> None:
-        self._http.send(EngineReady(ready=self._first))
+        self._http.send(EngineReady(ready=self._first, adapters=self._adapters.served))
         if self._worker is None:
             self._http.send(
                 EngineLost(cause="the worker was lost" if self._exit is None else self._exit.cause)
@@ -168,13 +181,16 @@ class RouterManager:
     def _serve(self, worker: WorkerClient) -> None:
         """Raises WorkerDied, ProtocolError."""
         try:
-            answers: Sequence[StepResult | ExpertUse] = worker.poll()
+            answers: Sequence[WorkerAnswer] = worker.poll()
         except WorkerDied as error:
             self._accept(error.answers)
             raise
         self._accept(answers)
         now = time.monotonic()
-        while (plan := self._scheduler.plan(now)) is not None:
+        wanted = self._adapters.due(now, self._scheduler.adapters_in_use)
+        if wanted is not None:
+            worker.request_adapters(wanted)
+        while not self._adapters.is_restoring and (plan := self._scheduler.plan(now)) is not None:
             worker.submit(plan)
             now = time.monotonic()
         awaited = self._scheduler.step_awaited
@@ -185,15 +201,20 @@ class RouterManager:
         if self._deadline.due is not None and now >= self._deadline.due:
             raise WorkerDied("the worker does not answer")
 
-    def _accept(self, answers: Sequence[StepResult | ExpertUse]) -> None:
+    def _accept(self, answers: Sequence[WorkerAnswer]) -> None:
         if answers:
             self._heard_at = time.monotonic()
         for answer in answers:
-            if isinstance(answer, ExpertUse):
-                self._awaits_expert_use = False
-                self._http.try_send(answer)  # dropped when httpserver is too busy: the client asks again
-            else:
-                self._scheduler.step_result(answer, time.monotonic())
+            match answer:
+                case ExpertUse():
+                    self._awaits_expert_use = False
+                    self._http.try_send(answer)  # dropped when httpserver is too busy: the client asks again
+                case AdaptersReport():
+                    self._adapters.report(answer)
+                    for key, cause in self._adapters.take_failed():
+                        self._scheduler.adapter_lost(key, cause)
+                case StepResult():
+                    self._scheduler.step_result(answer, time.monotonic())
 
     def _ask_expert_use(self) -> None:
         """Requests that overlap get one answer together. A lost worker gives none; httpserver has EngineLost then."""
@@ -210,6 +231,7 @@ class RouterManager:
         self._deadline.watch(None, 0.0)
         self._poller.unregister(self._worker_fd)
         worker.close()
+        self._adapters.worker_lost(cause)
         scheduler.worker_lost(cause, go_on=self._continue_requests)
         self._workers.replace(worker.pid, cause)
         self._http.send(EngineLost(cause=cause if self._exit is None else self._exit.cause))
@@ -235,19 +257,22 @@ class RouterManager:
         if not _has_as_much(ready, self._first):
             raise RuntimeError(f"the new worker has less than the first: {ready}, not {self._first}")
         self._worker = worker
+        self._adapters.worker_found(ready)
         self._heard_at = time.monotonic()
         self._worker_fd = worker.fileno()
         self._poller.register(self._worker_fd, zmq.POLLIN)
         cause = "the worker was lost" if self._exit is None else self._exit.cause
         self._scheduler.worker_ready(cause, crashed_by_itself=self._crashed_by_itself)
         self._exit, self._crashed_by_itself = None, False
-        self._http.send(EngineReady(ready=self._first))
+        self._http.send(EngineReady(ready=self._first, adapters=self._adapters.served))
 
     def _flush(self) -> None:
         for message in self._scheduler.take_messages():
             self._detokenizer.send(message)
             if self._request_tracer is not None:
                 self._request_tracer.sent(message)
+        for told in self._adapters.take_messages():
+            self._http.send(told)
         if self._kv_events is not None:
             self._kv_events.publish(self._scheduler.take_kv_events())
 
@@ -280,6 +305,8 @@ class RouterManager:
             due = min(due, now + CONNECT_INTERVAL_S)
         elif self._deadline.due is not None:
             due = min(due, self._deadline.due)
+        if self._adapters.is_busy:
+            due = min(due, now + LOOK_S)
         return max(math.ceil((due - now) * 1e3), 0)
 
 

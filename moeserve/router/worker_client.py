@@ -19,8 +19,9 @@ import rpyc
 from rpyc.core.service import VoidService
 
 from moeserve.messages import codec, rpc
+from moeserve.messages.adapters import AdaptersReport, AdaptersWanted
 from moeserve.messages.steps import ExpertUse, StepPlan, StepResult, WorkerError, WorkerReady
-from moeserve.messages.worker import Worker, WorkerClient, WorkerDied
+from moeserve.messages.worker import Worker, WorkerAnswer, WorkerClient, WorkerDied
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +29,14 @@ HELLO_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0
 
 
-WorkerAnswer = TypeVar("WorkerAnswer", StepResult, ExpertUse)
+Expected = TypeVar("Expected", StepResult, ExpertUse, AdaptersReport)
 
 
 class RpycWorker(Worker, WorkerClient):
     """A worker process, reached through its Unix socket.
 
-    The router calls `submit` and `poll`. `step` and `expert_use` wait for their answer and are for callers that execute
-    one plan at a time; while submitted calls are unanswered, they must not be called.
+    The router calls `submit` and `poll`. `step`, `expert_use` and `adapters` wait for their answer and are for callers
+    that execute one plan at a time; while submitted calls are unanswered, they must not be called.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,6 +54,7 @@ class RpycWorker(Worker, WorkerClient):
         self._ready: WorkerReady | None = None
         self._remote_step: Any = None  # the worker's methods, asynchronous; set by `ready`
         self._remote_expert_use: Any = None
+        self._remote_adapters: Any = None
         self._remote_shutdown: Any = None
         self.has_ended = False  # the other end has closed the connection
 
@@ -67,6 +69,7 @@ class RpycWorker(Worker, WorkerClient):
             # Kept, because rpyc asks the other side again each time a method is looked up.
             self._remote_step = rpyc.async_(root.step)
             self._remote_expert_use = rpyc.async_(root.expert_use)
+            self._remote_adapters = rpyc.async_(root.adapters)
             self._remote_shutdown = rpyc.async_(root.shutdown)
             hello = rpyc.async_(root.hello)
             answer = hello()
@@ -91,6 +94,12 @@ class RpycWorker(Worker, WorkerClient):
         except EOFError as error:
             log.debug("the experts' use was not requested: %s", error)  # as above
 
+    def request_adapters(self, wanted: AdaptersWanted) -> None:
+        try:
+            self._remote_adapters(codec.encode(wanted)).add_callback(self._answers.append)
+        except EOFError as error:
+            log.debug("no adapters were requested: %s", error)  # as above
+
     def step(self, plan: StepPlan) -> StepResult:
         self.submit(plan)
         return self._wait_for(StepResult)
@@ -99,14 +108,18 @@ class RpycWorker(Worker, WorkerClient):
         self.request_expert_use()
         return self._wait_for(ExpertUse)
 
-    def _wait_for(self, kind: type[WorkerAnswer]) -> WorkerAnswer:
+    def adapters(self, wanted: AdaptersWanted) -> AdaptersReport:
+        self.request_adapters(wanted)
+        return self._wait_for(AdaptersReport)
+
+    def _wait_for(self, kind: type[Expected]) -> Expected:
         while not (answers := self.poll()):
             self._stream.poll(None)
         if len(answers) != 1 or not isinstance(answers[0], kind):
             raise WorkerDied(f"the worker answered with {answers}, not one {kind.__name__}")
         return answers[0]
 
-    def poll(self) -> list[StepResult | ExpertUse]:
+    def poll(self) -> list[WorkerAnswer]:
         try:
             while self._connection.poll(0):
                 pass
@@ -116,8 +129,8 @@ class RpycWorker(Worker, WorkerClient):
             raise WorkerDied(f"the worker process has gone ({error})", self._take_answers()) from error
         return self._take_answers()
 
-    def _take_answers(self) -> list[StepResult | ExpertUse]:
-        results: list[StepResult | ExpertUse] = []
+    def _take_answers(self) -> list[WorkerAnswer]:
+        results: list[WorkerAnswer] = []
         while self._answers:
             try:
                 message = codec.FROM_WORKER.decode(self._answers.popleft().value)
@@ -125,7 +138,7 @@ class RpycWorker(Worker, WorkerClient):
                 raise WorkerDied(f"the worker answered with an error: {error}", results) from error
             if isinstance(message, WorkerError):
                 raise WorkerDied(f"the worker failed: {message.message}", results)
-            if not isinstance(message, StepResult | ExpertUse):
+            if not isinstance(message, WorkerAnswer):
                 raise WorkerDied(f"the worker answered with {type(message).__name__}", results)
             results.append(message)
         return results
@@ -170,7 +183,7 @@ class InProcessWorker(WorkerClient):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._calls: deque[Callable[[], StepResult | ExpertUse]] = deque()
+        self._calls: deque[Callable[[], WorkerAnswer]] = deque()
         # Counts the calls that are not executed yet, so that `fileno` is readable while there are any.
         self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
 
@@ -183,11 +196,14 @@ class InProcessWorker(WorkerClient):
     def request_expert_use(self) -> None:
         self._call(self._worker.expert_use)
 
-    def _call(self, call: Callable[[], StepResult | ExpertUse]) -> None:
+    def request_adapters(self, wanted: AdaptersWanted) -> None:
+        self._call(partial(self._worker.adapters, wanted))
+
+    def _call(self, call: Callable[[], WorkerAnswer]) -> None:
         self._calls.append(call)
         os.eventfd_write(self._signal, 1)
 
-    def poll(self) -> list[StepResult | ExpertUse]:
+    def poll(self) -> list[WorkerAnswer]:
         """Executes the oldest call, and only one, so that other events are handled between two steps."""
         if not self._calls:
             return []

@@ -1,7 +1,7 @@
 """Text to token ids and back, with a `tokenizers.Tokenizer` built straight from the model's arrays.
 
 It does what Hugging Face's tokenizers of the supported families do: NFC normalisation or none, a split expression,
-byte-level BPE.
+byte-level BPE; or, of Gemma, BPE over characters, with another character in place of spaces.
 Going through the arrays takes a fraction of a second; transformers' own GGUF reading takes ten.
 """
 
@@ -15,7 +15,16 @@ from tokenizers.models import BPE
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.sources.splits import QWEN2, SPLITS, Split
 
-from .vocabulary import MAX_VOCAB, Vocabulary, byte_alphabet, read_pieces
+from .vocabulary import (
+    BYTE_PIECES,
+    MAX_VOCAB,
+    SPACE,
+    SPACED_MODEL,
+    Vocabulary,
+    byte_alphabet,
+    is_spaced,
+    read_pieces,
+)
 
 _MODEL = "tokenizer.ggml.model"
 _PRE = "tokenizer.ggml.pre"
@@ -39,7 +48,7 @@ class TextTokenizer:
     @classmethod
     def from_gguf(cls, gguf: ModelSource) -> TextTokenizer:
         """Raises ModelError, also for a kind of tokenizer that is not supported."""
-        split = _split_of(gguf)
+        split = None if is_spaced(gguf) else _split_of(gguf)
         vocabulary = Vocabulary.from_gguf(gguf)
         _check_whole(gguf, len(vocabulary.special) + len(vocabulary.user_defined))
         pieces = [piece for batch in read_pieces(gguf) for piece in batch]
@@ -48,14 +57,17 @@ class TextTokenizer:
             list(_merges(gguf, pieces)),
             # A word that is a token stays one, whether or not merges lead to it.
             ignore_merges=gguf.metadata.require_bool(_IGNORE_MERGES, default=False),
+            byte_fallback=split is None,
         )
         # Two tokenizers over one model: which tokens are matched whole is a property of the tokenizer.
         user_defined = [_added(pieces[i], special=False) for i in sorted(vocabulary.user_defined)]
         special = [_added(pieces[i], special=True) for i in sorted(vocabulary.special)]
+        kinds = (user_defined + special, user_defined)
+        if split is None:
+            with_special, without = (_spaced_tokenizer(model, added) for added in kinds)
+            return cls(vocabulary, with_special, without)
         nfc = gguf.metadata.require_str(_NORMALIZER, default="NFC" if split.nfc else "none") == "NFC"
-        with_special, without = (
-            _tokenizer(model, added, split, nfc=nfc) for added in (user_defined + special, user_defined)
-        )
+        with_special, without = (_tokenizer(model, added, split, nfc=nfc) for added in kinds)
         return cls(vocabulary, with_special, without)
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
@@ -99,7 +111,8 @@ def _split_of(gguf: ModelSource) -> Split:
     model = metadata.require_str(_MODEL)
     if model != "gpt2":
         raise metadata.error(
-            _MODEL, f"is {model!r}, which is not supported; supported is 'gpt2' (byte-level BPE)"
+            _MODEL,
+            f"is {model!r}, which is not supported; supported are 'gpt2' (byte-level BPE) and {SPACED_MODEL!r}",
         )
     pre = metadata.require_str(_PRE)
     if pre not in SPLITS:
@@ -122,7 +135,8 @@ def _piece_ids(gguf: ModelSource, pieces: list[str]) -> dict[str, int]:
         raise gguf.metadata.error(
             "tokenizer.ggml.tokens", f"holds {repeated!r} twice; convert the model again"
         )
-    missing = [byte for byte, character in enumerate(byte_alphabet()) if character not in ids]
+    alphabet = list(BYTE_PIECES) if is_spaced(gguf) else byte_alphabet()
+    missing = [byte for byte, piece in enumerate(alphabet) if piece not in ids]
     if missing:  # such a byte would vanish from every text
         raise gguf.metadata.error(
             "tokenizer.ggml.tokens", f"has no token for the single byte {missing[0]:#04x}"
@@ -153,6 +167,15 @@ def _tokenizer(model: BPE, added: list[AddedToken], split: Split, *, nfc: bool) 
     if nfc:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizer(split)
+    tokenizer.add_tokens(added)
+    return tokenizer
+
+
+def _spaced_tokenizer(model: BPE, added: list[AddedToken]) -> Tokenizer:
+    """Merges join characters of the whole text between line ends; a character without a token is its bytes'."""
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
     tokenizer.add_tokens(added)
     return tokenizer
 

@@ -19,15 +19,30 @@ from moeserve.models.sources.source import ModelSource
 MAX_VOCAB = 1 << 22
 MAX_TOKEN_BYTES = 1 << 16  # of one token; the longest in use have hundreds
 
+SPACED_MODEL = "gemma4"  # `tokenizer.ggml.model`
+SPACE = "\u2581"  # in place of a space
+BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+_TOOL_RESPONSE = "<|tool_response>"
+
 _TOKENS = "tokenizer.ggml.tokens"
 _BATCH = 8192  # tokens decoded at a time
 
 # tokenizer.ggml.token_type
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+CONTROL, USER_DEFINED, UNUSED, BYTE = 3, 4, 5, 6
 
 # Ends of a turn or text that not all files name in their metadata; they count if control tokens. Qwen's and GLM's; of
-# gpt-oss, where an answer ends and where it calls a tool; of GLM, where the user or a tool would speak.
-_ENDS = ("<|im_end|>", "<|endoftext|>", "<|return|>", "<|call|>", "<|user|>", "<|observation|>")
+# gpt-oss, where an answer ends and where it calls a tool; of GLM, where the user or a tool would speak; of Gemma 4,
+# where a turn ends and where a tool's result would come.
+_ENDS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|return|>",
+    "<|call|>",
+    "<|user|>",
+    "<|observation|>",
+    "<turn|>",
+    "<|tool_response>",
+)
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _GENERATION_ENDS = "tokenizer.generation_end_ids"  # not a GGUF's: a Hugging Face folder may name any number
 
@@ -54,10 +69,16 @@ class Vocabulary:
         metadata = gguf.metadata
         size = vocab_size(gguf)
         kinds = metadata.require_ints("tokenizer.ggml.token_type", size)
+        spaced = is_spaced(gguf)
+        if spaced:
+            kinds = _with_controls(gguf, kinds)
         is_literal = np.isin(kinds, (CONTROL, USER_DEFINED, UNUSED))
         token_bytes: list[bytes] = []
         for pieces in read_pieces(gguf):
-            token_bytes += _raw_bytes(pieces, is_literal[len(token_bytes) : len(token_bytes) + len(pieces)])
+            part = slice(len(token_bytes), len(token_bytes) + len(pieces))
+            token_bytes += (
+                _spaced_bytes(gguf, pieces, kinds[part]) if spaced else _raw_bytes(pieces, is_literal[part])
+            )
         longest = max(range(size), key=lambda token_id: len(token_bytes[token_id]))
         if len(token_bytes[longest]) > MAX_TOKEN_BYTES:
             raise metadata.error(
@@ -66,7 +87,7 @@ class Vocabulary:
             )
         special = _ids_of(kinds == CONTROL)
         bos_id = _token_id(gguf, "tokenizer.ggml.bos_token_id", size)
-        add_bos = metadata.require_bool("tokenizer.ggml.add_bos_token", default=False)
+        add_bos = spaced or metadata.require_bool("tokenizer.ggml.add_bos_token", default=False)
         if add_bos and bos_id is None:
             raise metadata.error(
                 "tokenizer.ggml.add_bos_token", "is true, but no tokenizer.ggml.bos_token_id is given"
@@ -128,6 +149,42 @@ def _raw_bytes(pieces: Sequence[str], is_literal: np.ndarray[Any, np.dtype[np.bo
     for index in (*outside.tolist(), *np.flatnonzero(is_literal).tolist()):
         token_bytes[index] = pieces[index].encode("utf-8")
     return token_bytes
+
+
+def is_spaced(gguf: ModelSource) -> bool:
+    """Tokens are spelled as SentencePiece spells them, with SPACE for spaces and <0x0A> for bytes, and merges join
+    characters: Gemma 4's. Its prompts begin with the token for that, whatever the file says."""
+    return gguf.metadata.require_str("tokenizer.ggml.model") == SPACED_MODEL
+
+
+def _with_controls(
+    gguf: ModelSource, kinds: np.ndarray[Any, np.dtype[Any]]
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """Files call the token that begins a tool's result a user-defined one. It ends an answer."""
+    kinds = kinds.copy()
+    first = 0
+    for pieces in read_pieces(gguf):
+        if _TOOL_RESPONSE in pieces:
+            kinds[first + pieces.index(_TOOL_RESPONSE)] = CONTROL
+        first += len(pieces)
+    return kinds
+
+
+def _spaced_bytes(
+    gguf: ModelSource, pieces: Sequence[str], kinds: np.ndarray[Any, np.dtype[Any]]
+) -> list[bytes]:
+    """Raises ModelError for a byte's token that names none."""
+    found = []
+    for piece, kind in zip(pieces, kinds.tolist(), strict=True):
+        if kind == BYTE:
+            if piece not in BYTE_PIECES:
+                raise gguf.metadata.error(_TOKENS, f"holds {piece!r} as a byte, which it does not name")
+            found.append(bytes([BYTE_PIECES[piece]]))
+        elif kind in (CONTROL, USER_DEFINED, UNUSED):
+            found.append(piece.encode("utf-8"))
+        else:
+            found.append(piece.replace(SPACE, " ").encode("utf-8"))
+    return found
 
 
 def _byte_of_character() -> np.ndarray[Any, np.dtype[np.uint16]]:

@@ -1,4 +1,4 @@
-"""The LoRA adapters of `--lora-modules`, read and checked against the model."""
+"""The LoRA adapters of `--lora-modules`, read and checked against the model, and the room for those that come later."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 from pathlib import Path
 
 from moeserve.adapters.adapter import Adapter
-from moeserve.adapters.modules import parse_modules
+from moeserve.adapters.modules import DEFAULT_MEMORY_GIB, DEFAULT_MOST, parse_modules
 from moeserve.adapters.open import open_adapter
 from moeserve.adapters.read_gguf import GgufAdapter
 from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.interface import ModelShape
 from moeserve.units import GIB, MIB
 from moeserve.worker.memory import available_bytes, limit_note
@@ -42,11 +43,22 @@ def read_adapters(checked: list[PeftAdapter | GgufAdapter]) -> list[Adapter]:
             adapter.name,
             len(adapter.products),
             adapter.rank,
-            adapter_bytes([adapter]) / MIB,
+            adapter.num_bytes / MIB,
         )
     return adapters
 
 
-def adapter_bytes(adapters: list[Adapter]) -> int:
-    """Of their matrices."""
-    return sum(pair.a.nbytes + pair.b.nbytes for adapter in adapters for pair in adapter.products.values())
+def later_bytes(config: ServerConfig) -> int:
+    """RAM that is kept free for adapters that are loaded while the server runs."""
+    if config.lora_dir is None:
+        return 0
+    return int((DEFAULT_MEMORY_GIB if config.lora_memory is None else config.lora_memory) * GIB)
+
+
+def cpu_adapters(
+    config: ServerConfig, shape: ModelShape, adapters: list[Adapter], tokens: int
+) -> CpuAdapters | None:
+    """None where there can never be any. tokens: of the largest step. Raises MemoryError."""
+    if config.lora_dir is not None:
+        return CpuAdapters(shape, adapters, tokens, config.max_loras or DEFAULT_MOST)
+    return CpuAdapters(shape, adapters, tokens) if adapters else None

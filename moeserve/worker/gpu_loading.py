@@ -35,6 +35,7 @@ from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
+from moeserve.placement.engine_memory import check_gpu_shape
 from moeserve.placement.heat import read_heat
 from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -102,7 +103,10 @@ def load_gpu_engine(
         raise ConfigError("--kv-disk is for the CPU engine alone; leave it out, or choose --device cpu")
     if config.lora_modules:
         raise ConfigError("--lora-modules is for the CPU engine alone; leave it out, or choose --device cpu")
+    if config.lora_dir is not None:
+        raise ConfigError("--lora-dir is for the CPU engine alone; leave it out, or choose --device cpu")
     shape = read_checked_shape(source)
+    check_gpu_shape(shape)
     log_skipped(shape)
     check_lanes(source, shape, "GPU")
     share = None

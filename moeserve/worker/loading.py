@@ -19,7 +19,6 @@ from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
-from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
@@ -31,7 +30,12 @@ from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.adapters import adapter_bytes, open_adapters, read_adapters
+from moeserve.worker.adapters import (
+    cpu_adapters,
+    later_bytes,
+    open_adapters,
+    read_adapters,
+)
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device, gpu_numbers
@@ -39,6 +43,7 @@ from moeserve.worker.disk_tier import DiskTierPlan, claim_directory, plan_disk_t
 from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.ready import log_skipped, ready_message
+from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
 from moeserve.worker.sampler import CpuSampler
 from moeserve.worker.self_test import check_logits
@@ -149,7 +154,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             check_ram(placement.cpu_weight_bytes, remedy="or read it from disk with --weight-layout file")
         weights = CpuLoader(stream, source, shape, on_progress, in_place).load()
         adapters = read_adapters(checked)
-        free = available_bytes() - adapter_bytes(adapters)
+        free = available_bytes() - sum(one.num_bytes for one in adapters) - later_bytes(config)
         states = state_slots(config, layout.state_bytes(), free)
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
@@ -168,6 +173,10 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result)
     kv = KvCache(layout, capacity.num_slots, range(shape.num_layers)).layers
     states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
+    adapters = cpu_adapters(config, shape, loaded.adapters, loaded.most_rows)
+    resident = None
+    if adapters is not None:
+        resident = ResidentAdapters(adapters, loaded.adapters, later_bytes(config))
     model = CpuDecoder(
         shape,
         loaded.weights,
@@ -176,7 +185,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         loaded.most_rows,
         capacity.max_model_len,
         states=states,
-        adapters=CpuAdapters(shape, loaded.adapters, loaded.most_rows) if loaded.adapters else None,
+        adapters=adapters,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)
@@ -192,7 +201,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         pages,
         loaded.adapters,
     )
-    return Runner(engine, ready, constraints, loaded.dump, pages)
+    return Runner(engine, ready, constraints, loaded.dump, pages, resident)
 
 
 def _refuse_gpu_flags(config: ServerConfig) -> None:

@@ -58,4 +58,5 @@ def ready_message(
         kv_page_bytes=0 if pages is None else pages.page_bytes,
         state_bytes=layout.state_bytes(),
         adapters={adapter.name: adapter.key for adapter in adapters},
+        adapter_bytes={adapter.key: adapter.num_bytes for adapter in adapters},
     )

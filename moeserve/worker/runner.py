@@ -10,12 +10,14 @@ import time
 
 import numpy as np
 
+from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWanted
 from moeserve.messages.pages import PageReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import ExpertUse, NewSeq, Row, Sampled, StepPlan, StepResult, WorkerReady
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.page_mover import PageMover
+from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
 from moeserve.worker.step_dump import StepDump, StepRecord
 
@@ -33,11 +35,14 @@ class Runner:
         constraints: Constraints,
         dump: StepDump | None = None,
         pages: PageMover | None = None,
+        adapters: ResidentAdapters | None = None,
     ) -> None:
-        """pages: of the disk tier, if there is one."""
+        """pages: of the disk tier, if there is one. adapters: None where requests cannot ask for any."""
         self.engine = engine
         self._ready = ready
-        self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len, ready.adapters.values())
+        self._adapters = adapters
+        numbers = None if adapters is None else adapters.numbers
+        self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len, numbers)
         self._constraints = constraints
         self._dump = dump
         self._pages = pages
@@ -107,11 +112,19 @@ class Runner:
         """The next plan is another router's, which knows nothing of the plans so far."""
         if self._pages is not None:
             self._pages.start_again()
+        if self._adapters is not None:
+            self._adapters.forget_orders()
 
     def expert_use(self) -> ExpertUse:
         tokens, on_gpu = self.engine.expert_counts()
         layers, experts = tokens.shape
         return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
+
+    def adapters(self, wanted: AdaptersWanted) -> AdaptersReport:
+        if self._adapters is not None:
+            return self._adapters.want(wanted)
+        error = "this engine takes no adapters"
+        return AdaptersReport([AdapterState(source.order, error=error) for source in wanted.sources])
 
     def _bind(self, seq: NewSeq) -> None:
         tokens = self._sequences.bind(seq)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,15 +38,17 @@ class Sequences:
     cost nothing.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, adapter_keys: Collection[str] = ()) -> None:
-        """adapter_keys: those of the LoRA adapters, in the order in which the engine numbers them."""
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, adapter_numbers: Mapping[str, int] | None = None
+    ) -> None:
+        """adapter_numbers: of the keys of the LoRA adapters, as the engine numbers them; adapters come and go in it."""
         self.tokens: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.kv_slots: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.state_slots: Int32s = np.full(
             max_num_seqs, -1, np.int32
         )  # where a sequence's recurrent state lives
         self.adapters: Int32s = np.full(max_num_seqs, -1, np.int32)  # -1: the model itself
-        self._adapter_numbers = {"": -1} | {key: number for number, key in enumerate(adapter_keys)}
+        self._adapter_numbers = {"": -1} if adapter_numbers is None else adapter_numbers
         self.num_prompt = [0] * max_num_seqs
         self.prompt_logprobs: list[int | None] = [None] * max_num_seqs
         self.request_ids = [""] * max_num_seqs

@@ -20,8 +20,8 @@ from rpyc.core.service import Service
 from rpyc.core.stream import SocketStream
 
 from moeserve.messages import codec, rpc
-from moeserve.messages.steps import ExpertUse, StepResult, WorkerError
-from moeserve.messages.worker import Worker
+from moeserve.messages.steps import WorkerError
+from moeserve.messages.worker import Worker, WorkerAnswer
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,11 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
         """An ExpertUse, or a WorkerError as above. Between two steps, as every call."""
         return self._answer(self._runner.expert_use)
 
-    def _answer(self, call: Callable[[], StepResult | ExpertUse]) -> bytes:
+    def exposed_adapters(self, wanted: bytes) -> bytes:
+        """AdaptersWanted in, an AdaptersReport out, or a WorkerError as above."""
+        return self._answer(lambda: self._runner.adapters(codec.ADAPTERS_WANTED.decode(wanted)))
+
+    def _answer(self, call: Callable[[], WorkerAnswer]) -> bytes:
         try:
             return codec.encode(call())
         except BaseException as error:  # noqa: BLE001  any failure, Rust's panics too: `serve` raises it after the reply

@@ -290,7 +290,7 @@ def test_continuation_can_be_turned_off_and_crashes_end_the_server(tiny_model: P
 
 @pytest.mark.parametrize("name", ["router", "detokenizer"])
 def test_a_stopped_process_is_noticed_and_replaced(own_server: Server, name: str) -> None:
-    process = own_server.named(name)
+    process, httpserver = own_server.named(name), own_server.named("httpserver")
     before = completion(own_server, prompt=TEXT)
     process.suspend()
     if name == "router":
@@ -300,6 +300,7 @@ def test_a_stopped_process_is_noticed_and_replaced(own_server: Server, name: str
     assert within(20, lambda: health(own_server) == 200)
     assert completion(own_server, prompt=TEXT) == before
     assert "because it was stopped" in own_server.log
+    assert own_server.named("httpserver") == httpserver, "it has answered every heartbeat request"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moeserve.adapters.adapter import Adapter
 from moeserve.adapters.read_peft import PeftAdapter
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LoraTable, build_attention_plan
+from moeserve.kernels.cpu_stream import CpuStream, LoraTable
 from moeserve.kernels.lora.reference import add_adapters, to_panels
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
@@ -65,17 +65,14 @@ class Engine:
         table = np.zeros((len(prompts), MOST), np.int32)
         for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
             table[i, :count] = np.arange(row, row + count)
-        plan, zeros = AttentionPlan(), np.zeros(len(prompts), np.int32)
+        zeros = np.zeros(len(prompts), np.int32)
         which = np.arange(len(prompts), dtype=np.int32)
-        build_attention_plan(
-            plan, rows, counts, zeros, which, table, self.model.attention_heads, self.stream.threads
-        )
+        self.model.plan_attention(rows, counts, zeros, which, table)
         batch = CpuBatch(
             n=n,
             token_ids=torch.tensor([token for prompt in prompts for token in prompt], dtype=torch.int32),
             positions=torch.cat([torch.arange(int(count)) for count in counts]),
             kv_slots=torch.arange(n, dtype=torch.int32),
-            plan=plan,
             adapters=adapter_rows(np.repeat(np.array(adapters, np.int32), counts)),
         )
         self.model.forward(batch)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream
+from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.sampling import TokenLogprob
@@ -108,8 +108,7 @@ def test_the_same_bits_as_in_the_whole_model(tiny_model: Path) -> None:
     for start, slots in ((0, [9, 3]), (2, [11, 2])):  # the second pair behind a cached prefix
         layout = StepLayout([Row(0, start, 2, _ints(slots), True)])
         part.compute(layout, sequences)
-        plan = AttentionPlan()
-        whole.forward(cpu_batch(plan, layout, sequences, whole, stream))
+        whole.forward(cpu_batch(layout, sequences, whole))
         stream.wait()
         assert torch.equal(part.x[:2], whole.x[:2])
     assert (part.expert_token_counts.sum(axis=1) == 4 * c.top_k).all()

@@ -32,6 +32,7 @@ def biases(num: int = EXPERTS, hidden: int = HIDDEN, ff: int = FF) -> dict[str, 
 
 
 OPTIONS: list[dict[str, Any]] = [
+    {"activation": "gelu"},
     {"activation": "swiglu_oai"},
     {"activation": "swiglu_oai", **biases()},
     biases(),

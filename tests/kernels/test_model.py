@@ -15,7 +15,7 @@ from transformers import Qwen3MoeConfig as HuggingFaceConfig
 from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
+from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import StateSequences, ThreadPlacement
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import FLOAT16, KvDtype, KvLayout
@@ -67,16 +67,14 @@ class Engine:
         return torch.cat(found)
 
     def _batch(self, tokens: list[int], s: Sequence) -> CpuBatch:
-        plan = AttentionPlan()
         one = [np.array([value], np.int32) for value in (s.row, s.count, s.position, 0)]
         self._table = s.slots.numpy()[None]  # the plan points into it
-        build_attention_plan(plan, *one, self._table, self.model.attention_heads, self.stream.threads)
+        self.model.plan_attention(*one, self._table)
         return CpuBatch(
             n=s.count,
             token_ids=torch.tensor(tokens, dtype=torch.int32),
             positions=torch.arange(s.position, s.position + s.count),
             kv_slots=s.slots[s.position : s.position + s.count].clone(),
-            plan=plan,
             states=StateSequences(*(torch.tensor([v], dtype=torch.int32) for v in (0, s.count, STATE_SLOT))),
         )
 

@@ -322,13 +322,17 @@ def test_another_process_is_replaced_and_httpserver_told_why(start: Callable[...
     assert run.end() == 0, run.log
 
 
-@pytest.mark.parametrize("name", ["router", "detokenizer"])
+@pytest.mark.parametrize("name", ["router", "detokenizer", "httpserver"])
 def test_a_process_that_stands_still_is_replaced(start: Callable[..., Run], name: str) -> None:
     run = start(step_timeout=2.5).until_ready()
     run.child(name).suspend()
     run.wait_for_log("the engine is back")
     cause = f"the {name} does not answer, because it was stopped; killed"
-    run.wait_for_log(f"ProcessLost(process='{name}', cause='{cause}', by_itself=False)")
+    if name == "httpserver":
+        run.wait_for_log(f"httpserver died ({cause})")
+        run.wait_for_log("HttpserverLost(")
+    else:
+        run.wait_for_log(f"ProcessLost(process='{name}', cause='{cause}', by_itself=False)")
     assert run.log.count("the engine is back") == 1, run.log
     run.until_ready()
     time.sleep(2.7)

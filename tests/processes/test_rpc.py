@@ -23,7 +23,7 @@ from moeserve.messages import codec, rpc
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import ReplaceWorker
 from moeserve.messages.steps import ExpertUse, NewSeq, Row, StepPlan, StepResult, WorkerError
-from moeserve.messages.worker import WorkerClient, WorkerDied
+from moeserve.messages.worker import WorkerAnswer, WorkerClient, WorkerDied
 from moeserve.router.replacement import LaunchedWorkers
 from moeserve.router.worker_client import InProcessWorker, RpycWorker
 from moeserve.worker.service import WorkerService
@@ -61,9 +61,9 @@ def plan(step: int, behaviour: int = ANSWER, prompt: int = 4) -> StepPlan:
     return StepPlan(step, [new], [Row(0, 0, prompt, array("i", range(prompt)).tobytes(), True)])
 
 
-def answers_of(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[StepResult | ExpertUse]:
+def answers_of(worker: WorkerClient, count: int, timeout: float = 10.0) -> list[WorkerAnswer]:
     """Waits as the router does: on the file descriptor, unless something was read ahead."""
-    got: list[StepResult | ExpertUse] = []
+    got: list[WorkerAnswer] = []
     deadline = time.monotonic() + timeout
     while len(got) < count:
         left = deadline - time.monotonic()

@@ -129,6 +129,27 @@ DEEPSEEK_V31: Final = _deepseek(
     "call.function.name + '<｜tool▁sep｜>' + call.function.arguments", "", "</think>"
 )
 
+GEMMA: Final = """<bos>
+{%- macro shown(value) -%}
+{%- if value is string -%}<|"|>{{ value }}<|"|>
+{%- elif value is none or value is boolean or value is number -%}{{ value | tojson }}
+{%- elif value is mapping -%}
+{ {%- for k, v in value | items %}{{ k }}:{{ shown(v) }}{{ ',' if not loop.last }}{% endfor -%} }
+{%- else -%}[{% for v in value %}{{ shown(v) }}{{ ',' if not loop.last }}{% endfor %}]
+{%- endif -%}
+{%- endmacro -%}
+{%- if tools %}<|turn>system
+{% for tool in tools %}<|tool>declaration:{{ tool.function.name }}<tool|>{% endfor %}<turn|>
+{% endif %}
+{%- for m in messages -%}
+<|turn>{{ 'model' if m.role == 'assistant' else m.role }}
+{{ m.content }}
+{%- for call in m.tool_calls or [] -%}
+<|tool_call>call:{{ call.function.name }}{{ shown(call.function.arguments) }}<tool_call|>
+{%- endfor %}<turn|>
+{% endfor %}<|turn>model
+"""
+
 HARMONY: Final = """<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>
 {%- if tools %}<|start|>developer<|message|># Tools
 {% for tool in tools %}// {{ tool.function.description + '\\n' }}type {{ tool.function.name }}
@@ -153,12 +174,14 @@ TEMPLATES: Final = {
     "qwen3_coder": QWEN3_CODER,
     "glm45": GLM,
     "minimax_m2": MINIMAX,
+    "gemma4": GEMMA,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
 }
 _AROUND: Final = {  # an assistant's message
     "minimax_m2": ("]~b]ai\n", "[e~["),
     "glm45": ("<|assistant|>\n", "<|assistant|>"),
+    "gemma4": ("<|turn>model\n", "<turn|>"),
     "deepseek_v3": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
     "deepseek_v31": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
 }

@@ -19,6 +19,7 @@ _TAGS: Final = {
         _USER_DEFINED,
         ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ),
+    "gemma4": (_USER_DEFINED, ("<|tool_call>", "<tool_call|>", '<|"|>')),
     "minimax_m2": (_USER_DEFINED, ("<minimax:tool_call>", "</minimax:tool_call>")),
     "deepseek_v3": (
         _CONTROL,

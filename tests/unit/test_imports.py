@@ -104,6 +104,7 @@ HTTPSERVER: dict[str, set[str]] = {
         for api in HTTP_APIS
     },
     "moeserve.httpserver.native": {
+        "moeserve.adapters.modules",
         "moeserve.httpserver.generation",
         "moeserve.httpserver.transport",
         "moeserve.messages",
@@ -124,7 +125,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.units": set(),
     "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
-    "moeserve.router": FRAME,
+    "moeserve.router": FRAME | {"moeserve.adapters.modules"},
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {

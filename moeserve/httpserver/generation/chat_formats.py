@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
-from moeserve.chatformat import harmony, reasoning
+from moeserve.chatformat import harmony
 from moeserve.chatformat.formats import TOOL_FORMATS, ToolFormat, is_harmony, tool_format
 from moeserve.chatformat.guided import GuidedCalls
+from moeserve.chatformat.reasoning import THOUGHT_TAGS, thought_tags
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
@@ -47,7 +48,9 @@ class ChatFormats:
         """Returns the formats of tool calls and of reasoning, as the flags have them."""
         if self.channels is not None:
             return HARMONY if self.calls_tools else "none", HARMONY if self.thinks else "none"
-        return "none" if self.tools is None else self.tools.name, "qwen3" if self.thinks else "none"
+        return "none" if self.tools is None else self.tools.name, (
+            "none" if self.thinking is None else self.thinking.tags.name
+        )
 
     def for_template(
         self, messages: Conversation, tools: list[dict[str, Any]] | None, template: str | None
@@ -118,17 +121,18 @@ def _call_form(guided: GuidedCalls, control: Mapping[str, int]) -> CallForm:
 
 def _thinking(config: ServerConfig, tokenizer: TextTokenizer, template: str) -> ThinkingTokens | None:
     flag = config.reasoning_parser
-    if flag == "none" or (flag == "auto" and not reasoning.thinks(template)):
+    tags = thought_tags(template) if flag == "auto" else THOUGHT_TAGS.get(flag)
+    if tags is None:
         return None
-    open_id, close_id = _token(tokenizer, reasoning.OPEN), _token(tokenizer, reasoning.CLOSE)
+    open_id, close_id = _token(tokenizer, tags.open_token), _token(tokenizer, tags.close)
     if open_id is None or close_id is None:
         if flag == "auto":
             return None
         raise ConfigError(
-            f"--reasoning-parser {flag}: the model's vocabulary has no tokens {reasoning.OPEN} and {reasoning.CLOSE} "
+            f"--reasoning-parser {flag}: the model's vocabulary has no tokens {tags.open_token} and {tags.close} "
             "that are part of its text"
         )
-    return ThinkingTokens(open_id, close_id, tuple(tokenizer.encode(f"\n{reasoning.CLOSE}\n\n")))
+    return ThinkingTokens(open_id, close_id, tuple(tokenizer.encode(tags.ending)), tags)
 
 
 def _control_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> dict[str, int]:

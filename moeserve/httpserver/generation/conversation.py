@@ -94,7 +94,10 @@ def reader(spec: GenerationSpec, formats: ChatFormats, end: PromptEnd) -> Answer
         tools = None
         if spec.tools.may_call and formats.tools is not None:
             tools = formats.tools.parser(schemas, is_guided=_is_in_json(spec.grammar))
-        parser = OutputParser(ReasoningParser(end.thinking == "open") if is_separate else None, tools)
+        thoughts = None
+        if is_separate and formats.thinking is not None:
+            thoughts = ReasoningParser(end.thinking == "open", formats.thinking.tags)
+        parser = OutputParser(thoughts, tools)
     return AnswerReader(parser, spec.show_reasoning)
 
 

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NotRequired
 
@@ -23,10 +23,12 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from moeserve.httpserver.generation.expert_use import ExpertUseFeed
 from moeserve.httpserver.generation.generation_stream import GenerationStream, RunningGeneration
+from moeserve.httpserver.generation.served_adapters import ServedAdapters
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics, Status
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel, ChannelFull
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
@@ -34,6 +36,7 @@ from moeserve.messages.schema import (
     EngineLost,
     EngineReady,
     GenerateRequest,
+    HeartbeatRequest,
     LoadProgress,
     LoadReport,
     ProcessLost,
@@ -72,6 +75,7 @@ class EngineClient:
     continue_requests: bool = True  # where a process is lost; False: what has begun ends with an error
     request_timeout: float | None = None
     first_id: int = 1  # of the requests: an httpserver before this one had those below
+    heartbeat: Callable[[], None] = lambda: None  # called when the launcher asks for one
     ready: WorkerReady | None = None
     text_ready: bool = False  # the tokenizer is built; written by `server.py`
     leaving: bool = False  # not ready any more; written by `server.py`
@@ -89,6 +93,7 @@ class EngineClient:
         self._aborts: set[asyncio.Task[None]] = set()
         self._totals = LoadTotals()
         self.expert_use = ExpertUseFeed(self.to_router)
+        self.adapters = ServedAdapters(self.to_router, self.next_id)
 
     # ------------------------------------------------------------ state
 
@@ -225,7 +230,16 @@ class EngineClient:
 
     def _dispatch(
         self,
-        message: TextOut | RequestError | LoadReport | ExpertUse | LoadProgress | EngineReady | EngineLost,
+        message: TextOut
+        | RequestError
+        | LoadReport
+        | ExpertUse
+        | LoadProgress
+        | EngineReady
+        | EngineLost
+        | AdaptersServed
+        | AdapterAnswer
+        | HeartbeatRequest,
     ) -> None:
         match message:
             case TextOut(items=items):
@@ -240,10 +254,21 @@ class EngineClient:
                 self.expert_use.received(message)
             case LoadProgress():
                 self.progress = message
-            case EngineReady(ready=ready):
+            case EngineReady(ready=ready, adapters=adapters):
                 self.ready, self.lost = ready, None
+                self._adapters_told(adapters)
+            case AdaptersServed(adapters=adapters):
+                self._adapters_told(adapters)
+            case AdapterAnswer():
+                self.adapters.received(message)
+            case HeartbeatRequest():
+                self.heartbeat()
             case EngineLost(cause=cause):
                 self._engine_lost(cause)
+
+    def _adapters_told(self, adapters: list[ServedAdapter]) -> None:
+        self.adapters.told(adapters)
+        self.metrics.adapters = adapters
 
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)
@@ -295,6 +320,7 @@ class EngineClient:
             self._totals.start_again()
             self.reported_at = None
             self._engine_lost(cause)
+            self.adapters.failed(cause)
         for request_id in self._not_to_resume(lost):
             self._fail(request_id, ApiError(500, f"the engine crashed: {cause}", code="engine_error"))
             if lost.process != "router":

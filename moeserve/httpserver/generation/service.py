@@ -18,6 +18,7 @@ from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.api_table import ApiState
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.keys import ApiKeys
+from moeserve.messages.adapters import ServedAdapter
 
 
 @dataclass
@@ -28,7 +29,6 @@ class Service:
     metrics: Metrics
     api_states: Mapping[str, ApiState]  # by Api.name; each API reads its own only
     aliases: Set[str] = frozenset()  # further names of the model
-    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapters: the path of each name
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)  # fields of GenerationSpec
     keys: ApiKeys | None = None  # written by `build_app`
     text: ModelText | None = None  # written by `server.py` once it is built; /health answers before
@@ -50,19 +50,27 @@ class Service:
         assert limit is not None
         return self.text, limit
 
+    @property
+    def adapters(self) -> Mapping[str, ServedAdapter]:
+        """The LoRA adapters by name. They come and go."""
+        return self.engine.adapters.by_name
+
     def has_model(self, name: str) -> bool:
         """Whether a request may name it: the model, or one of its adapters."""
         return name == self.model_name or name in self.aliases or name in self.adapters
 
     def adapter_of(self, model: str | None) -> str:
-        """GenerateRequest.adapter of a request that names `model`. After `ready`."""
-        return (
-            "" if model is None or model not in self.adapters else self.engine.require_ready().adapters[model]
-        )
+        """GenerateRequest.adapter of a request that names `model`. Raises ApiError 404: the adapter may have been
+        unloaded since `ready`."""
+        if model is None or model == self.model_name or model in self.aliases:
+            return ""
+        if model not in self.adapters:
+            raise self.unknown_model(model)
+        return self.adapters[model].key
 
     def answering(self, model: str | None) -> str:
         """The name in the answer to a request that names `model`: the adapter's, or the model's first."""
-        return self.model_name if model is None or model not in self.adapters else model
+        return self.model_name if model is None or model in self.aliases else model
 
     def unknown_model(self, model: str) -> ApiError:
         served = ", ".join(map(repr, (self.model_name, *self.adapters)))

@@ -60,7 +60,8 @@ def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) ->
     types = types_of(one, root)
     if types and "string" not in types:
         defs = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        return TaggedArgument(key, is_required, schema=json.dumps(one | defs))
+        bare = {word: value for word, value in one.items() if word not in _NOTES}  # equal ones share a rule
+        return TaggedArgument(key, is_required, schema=json.dumps(bare | defs))
     options = _options(one, root)
     if options is not None:
         words = [option if isinstance(option, str) else json.dumps(option) for option in options]

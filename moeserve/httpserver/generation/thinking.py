@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from pydantic_core import PydanticCustomError
 
+from moeserve.chatformat.reasoning import QWEN3, ThoughtTags
 from moeserve.httpserver.generation.fields import INT32_MAX
 from moeserve.messages.sampling import Thinking
 
@@ -39,6 +40,7 @@ class ThinkingTokens:
     open: int
     close: int
     ending: tuple[int, ...]  # ends thinking that is cut short, as the template writes it
+    tags: ThoughtTags = QWEN3
 
     def state(self, prompt: Sequence[int], special: frozenset[int]) -> ThinkingState:
         """Returns the state at the end of the prompt. Only the turn that the prompt opens counts: what follows its last

@@ -1,7 +1,13 @@
-"""Our own API: tokenisation, expert usage, and the server's status. Its errors have the default shape."""
+"""Our own API: tokenisation, adapters that come and go, expert usage, and the server's status. Its errors have the
+default shape."""
 
-from moeserve.httpserver.native import experts, status, tokenize
-from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
+from moeserve.httpserver.native import adapters, experts, status, tokenize
+from moeserve.httpserver.native.bodies import (
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 from moeserve.httpserver.transport.api_table import Api
 
 _PROBES = frozenset(
@@ -10,8 +16,8 @@ _PROBES = frozenset(
 
 API = Api(
     name="native",
-    routers=(tokenize.router, experts.router, status.router),
-    bodies=(TokenizeRequest, DetokenizeRequest),
+    routers=(tokenize.router, adapters.router, experts.router, status.router),
+    bodies=(TokenizeRequest, DetokenizeRequest, LoadAdapterRequest, UnloadAdapterRequest),
     open_paths=_PROBES,
     quiet_paths=_PROBES | {"/v1/experts"},  # our own pages poll it
 )

@@ -15,6 +15,8 @@ from moeserve.httpserver.transport.request_model import Elsewhere, RequestModel
 
 MAX_IDS = 1 << 22
 
+AdapterName = Annotated[str, Field(min_length=1, max_length=200)]
+
 
 class TokenizeRequest(RequestModel):
     """Either `prompt` or `messages`."""
@@ -64,6 +66,32 @@ class DetokenizeRequest(RequestModel):
 
     model: ModelName | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS)]
+
+
+class LoadAdapterRequest(RequestModel):
+    elsewhere: ClassVar = {
+        "base_model_name": Elsewhere(("",)),
+        "is_3d_lora_weight": Elsewhere((False,)),
+        "pinned": Elsewhere((False,)),
+    }
+
+    lora_name: AdapterName
+    lora_path: Annotated[
+        str,
+        Field(min_length=1, max_length=4096, description="In the folder of --lora-dir, or relative to it."),
+    ]
+    load_inplace: Annotated[
+        bool,
+        Field(
+            description="Take the place of the adapter of this name, whose running requests go on with it."
+        ),
+    ] = False
+
+
+class UnloadAdapterRequest(RequestModel):
+    elsewhere: ClassVar = {"lora_int_id": Elsewhere()}
+
+    lora_name: AdapterName
 
 
 class DetokenizeResponse(TypedDict):

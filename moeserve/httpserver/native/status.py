@@ -81,7 +81,7 @@ def _card(service: Service, name: str) -> ModelCard:
         "object": "model",
         "created": service.created,
         "owned_by": "moeserve",
-        "root": service.adapters.get(name, service.model_name),
+        "root": service.adapters[name].path if name in service.adapters else service.model_name,
         "parent": service.model_name if name in service.adapters else None,
         "max_model_len": service.engine.max_model_len or service.config.max_model_len,
     }

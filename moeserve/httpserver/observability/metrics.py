@@ -7,7 +7,8 @@ how requests end) is observed here. Times are in seconds.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
@@ -24,6 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import HistogramCounts, LoadReport, Usage
 from moeserve.version import version
@@ -138,6 +140,7 @@ class _RouterCollector(Collector):
             counter = CounterMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
             counter.add_metric(labels, getattr(load, name))
             yield counter
+        yield from self._adapters()
         yield from self._disk()
         yield from self._expert_cache()
         for name, metric, text in _HISTOGRAMS:
@@ -147,6 +150,20 @@ class _RouterCollector(Collector):
             sums = accumulate(counts.counts or [0])
             histogram.add_metric(labels, list(zip(bounds, sums, strict=True)), counts.sum / 1e3)
             yield histogram
+
+    def _adapters(self) -> Iterable[Metric]:
+        adapters, labels = self._metrics.adapters, [self._metrics.model_name]
+        for metric, text, value in (
+            ("lora_adapters", "LoRA adapters that requests may name.", len(adapters)),
+            (
+                "lora_adapter_bytes",
+                "Memory of these adapters.",
+                sum(adapter.num_bytes for adapter in adapters),
+            ),
+        ):
+            gauge = GaugeMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
+            gauge.add_metric(labels, value)
+            yield gauge
 
     def _disk(self) -> Iterable[Metric]:
         disk, labels = self._metrics.load.disk, [self._metrics.model_name]
@@ -194,18 +211,42 @@ class _RouterCollector(Collector):
         blocks = load.kv_slots_total // size
         info.add_metric([*labels, self._metrics.cache_dtype, str(size), str(blocks)], 1)
         yield info
+        yield from self._vllm_adapters()
+
+    def _vllm_adapters(self) -> Iterable[Metric]:
+        """What the Gateway API's inference extension reads to prefer a replica that has the adapter. The value is a
+        time, as vLLM's is; there is a sample where there can be adapters."""
+        names = {adapter.key: adapter.name for adapter in self._metrics.adapters}
+        load, most = self._metrics.load, self._metrics.max_adapters
+        gauge = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "LoRA adapters of running and of waiting requests, and how many there may be.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        if most or names:
+            running, waiting = (
+                ",".join(sorted(names[key] for key in keys if key in names))
+                for keys in (load.running_adapters, load.waiting_adapters)
+            )
+            gauge.add_metric([str(most or len(names)), running, waiting], time.time())
+        yield gauge
 
 
 class Metrics:
     """The registry and its metrics. `EngineClient` writes `load`; the rest is written through the methods, on the event
     loop's thread."""
 
-    def __init__(self, model_name: str, block_size: int = 1, cache_dtype: str = "auto") -> None:
-        """`block_size` in tokens, in which vLLM's metrics count the KV cache; cache_dtype: --kv-cache-dtype."""
+    def __init__(
+        self, model_name: str, block_size: int = 1, cache_dtype: str = "auto", max_adapters: int = 0
+    ) -> None:
+        """`block_size` in tokens, in which vLLM's metrics count the KV cache; cache_dtype: --kv-cache-dtype.
+        max_adapters: with --lora-dir, as many as there may be."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model_name = model_name
         self.block_size = block_size
         self.cache_dtype = cache_dtype
+        self.max_adapters = max_adapters
+        self.adapters: Sequence[ServedAdapter] = ()  # written by `EngineClient`
         self.load = LoadReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_RouterCollector(self))

@@ -140,7 +140,9 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
     }
     add_lora(lora.gate, 0, expert, panel, i0, tokens, g);
     add_lora(lora.up, 1, expert, panel, i0, tokens, u);
-    const auto activate = options.activation == Activation::kSilu ? k->silu_mul : k->swiglu_oai;
+    const auto activate = options.activation == Activation::kSilu   ? k->silu_mul
+                          : options.activation == Activation::kGelu ? k->gelu_mul
+                                                                    : k->swiglu_oai;
     activate(g, u, tokens * kPanelRows, g);
     for (int i = 0; i < tokens; ++i) {
       const float* row = g + i * kPanelRows;

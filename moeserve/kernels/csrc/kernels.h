@@ -74,6 +74,10 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
   // out[i] = (u + 1) * g * sigmoid(1.702 g) with g = min(gate[i], 7), u = up[i] clamped to [-7, 7]. n % 16 == 0.
   void (*swiglu_oai)(const float* gate, const float* up, int n, float* out);
+  // out[i] = gelu(gate[i]) * up[i] with GELU's tanh form, n % 16 == 0.
+  void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
+  // x[i] = cap * tanh(x[i] / cap), n % 16 == 0.
+  void (*softcap)(float cap, int n, float* x);
   // x *= sigmoid(gate), n % 16 == 0.
   void (*sigmoid_mul)(const float* gate, int n, float* x);
   // See delta_net.inl.

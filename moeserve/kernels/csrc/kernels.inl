@@ -37,6 +37,8 @@ constexpr Kernels make_table() {
   k.rope = rope;
   k.silu_mul = silu_mul;
   k.swiglu_oai = swiglu_oai;
+  k.gelu_mul = gelu_mul;
+  k.softcap = softcap;
   k.sigmoid_mul = sigmoid_mul;
   k.conv_silu = conv_silu;
   k.l2_normalize = l2_normalize;

@@ -40,8 +40,12 @@ void PackOp::operator()(Team& team) const {
 
 void EmbedOp::operator()(Team& team) const {
   const size_t stride = row_bytes(type, cols);
-  team.for_last_units(n,
-                      [&](int64_t t) { dequantize_row(type, table + ids[t] * stride, cols, x + t * cols); });
+  team.for_last_units(n, [&](int64_t t) {
+    float* row = x + t * cols;
+    dequantize_row(type, table + ids[t] * stride, cols, row);
+    if (scale == 1.0f) return;
+    for (int64_t i = 0; i < cols; ++i) row[i] *= scale;
+  });
 }
 
 void NormOp::operator()(Team& team) const {
@@ -50,6 +54,25 @@ void NormOp::operator()(Team& team) const {
     float* out = y.f32 + i * y.cols;
     k->rms_norm(row, w, eps, static_cast<int>(y.cols), out);
     if (y.q8 != nullptr) k->quantize(out, y.cols, y.codes(i), y.metas(i));
+  });
+}
+
+void AddNormOp::operator()(Team& team) const {
+  auto* normed = static_cast<float*>(team.scratch(sizeof(float) * cols));
+  team.for_last_units(n, [&](int64_t t) {
+    float* row = x + t * cols;
+    k->rms_norm(source + t * cols, w, eps, cols, normed);
+    k->axpy(1.0f, normed, cols, row);
+    if (factor != 1.0f) k->scale(factor, cols, row);
+  });
+}
+
+void SoftcapOp::operator()(Team& team) const {
+  constexpr int64_t kPart = 1 << 12;
+  const int64_t parts = (cols + kPart - 1) / kPart;
+  team.for_last_units(n * parts, [&](int64_t unit) {
+    const int64_t from = unit % parts * kPart;
+    k->softcap(cap, static_cast<int>(std::min(kPart, cols - from)), x + unit / parts * cols + from);
   });
 }
 
@@ -106,6 +129,9 @@ void RopeStoreOp::operator()(Team& team) const {
     const int width = kv_heads * dim;
     norm_rotate(q + t * heads * dim, heads, q_norm, full_q_norm, t);
     k->scale(scale, heads * dim, q + t * heads * dim);
+    for (int h = 0; v_norm != nullptr && h < kv_heads; ++h) {
+      k->rms_norm(value_source + t * width + h * dim, v_norm, eps, dim, value + t * width + h * dim);
+    }
     norm_rotate(key + t * width, kv_heads, k_norm, full_k_norm, t);
     keys.store(*k, key + t * width, width, slots[t]);
     values.store(*k, value + t * width, width, slots[t]);

@@ -73,13 +73,14 @@ struct PackOp {
   void operator()(Team& team) const;
 };
 
-// x[t] = table[ids[t]], the table in GGUF rows. Every id is one of them: Stream::embed has looked.
+// x[t] = table[ids[t]] * scale, the table in GGUF rows. Every id is one of them: Stream::embed has looked.
 struct EmbedOp {
   const uint8_t* table;
   int type;
   const int32_t* ids;
   int n;
   int64_t cols;
+  float scale;
   float* x;
   void operator()(Team& team) const;
 };
@@ -93,6 +94,28 @@ struct NormOp {
   const int32_t* rows;
   int n;
   Activations y;
+  void operator()(Team& team) const;
+};
+
+// x[t] = (x[t] + rms_norm(source[t]) * w) * factor.
+struct AddNormOp {
+  const Kernels* k;
+  const float* source;  // [n, cols]
+  const float* w;
+  float eps;
+  float factor;
+  int n, cols;
+  float* x;  // [n, cols]
+  void operator()(Team& team) const;
+};
+
+// x[t] = cap * tanh(x[t] / cap).
+struct SoftcapOp {
+  const Kernels* k;
+  float cap;
+  int n;
+  int64_t cols;
+  float* x;  // [n, cols]
   void operator()(Team& team) const;
 };
 
@@ -132,9 +155,12 @@ struct KvPool {
 // scaled; k and v to the KV pool.
 struct RopeStoreOp {
   const Kernels* k;
-  float* q;    // [n, heads, dim], in place
-  float* key;  // [n, kv_heads, dim], in place
-  const float* value;
+  float* q;      // [n, heads, dim], in place
+  float* key;    // [n, kv_heads, dim], in place
+  float* value;  // in place with v_norm
+  // What v is made from by v_norm: value, or key as it is before its own norm.
+  const float* value_source;
+  const float* v_norm;  // [dim], by head; or nullptr: none
   const float* q_norm;  // [dim], [heads * dim] with full_norm, or nullptr: none
   const float* k_norm;  // likewise
   bool full_q_norm, full_k_norm;
@@ -217,8 +243,9 @@ struct RouterOptions {
 
 // ids, weights [n, top_k] of each token's experts, best first, of equals the lower id: routing/reference.py.
 struct RouteOp {
-  const float* logits;  // [n, experts]
-  const float* bias;    // [experts], or nullptr
+  const float* logits;        // [n, experts]
+  const float* bias;          // [experts], or nullptr
+  const float* expert_scale;  // [experts]: times an expert's weight; or nullptr
   int n, experts, top_k;
   RouterOptions options;
   int32_t* ids;
@@ -242,7 +269,7 @@ struct SharedGateOp {
   void operator()(Team& team) const;
 };
 
-enum class Activation : int { kSilu, kSwigluOai };
+enum class Activation : int { kSilu, kSwigluOai, kGelu };
 
 // What experts have besides their matrices.
 struct ExpertOptions {

@@ -103,7 +103,10 @@ void RouteOp::weigh(const float* row, const int32_t* id, float* weight) const {
     sum = is_sigmoid ? kSigmoidEps : 0.0f;
     for (int j = 0; j < top_k; ++j) sum += weight[j];
   }
-  for (int j = 0; j < top_k; ++j) weight[j] = weight[j] / sum * options.scale;
+  for (int j = 0; j < top_k; ++j) {
+    weight[j] = weight[j] / sum * options.scale;
+    if (expert_scale != nullptr) weight[j] *= expert_scale[id[j]];
+  }
 }
 
 void SharedGateOp::operator()(Team& team) const {

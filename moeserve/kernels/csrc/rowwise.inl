@@ -48,6 +48,26 @@ void silu_mul(const float* gate, const float* up, int n, float* out) {
   }
 }
 
+// GELU by its tanh form: g * (1 + tanh(z)) / 2 is g * sigmoid(2 z).
+void gelu_mul(const float* gate, const float* up, int n, float* out) {
+  const VF linear = set_f(-1.5957691216f),
+           cubic = set_f(-0.0713548162726f);  // -2 sqrt(2 / pi), 0.044715 of that
+  for (int i = 0; i < n; i += 16) {
+    const VF g = load_f(gate + i);
+    const VF z = mul(g, fma(mul(g, g), cubic, linear));
+    store_f(out + i, mul(div(g, add(set_f(1.0f), exp_f(z))), load_f(up + i)));
+  }
+}
+
+// tanh(z) as 1 - 2 / (1 + exp(2 z)).
+void softcap(float cap, int n, float* x) {
+  const VF inverse = set_f(2.0f / cap), one = set_f(1.0f);
+  for (int i = 0; i < n; i += 16) {
+    const VF e = exp_f(mul(load_f(x + i), inverse));
+    store_f(x + i, mul(set_f(cap), sub(one, div(set_f(2.0f), add(one, e)))));
+  }
+}
+
 void sigmoid_mul(const float* gate, int n, float* x) {
   for (int i = 0; i < n; i += 16) {
     const VF g = load_f(gate + i);

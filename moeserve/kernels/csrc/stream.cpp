@@ -80,7 +80,8 @@ const float* head_norm(nb::handle norm, const char* name, int num, int dim, bool
 Activation activation_named(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "swiglu_oai") return Activation::kSwigluOai;
-  reject("activation", "neither silu nor swiglu_oai but '" + name + "'");
+  if (name == "gelu") return Activation::kGelu;
+  reject("activation", "neither silu nor swiglu_oai nor gelu but '" + name + "'");
 }
 
 Activations make_activations(nb::handle f32, nb::handle q8, int64_t cols) {
@@ -139,15 +140,15 @@ std::unique_ptr<Matrix> Stream::view(uintptr_t source, size_t bytes, int type, i
   return make_matrix(bytes, type, rows, cols, experts, reinterpret_cast<const uint8_t*>(source));
 }
 
-void Stream::embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x) {
+void Stream::embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale) {
   const int64_t cols = tensor_arg(x, "x", Element::kFloat32).cols;
   if (type_info(type).name == nullptr || cols < 1 || cols % type_info(type).block_cols != 0) {
     reject("table", "no rows of " + std::to_string(cols) + " columns in this type");
   }
   const auto* id = rows_arg<int32_t>(ids, "ids", n, 1);
   check_ids("token id", id, n, static_cast<int64_t>(bytes / row_bytes(type, cols)));
-  pool_.submit(
-      EmbedOp{reinterpret_cast<const uint8_t*>(table), type, id, n, cols, rows_arg<float>(x, "x", n, cols)});
+  pool_.submit(EmbedOp{reinterpret_cast<const uint8_t*>(table), type, id, n, cols, scale,
+                       rows_arg<float>(x, "x", n, cols)});
 }
 
 void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows) {
@@ -161,6 +162,21 @@ void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& 
   }
   pool_.submit(NormOp{kernels_, rows_arg<float>(x, "x", index == nullptr ? n : 0, y.cols),
                       sized_arg<float>(weight, "weight", y.cols), eps, index, n, y});
+}
+
+void Stream::add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor) {
+  const int64_t cols = tensor_arg(x, "x", Element::kFloat32).cols;
+  if (cols % 16 != 0) reject("x", "columns that 16 divides wanted");
+  pool_.submit(AddNormOp{kernels_, rows_arg<float>(source, "source", n, cols),
+                         sized_arg<float>(weight, "weight", cols), eps, factor, n, static_cast<int>(cols),
+                         rows_arg<float>(x, "x", n, cols)});
+}
+
+void Stream::softcap(Tensor x, int n, float cap) {
+  const int64_t cols = tensor_arg(x, "x", Element::kFloat32).cols;
+  if (cols % 16 != 0) reject("x", "columns that 16 divides wanted");
+  if (!(cap > 0)) reject("cap", "a number above 0 wanted");
+  pool_.submit(SoftcapOp{kernels_, cap, n, cols, rows_arg<float>(x, "x", n, cols)});
 }
 
 void Stream::linear(const Activations& x, int n, const LinearGroup& weights, const nb::list& out, bool add) {
@@ -178,7 +194,7 @@ void Stream::linear(const Activations& x, int n, const LinearGroup& weights, con
 
 void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
                         Tensor sin, Tensor slots, nb::object layer, int n, int heads, int kv_heads, int dim,
-                        nb::object scale) {
+                        nb::object scale, Tensor v_norm, bool v_from_k) {
   check_heads(heads, kv_heads, dim);
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols, width = int64_t{kv_heads} * dim;
   if (half < 16 || half % 16 != 0 || 2 * half > dim) {
@@ -189,6 +205,9 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
   op.q = rows_arg<float>(q, "q", n, int64_t{heads} * dim);
   op.key = rows_arg<float>(k, "k", n, width);
   op.value = rows_arg<float>(v, "v", n, width);
+  op.v_norm = optional_arg<float>(v_norm, "v_norm", dim);
+  if (v_from_k && op.v_norm == nullptr) reject("v_norm", "a norm wanted where v is made from k");
+  op.value_source = v_from_k ? op.key : op.value;
   op.q_norm = head_norm(q_norm, "q_norm", heads, dim, op.full_q_norm);
   op.k_norm = head_norm(k_norm, "k_norm", kv_heads, dim, op.full_k_norm);
   op.eps = eps;
@@ -247,7 +266,8 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
 }
 
 void Stream::route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring,
-                   bool normalize, float scale, int groups, int top_groups, int group_best, Tensor bias) {
+                   bool normalize, float scale, int groups, int top_groups, int group_best, Tensor bias,
+                   Tensor expert_scale) {
   const int64_t experts = tensor_arg(logits, "logits", Element::kFloat32).cols;
   const int64_t top_k = tensor_arg(ids, "workspace.ids", Element::kInt32).cols;
   if (groups < 1 || experts % groups != 0 || top_groups < 1 || top_groups > groups) {
@@ -260,6 +280,7 @@ void Stream::route(Tensor logits, int n, Tensor ids, Tensor weights, const std::
   }
   pool_.submit(RouteOp{rows_arg<float>(logits, "logits", n, experts),
                        optional_arg<float>(bias, "bias", experts),
+                       optional_arg<float>(expert_scale, "expert_scale", experts),
                        n,
                        static_cast<int>(experts),
                        static_cast<int>(top_k),
@@ -282,7 +303,7 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
                      Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes,
                      const Activations& h, Tensor expert_token_counts, Tensor x,
                      const std::string& activation, Tensor gate_bias, Tensor up_bias, Tensor down_bias,
-                     nb::object lora) {
+                     nb::object lora, bool add) {
   const int64_t num = gate.experts, ff = gate.rows;
   if (ff % kPanelRows != 0) reject("gate", "rows that 32 divides wanted, not " + std::to_string(ff));
   if (up.experts != num || up.rows != ff || up.cols != gate.cols) reject("up", "the shape of gate wanted");
@@ -307,7 +328,7 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.routes = rows_arg<int32_t>(routes, "routing.routes", most_routes, 1);
   op.expert_token_counts = optional_arg<int64_t>(expert_token_counts, "expert_token_counts", 2 * num);
   op.x = rows_arg<float>(x, "x", n, down.rows);
-  op.add = true;
+  op.add = add;
   op.options = {activation_named(activation), optional_arg<float>(gate_bias, "gate_bias", num * ff),
                 optional_arg<float>(up_bias, "up_bias", num * ff),
                 optional_arg<float>(down_bias, "down_bias", num * down.rows)};

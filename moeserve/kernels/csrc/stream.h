@@ -50,22 +50,24 @@ class Stream {
   std::unique_ptr<Matrix> view(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
                                int64_t experts);
 
-  void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x);
+  void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale);
   void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
+  void add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor);
+  void softcap(Tensor x, int n, float cap);
   void linear(const Activations& x, int n, const LinearGroup& weights, const nanobind::list& out, bool add);
   // kv: a KvLayer of cpu_stream.py.
   void rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
                   Tensor sin, Tensor slots, nanobind::object kv, int n, int heads, int kv_heads, int dim,
-                  nanobind::object scale);
+                  nanobind::object scale, Tensor v_norm, bool v_from_k);
   void attention(AttentionPlan& plan, Tensor q, nanobind::object kv, const Activations& out, int heads,
                  int kv_heads, int dim, int value_dim, int window, Tensor sinks, Tensor gate);
   void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
-             float scale, int groups, int top_groups, int group_best, Tensor bias);
+             float scale, int groups, int top_groups, int group_best, Tensor bias, Tensor expert_scale);
   void shared_gate(const Activations& y, int n, Tensor weight, Tensor ids, Tensor weights);
   void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
                Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes, const Activations& h,
                Tensor expert_token_counts, Tensor x, const std::string& activation, Tensor gate_bias,
-               Tensor up_bias, Tensor down_bias, nanobind::object lora);
+               Tensor up_bias, Tensor down_bias, nanobind::object lora, bool add);
   // stream_lora.cpp
   void lora(const Activations& x, int n, Tensor rows, Tensor adapters, const nanobind::list& tables,
             const nanobind::list& out, Tensor shrunk);

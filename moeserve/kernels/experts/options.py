@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-# silu: silu(gate) * up. swiglu_oai: gpt-oss's, see `reference.activate`.
-Activation = Literal["silu", "swiglu_oai"]
+# silu: silu(gate) * up. gelu: gelu(gate) * up, by its tanh form. swiglu_oai: gpt-oss's, see `reference.activate`.
+Activation = Literal["silu", "swiglu_oai", "gelu"]

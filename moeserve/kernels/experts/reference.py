@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from moeserve.kernels.linear.reference import linear
 
@@ -20,12 +20,14 @@ OAI_ALPHA = 1.702
 
 
 def activate(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """What goes into down. silu: silu(gate) * up. swiglu_oai: (up + 1) * gate * sigmoid(1.702 * gate) of a gate of at
-    most 7 and an up within 7 of 0."""
+    """What goes into down. silu: silu(gate) * up. gelu: the same with GELU's tanh form. swiglu_oai: (up + 1) * gate *
+    sigmoid(1.702 * gate) of a gate of at most 7 and an up within 7 of 0."""
     if activation == "silu":
         return silu(gate) * up
+    if activation == "gelu":
+        return gelu(gate, approximate="tanh") * up
     if activation != "swiglu_oai":
-        raise ValueError(f"activation: neither silu nor swiglu_oai but {activation!r}")
+        raise ValueError(f"activation: neither silu nor gelu nor swiglu_oai but {activation!r}")
     gate, up = gate.clamp(max=OAI_LIMIT), up.clamp(-OAI_LIMIT, OAI_LIMIT)
     return (up + 1) * gate * torch.sigmoid(OAI_ALPHA * gate)
 

@@ -13,12 +13,17 @@ SIGMOID_EPS = 1e-20
 
 
 def route(
-    logits: Tensor, top_k: int, router: RouterOptions = DEFAULT_ROUTER, bias: Tensor | None = None
+    logits: Tensor,
+    top_k: int,
+    router: RouterOptions = DEFAULT_ROUTER,
+    bias: Tensor | None = None,
+    expert_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The experts of each token, best first, of equals the lower id, and their weights.
 
-    logits [n, experts], finite; bias [experts]: added to the scores that choose, not to the weights. Gives ids int32
-    [n, top_k] and weights float64 [n, top_k], which sum to 1 with the default options.
+    logits [n, experts], finite; bias [experts]: added to the scores that choose, not to the weights. expert_scale
+    [experts]: times the weights of the chosen. Gives ids int32 [n, top_k] and weights float64 [n, top_k], which sum
+    to 1 with the default options.
     """
     router.check(logits.shape[1], top_k)
     logits = logits.double()
@@ -35,6 +40,8 @@ def route(
         weights = scores.gather(1, ids)
         if router.normalize:
             weights = weights / (weights.sum(dim=1, keepdim=True) + SIGMOID_EPS)
+    if expert_scale is not None:
+        weights = weights * expert_scale.double()[ids]
     return ids.int(), weights * router.scale
 
 

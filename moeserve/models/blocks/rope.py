@@ -7,18 +7,27 @@ import math
 import torch
 
 from moeserve.models.interface import ModelShape
+from moeserve.models.latent import AttentionForm
 
 _POSITIONS = 1 << 14  # computed at a time
 
 
-def rope_tables(config: ModelShape, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(
+    config: ModelShape, length: int, form: AttentionForm | None = None, factors: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every position's angles: float32 [length, rotary_dim / 2] each, YaRN's magnitude included.
 
-    The two take no more than a layer of the KV pool of so many tokens; the angles in float64 would be four times that.
+    form: the model's only one, if it is left out. factors [rotary_dim / 2]: divide the frequencies of a form that has
+    them. The two take no more than a layer of the KV pool of so many tokens; the angles in float64 would be four times
+    that.
     """
     scaling = config.rope_scaling
-    half = config.heads.rotary_dim // 2
-    inverse = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    form = form or config.heads.form
+    half = form.rotary_dim // 2
+    inverse = (form.rope_theta or config.rope_theta) ** (-torch.arange(half, dtype=torch.float64) / half)
+    if form.has_rope_factors:
+        assert factors is not None
+        inverse = inverse / factors.double()
     magnitude = 1.0
     if scaling.type == "linear":
         inverse = inverse / scaling.factor

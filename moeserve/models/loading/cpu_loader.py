@@ -6,11 +6,20 @@ one tensor is in memory twice. In place nothing is read: pages come with their f
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.kernels.stream_operands import DeltaParameters
-from moeserve.models.interface import AttentionShape, DenseFfnShape, GatedDeltaNetShape, ModelShape, MoeShape
+from moeserve.models.interface import (
+    AttentionShape,
+    DenseFfnShape,
+    GatedDeltaNetShape,
+    ModelShape,
+    MoeShape,
+    SharedExpert,
+)
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_types import check_cpu_types
 from moeserve.models.loading.cpu_weights import (
@@ -22,6 +31,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuLatentAttention,
     CpuLayer,
     CpuMoe,
+    CpuSandwich,
     CpuSharedExpert,
     CpuWeights,
     ExpertBiases,
@@ -72,9 +82,9 @@ class CpuLoader:
     def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> CpuWeights:
         check_tensors(self._shape, self._source)
         check_cpu_types(self._source, names)
-        heads = self._shape.heads
-        widths = {"attention.key_length": heads.head_dim, "rope.dimension_count": heads.rotary_dim}
-        check_lanes(self._source, self._shape, "CPU", widths)
+        for form in self._shape.forms:
+            widths = {"attention.key_length": form.head_dim, "rope.dimension_count": form.rotary_dim}
+            check_lanes(self._source, self._shape, "CPU", widths)
         self._total = sum(self._source.tensors[name].nbytes for name in names)
         embedding = self._embedding(is_read_again=with_head and self._shape.tied_embeddings)
         head = self._head() if with_head else None
@@ -86,6 +96,7 @@ class CpuLoader:
             head=head,
             bytes=self._total,
             dense_bytes=sum(m.bytes for m in self._matrices[first:]) - _expert_bytes(layers),
+            rope_factors=self._rope_factors(),
             matrices=self._matrices,
             source=self._source if self._in_place else None,
         )
@@ -94,6 +105,10 @@ class CpuLoader:
         norm = self._vector(n.OUTPUT_NORM)
         output = LinearGroup([self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)])
         return CpuHead(norm, output, self._matrices[-1].bytes)
+
+    def _rope_factors(self) -> torch.Tensor | None:
+        has_them = any(form.has_rope_factors for form in self._shape.forms)
+        return self._vector(n.ROPE_FREQS) if has_them else None
 
     def _layer(self, index: int) -> CpuLayer:
         ffn = self._shape.layers[index].ffn
@@ -142,11 +157,15 @@ class CpuLoader:
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
             qkv=self._gated_qkv(index, shape.num_heads)
             if shape.is_gated
-            else self._group(index, n.ATTN_Q, n.ATTN_K, n.ATTN_V, has_bias=shape.qkv_bias),
+            else self._group(index, *_qkv_parts(shape), has_bias=shape.qkv_bias),
             q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
             k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
             output=self._group(index, n.ATTN_OUTPUT, has_bias=shape.output_bias),
             sinks=self._vector(n.of_layer(index, n.ATTN_SINKS)) if shape.has_sinks else None,
+            v_norm=torch.ones(shape.head_dim) if shape.has_v_norm else None,
+            output_norm=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM))
+            if self._shape.layers[index].is_sandwiched
+            else None,
         )
 
     def _gated_qkv(self, index: int, num_heads: int) -> LinearGroup:
@@ -171,8 +190,26 @@ class CpuLoader:
             norm=self._ffn_norm(index),
             router=self._group(index, n.FFN_GATE_INP, has_bias=shape.router_bias),
             experts=self._experts(index, n.EXPERT_PARTS, has_bias=shape.expert_bias),
-            shared=None if shared is None else self._shared_expert(index, is_gated=shared.is_gated),
+            shared=None if shared is None else self._shared_expert(index, shared),
             choice_bias=self._vector(n.bias_of_layer(index, n.EXP_PROBS_B)) if shape.choice_bias else None,
+            expert_scale=self._vector(n.in_layer(index, n.scale_of_part(n.FFN_DOWN_EXPS)))
+            if shape.expert_scale
+            else None,
+            sandwich=self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
+        )
+
+    def _sandwich(self, index: int) -> CpuSandwich:
+        def norm(part: str) -> torch.Tensor:
+            return self._vector(n.of_layer(index, part))
+
+        router = self._vector(n.in_layer(index, n.scale_of_part(n.FFN_GATE_INP)))
+        return CpuSandwich(
+            router_input=router / math.sqrt(self._shape.hidden_size),
+            shared_output=norm(n.POST_FFW_NORM_1),
+            experts_input=norm(n.PRE_FFW_NORM_2),
+            experts_output=norm(n.POST_FFW_NORM_2),
+            output=norm(n.POST_FFW_NORM),
+            factor=float(norm(n.LAYER_OUTPUT_SCALE)),
         )
 
     def _dense_ffn(self, index: int) -> CpuDenseFfn:
@@ -189,9 +226,9 @@ class CpuLoader:
             biases = ExpertBiases(*(self._vector(name) for name in expert_bias_tensors(index)))
         return GatedExperts(gate, up, down, biases)
 
-    def _shared_expert(self, index: int, *, is_gated: bool) -> CpuSharedExpert:
-        experts = self._experts(index, n.SHARED_PARTS)
-        gate = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if is_gated else None
+    def _shared_expert(self, index: int, shape: SharedExpert) -> CpuSharedExpert:
+        experts = self._experts(index, shape.parts)
+        gate = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if shape.is_gated else None
         return CpuSharedExpert(experts, gate)
 
     def _embedding(self, *, is_read_again: bool) -> CpuEmbedding:
@@ -230,6 +267,10 @@ class CpuLoader:
             self._source.advise_done(name)
         self._done += self._source.tensors[name].nbytes
         self._progress("loading weights", self._done, self._total)
+
+
+def _qkv_parts(shape: AttentionShape) -> tuple[str, ...]:
+    return (n.ATTN_Q, n.ATTN_K) if shape.v_from_k else (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
 
 
 def _expert_bytes(layers: list[CpuLayer]) -> int:

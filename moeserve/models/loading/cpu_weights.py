@@ -55,6 +55,9 @@ class CpuAttention:
     k_norm: Tensor | None
     output: LinearGroup  # [hidden, q_width]
     sinks: Tensor | None = None  # float32 [heads]
+    v_norm: Tensor | None = None  # float32 [head_dim]
+    # float32 [hidden]: of what is added to the residual stream; None: it is added as it is
+    output_norm: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,26 @@ class CpuSharedExpert:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuSandwich:
+    """The other norms of a mixture whose parts have each their own, float32 [hidden]."""
+
+    router_input: Tensor
+    shared_output: Tensor
+    experts_input: Tensor
+    experts_output: Tensor
+    output: Tensor  # of the sum of the two
+    factor: float  # of the residual stream behind the layer
+
+
+@dataclass(frozen=True, slots=True)
 class CpuMoe:
     norm: Tensor  # float32 [hidden]
     router: LinearGroup  # [E, hidden]
     experts: GatedExperts
     shared: CpuSharedExpert | None
     choice_bias: Tensor | None = None  # float32 [E]: added to scores, for the choice alone
+    expert_scale: Tensor | None = None  # float32 [E]: of the chosen experts' weights
+    sandwich: CpuSandwich | None = None  # then `norm` is that of the shared expert's input alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +145,6 @@ class CpuWeights:
     head: CpuHead | None
     bytes: int  # of these tensors in the file
     dense_bytes: int  # of the layers' matrices outside the routed experts: read once a step
+    rope_factors: Tensor | None  # float32 [rotary_dim / 2] of the layers that have them
     matrices: list[Matrix]  # all of them: the operations hold addresses only
     source: ModelSource | None  # in place: what the matrices point into

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
@@ -61,7 +62,11 @@ class RouterStats:
         if scheduled.continues:
             self._idle_ms.add(idle_ms)
 
-    def report(self, batch: RunningBatch, waiting: WaitingQueue, memory: KvMemory) -> LoadReport:
+    def report(
+        self, batch: RunningBatch, waiting: WaitingQueue, memory: KvMemory, adapters: Counter[str]
+    ) -> LoadReport:
+        """adapters: how many open requests have each."""
+        running = Counter(one.adapter for one in batch.running.values()) if adapters else adapters
         return LoadReport(
             num_running=len(batch.running),
             num_waiting=len(waiting) + len(batch.postponed) + len(batch.loading),
@@ -92,5 +97,7 @@ class RouterStats:
             beam_forks=self.beam_forks,
             beam_restarts=batch.num_search_restarts,
             expert_cache=self.expert_cache,
+            running_adapters=sorted(key for key in adapters if running[key]),
+            waiting_adapters=sorted(key for key, count in adapters.items() if count > running[key]),
             disk=DiskCounts() if memory.disk is None else memory.disk.counts(),
         )

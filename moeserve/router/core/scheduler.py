@@ -14,6 +14,8 @@ cache, and a stale row writes cached slots with the values that they hold.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from msgspec.structs import replace
 
 from moeserve.messages.kv_events import KvEvent
@@ -55,6 +57,7 @@ class Scheduler:
         self._closed: str | None = None  # the cause, once no request is served any more
         self._has_worker = True
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
+        self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
         self._waiting = WaitingQueue()
         self._memory = KvMemory(
             limits.num_kv_slots,
@@ -111,6 +114,8 @@ class Scheduler:
         if request.beams is not None:
             self._searches.began(request, messages)
         self._open[request.id] = request
+        if request.adapter:
+            self._adapters[request.adapter] += 1
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
         for message in messages:
@@ -141,6 +146,15 @@ class Scheduler:
         """Aborts what is open of the ids below."""
         for request_id in [request_id for request_id in self._open if request_id < first_id]:
             self.abort(request_id)
+
+    def adapters_in_use(self) -> list[str]:
+        """The keys that open requests have."""
+        return [key for key, count in self._adapters.items() if count]
+
+    def adapter_lost(self, key: str, cause: str) -> None:
+        """Fails the requests that have it. Called only while no plan is in flight."""
+        for request in [request for request in self._open.values() if request.adapter == key]:
+            self._fail(request, 500, cause)
 
     def stop_hit(self, hit: StopHit) -> None:
         """Ends a request at a stop string; tokens sampled after it are not counted. As with `abort`, an id that is not
@@ -249,7 +263,7 @@ class Scheduler:
         return self._memory.take_events()
 
     def load_report(self) -> LoadReport:
-        return self._stats.report(self._batch, self._waiting, self._memory)
+        return self._stats.report(self._batch, self._waiting, self._memory, self._adapters)
 
     @property
     def last_planned(self) -> int:
@@ -372,6 +386,8 @@ class Scheduler:
     def _release(self, request: Request, *, forget: bool = False) -> None:
         """Frees all that an open request holds; the module's docstring says why its rows in flight are harmless."""
         del self._open[request.id]
+        if request.adapter:
+            self._adapters[request.adapter] -= 1
         self._searches.ended(request)
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, build_attention_plan
+from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import AdapterRows, StateSequences
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq
@@ -19,27 +19,15 @@ from moeserve.worker.sampler import CpuSampler
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
-def cpu_batch(
-    plan: AttentionPlan, layout: StepLayout, sequences: Sequences, model: CpuDecoder, stream: CpuStream
-) -> CpuBatch:
-    """A step's rows for the CPU. Fills `plan`, which lasts until the next call; the rows' KV slots are remembered."""
+def cpu_batch(layout: StepLayout, sequences: Sequences, model: CpuDecoder) -> CpuBatch:
+    """A step's rows for the CPU. Plans the model's attention; the rows' KV slots are remembered."""
     sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
-    build_attention_plan(
-        plan,
-        layout.offset,
-        layout.count,
-        layout.start,
-        layout.req_slot,
-        sequences.kv_slots,
-        model.attention_heads,
-        stream.threads,
-    )
+    model.plan_attention(layout.offset, layout.count, layout.start, layout.req_slot, sequences.kv_slots)
     return CpuBatch(
         n=layout.n,
         token_ids=torch.from_numpy(sequences.tokens[layout.sequence, layout.position]),
         positions=torch.from_numpy(layout.position.astype(np.int64)),
         kv_slots=torch.from_numpy(layout.kv_slots.copy()),
-        plan=plan,
         states=state_sequences(layout, sequences) if model.has_states else None,
         adapters=adapter_rows(sequences.adapters[layout.sequence]),
     )
@@ -71,7 +59,6 @@ class CpuEngine:
         self._stream = stream
         self._model = model
         self._sampler = sampler
-        self._plan = AttentionPlan()
         self._last_logits: Tensor | None = None
 
     @property
@@ -92,7 +79,7 @@ class CpuEngine:
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
-        self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream), observer)
+        self._model.forward(cpu_batch(layout, sequences, self._model), observer)
         self._stream.wait()
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:

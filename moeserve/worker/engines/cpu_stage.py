@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream
+from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.observer import LayerObserver
 from moeserve.worker.engines.cpu import cpu_batch
@@ -28,7 +28,6 @@ class CpuStage:
     def __init__(self, stream: CpuStream, model: CpuDecoder) -> None:
         self._stream = stream
         self._model = model
-        self._plan = AttentionPlan()
 
     @property
     def num_layers(self) -> int:
@@ -47,7 +46,7 @@ class CpuStage:
         self, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None = None
     ) -> None:
         """Returns when x is there. The GPU must be done with the step before."""
-        self._model.forward(cpu_batch(self._plan, layout, sequences, self._model, self._stream), observer)
+        self._model.forward(cpu_batch(layout, sequences, self._model), observer)
         self._stream.wait()
 
     def fill_dummy(self, n: int) -> None:

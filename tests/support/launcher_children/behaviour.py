@@ -56,7 +56,10 @@ def httpserver(process: Process, what: str) -> None:
         time.sleep(0.3)
         raise RuntimeError("a bug while serving")
     while not stop[0]:
-        if (message := inbox.recv(0.01)) is not None:
+        message = inbox.recv(0.01)
+        if isinstance(message, HeartbeatRequest):
+            process.heartbeat()
+        elif message is not None:
             print(message, flush=True)
     inbox.close()
 

@@ -21,7 +21,7 @@ from moeserve.chatformat.events import (
 )
 from moeserve.chatformat.formats import TOOL_FORMATS, tool_format
 from moeserve.chatformat.output import AnswerParser, OutputParser, joined
-from moeserve.chatformat.reasoning import ReasoningParser, thinks
+from moeserve.chatformat.reasoning import QWEN3, ReasoningParser, thought_tags
 
 SCHEMAS: dict[str, Any] = {
     "search": {
@@ -285,8 +285,8 @@ def test_formats_are_read_from_the_template(tiny_model: Path) -> None:
 
     template = open_gguf(tiny_model).metadata.require_str("tokenizer.chat_template")
     assert tool_format(template) is TOOL_FORMATS["hermes"]
-    assert thinks(template)
+    assert thought_tags(template) is QWEN3
     coders = "{{ '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}"
     assert tool_format(coders) is TOOL_FORMATS["qwen3_coder"]
-    assert not thinks(coders)
+    assert thought_tags(coders) is None
     assert tool_format("{{ messages }}") is None

@@ -13,7 +13,7 @@ from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallS
 from moeserve.chatformat.formats import TOOL_FORMATS, is_harmony, tool_format
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.output import AnswerParser, OutputParser
-from moeserve.chatformat.reasoning import ReasoningParser
+from moeserve.chatformat.reasoning import QWEN3, THOUGHT_TAGS, ReasoningParser, ThoughtTags
 from moeserve.config import ServerConfig
 from tests.support.family_templates import HARMONY, TEMPLATES, rendered, rendered_in_channels
 from tests.unit.chatformat.test_chatformat import Answer, Make, events_of
@@ -51,18 +51,25 @@ THOUGHT = "Hm.\n\nWell, <b>"
 NAMES = [*TEMPLATES, "harmony"]
 
 
+def tags_of(name: str) -> ThoughtTags:
+    return THOUGHT_TAGS.get(name, QWEN3)
+
+
 def make_for(name: str, schemas: dict[str, Any] = SCHEMAS, is_open: bool = False) -> Make:
     def make() -> AnswerParser:
         if name == "harmony":
             return HarmonyParser("<|start|>assistant", reads_calls=True)
-        return OutputParser(ReasoningParser(is_open), TOOL_FORMATS[name].parser(schemas, is_guided=False))
+        return OutputParser(
+            ReasoningParser(is_open, tags_of(name)), TOOL_FORMATS[name].parser(schemas, is_guided=False)
+        )
 
     return make
 
 
 def answer_in(name: str, thought: str, content: str, calls: list[tuple[str, Any]]) -> str:
     if name != "harmony":
-        return (f"<think>{thought}</think>" if thought else "") + rendered(name, content, calls)
+        tags = tags_of(name)
+        return (f"{tags.open}\n{thought}{tags.ending}" if thought else "") + rendered(name, content, calls)
     analysis = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
     return analysis + rendered_in_channels(content, calls)
 

@@ -17,7 +17,7 @@ import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeserve.messages import channels, codec, schema, steps
+from moeserve.messages import adapters, channels, codec, schema, steps
 from moeserve.messages.channels import (
     AsyncPullChannel,
     AsyncPushChannel,
@@ -78,6 +78,18 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (
         codec.STEP_PLAN,
         steps.StepPlan(4, [], [], pages=PageOrders([PageCopy(b"k", b"0123")], [PageCopy(b"l", b"4567")])),
+    ),
+    (codec.TO_ROUTER, adapters.LoadAdapter(3, "sql", "/adapters/sql", replaces=True)),
+    (codec.TO_ROUTER, adapters.UnloadAdapter(4, "sql")),
+    (codec.TO_HTTP, adapters.AdaptersServed([adapters.ServedAdapter("sql", "/adapters/sql", "ab", 12)])),
+    (codec.TO_HTTP, adapters.AdapterAnswer(3, 400, "no")),
+    (
+        codec.ADAPTERS_WANTED,
+        adapters.AdaptersWanted([adapters.AdapterSource(1, "sql", "/adapters/sql", "ab")]),
+    ),
+    (
+        codec.FROM_WORKER,
+        adapters.AdaptersReport([adapters.AdapterState(1, "ab", 12), adapters.AdapterState(2)]),
     ),
     (codec.FROM_WORKER, steps.WorkerError("out of memory")),
     (codec.FROM_WORKER, steps.ExpertUse(1, 2, 1, b"\1\0\0\0\0\0\0\0" * 2, b"\0\1")),

@@ -24,8 +24,8 @@ from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import ProcessReady, ReplaceWorker, WorkerExited
-from moeserve.messages.steps import ExpertUse, NewSeq, Row, StepPlan, StepResult
-from moeserve.messages.worker import WorkerDied
+from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
+from moeserve.messages.worker import WorkerAnswer, WorkerDied
 from moeserve.models.open import open_metadata
 from moeserve.process import Process
 from moeserve.remote.fingerprint import fingerprint
@@ -144,7 +144,7 @@ def test_long_messages_pass_both_ways_at_once(line: Line) -> None:
         worker.submit(
             StepPlan(step, [NewSeq(1, bytes(8 << 20), 4, b"", SamplingParams(max_tokens=1))], plan(0).rows)
         )
-    answers: list[StepResult | ExpertUse] = []
+    answers: list[WorkerAnswer] = []
     deadline = time.monotonic() + 30
     while len(answers) < 3 and time.monotonic() < deadline:
         answers += worker.poll()

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -272,12 +273,13 @@ def test_a_thousand_users_for_ten_minutes_take_seconds() -> None:
 
 # ---------------------------------------------------------------- the disk tier
 
-# Six conversations in a pool that holds one: each turn finds others' KV in its place.
-CROWDED = generate(WorkloadShape(input_len=320, output_len=32, num_turns=5, think_time=4.0), 30, 1.0, 1.0, 2)
+# Four conversations in a pool that holds one: each turn finds others' KV in its place.
+CROWDED = generate(WorkloadShape(input_len=320, output_len=32, num_turns=5, think_time=4.0), 20, 1.0, 1.0, 2)
 ONE_MS_A_TOKEN = StepTime("1 ms a token", [0, 1], [0.0, 0.001])
 SMALL = {"num_kv_slots": 2200, "max_model_len": 2200, "max_num_seqs": 1}
 
 
+@cache
 def with_disk(tokens: int, tokens_per_s: float) -> SimulationResult:
     tier = DiskTierModel(tokens, tokens_per_s)
     return Simulation(

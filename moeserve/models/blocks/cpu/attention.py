@@ -1,11 +1,13 @@
 """x += output(attention(rope(q), rope(k), v)) with q, k, v = qkv(norm(x)), queued on the pool's stream. Where
-attention is gated, its output is multiplied by sigmoid(gate(norm(x)))."""
+attention is gated, its output is multiplied by sigmoid(gate(norm(x))); where blocks are sandwiched, what is added is
+normalised before."""
 
 from __future__ import annotations
 
 from moeserve.adapters.products import QKV_PARTS
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.stream_operands import Heads, KvLayer
+from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.interface import AttentionShape
@@ -17,7 +19,7 @@ def attend(
     stream: CpuStream,
     w: CpuAttention,
     shape: AttentionShape,
-    heads: Heads,
+    form: CpuForm,
     eps: float,
     kv: KvLayer,
     batch: CpuBatch,
@@ -27,13 +29,20 @@ def attend(
     n = batch.n
     stream.norm(space.x, w.norm, eps, n, space.y)
     gate = space.gate if shape.is_gated else None
-    outputs = [space.q, space.k, space.v]
+    outputs = [form.q, form.k] if shape.v_from_k else [form.q, form.k, form.v]
     projected = outputs if gate is None else [*outputs, gate]
     project(stream, space.y, n, w.qkv, projected, adapters, QKV_PARTS)
     stream.rope_store(
-        space.q, space.k, space.v, w.q_norm, w.k_norm, eps, space.cos, space.sin, batch.kv_slots, kv, n, heads
+        form.q, form.k, form.v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.kv_slots, kv, n, form.heads,
+        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k,
     )  # fmt: skip
     stream.attention(
-        batch.plan, space.q, kv, space.attended, heads, window=shape.window, sinks=w.sinks, gate=gate
+        form.plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks, gate=gate
     )
-    project(stream, space.attended, n, w.output, [space.x], adapters, (names.ATTN_OUTPUT,), add=True)
+    if w.output_norm is None:
+        project(stream, form.attended, n, w.output, [space.x], adapters, (names.ATTN_OUTPUT,), add=True)
+        return
+    assert space.sandwich is not None
+    block = space.sandwich.block
+    project(stream, form.attended, n, w.output, [block], adapters, (names.ATTN_OUTPUT,))
+    stream.add_norm(block, w.output_norm, eps, n, space.x)

@@ -15,19 +15,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.stream_operands import Heads, KvLayer, StateLayer
+from moeserve.kernels.cpu_stream import CpuStream, build_attention_plan
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend
 from moeserve.models.blocks.cpu.delta_net import recur
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
-from moeserve.models.blocks.cpu.latent import attend_latent, heads_of
+from moeserve.models.blocks.cpu.forms import forms_of
+from moeserve.models.blocks.cpu.latent import attend_latent
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
+from moeserve.models.blocks.cpu.sandwich import mix_sandwiched
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.kv_slots import clear_slots
-from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
@@ -39,6 +42,8 @@ from moeserve.models.loading.cpu_weights import (
 )
 from moeserve.models.observer import LayerObserver, LayerRouting
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS
+
+Int32s = npt.NDArray[np.int32]
 
 
 class CpuDecoder:
@@ -60,12 +65,6 @@ class CpuDecoder:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. pinned: a GPU reads x.
         adapters: those that rows may ask for."""
         self.shape = shape
-        h = shape.heads
-        self._heads = (
-            heads_of(h)
-            if isinstance(h, LatentAttentionShape)
-            else Heads(h.num_heads, h.num_kv_heads, h.head_dim)
-        )
         self._weights = weights
         self._stream = stream
         self._kv = kv
@@ -79,12 +78,16 @@ class CpuDecoder:
         )
         self._num_forwards = 0
         self._num_heads_read = 0
-        self._cos, self._sin = rope_tables(shape, max_model_len)
+        self._forms = forms_of(shape, self._space, max_model_len, weights.rope_factors)
 
-    @property
-    def attention_heads(self) -> Heads:
-        """Of all layers: what a step's attention plan is made for."""
-        return self._heads
+    def plan_attention(
+        self, rows: Int32s, counts: Int32s, positions: Int32s, req_slots: Int32s, slot_table: Int32s
+    ) -> None:
+        """The sequences of the next `forward`, as `build_attention_plan` says. The stream is idle."""
+        for form in self._forms.values():
+            build_attention_plan(
+                form.plan, rows, counts, positions, req_slots, slot_table, form.heads, self._stream.threads
+            )
 
     @property
     def x(self) -> Tensor:
@@ -96,9 +99,10 @@ class CpuDecoder:
         observer it waits after every layer."""
         self._num_forwards += 1
         space, table, n = self._space, self._weights.embedding, batch.n
-        torch.index_select(self._cos, 0, batch.positions, out=space.cos[:n])
-        torch.index_select(self._sin, 0, batch.positions, out=space.sin[:n])
-        self._stream.embed(table.table, table.ggml_type, batch.token_ids, n, space.x)
+        for form in self._forms.values():
+            form.take_angles(batch.positions)
+        scale = self.shape.embedding_scale
+        self._stream.embed(table.table, table.ggml_type, batch.token_ids, n, space.x, scale=scale)
         if observer is not None:
             self._stream.wait()
             observer.embedding(space.x)
@@ -127,6 +131,8 @@ class CpuDecoder:
         self._num_heads_read += 1
         self._stream.norm(space.x, head.norm, self.shape.rms_eps, m, space.final, rows)
         self._stream.linear(space.final, m, head.output, [space.logits])
+        if self.shape.logit_softcap:
+            self._stream.softcap(space.logits, m, self.shape.logit_softcap)
         return space.logits[:m]
 
     def forget(self, kv_slots: list[int]) -> None:
@@ -166,10 +172,12 @@ class CpuDecoder:
         w, mixer, eps = self._weights.layers[index].mixer, self.shape.layers[index].mixer, self.shape.rms_eps
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, CpuAttention)
-            attend(self._stream, w, mixer, self._heads, eps, self._kv[index], batch, self._space, adapters)
+            form = self._forms[mixer.form]
+            attend(self._stream, w, mixer, form, eps, self._kv[index], batch, self._space, adapters)
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
-            attend_latent(self._stream, w, mixer, self._heads, eps, self._kv[index], batch, self._space)
+            form = self._forms[mixer.form]
+            attend_latent(self._stream, w, mixer, form, eps, self._kv[index], batch, self._space)
         else:
             assert isinstance(w, CpuDeltaNet)
             recur(self._stream, w, mixer, eps, self._states[index], batch, self._space)
@@ -184,6 +192,10 @@ class CpuDecoder:
             feed_forward(self._stream, ffn, eps, n, self._space, adapters)
         else:
             assert shape is not None
+            if ffn.sandwich is not None:
+                counts = self.expert_token_counts[index]
+                mix_sandwiched(self._stream, ffn, ffn.sandwich, shape, eps, n, self._space, counts)
+                return
             mix(self._stream, ffn, shape, eps, n, self._space, self.expert_token_counts[index], adapters)
 
     def _show_feed_forward(self, index: int, batch: CpuBatch, observer: LayerObserver) -> None:

@@ -9,7 +9,8 @@ x += output(v_b(softmax(query . cached) . latents))          v_b: of each head
 from __future__ import annotations
 
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.stream_operands import Heads, KvLayer
+from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuLatentAttention
@@ -19,7 +20,7 @@ def attend_latent(
     stream: CpuStream,
     w: CpuLatentAttention,
     shape: LatentAttentionShape,
-    heads: Heads,
+    form: CpuForm,
     eps: float,
     kv: KvLayer,
     batch: CpuBatch,
@@ -38,14 +39,10 @@ def attend_latent(
         stream.norm(s.q_a, w.q_a_norm, eps, n, s.q_a_normed)
         stream.linear(s.q_a_normed, n, w.q_b, [s.q])
     stream.latent_store(
-        s.q, s.latent, w.latent_norm, eps, space.cos, space.sin, batch.kv_slots, kv, n, shape.num_heads, shape.scale,
+        s.q, s.latent, w.latent_norm, eps, form.cos, form.sin, batch.kv_slots, kv, n, shape.num_heads, shape.scale,
         s.nope, s.queries.f32,
     )  # fmt: skip
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
-    stream.attention(batch.plan, s.queries.f32, kv, s.attended, heads)
-    stream.linear_by_head(s.attended, n, w.v_b, space.attended)
-    stream.linear(space.attended, n, w.output, [space.x], add=True)
-
-
-def heads_of(shape: LatentAttentionShape) -> Heads:
-    return Heads(shape.num_heads, shape.head_parts, shape.head_dim, shape.rank)
+    stream.attention(form.plan, s.queries.f32, kv, s.attended, form.heads)
+    stream.linear_by_head(s.attended, n, w.v_b, form.attended)
+    stream.linear(form.attended, n, w.output, [space.x], add=True)

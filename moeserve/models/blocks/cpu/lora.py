@@ -6,45 +6,92 @@ A product is `project`, which is the product itself and, where rows of the step 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from moeserve.adapters.adapter import Adapter
+from moeserve.adapters.adapter import FLOAT32_BYTES, Adapter, ProductKey
 from moeserve.adapters.products import products_of
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, LoraTable
-from moeserve.kernels.lora.reference import to_panels
+from moeserve.kernels.lora.reference import Pair, to_panels
 from moeserve.kernels.stream_operands import Activations, AdapterRows, ExpertAdapters
 from moeserve.models.interface import ModelShape
 
 MOST_TABLES = 4  # of one product over one input
 
 
-class CpuAdapters:
-    """The adapters of a model, numbered in their order. Owns their matrices and the room for what is between two."""
+@dataclass(frozen=True, slots=True)
+class AdapterPanels:
+    """An adapter as the CPU's kernels read it."""
 
-    def __init__(self, shape: ModelShape, adapters: Sequence[Adapter], tokens: int) -> None:
-        """tokens: of the largest step. Raises MemoryError."""
-        self._held: list[Tensor] = []  # what the tables point into
+    products: dict[ProductKey, Pair]
+
+    @staticmethod
+    def of(adapter: Adapter) -> AdapterPanels:
+        """Raises MemoryError."""
+        return AdapterPanels(
+            {
+                key: to_panels((torch.from_numpy(pair.a), torch.from_numpy(pair.b)))
+                for key, pair in adapter.products.items()
+            }
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for pair in self.products.values() for part in pair)
+
+    @property
+    def rank(self) -> int:
+        """The largest, as the kernels count it."""
+        return max(len(a) for a, _ in self.products.values())
+
+
+class CpuAdapters:
+    """The adapters of a model by number. Owns their matrices and the room for what is between two."""
+
+    def __init__(
+        self, shape: ModelShape, adapters: Sequence[Adapter], tokens: int, capacity: int | None = None
+    ) -> None:
+        """adapters: have the numbers from 0 on. tokens: of the largest step. capacity: numbers that there are (default:
+        as many as adapters). Raises MemoryError."""
+        self.shape = shape
+        self.capacity = len(adapters) if capacity is None else capacity
+        self._tokens = tokens
+        self._held: dict[int, AdapterPanels] = {}  # what the tables point into
         self._tables: dict[tuple[int, str], LoraTable] = {}
+        self._shrunk = torch.empty(0)
         for number, adapter in enumerate(adapters):
-            for key, pair in adapter.products.items():
-                table = self._table(shape, key.layer, key.part, len(adapters))
-                a, b = to_panels((torch.from_numpy(pair.a), torch.from_numpy(pair.b)))
-                table.set(number, key.expert, a, b)
-                self._held += [a, b]
+            self.put(number, AdapterPanels.of(adapter))
+
+    def workspace_bytes(self, rank: int) -> int:
+        """Of what is between the two matrices of adapters up to `rank`."""
+        return max(MOST_TABLES, 2 * self.shape.top_k) * self._tokens * rank * FLOAT32_BYTES
+
+    def put(self, number: int, panels: AdapterPanels) -> None:
+        """Only between two steps. Raises MemoryError."""
+        self._held[number] = panels
+        for key, (a, b) in panels.products.items():
+            self._table(key.layer, key.part).set(number, key.expert, a, b)
         rank = max((table.most_rank for table in self._tables.values()), default=0)
-        self._shrunk = torch.empty(max(MOST_TABLES, 2 * shape.top_k) * tokens * rank)
+        floats = self.workspace_bytes(rank) // FLOAT32_BYTES
+        if len(self._shrunk) < floats:
+            self._shrunk = torch.empty(floats)
+
+    def remove(self, number: int) -> None:
+        """Only between two steps, and when no row asks for it any more."""
+        for key in self._held.pop(number).products:
+            self._table(key.layer, key.part).set(number, key.expert, None, None)
 
     def layer(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
         """Of a step; None where no row of it asks for an adapter."""
         return None if rows is None else LayerAdapters(index, rows, self._tables, self._shrunk)
 
-    def _table(self, shape: ModelShape, layer: int, part: str, count: int) -> LoraTable:
+    def _table(self, layer: int, part: str) -> LoraTable:
         table = self._tables.get((layer, part))
         if table is None:
-            product = products_of(shape, layer)[part]
-            table = LoraTable(product.cols, product.rows, product.experts, count)
+            product = products_of(self.shape, layer)[part]
+            table = LoraTable(product.cols, product.rows, product.experts, self.capacity)
             self._tables[layer, part] = table
         return table
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
 from moeserve.models.interface import AttentionShape, GatedDeltaNetShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -12,9 +11,9 @@ from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 
 
 class CpuBatch:
-    """The rows of one step, on the host. `plan` describes their sequences to attention."""
+    """The rows of one step, on the host. `CpuDecoder.plan_attention` describes their sequences to attention."""
 
-    __slots__ = ("adapters", "kv_slots", "n", "plan", "positions", "states", "token_ids")
+    __slots__ = ("adapters", "kv_slots", "n", "positions", "states", "token_ids")
 
     def __init__(
         self,
@@ -22,7 +21,6 @@ class CpuBatch:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         kv_slots: torch.Tensor,
-        plan: AttentionPlan,
         states: StateSequences | None = None,
         adapters: AdapterRows | None = None,
     ) -> None:
@@ -32,9 +30,16 @@ class CpuBatch:
         self.token_ids = token_ids
         self.positions = positions
         self.kv_slots = kv_slots
-        self.plan = plan
         self.states = states
         self.adapters = adapters
+
+
+class SandwichWorkspace:
+    """What blocks between two norms need beside the others' buffers."""
+
+    def __init__(self, hidden: int, tokens: int) -> None:
+        self.block = torch.empty(tokens, hidden)  # a block's output, before its norm
+        self.sum = Activations(tokens, hidden, q8=False)  # of the parts of a feed-forward
 
 
 class DeltaWorkspace:
@@ -77,17 +82,17 @@ class CpuWorkspace:
         s = shape
         self.x = torch.empty(tokens, s.hidden_size, pin_memory=pinned)  # the residual stream
         self.y = Activations(tokens, s.hidden_size)  # its norm, the input of every block
-        self.q = torch.empty(tokens, 0 if s.latent else s.q_width)
+        self.q = torch.empty(
+            tokens, 0 if s.latent else s.q_width
+        )  # with k and v of the widest layer: forms.py
         self.k = torch.empty(tokens, s.kv_width)
         self.v = torch.empty(tokens, s.kv_width)
-        self.cos = torch.empty(tokens, s.heads.rotary_dim // 2)
-        self.sin = torch.empty(tokens, s.heads.rotary_dim // 2)
         is_gated = isinstance(s.heads, AttentionShape) and s.heads.is_gated
         self.gate = torch.empty(tokens if is_gated else 0, s.q_width)
-        widest_mixed = Activations(tokens, s.mixed_width)
-        self.attended = Activations(tokens, s.heads.output_width, within=widest_mixed)
+        self.widest_mixed = Activations(tokens, s.mixed_width)  # what mixers give to their last product
+        self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
-        self.delta = None if s.delta_net is None else DeltaWorkspace(s.delta_net, tokens, widest_mixed)
+        self.delta = None if s.delta_net is None else DeltaWorkspace(s.delta_net, tokens, self.widest_mixed)
         self.router_logits = torch.empty(tokens, s.num_experts)
         self.routing = RoutingWorkspace(tokens, s.num_experts, s.top_k)
         experts = [layer.moe.experts for layer in weights.layers if layer.moe is not None]

@@ -13,6 +13,7 @@ YARN_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 TOKEN_EMBD = "token_embd.weight"
 OUTPUT = "output.weight"  # missing: the embedding is the output matrix too (tied)
 OUTPUT_NORM = "output_norm.weight"
+ROPE_FREQS = "rope_freqs.weight"  # by which frequencies are divided
 
 ATTN_NORM = "attn_norm"
 ATTN_Q = "attn_q"
@@ -44,6 +45,12 @@ SSM_NORM = "ssm_norm"
 SSM_OUT = "ssm_out"
 FFN_NORM = "ffn_norm"
 POST_ATTENTION_NORM = "post_attention_norm"  # the same norm by another name, in some architectures
+# Of a layer whose blocks' outputs are normalised before they are added. There POST_ATTENTION_NORM is attention's.
+POST_FFW_NORM = "post_ffw_norm"
+POST_FFW_NORM_1 = "post_ffw_norm_1"  # of the dense feed-forward beside experts
+PRE_FFW_NORM_2 = "pre_ffw_norm_2"  # of the experts' input
+POST_FFW_NORM_2 = "post_ffw_norm_2"  # and output
+LAYER_OUTPUT_SCALE = "layer_output_scale"
 FFN_GATE = "ffn_gate"  # of a layer without experts
 FFN_UP = "ffn_up"
 FFN_DOWN = "ffn_down"
@@ -71,6 +78,10 @@ def of_part(part: str) -> str:
 
 def bias_of_part(part: str) -> str:
     return f"{part}.bias"
+
+
+def scale_of_part(part: str) -> str:
+    return f"{part}.scale"
 
 
 def in_layer(layer: int, name: str) -> str:

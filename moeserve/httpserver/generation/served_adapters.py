@@ -1,0 +1,78 @@
+"""The LoRA adapters that requests may name, and the orders to load and to unload some."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.messages.adapters import AdapterAnswer, LoadAdapter, ServedAdapter, UnloadAdapter
+from moeserve.messages.channels import AsyncPushChannel, ChannelFull
+
+TIMEOUT_S: Final = 600.0  # a large adapter on a slow disk; what is under way then goes on
+
+
+class ServedAdapters:
+    """What the router has said. `EngineClient` calls `told`, `received` and `failed`, the routes call the rest; all on
+    one event loop."""
+
+    def __init__(self, to_router: AsyncPushChannel, next_ticket: Callable[[], int]) -> None:
+        self._to_router = to_router
+        self._next_ticket = next_ticket
+        self._waiting: dict[int, asyncio.Future[AdapterAnswer]] = {}  # by ticket
+        self.by_name: Mapping[str, ServedAdapter] = {}
+
+    def told(self, adapters: Iterable[ServedAdapter]) -> None:
+        self.by_name = {adapter.name: adapter for adapter in adapters}
+
+    def received(self, answer: AdapterAnswer) -> None:
+        waiting = self._waiting.pop(answer.ticket, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def failed(self, cause: str) -> None:
+        """The router is lost, and with it what it was asked."""
+        for ticket in list(self._waiting):
+            self.received(AdapterAnswer(ticket, 503, f"the engine was restarted meanwhile: {cause}"))
+
+    async def load(self, name: str, path: Path, *, replaces: bool) -> str:
+        """Returns the success in words, when requests may name the adapter. Raises ApiError."""
+        return await self._ask(LoadAdapter(self._next_ticket(), name, os.fspath(path), replaces))
+
+    async def unload(self, name: str) -> str:
+        """As `load`, when no request may name it any more."""
+        return await self._ask(UnloadAdapter(self._next_ticket(), name))
+
+    async def _ask(self, order: LoadAdapter | UnloadAdapter) -> str:
+        waiting: asyncio.Future[AdapterAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[order.ticket] = waiting
+        try:
+            await self._to_router.send(order)
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await waiting
+        except (TimeoutError, ChannelFull) as error:
+            raise ApiError(503, "the engine does not answer at the moment", code="overloaded") from error
+        finally:
+            self._waiting.pop(order.ticket, None)
+        if answer.status != 200:
+            raise ApiError(answer.status, answer.message, param="lora_name" if answer.status == 404 else None)
+        return answer.message
+
+
+def path_within(directory: str, path: str) -> Path:
+    """The file or folder `path`, which may be relative to `directory`, an absolute path without links. Raises ApiError:
+    400 for one outside, whether it is there or not; 404 for one that is missing."""
+    try:
+        found = Path(os.path.realpath(Path(directory, path)))
+    except (OSError, ValueError) as error:  # a null byte, a loop of links
+        raise invalid("lora_path", "is no path") from error
+    if not found.is_relative_to(directory):
+        raise invalid("lora_path", "is not within the folder of --lora-dir")
+    if not found.exists():
+        raise ApiError(
+            404, f"lora_path: there is no {path[:500]!r} in the folder of --lora-dir", param="lora_path"
+        )
+    return found

@@ -1,0 +1,65 @@
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, which are vLLM's."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from moeserve.adapters.modules import is_name
+from moeserve.httpserver.generation.served_adapters import path_within
+from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.native.bodies import LoadAdapterRequest, UnloadAdapterRequest
+from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.errors import ApiError, invalid
+from moeserve.httpserver.transport.openapi import documented
+
+router = APIRouter(tags=["Adapters"])
+_TEXT: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+
+
+@router.post(
+    "/v1/load_lora_adapter",
+    openapi_extra=documented(LoadAdapterRequest),
+    response_class=Response,
+    responses=_TEXT,
+)
+async def load_adapter(request: Request) -> Response:
+    """Loads a LoRA adapter from the folder of --lora-dir. Answers when requests may name it."""
+    body = await read_body(request, LoadAdapterRequest)
+    service = service_of(request)
+    directory = _directory(service)
+    if not is_name(body.lora_name):
+        raise invalid("lora_name", "has characters that cannot be shown")
+    if body.lora_name == service.model_name or body.lora_name in service.aliases:
+        raise invalid("lora_name", "is a name of the model itself; choose another")
+    path = path_within(directory, body.lora_path)
+    text = await service.engine.adapters.load(body.lora_name, path, replaces=body.load_inplace)
+    return Response(text, media_type="text/plain")
+
+
+@router.post(
+    "/v1/unload_lora_adapter",
+    openapi_extra=documented(UnloadAdapterRequest),
+    response_class=Response,
+    responses=_TEXT,
+)
+async def unload_adapter(request: Request) -> Response:
+    """Ends a LoRA adapter's name at once; requests that run with it go on. Its memory is free when they have ended."""
+    body = await read_body(request, UnloadAdapterRequest)
+    service = service_of(request)
+    _directory(service)
+    text = await service.engine.adapters.unload(body.lora_name)
+    return Response(text, media_type="text/plain")
+
+
+def _directory(service: Service) -> str:
+    """Of --lora-dir. Raises ApiError."""
+    directory = service.config.lora_dir
+    if directory is None:
+        message = "adapters cannot be loaded or unloaded: the server was started without --lora-dir"
+        raise ApiError(403, message, code="not_allowed")
+    service.engine.require_ready()
+    return directory

@@ -1,0 +1,63 @@
+"""What layers with one form of attention share in a step on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import AttentionPlan
+from moeserve.kernels.stream_operands import Activations, Heads
+from moeserve.models.blocks.cpu.workspace import CpuWorkspace
+from moeserve.models.blocks.rope import rope_tables
+from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.latent import AttentionForm, LatentAttentionShape
+
+
+class CpuForm:
+    """Heads, the angles of all positions, and a step's buffers, which lie in those of the workspace. Owns `plan`."""
+
+    def __init__(
+        self,
+        shape: AttentionShape | LatentAttentionShape,
+        model: ModelShape,
+        space: CpuWorkspace,
+        max_model_len: int,
+        rope_factors: Tensor | None,
+    ) -> None:
+        """shape: of any layer of this form."""
+        tokens = len(space.x)
+        self.heads = _heads_of(shape)
+        self.plan = AttentionPlan()  # of the step's sequences
+        self._all_cos, self._all_sin = rope_tables(model, max_model_len, shape.form, rope_factors)
+        self.cos = torch.empty(tokens, shape.rotary_dim // 2)
+        self.sin = torch.empty(tokens, shape.rotary_dim // 2)
+        if isinstance(shape, AttentionShape):
+            self.q, self.k, self.v = (
+                memory.view(-1)[: tokens * width].view(tokens, width)
+                for memory, width in zip(
+                    (space.q, space.k, space.v),
+                    (shape.q_width, shape.kv_width, shape.kv_width),
+                    strict=True,
+                )
+            )
+        self.attended = Activations(tokens, shape.output_width, within=space.widest_mixed)
+
+    def take_angles(self, positions: Tensor) -> None:
+        """Of the step's rows. positions: int64 [n]."""
+        n = len(positions)
+        torch.index_select(self._all_cos, 0, positions, out=self.cos[:n])
+        torch.index_select(self._all_sin, 0, positions, out=self.sin[:n])
+
+
+def forms_of(
+    model: ModelShape, space: CpuWorkspace, max_model_len: int, rope_factors: Tensor | None
+) -> dict[AttentionForm, CpuForm]:
+    """One for each form of the model's layers."""
+    kinds = {layer.attention.form: layer.attention for layer in model.layers if layer.attention is not None}
+    return {form: CpuForm(shape, model, space, max_model_len, rope_factors) for form, shape in kinds.items()}
+
+
+def _heads_of(shape: AttentionShape | LatentAttentionShape) -> Heads:
+    if isinstance(shape, LatentAttentionShape):
+        return Heads(shape.num_heads, shape.head_parts, shape.head_dim, shape.rank)
+    return Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
