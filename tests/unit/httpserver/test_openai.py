@@ -281,7 +281,10 @@ def test_the_result_of_a_tool_that_returns_nothing(server: HttpServer) -> None:
     """Clients send null for it: the template gets an empty result."""
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
-    body = {"messages": [*CHAT, asked, {"role": "tool", "tool_call_id": "1", "content": None}], "max_tokens": 1}
+    body = {
+        "messages": [*CHAT, asked, {"role": "tool", "tool_call_id": "1", "content": None}],
+        "max_tokens": 1,
+    }
     assert server.post("/v1/chat/completions", body).status_code == 200
     prompt = server.tokenizer.decode(tokens_of(server.requests[0]), skip_special=False)
     assert "<tool_response>\n\n</tool_response>" in prompt
