@@ -13,17 +13,8 @@ from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestErro
 from moeserve.router.core.beam_search import BeamSearch
 from moeserve.router.core.limits import Limits
 from tests.support.beams import Wanted, requests
-from tests.support.router_world import (
-    STOP_TOKEN,
-    World,
-    final_error,
-    final_item,
-    ints,
-    make_world,
-    request,
-    rows_of,
-    top_tokens,
-)
+from tests.support.checking_worker import STOP_TOKEN, ints, top_tokens
+from tests.support.router_world import World, final_error, final_item, make_world, request, rows_of
 
 PROMPT = [5, 6, 7, 8, 9]
 

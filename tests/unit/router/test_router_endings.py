@@ -12,14 +12,8 @@ from moeserve.messages.steps import Sampled, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.plans_in_flight import ProtocolError
 from moeserve.router.core.scheduler import Scheduler
-from tests.support.router_world import (
-    STOP_TOKEN,
-    final_error,
-    final_item,
-    make_world,
-    request,
-    rows_of,
-)
+from tests.support.checking_worker import STOP_TOKEN
+from tests.support.router_world import final_error, final_item, make_world, request, rows_of
 
 # -------------------------------------------------------------------- endings
 
