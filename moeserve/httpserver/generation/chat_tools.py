@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.tool_use import Tool, ToolUse
@@ -80,7 +80,21 @@ class AllowedToolsChoice(RequestModel):
 
 
 ToolMode = Literal["none", "auto", "required"]
-ToolChoice = ToolMode | NamedToolChoice | AllowedToolsChoice
+
+
+def _kind_of_choice(choice: Any) -> str:
+    kind = choice.get("type", "function") if isinstance(choice, dict) else getattr(choice, "type", "")
+    return "allowed_tools" if kind == "allowed_tools" else "function"
+
+
+# Told apart by their type: a model that is tried in vain takes the other's fields for unknown ones, and tells them.
+ToolChoice = (
+    ToolMode
+    | Annotated[
+        Annotated[NamedToolChoice, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+        Discriminator(_kind_of_choice),
+    ]
+)
 
 
 def chat_tool_use(tools: list[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:
