@@ -20,8 +20,8 @@ PYTHON ?= python3
 VENV := .venv
 UNIT_VENV := .venv-unit
 COMMITS ?= main..HEAD
-# Processes that run tests.
-JOBS ?= 2
+# Processes that run tests: one more than the smallest machine has cores, as tests of servers often wait.
+JOBS ?= 3
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -34,7 +34,7 @@ BUILD_INPUTS := pyproject.toml moeserve/version.py CMakeLists.txt $(CSRC)
 serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-# First in two processes, a file of tests in one of them; then the few that need the machine to themselves.
+# First in JOBS processes, a file of tests in one of them; then the few that need the machine to themselves.
 test: lint browser
 	$(BIN)/python -m pytest -m "not slow and not alone" -n $(JOBS) --dist loadfile
 	$(BIN)/python -m pytest -m "alone and not slow"

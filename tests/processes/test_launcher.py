@@ -174,6 +174,7 @@ def test_a_lost_httpserver_is_replaced_and_the_router_told(start: Callable[..., 
 
 def test_httpservers_that_die_again_and_again_end_the_server(start: Callable[..., Run]) -> None:
     run = start("httpserver:bug while serving").until_ready()
+    (run.directory / "go").touch()
     assert run.end() == EXIT_ENGINE_LOST
     assert run.log.count("httpserver died (exit code 1): RuntimeError: a bug while serving") == 3, run.log
     assert "processes crashed 3 times in a minute" in run.log
@@ -218,6 +219,7 @@ def test_bugs_while_serving_are_logged_with_their_cause_and_three_end_the_server
     start: Callable[..., Run],
 ) -> None:
     run = start("detokenizer:bug while serving").until_ready()
+    (run.directory / "go").touch()
     assert run.end() == EXIT_ENGINE_LOST
     assert run.log.count("detokenizer died (exit code 1): RuntimeError: a bug while serving") == 3, run.log
     assert "processes crashed 3 times in a minute" in run.log
