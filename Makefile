@@ -20,8 +20,8 @@ PYTHON ?= python3
 VENV := .venv
 UNIT_VENV := .venv-unit
 COMMITS ?= main..HEAD
-# Processes that run tests: one more than the smallest machine has cores, as tests of servers often wait.
-JOBS ?= 3
+# Processes that run tests.
+JOBS ?= 2
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
