@@ -67,7 +67,8 @@ def own_server(tiny_model: Path, tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.cpu_engine("answers are bit-equal whatever shares their steps")
-@pytest.mark.parametrize("count", [4, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/processes/test_launcher_upgrades.py has what the launcher does
+@pytest.mark.parametrize("count", [4, 32])
 def test_an_upgrade_ends_no_stream_and_refuses_nobody(own_server: Server, count: int) -> None:
     prompts = [f"{i} {TEXT}" for i in range(count)]
     expected = [answer(own_server, prompt) for prompt in prompts]
