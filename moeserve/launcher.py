@@ -60,6 +60,7 @@ from moeserve.messages.schema import (
     ToLauncher,
 )
 from moeserve.process import die_with
+from moeserve.process_limits import prepare_limits
 from moeserve.process_table import DETOKENIZER, HTTPSERVER, LINK, PROCESSES, ROUTER, WORKER, ProcessTable
 from moeserve.replacement import Replacement
 from moeserve.runtime_directory import runtime_directory
@@ -86,6 +87,7 @@ def launch(config: ServerConfig, package: str = "moeserve") -> int:
     setproctitle("moeserve: launcher")
     with ExitStack() as stack:
         try:
+            prepare_limits()
             paths = RuntimePaths(stack.enter_context(runtime_directory()))
             is_next = LAUNCHER_PID_ENV in os.environ
             if is_next:

@@ -109,6 +109,7 @@ def _answer_errors(app: Application) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
+    app.add_exception_handler(MemoryError, _no_memory)
     app.add_exception_handler(Exception, _bug)
 
 
@@ -154,6 +155,12 @@ def _suggestion(request: Request) -> str:
 
 async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)  # it left while it sent its body; nobody reads this
+
+
+async def _no_memory(request: Request, error: Exception) -> Response:
+    """Answers what --max-process-memory leaves no room for."""
+    message = "the server has no memory for this request: make it smaller, or try again later"
+    return _respond(request, ApiError(503, message, code="out_of_memory"))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

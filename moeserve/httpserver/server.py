@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Coroutine, Iterable, Iterator
@@ -45,7 +44,6 @@ log = logging.getLogger(__name__)
 LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
 FIRST_BYTES_S: Final = 1.0  # for the first request of a connection that was accepted just before a hand-over
 READY_INTERVAL_S: Final = 0.02  # between two looks
-MAX_OPEN_FILES: Final = 65536
 SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
 
 
@@ -65,7 +63,6 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         )
     table = ApiTable(apis)
     states = table.open_states(config)
-    _allow_open_files()
     context = zmq.asyncio.Context(process.context)
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
@@ -101,14 +98,6 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
             state.close()
         to_router.close()
         inbox.close()
-
-
-def _allow_open_files() -> None:
-    """Raises the soft limit of open files: the usual 1024 is less than the connections that the queue holds."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Server(uvicorn.Server):
