@@ -32,9 +32,9 @@ MIB = 1 << 20
     ],
 )
 def test_a_limit_that_is_too_low_is_told(kind: int, limit: int, said: str) -> None:
+    flags = ["--port", "0", "--model", str(TINY_MODEL), "--max-total-tokens", "1000000"]
     result = subprocess.run(
-        [sys.executable, str(REPOSITORY / "launch.py"), "--port", "0", "--model", str(TINY_MODEL)]
-        + ["--max-total-tokens", "1000000"],
+        [sys.executable, str(REPOSITORY / "launch.py"), *flags],
         env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)},
         preexec_fn=lambda: resource.setrlimit(kind, (limit, limit)),
         stdin=subprocess.DEVNULL,
