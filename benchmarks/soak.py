@@ -43,6 +43,7 @@ FLAGS = [
     *("--max-num-seqs", "16", "--max-num-queued-reqs", str(QUEUE), "--max-total-tokens", "65536"),
     *("--step-timeout", "5", "--max-engine-crashes", "1000"),
 ]
+BATCH = 25  # faults, after which nothing may be left over
 WHOLE_S = 90.0  # for all processes to be back
 SAME_MEMORY = 1.05
 MEMORY_GRAIN = 8 << 20  # bytes by which a process's memory may differ besides
@@ -245,7 +246,7 @@ async def run(soak: Soak, faults: int, minutes: float) -> Counter[str]:
         at_first: dict[str, int] = {}
         while done.total() < faults and time.monotonic() < deadline and not soak.wrong:
             async with clients(soak):
-                for _ in range(50):
+                for _ in range(BATCH):
                     (fault,) = soak.rng.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])
                     soak.fault = fault.__name__
                     await fault(http)
