@@ -21,8 +21,8 @@ PYTHON ?= python3
 VENV := .venv
 UNIT_VENV := .venv-unit
 COMMITS ?= main..HEAD
-# Processes that run tests.
-JOBS ?= 2
+# Processes that run tests: one more than the cores of the smallest machine, for they often wait.
+JOBS ?= 3
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every server that a test starts, and the second run of pytest, would compile the modules anew.
