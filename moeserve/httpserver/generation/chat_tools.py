@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.tool_use import Tool, ToolUse
@@ -16,6 +16,7 @@ from moeserve.httpserver.transport.request_model import (
     JsonSchemaDict,
     Label,
     RequestModel,
+    check_depth,
 )
 
 MAX_TOOLS: Final = 512
@@ -132,9 +133,17 @@ def tool_use(
     )
 
 
+def _to_json_text(arguments: Any) -> Any:
+    return json.dumps(check_depth(arguments)) if isinstance(arguments, dict) else arguments
+
+
 class FunctionCall(RequestModel):
     name: Annotated[str, Field(max_length=1024)]
-    arguments: Annotated[str, Field(description="JSON text.")] = "{}"
+    arguments: Annotated[
+        str,
+        BeforeValidator(_to_json_text, json_schema_input_type=str | dict[str, Any]),
+        Field(description="JSON text, or the object itself."),
+    ] = "{}"
 
 
 class ToolCallMessage(RequestModel):

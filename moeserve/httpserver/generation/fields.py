@@ -18,10 +18,15 @@ def one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _stop_strings(value: Any) -> Any:
+    """An empty string alone asks for nothing, as an empty list does."""
+    return [] if value == "" else one_or_many(value)
+
+
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 StopStrings = Annotated[
     list[StopString],
-    BeforeValidator(one_or_many, json_schema_input_type=str | list[str]),
+    BeforeValidator(_stop_strings, json_schema_input_type=str | list[str]),
     Field(max_length=16, description="At most 16 strings that end the text; not part of it."),
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
