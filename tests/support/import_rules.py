@@ -17,6 +17,7 @@ FRAME = {
     "moeserve.tracing",
     "moeserve.version",
     "moeserve.units",
+    "moeserve.process_limits",
 }
 
 # One package an architecture; `models.registry` alone may name them.
@@ -117,6 +118,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.tracing": {"moeserve.config", "moeserve.errors", "moeserve.version"},
     "moeserve.version": set(),
     "moeserve.units": set(),
+    "moeserve.process_limits": {"moeserve.errors", "moeserve.units"},
     "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME | {"moeserve.adapters.modules"},

@@ -73,7 +73,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """Thinking that another server has encrypted; nobody can read it here."""
+    """Thinking that Anthropic's servers have encrypted, of a conversation that began there: nobody else can read it."""
 
     type: Literal["redacted_thinking"]
     data: Annotated[str, NO_EFFECT]

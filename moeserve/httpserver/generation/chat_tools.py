@@ -13,6 +13,7 @@ from moeserve.httpserver.generation.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
     MAX_VALUES,
     NO_EFFECT,
+    FreeDict,
     JsonSchemaDict,
     Label,
     RequestModel,
@@ -133,17 +134,21 @@ def tool_use(
     )
 
 
-def _to_json_text(arguments: Any) -> Any:
-    return json.dumps(check_depth(arguments)) if isinstance(arguments, dict) else arguments
+def _arguments_as_text(value: Any) -> Any:
+    return json.dumps(check_depth(value), ensure_ascii=False) if isinstance(value, dict) else value
+
+
+# Some clients, and every template, have them as the object itself.
+CallArgumentsText = Annotated[
+    str,
+    BeforeValidator(_arguments_as_text, json_schema_input_type=str | FreeDict),
+    Field(description="JSON text, or the object."),
+]
 
 
 class FunctionCall(RequestModel):
     name: Annotated[str, Field(max_length=1024)]
-    arguments: Annotated[
-        str,
-        BeforeValidator(_to_json_text, json_schema_input_type=str | dict[str, Any]),
-        Field(description="JSON text, or the object itself."),
-    ] = "{}"
+    arguments: CallArgumentsText = "{}"
 
 
 class ToolCallMessage(RequestModel):

@@ -74,10 +74,10 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, NO_EFFECT] = False
 
 
-# The others are parts of items that no response has here, so they ask for nothing.
 Include = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
+    # Of images, and of hosted tools, which are dropped: no answer has these parts.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",

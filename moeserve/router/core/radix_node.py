@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,3 +67,18 @@ def common_tokens(tokens: bytes, at: int, stretch: bytes | bytearray) -> int:
         else:
             high = middle
     return low
+
+
+def walk(node: Node, tokens: bytes) -> Iterator[tuple[Node, int]]:
+    """The nodes below `node` that spell a prefix of `tokens`, each with how many of its tokens match."""
+    at, end = 0, len(tokens)
+    while at < end:
+        child = node.children.get(tokens[at : at + TOKEN_BYTES])
+        if child is None:
+            return
+        common = common_tokens(tokens, at, child.tokens)
+        yield child, common
+        if common < len(child.slots):
+            return
+        node = child
+        at += common * TOKEN_BYTES

@@ -141,11 +141,6 @@ def test_the_prompt_has_tools_calls_and_results(server: HttpServer, openai: Open
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>' in prompt
     assert "<think>\nHm.\n</think>" in prompt
     assert "<tool_response>\nRain.\n</tool_response>" in prompt
-    # Some clients send the arguments as an object, and a stop string that is none.
-    call["function"] = {"name": "weather", "arguments": {"city": "Paris"}}
-    openai.chat.completions.create(model=NAME, messages=messages, tools=TOOLS, stop="")
-    assert prompt_of(server) == prompt
-    assert server.requests[-1].text.stop == ()
 
 
 def test_what_is_required_travels_as_a_grammar(server: HttpServer, openai: OpenAI) -> None:

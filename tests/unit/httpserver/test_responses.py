@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import pytest
 from openai import OpenAI
-from openai.types.responses import ResponseIncludable
 
 from tests.support.http_harness import NAME, HttpServer, say, tokens_of
 from tests.support.scripted_answers import ANSWER, PARIS, REASONING_TOKENS, RESPONSES_TOOLS, prompt_of
@@ -46,11 +45,6 @@ def test_responses(openai: OpenAI) -> None:
     assert response.status == "completed"
     assert response.usage is not None
     assert response.usage.output_tokens_details.reasoning_tokens == REASONING_TOKENS
-
-
-def test_parts_of_calls_that_run_at_openai_may_be_asked_for(openai: OpenAI) -> None:
-    parts: Any = get_args(ResponseIncludable)
-    assert openai.responses.create(model=NAME, input="Hi", include=parts).status == "completed"
 
 
 def test_responses_stream(openai: OpenAI) -> None:
