@@ -46,7 +46,7 @@ from moeserve.child_process import ServerProcess
 from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.heartbeats import Heartbeats
-from moeserve.launched_config import write_config
+from moeserve.launched_config import pinned, write_config
 from moeserve.listeners import Listeners, open_listeners, url_of, with_addresses
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
@@ -198,6 +198,18 @@ class Launcher:
                 log.info("stopped while starting")
                 return False
             self._sleep()
+        return self._pin_config()
+
+    def _pin_config(self) -> bool:
+        """For a worker that reads it anew (see `pinned`), at a time when the disk is seldom full. False when it cannot
+        be written."""
+        engine = self.ready[WORKER].engine
+        if engine is not None:
+            try:
+                write_config(pinned(self.config, engine), self.paths)
+            except OSError as error:
+                log.error("%s", error)
+                return False
         return True
 
     def _report_ready(self) -> None:

@@ -280,7 +280,6 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.child_process",
         "moeserve.crash_count",
         "moeserve.heartbeats",
-        "moeserve.launched_config",
         "moeserve.process_table",
     },
     "moeserve.succession": {"moeserve.config", "moeserve.listeners", "moeserve.systemd"},

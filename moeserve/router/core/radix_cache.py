@@ -20,11 +20,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from moeserve.router.core.eviction_order import EvictionOrder, is_idle_leaf
-from moeserve.router.core.radix_node import TOKEN_BYTES, Namespace, Node, depth, walk
+from moeserve.router.core.radix_node import TOKEN_BYTES, Namespace, Node, Snapshot, depth, walk
 
 if TYPE_CHECKING:
     from moeserve.router.core.block_log import BlockLog
-    from moeserve.router.core.snapshots import Snapshot
 
 
 class RadixCache:
