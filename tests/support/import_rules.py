@@ -95,6 +95,7 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve.messages",
             "moeserve.chatformat",
             "moeserve.grammar.spec",
+            "moeserve.version",
         }
         for api in HTTP_APIS
     },
