@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from moeserve.httpserver import anthropic, lightllm, native, ollama, openai, responses, web
+from moeserve.httpserver import anthropic, lightllm, llama_server, native, ollama, openai, responses, web
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access
 from moeserve.httpserver.observability.request_record import record_of_request
@@ -33,6 +33,7 @@ APIS: Final[tuple[Api, ...]] = (
     responses.API,
     anthropic.API,
     lightllm.API,
+    llama_server.API,
     ollama.API,
     native.API,
     web.API,

@@ -68,7 +68,7 @@ FAMILY_NEEDS = READERS | {
 
 # Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
 # knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "lightllm", "ollama")
+HTTP_APIS = ("openai", "responses", "anthropic", "lightllm", "llama_server", "ollama")
 HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {"moeserve.config", "moeserve.errors", "moeserve.logs"},
     "moeserve.httpserver.observability": {
@@ -95,6 +95,7 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve.messages",
             "moeserve.chatformat",
             "moeserve.grammar.spec",
+            "moeserve.version",
         }
         for api in HTTP_APIS
     },
