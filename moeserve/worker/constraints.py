@@ -24,6 +24,7 @@ from moeserve.grammar.engine import STACK_BYTES, Bits, CompiledGrammar, GrammarE
 from moeserve.grammar.errors import GrammarError
 from moeserve.messages.sampling import SamplingParams, Thinking
 from moeserve.messages.steps import COSTLY_MASK_MS
+from moeserve.worker.compilation_queue import CompilationQueue
 from moeserve.worker.guide import Guide
 
 Int32s = NDArray[np.int32]
@@ -79,6 +80,7 @@ class Constraints:
         with threads_with_stack(STACK_BYTES):
             self._engine = self._compiler.submit(build_engine)
             self._helper.submit(int)  # it starts its thread
+        self._compilations = CompilationQueue(self._compiler, self._compile_now)
         self._max_num_seqs = max_num_seqs
         self._compilation_wait = compilation_wait
         self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()  # the oldest use first
@@ -90,27 +92,30 @@ class Constraints:
             int, Future[dict[int, _Next]]
         ] = {}  # by slot: the newest job, whose result has the slot
 
-    def bind(self, slot: int, sampling: SamplingParams, output_ids: Int32s) -> None:
-        """Overwrites whatever the slot held. `output_ids` are there when a preempted request goes on."""
+    def bind(self, slot: int, sampling: SamplingParams, output_ids: Int32s, key_name: str = "") -> None:
+        """Overwrites whatever the slot held. `output_ids` are there when a preempted request goes on. Grammars of
+        different `key_name`s are compiled in turns."""
         self._next.pop(slot, None)
         self._unstarted.pop(slot, None)
         self._late.discard(slot)
         if sampling.grammar or sampling.thinking is not None or sampling.bad_sequences:
-            compiled = self._compile(sampling.grammar) if sampling.grammar else None
+            compiled = self._compile(sampling.grammar, key_name) if sampling.grammar else None
             self._unstarted[slot] = _Unstarted(
                 compiled, sampling.thinking, sampling.bad_sequences, output_ids.tolist()
             )
             if compiled is None or compiled.done():
                 self._begin(slot)
 
-    def _compile(self, grammar: str) -> Future[CompiledGrammar]:
+    def _compile(self, grammar: str, key_name: str) -> Future[CompiledGrammar]:
         """The same one for all requests with this grammar, compiled or not."""
         compiled = self._compiled.get(grammar)
         if compiled is None:
-            compiled = self._compiled[grammar] = self._compiler.submit(self._compile_now, grammar)
+            compiled = self._compiled[grammar] = Future()
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
+        if not compiled.done():
+            self._compilations.add(key_name, grammar, compiled)
         return compiled
 
     def _compile_now(self, grammar: str) -> CompiledGrammar:
