@@ -23,6 +23,13 @@ class ServerConfig(ApiConfig):
         "served",
         metavar="MODEL",
     )
+    revision: str | None = option(
+        None,
+        "Model",
+        "commit, branch or tag of a model on the hub; a commit's whole hash pins what is served (default: the newest "
+        "commit of the main branch)",
+        metavar="REVISION",
+    )
     served_model_name: str | None = option(
         None,
         "Model",

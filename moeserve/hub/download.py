@@ -37,6 +37,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
     RevisionResolutionError,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
@@ -46,6 +47,7 @@ from moeserve.models.registry import family_of_config
 from moeserve.models.sources.huggingface.json_files import read_json
 
 from .choice import choose
+from .content import check_content
 from .errors import HubError
 from .names import HubName
 from .progress import DownloadProgress
@@ -56,11 +58,12 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, 
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
-def fetch(name: HubName) -> Path:
-    """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. Raises HubError."""
+def fetch(name: HubName, revision: str | None = None) -> Path:
+    """The model's local path, a .gguf file or a folder: from the cache, else downloaded first, and its hash compared
+    with the hub's. `revision`: a commit, a branch or a tag; None: the default branch. Raises HubError."""
     with _explained(name):
-        listing = _online(name.repo)
-        commit, sizes = listing or _cached(name)
+        listing = _online(name.repo, revision)
+        commit, sizes = listing or _cached(name, revision)
         try:
             files = choose(name, sizes)
         except HubError as error:
@@ -75,12 +78,12 @@ def fetch(name: HubName) -> Path:
     return first if first.suffix == ".gguf" else first.parent
 
 
-def _online(repo: str) -> tuple[str, dict[str, int]] | None:
-    """The newest commit, and the bytes of each of its files; None when the hub cannot be reached but the cache knows a
-    commit."""
+def _online(repo: str, wanted: str | None) -> tuple[str, dict[str, int]] | None:
+    """The commit of the revision `wanted`, and the bytes of each of its files; None when the hub cannot be reached but
+    the cache knows a commit."""
     api = HfApi()
     try:
-        revision = api.resolve_revision(repo)
+        revision = api.resolve_revision(repo, revision=wanted)
         info = api.model_info(repo, revision=revision.resolved, files_metadata=True)
     except (httpx2.TransportError, OfflineModeIsEnabled):
         return None
@@ -92,12 +95,16 @@ def _online(repo: str) -> tuple[str, dict[str, int]] | None:
         return None
     if not _COMMIT.fullmatch(revision.resolved):  # it becomes a folder's name
         raise HubError(f"{repo}: what {constants.ENDPOINT} answers is no hub's; check HF_ENDPOINT")
+    if wanted is not None and _COMMIT.fullmatch(wanted) and revision.resolved != wanted:
+        raise HubError(
+            f"{repo}: commit {wanted} was asked for, and {constants.ENDPOINT} has {revision.resolved}"
+        )
     return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 
-def _cached(name: HubName) -> tuple[str, dict[str, int]]:
+def _cached(name: HubName, revision: str | None) -> tuple[str, dict[str, int]]:
     """The same of what was downloaded before."""
-    folder = Path(snapshot_download(name.repo, local_files_only=True))
+    folder = Path(snapshot_download(name.repo, revision=revision, local_files_only=True))
     log.warning("the hub cannot be reached: %s is taken from the cache", name)
     files = [path for path in folder.rglob("*") if path.is_file()]
     return folder.name, {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
@@ -142,6 +149,8 @@ def _download(name: HubName, commit: str, files: list[str]) -> None:
                     _fetch_blob(name, blob, progress)
     for blob in blobs:
         hf_hub_download(name.repo, blob.file, revision=commit)  # finds the content, links the name to it
+        if blob in fresh and blob.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            check_content(f"{name}: {blob.file}", blob.path, blob.path.name)
 
 
 def _blob(name: HubName, commit: str, file: str) -> _Blob:
@@ -175,6 +184,7 @@ def _fetch_blob(name: HubName, blob: _Blob, progress: DownloadProgress) -> None:
                 displayed_filename=blob.file,
                 tqdm_class=cast(Any, progress.file),
             )
+        check_content(f"{name}: {blob.file}", blob.partial, blob.path.name)
         os.replace(blob.partial, blob.path)
 
 
@@ -212,6 +222,8 @@ def _explained(name: HubName) -> Iterator[None]:
         raise HubError(
             f"{name}: access has to be granted: ask for it at {hub}/{name.repo}, then set HF_TOKEN to a token of yours"
         ) from error
+    except RevisionNotFoundError as error:
+        raise HubError(f"{name}: the repository has no such revision; check --revision") from error
     except RepositoryNotFoundError as error:
         raise HubError(
             f"{name}: neither a local path nor a repository that {hub} shows us; check the name, or set HF_TOKEN if it "

@@ -43,5 +43,5 @@ class CompilationQueue:
             return
         try:
             compiled.set_result(self._compile_grammar(grammar))
-        except BaseException as error:  # as an executor does: whoever waits gets it
+        except BaseException as error:  # noqa: BLE001  any failure, Rust's panics too: whoever waits gets it
             compiled.set_exception(error)

@@ -31,6 +31,7 @@ class Hub:
     break_after: int | None = None  # bytes of a file, after which every connection breaks
     stall_after: int | None = None  # bytes, after which nothing comes any more
     down: bool = False  # 503 for everything
+    damaged: bool = False  # the first byte of every file's content is another
     other: str | None = None  # the answer to everything, of a server that is no hub
     port: int = 0
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
@@ -84,6 +85,8 @@ class Hub:
         refusal = self._refusal(request)
         if refusal is not None:
             return refusal
+        if request.match_info.get("revision", "main") not in ("main", "v1", COMMIT):
+            return web.Response(status=404, headers={"X-Error-Code": "RevisionNotFound"})
         folder = self.root / request.match_info["org"] / request.match_info["repo"]
         siblings = []
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -103,7 +106,7 @@ class Hub:
         if not path.is_file():
             return web.Response(status=404, headers=headers | {"X-Error-Code": "EntryNotFound"})
         if path.stat().st_size < LARGE:
-            return web.Response(body=path.read_bytes(), headers=headers | {"ETag": f'"{sha(path)[:40]}"'})
+            return web.Response(body=path.read_bytes(), headers=headers | {"ETag": f'"{git_blob(path)}"'})
         headers |= {"X-Linked-ETag": f'"{sha(path)}"', "X-Linked-Size": str(path.stat().st_size)}
         headers["Location"] = f"http://localhost:{self.port}/cdn/{info['org']}/{info['repo']}/{info['file']}"
         return web.Response(status=302, headers=headers)
@@ -112,6 +115,8 @@ class Hub:
         self.leaked += request.headers.getall("Authorization", [])
         info = request.match_info
         body = (self.root / info["org"] / info["repo"] / info["file"]).read_bytes()
+        if self.damaged:
+            body = b"!" + body[1:]
         span = request.http_range
         start = span.start or 0
         status = 206 if "Range" in request.headers else 200
@@ -129,6 +134,11 @@ class Hub:
                 return response
         await response.write(body[start:])
         return response
+
+
+def git_blob(path: Path) -> str:
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def sha(path: Path) -> str:
