@@ -345,6 +345,15 @@ class ServerConfig(ApiConfig):
     max_engine_crashes: int = option(
         3, "Server", "crashes of the server's processes within a minute that end it", low=1, high=1000
     )
+    max_process_memory: float | None = option(
+        None,
+        "Server",
+        "most memory that httpserver, the router and the detokenizer each take beyond what they have when they are "
+        "ready, so that a request that needs more ends, and not the machine's memory (default: no bound)",
+        low=0.05,
+        high=1e6,
+        metavar="GIB",
+    )
     drain_delay: float = option(
         0.0,
         "Server",

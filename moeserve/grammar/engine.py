@@ -46,7 +46,7 @@ class GrammarEngine:
     """The vocabulary in llguidance's form: for 151,936 tokens 0.5 s to build and 70 MB to keep. For one thread; what
     it has compiled may be used by another.
 
-    It remembers nothing: the worker keeps what is compiled (`Constraints`), httpserver what has passed its check
+    It remembers nothing: the worker keeps what is compiled (`GrammarCompiler`), httpserver what has passed its check
     (`GrammarChecker`).
     """
 

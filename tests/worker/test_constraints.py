@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeserve.grammar.engine import CompiledGrammar, GrammarEngine
+from moeserve.grammar.engine import GrammarEngine
 from moeserve.grammar.spec import Choice, Ebnf, JsonSchema
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams, Thinking
@@ -200,7 +200,7 @@ def test_an_answer_may_come_without_a_thought(world: World) -> None:
 def test_a_grammar_that_is_not_compiled_yet_does_not_hold_up_the_others() -> None:
     """Its request is late in every step until it is bound again, and then is as if it had come only now."""
     world = World(compilation_wait=0.0)
-    compiler = world.constraints._compiler
+    compiler = world.constraints._compiler._thread
     yes = params(seed=6, grammar=to_grammar(Choice(["yes"])))
     world.bind(0, params(seed=5))
     compiler.submit(int).result()
@@ -292,31 +292,3 @@ def test_a_bad_sequence_gives_way_where_nothing_else_may_come() -> None:
     )
     guide.accept(first)
     assert allowed_by(guide, engine) == only
-
-
-def test_grammars_of_keys_are_compiled_in_turns() -> None:
-    """Also one that another key has sent before: it counts with the key whose turn comes first."""
-    order: list[str] = []
-    may_begin = threading.Event()
-
-    class Recording(GrammarEngine):
-        def compile(self, grammar: str) -> CompiledGrammar:
-            order.append(grammar)
-            return super().compile(grammar)
-
-    def build() -> GrammarEngine:
-        assert may_begin.wait(60)
-        return Recording(TOKENIZER)
-
-    constraints = Constraints(8, build, compilation_wait=60)
-    grammars = [to_grammar(Choice([text])) for text in "abcde"]
-    of_greedy = [*grammars, grammars[0]]
-    for slot, grammar in enumerate(of_greedy):
-        constraints.bind(slot, params(grammar=grammar), NONE, "greedy")
-    constraints.bind(6, params(grammar=grammars[4]), NONE, "other")
-    constraints.bind(7, params(grammar=to_grammar(Choice(["z"]))), NONE, "other")
-    may_begin.set()
-    constraints.masks_for(np.arange(8, dtype=np.int32))
-    constraints.close()
-    a, b, c, d, e = grammars
-    assert order == [a, e, b, to_grammar(Choice(["z"])), c, d]
