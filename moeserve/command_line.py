@@ -143,7 +143,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
     number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
     another UserError, when it cannot be had."""
-    model, api_name = _find(config.model, config.revision)
+    model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     names = config.served_model_name or api_name
     return dataclasses.replace(
         config,
@@ -188,18 +188,15 @@ def demonstration_model() -> Path:
     return Path(str(importlib.resources.files("moeserve") / "assets" / DEMONSTRATION_MODEL))
 
 
-def _find(text: str, revision: str | None) -> tuple[Path, str]:
-    """The model's path and its name in the API: what lies at the path `text`, else what has that name on the hub, of
-    which `revision` is one. "" is the demonstration model."""
-    path = Path(text).expanduser() if text else demonstration_model()
-    name = None if path.exists() or not text else parse_name(text)
+def _find(text: str) -> tuple[Path, str]:
+    """The model's path and its name in the API: what lies at the path `text`, else what has that name on the hub."""
+    path = Path(text).expanduser()
+    name = None if path.exists() else parse_name(text)
     if name is None:
-        if revision is not None:
-            raise ConfigError(f"--revision: {path} is no model of the hub; leave it out")
         return _local(path)
     from moeserve.hub.download import fetch  # only who asks for it needs the hub's library
 
-    return fetch(name, revision), str(name)
+    return fetch(name), str(name)
 
 
 def _local(model: Path) -> tuple[Path, str]:

@@ -8,6 +8,7 @@ where the library looks for them; it does all the rest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -47,7 +48,6 @@ from moeserve.models.registry import family_of_config
 from moeserve.models.sources.huggingface.json_files import read_json
 
 from .choice import choose
-from .content import check_content
 from .errors import HubError
 from .names import HubName
 from .progress import DownloadProgress
@@ -58,12 +58,11 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, 
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
-def fetch(name: HubName, revision: str | None = None) -> Path:
-    """The model's local path, a .gguf file or a folder: from the cache, else downloaded first, and its hash compared
-    with the hub's. `revision`: a commit, a branch or a tag; None: the default branch. Raises HubError."""
+def fetch(name: HubName) -> Path:
+    """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. Raises HubError."""
     with _explained(name):
-        listing = _online(name.repo, revision)
-        commit, sizes = listing or _cached(name, revision)
+        listing = _online(name)
+        commit, sizes = listing or _cached(name)
         try:
             files = choose(name, sizes)
         except HubError as error:
@@ -78,12 +77,12 @@ def fetch(name: HubName, revision: str | None = None) -> Path:
     return first if first.suffix == ".gguf" else first.parent
 
 
-def _online(repo: str, wanted: str | None) -> tuple[str, dict[str, int]] | None:
-    """The commit of the revision `wanted`, and the bytes of each of its files; None when the hub cannot be reached but
-    the cache knows a commit."""
-    api = HfApi()
+def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
+    """The revision's commit, and the bytes of each of its files; None when the hub cannot be reached but the cache
+    knows a commit."""
+    api, repo = HfApi(), name.repo
     try:
-        revision = api.resolve_revision(repo, revision=wanted)
+        revision = api.resolve_revision(repo, revision=name.revision)
         info = api.model_info(repo, revision=revision.resolved, files_metadata=True)
     except (httpx2.TransportError, OfflineModeIsEnabled):
         return None
@@ -95,16 +94,12 @@ def _online(repo: str, wanted: str | None) -> tuple[str, dict[str, int]] | None:
         return None
     if not _COMMIT.fullmatch(revision.resolved):  # it becomes a folder's name
         raise HubError(f"{repo}: what {constants.ENDPOINT} answers is no hub's; check HF_ENDPOINT")
-    if wanted is not None and _COMMIT.fullmatch(wanted) and revision.resolved != wanted:
-        raise HubError(
-            f"{repo}: commit {wanted} was asked for, and {constants.ENDPOINT} has {revision.resolved}"
-        )
     return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 
-def _cached(name: HubName, revision: str | None) -> tuple[str, dict[str, int]]:
+def _cached(name: HubName) -> tuple[str, dict[str, int]]:
     """The same of what was downloaded before."""
-    folder = Path(snapshot_download(name.repo, revision=revision, local_files_only=True))
+    folder = Path(snapshot_download(name.repo, revision=name.revision, local_files_only=True))
     log.warning("the hub cannot be reached: %s is taken from the cache", name)
     files = [path for path in folder.rglob("*") if path.is_file()]
     return folder.name, {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
@@ -149,8 +144,6 @@ def _download(name: HubName, commit: str, files: list[str]) -> None:
                     _fetch_blob(name, blob, progress)
     for blob in blobs:
         hf_hub_download(name.repo, blob.file, revision=commit)  # finds the content, links the name to it
-        if blob in fresh and blob.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
-            check_content(f"{name}: {blob.file}", blob.path, blob.path.name)
 
 
 def _blob(name: HubName, commit: str, file: str) -> _Blob:
@@ -184,8 +177,29 @@ def _fetch_blob(name: HubName, blob: _Blob, progress: DownloadProgress) -> None:
                 displayed_filename=blob.file,
                 tqdm_class=cast(Any, progress.file),
             )
-        check_content(f"{name}: {blob.file}", blob.partial, blob.path.name)
+        _check_hash(name, blob)
         os.replace(blob.partial, blob.path)
+
+
+def _check_hash(name: HubName, blob: _Blob) -> None:
+    """Raises HubError, and removes what came, where its hash is not the one that the hub names: the SHA-256 of a large
+    file, git's SHA-1 of another."""
+    told = blob.path.name
+    if re.fullmatch("[0-9a-f]{64}", told):
+        digest = hashlib.sha256()
+    elif re.fullmatch("[0-9a-f]{40}", told):
+        digest = hashlib.sha1(b"blob %d\0" % blob.size, usedforsecurity=False)
+    else:
+        log.warning("%s: the hub names no hash of %s: it is not checked", name, blob.file)
+        return
+    with open(blob.partial, "rb") as content:
+        found = hashlib.file_digest(content, lambda: digest).hexdigest()
+    if found != told:
+        blob.partial.unlink()
+        raise HubError(
+            f"{name}: {blob.file} came damaged: its hash is {found}, {constants.ENDPOINT} names {told}; start again to "
+            "download it anew"
+        )
 
 
 def _cache_folder(name: HubName) -> Path:
@@ -223,7 +237,7 @@ def _explained(name: HubName) -> Iterator[None]:
             f"{name}: access has to be granted: ask for it at {hub}/{name.repo}, then set HF_TOKEN to a token of yours"
         ) from error
     except RevisionNotFoundError as error:
-        raise HubError(f"{name}: the repository has no such revision; check --revision") from error
+        raise HubError(f"{name}: {hub}/{name.repo} has no branch, tag or commit {name.revision}") from error
     except RepositoryNotFoundError as error:
         raise HubError(
             f"{name}: neither a local path nor a repository that {hub} shows us; check the name, or set HF_TOKEN if it "

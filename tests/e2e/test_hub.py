@@ -27,8 +27,7 @@ from moeserve.errors import UserError
 from moeserve.command_line import resolve
 for model in sys.argv[1:]:
     try:
-        model, _, revision = model.partition("@")
-        config = resolve(ServerConfig(model=model, revision=revision or None))
+        config = resolve(ServerConfig(model=model))
         print(json.dumps([config.model, config.served_model_name]))
     except UserError as error:
         print(json.dumps(str(error)))
@@ -146,29 +145,24 @@ def test_a_broken_connection_and_a_killed_process_go_on_where_they_were(
     assert spans == [None, f"bytes={10 << 20}-", f"bytes={30 << 20}-"]
 
 
-def test_damaged_content_is_not_kept(client: Client, hub: Hub, repositories: Path) -> None:
+def test_a_pinned_revision_is_served_and_one_that_is_not_there_named(client: Client, hub: Hub) -> None:
+    (tag, name), (commit, _), missing = client.ask(
+        f"{REPO}@v1.0:Q8_0", f"{REPO}@{COMMIT}:Q8_0", f"{REPO}@v2:Q8_0"
+    )
+    assert name == f"{REPO}@v1.0:Q8_0"
+    assert tag == commit
+    assert "has no branch, tag or commit v2" in missing
+    hub.down = True
+    assert client.fetch(f"{REPO}@v1.0:Q8_0")[0] == Path(tag), "the cache knows the tag"
+
+
+def test_what_comes_damaged_is_refused_and_fetched_anew(client: Client, hub: Hub) -> None:
     hub.damaged = True
-    (error,) = client.ask(f"{REPO}:Q8_0")
-    assert "tiny-Q8_0.gguf: what came has the hash" in error
-    assert "damaged or replaced on its way and has been removed" in error
+    (refusal,) = client.ask(f"{REPO}:Q8_0")
+    assert "tiny-Q8_0.gguf came damaged" in refusal
     assert client.partial() == []
-    assert [path for path in client.cache.rglob("*.gguf") if path.exists()] == []
     hub.damaged = False
-    assert (
-        client.fetch(f"{REPO}:Q8_0")[0].read_bytes() == (repositories / REPO / "tiny-Q8_0.gguf").read_bytes()
-    )
-
-
-def test_a_revision_is_pinned(client: Client, hub: Hub) -> None:
-    tagged, pinned, missing, other = client.ask(
-        f"{REPO}:Q8_0@v1", f"{REPO}:Q8_0@{COMMIT}", f"{REPO}:Q8_0@v2", f"{TINY_MODEL}@v1"
-    )
-    assert tagged == pinned
-    assert "no such revision; check --revision" in missing
-    assert "is no model of the hub" in other
-    offline, unknown = client.ask(f"{REPO}:Q8_0@{COMMIT}", f"{REPO}:Q8_0@{'f' * 40}", HF_HUB_OFFLINE="1")
-    assert offline == pinned
-    assert "HF_HUB_OFFLINE is set" in unknown
+    assert client.fetch(f"{REPO}:Q8_0")[0].exists()
 
 
 def test_two_at_once_download_once_and_a_terminal_sees_a_bar(client: Client, hub: Hub) -> None:
