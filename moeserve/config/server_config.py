@@ -19,8 +19,8 @@ class ServerConfig(ApiConfig):
         "Model",
         "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), a folder that holds one, or a folder with "
         "config.json, tokenizer.json and *.safetensors; or a name on the Hugging Face Hub, to be downloaded: org/repo, "
-        "org/repo:Q4_K_M, org/repo:file.gguf; left out, the small demonstration model that ships with moeserve is "
-        "served",
+        "org/repo:Q4_K_M, org/repo:file.gguf, org/repo@revision; left out, the small demonstration model that ships "
+        "with moeserve is served",
         metavar="MODEL",
     )
     served_model_name: str | None = option(

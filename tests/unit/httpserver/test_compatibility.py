@@ -43,7 +43,7 @@ VALUES: dict[str, Any] = {
     "allowed_token_ids": [7, 8],
     "bad_words": [" the"],
     "beam_width": {"beam_width": 3, "use_beam_search": True},
-    "best_of": {"best_of": 2, "n": 2},
+    "best_of": {"best_of": 3, "n": 2},
     "cache_control": {"type": "ephemeral"},
     "cache_salt": "salt",
     "chat_template_kwargs": {"enable_thinking": False},

@@ -89,7 +89,7 @@ COMPLETION = OPENAI | {
     "max_tokens": [*NOT_INTEGERS, -1, 0, CONTEXT, 1 << 31],
     "echo": NOT_BOOLEANS,
     "logprobs": [*NOT_INTEGERS, -1, 21],
-    "best_of": [*NOT_INTEGERS, 0, 2],
+    "best_of": [*NOT_INTEGERS, 0, 129],
     "suffix": ["x", 5],
 }
 CHAT = OPENAI | {
