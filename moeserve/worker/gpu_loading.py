@@ -22,10 +22,12 @@ from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.gpu_loader import GpuLoader
+from moeserve.models.loading.gpu_weights import float_type
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
@@ -39,12 +41,13 @@ from moeserve.placement.engine_memory import check_gpu_shape
 from moeserve.placement.heat import read_heat
 from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.adapter_memory import refuse_adapters
+from moeserve.worker.adapter_memory import plan_gpu_adapters, refuse_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.streaming import Streaming
+from moeserve.worker.gpu_adapters import load_gpu_adapters
 from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.measure.steps import measure_steps
@@ -52,6 +55,7 @@ from moeserve.worker.measure.streaming import calibrate_streaming
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.moving_experts import MovingExperts
 from moeserve.worker.ready import log_skipped, ready_message
+from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
 from moeserve.worker.step_dump import StepDump, open_dump
 
@@ -67,6 +71,7 @@ class LoadedGpuEngine:
     engine: GpuEngine
     ready: WorkerReady
     dump: StepDump | None
+    adapters: ResidentAdapters[GpuAdapterMatrices] | None
 
 
 def load_gpu_runner(
@@ -80,7 +85,7 @@ def load_gpu_runner(
     file, ConfigError where the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source)
     loaded = load_gpu_engine(config, source, on_progress, device, forced_rows)
-    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump)
+    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump, adapters=loaded.adapters)
 
 
 def gpu_constraints(config: ServerConfig, source: ModelSource) -> Constraints:
@@ -102,9 +107,13 @@ def load_gpu_engine(
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if config.kv_disk is not None or config.kv_disk_gib is not None:
         raise ConfigError("--kv-disk is for the CPU engine alone; leave it out, or choose --device cpu")
-    refuse_adapters(config)
+    if ranks is not None:
+        refuse_adapters(config)
     shape = read_checked_shape(source)
     check_gpu_shape(shape)
+    of_adapters = plan_gpu_adapters(
+        config, shape, 2 if device.type == "cuda" else 4
+    )  # a bad one ends the start now
     log_skipped(shape)
     check_lanes(source, shape, "GPU")
     share = None
@@ -119,12 +128,13 @@ def load_gpu_engine(
     max_tokens = max(in_a_step, config.max_num_seqs)
     all_reduce = None if ranks is None else ranks.connect(sum_sizes(shape, max_tokens))
     dump = open_dump(config, shape, max_tokens)
-    placement = plan_placement(config, layout, source, max_tokens, device, share)
+    placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters)
     gpu_experts = [layer.gpu_experts for layer in placement.gpu_layers] if share is None else share.experts
     weights = GpuLoader(source, shape, device, on_progress).load(
         gpu_experts, placement.layers_in_ram, with_embedding=not placement.begins_in_ram
     )
     in_ram = _in_ram(config, shape, source, placement, device, on_progress)
+    adapters = load_gpu_adapters(config, of_adapters, shape, placement, float_type(weights, device), device)
     _empty_cache(device)
     capacity = plan_capacity(config, layout, _kv_budgets(placement, layout))
     if ranks is not None:
@@ -152,6 +162,7 @@ def load_gpu_engine(
         forced_rows=forced_rows,
         mixer_sum=all_reduce if share is not None and share.divides_attention else None,
         ffn_sums=None if share is None else _ffn_sums(share, all_reduce),
+        adapters=None if adapters is None else adapters.slots,
     )
     name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
     cache = moving.cache(weights, placement, model.expert_token_counts)
@@ -174,12 +185,21 @@ def load_gpu_engine(
         agree = None if ranks is None else ranks.agree
         measured = measure_steps(engine, config.max_num_seqs, capacity.max_model_len, agree)
     ready = msgspec.structs.replace(
-        ready_message(config, layout, capacity, weight_bytes, engine.description, in_a_step, state_slots),
+        ready_message(
+            config,
+            layout,
+            capacity,
+            weight_bytes,
+            engine.description,
+            in_a_step,
+            state_slots,
+            adapters=() if adapters is None else adapters.at_start,
+        ),
         kv_bytes=kv_bytes,
         prompts_first=in_ram is None,
         measured_steps=measured,
     )
-    return LoadedGpuEngine(engine, ready, dump)
+    return LoadedGpuEngine(engine, ready, dump, None if adapters is None else adapters.resident)
 
 
 def sum_sizes(shape: ModelShape, max_tokens: int) -> list[int]:

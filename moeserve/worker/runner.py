@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Runner:
         constraints: Constraints,
         dump: StepDump | None = None,
         pages: PageMover | None = None,
-        adapters: ResidentAdapters | None = None,
+        adapters: ResidentAdapters[Any] | None = None,
     ) -> None:
         """pages: of the disk tier, if there is one. adapters: None where requests cannot ask for any."""
         self.engine = engine

@@ -61,7 +61,9 @@ def test_rows_of_three_outputs(block: int, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(op, "BLOCK", block)
     widths = (80, 40, 24)
     products = Products(widths, 1, [(8, 20, 0), (32, 0, 16), (0, 5, 3)])
-    slots = [2, -1, 0, 1] if block == 1 else [2, -1, 0, 1, 1, -1, 2, 0, 0, 2, -1, 1, 0, 0, 0, 2, 2, -1, 1, 0, 1]
+    slots = (
+        [2, -1, 0, 1] if block == 1 else [2, -1, 0, 1, 1, -1, 2, 0, 0, 2, -1, 1, 0, 0, 0, 2, 2, -1, 1, 0, 1]
+    )
     live = len(slots) - 1
     g = torch.Generator().manual_seed(0)
     x = torch.randn(len(slots), COLS, generator=g)

@@ -33,7 +33,7 @@ def block_items(
     expert = tl.full([], 0, tl.int32)
     if block_routes is not None:
         expert = tl.load(block_expert + block)
-        items = tl.load(block_routes + items, expert >= 0, -1)
+        items = tl.load(block_routes + items, (items >= 0) & (expert >= 0), -1)
         live = items >= 0
     else:
         live = items < tl.load(count) * TOP_K
