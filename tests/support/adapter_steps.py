@@ -47,14 +47,6 @@ def score_together(
     return found
 
 
-def assert_near(found: Sequence[TokenLogprob], expected: Sequence[TokenLogprob], *, within: float) -> None:
-    """The same tokens are as likely; up to where another token was chosen, behind which all differs."""
-    for a, b in zip(found, expected, strict=True):
-        if a.token_id != b.token_id:
-            break
-        assert abs(a.logprob - b.logprob) < within
-
-
 def top_kl(truth: TokenLogprob, ours: TokenLogprob) -> float:
     """The Kullback-Leibler divergence over the truth's most likely tokens, as far as ours has them, and the rest as
     one."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +31,7 @@ from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.gpu_weight_reads import GpuWeightReads
-from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches
+from moeserve.worker.engines.recorded_steps import RecordedSteps, StepKind
 from moeserve.worker.engines.row_counts import leading_ones, padded, rounded
 from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import MAX_RECORDED_DECODE, StepInputs
@@ -53,13 +51,6 @@ class _LogitRows(NamedTuple):
     logits: Tensor  # float32 [size, vocab]
     slots: Tensor  # int32 [size]: request slots
     num_rows: Tensor  # int32 [1]
-
-
-class _Kind(NamedTuple):
-    """Of a recorded step."""
-
-    size: int
-    scope: AdapterScope
 
 
 class GpuEngine:
@@ -103,15 +94,7 @@ class GpuEngine:
             )
             for size in model.sizes
         }
-        adapters = model.adapters
-        self._scopes = [AdapterScope.NONE, *([] if adapters is None else adapters.scopes)]
-        # Recorded steps of rows that are independent of one another, and of small batches of which some rows are of one
-        # prompt.
-        self._decode: dict[_Kind, Launches] = {}
-        self._small: dict[_Kind, Launches] = {}
-        # Steps with prompts, without the head: launched one by one, their 500 kernels take the host 25 ms.
-        self._prompts: dict[_Kind, Launches] = {}
-        self._recorded_logits: dict[int, Tensor] = {}  # by size: where a recorded step leaves its logits
+        self._recorded = RecordedSteps(model, self._inputs)
         self.streaming = Streaming()  # which part of the RAM experts a step with a prompt streams: none
         # Of the step under way.
         self._step = self._inputs[model.sizes[0]]
@@ -157,7 +140,7 @@ class GpuEngine:
         inputs.fill_dummy(size, self._model.shape.vocab_size)
         one = np.ones(1, np.int32)
         tiles = torch.from_numpy(self._tiles_of(one, one, one, one)).to(self._model.device)
-        for scope in self._scopes:
+        for scope in self._recorded.scopes:
             for independent in (True, False):
                 yield inputs.batch(size, None, 0.0, rows_independent=independent, scope=scope)
             if size > SMALL_BATCH_ROWS:
@@ -169,19 +152,9 @@ class GpuEngine:
         return first_launches()
 
     def record(self) -> None:
-        """Compiles and records the decode steps of all sizes up to max_num_seqs. Before the first step."""
-        recorder = CudaGraphRecorder(self._model.device)
-        most = rounded(self._max_num_seqs, self._model.sizes)
-        decode_sizes = reversed([size for size in self._model.head_sizes if size <= most])
-        for size, scope in product(decode_sizes, self._scopes):
-            for recorded, independent in ((self._decode, True), (self._small, False)):
-                if independent or 1 < size <= SMALL_BATCH_ROWS:
-                    launches = partial(self._decode_step, size, scope, independent)
-                    recorded[_Kind(size, scope)] = recorder.record(launches, self._model.begin)
-        for (size, inputs), scope in product(self._inputs.items(), self._scopes):
-            if inputs.max_tiles:
-                launches = partial(self._prompt_step, size, scope)
-                self._prompts[_Kind(size, scope)] = recorder.record(launches, self._model.begin)
+        """Compiles and records steps. Before the first one; again, it records them anew."""
+        self._recorded = RecordedSteps(self._model, self._inputs)
+        self._recorded.record(self._max_num_seqs)
 
     def _most_tiles(self, size: int) -> int:
         """Of a recorded step with prompts; 0: such steps of this size are launched."""
@@ -221,9 +194,10 @@ class GpuEngine:
         # A request that is new may read the KV of rows of this very step, beside its own.
         independent = layout.n == 1 or (layout.n == len(layout.count) and not has_new)
         each_alone = layout.n <= SMALL_BATCH_ROWS or layout.n == len(layout.count)
-        kind = _Kind(inputs.size, self._scope_of(layout, sequences))
-        graphs = self._decode if independent else self._small
-        recorded = graphs.get(kind) if each_alone and observer is None else None
+        kind = StepKind(inputs.size, self._scope_of(layout, sequences))
+        recorded = None
+        if each_alone and observer is None:
+            recorded = self._recorded.decode(kind, independent=independent)
         self._has_logits = recorded is not None
         if recorded is not None:
             self._before_step()
@@ -257,10 +231,12 @@ class GpuEngine:
         if self.expert_cache is not None:
             self.expert_cache.after_launch()
 
-    def _replay_prompts(self, kind: _Kind, layout: StepLayout, num_decode: int, *, each_alone: bool) -> bool:
+    def _replay_prompts(
+        self, kind: StepKind, layout: StepLayout, num_decode: int, *, each_alone: bool
+    ) -> bool:
         """Whether the step fits a recorded one, which then runs."""
         inputs = self._step
-        replay = self._prompts.get(kind)
+        replay = self._recorded.prompts(kind)
         if replay is None or num_decode > MAX_RECORDED_DECODE:
             return False
         tiles = np.zeros((0, 4), np.int32) if each_alone else self._tiles_on_host(layout, num_decode)
@@ -286,7 +262,7 @@ class GpuEngine:
         size = self._step.size if self._has_logits else rounded(n, self._model.head_sizes)
         rows, slots, count = self._step.head(first // self.logit_rows, size)
         if self._has_logits:
-            logits = self._recorded_logits[size]
+            logits = self._recorded.logits[size]
         else:
             logits = self._model.logits(self._step.size, rows, count)
         self._rows = _LogitRows(logits, slots, count)
@@ -322,17 +298,17 @@ class GpuEngine:
         """What runs a step of n random tokens of a prompt that belongs to nobody, from position `start` on, with this
         part of the RAM experts streamed, and waits for it. For timing, before the first request."""
         inputs = self._inputs[rounded(n, self._model.sizes)]
-        kind = _Kind(inputs.size, AdapterScope.NONE)
+        kind = StepKind(inputs.size, AdapterScope.NONE)
         inputs.fill_dummy(n, self._model.shape.vocab_size, start)
         if self._cpu_stage is not None:
             self._cpu_stage.fill_dummy(n)
         if n <= SMALL_BATCH_ROWS:
-            batch, replay = inputs.batch(n, None, 0.0), self._small.get(kind)
+            batch, replay = inputs.batch(n, None, 0.0), self._recorded.decode(kind, independent=False)
         else:
             one = np.array([n, 0], np.int32)
             tiles = self._tiles_of(one[1:], one[:1], one[1:] + start, one[1:] + self._max_num_seqs)
             batch = inputs.batch(0, torch.from_numpy(tiles).to(self._model.device), streamed)
-            replay = self._prompts.get(kind)
+            replay = self._recorded.prompts(kind)
             if replay is not None:
                 inputs.fill_prompts(0, tiles)
 
@@ -352,7 +328,8 @@ class GpuEngine:
         """What runs a recorded step of so many rows (one of the sizes) that belong to nobody, and waits for it. For
         timing, before the first request."""
         self._inputs[rows].fill_dummy(rows, self._model.shape.vocab_size, is_prompt=False)
-        recorded = self._decode[_Kind(rows, AdapterScope.NONE)]
+        recorded = self._recorded.decode(StepKind(rows, AdapterScope.NONE), independent=True)
+        assert recorded is not None
 
         def run() -> None:
             self._model.begin()
@@ -393,20 +370,6 @@ class GpuEngine:
 
     def read_weights(self) -> tuple[float, int]:
         return self._weights.read()
-
-    def _decode_step(self, size: int, scope: AdapterScope, independent: bool) -> None:
-        """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
-        inputs = self._inputs[size]
-        inputs.copy()
-        self._model.forward(inputs.batch(size, None, 0.0, rows_independent=independent, scope=scope))
-        rows, _, count = inputs.head(0, size)
-        self._recorded_logits[size] = self._model.logits(size, rows, count)
-
-    def _prompt_step(self, size: int, scope: AdapterScope) -> None:
-        """What is recorded: a step of `size` rows, of which some attend each by itself and others in tiles."""
-        inputs = self._inputs[size]
-        inputs.copy()
-        self._model.forward(inputs.recorded_prompts(scope))
 
     def _tiles(self, layout: StepLayout, num_decode: int) -> Tensor:
         return torch.from_numpy(self._tiles_on_host(layout, num_decode)).to(self._model.device)
