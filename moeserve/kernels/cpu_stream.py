@@ -64,6 +64,12 @@ class CpuStream:
         return self._native.threads
 
     @property
+    def recomputed(self) -> int:
+        """Pieces of work that a thread computed again since the start, because the one that had begun them stood still:
+        how often cores were taken from threads."""
+        return self._native.recomputed
+
+    @property
     def pool(self) -> _C.Pool:
         return self._native.pool
 

@@ -248,7 +248,7 @@ void AttentionOp::operator()(Team& team) const {
       attend_segment(*this, plan->tiles[tile], segment, kv_head, b,
                      partial_state(*this, unit / kv_heads, kv_head));
     });
-    team.for_last_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
+    team.for_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
       const int64_t tile = unit / kv_heads;
       const int kv_head = static_cast<int>(unit % kv_heads);
       const int part0 = plan->first_part[tile], first = first_segment(*this, plan->tiles[tile]);
@@ -259,7 +259,7 @@ void AttentionOp::operator()(Team& team) const {
       write_out(*this, plan->tiles[tile], kv_head, state);
     });
   } else {
-    team.for_last_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
+    team.for_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
       const AttentionPlan::Tile& tile = plan->tiles[unit / kv_heads];
       const int kv_head = static_cast<int>(unit % kv_heads);
       const int first = first_segment(*this, tile);

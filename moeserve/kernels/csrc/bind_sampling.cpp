@@ -54,7 +54,7 @@ struct RowLoop {
     F* each;
     int rows;
     void operator()(Team& team) const {
-      team.for_last_units(rows, [&](int64_t row) { (*each)(static_cast<int>(row), team.thread()); });
+      team.for_units(rows, [&](int64_t row) { (*each)(static_cast<int>(row), team.thread()); });
     }
   };
 

@@ -81,9 +81,8 @@ void DeltaNetOp::operator()(Team& team) const {
     step_block(static_cast<int>(head / value_heads), static_cast<int>(head % value_heads),
                static_cast<int>(unit % blocks));
   });
-  team.for_last_units(int64_t{n} * value_heads, [&](int64_t unit) {
-    write_out(unit / value_heads, static_cast<int>(unit % value_heads));
-  });
+  team.for_units(int64_t{n} * value_heads,
+                 [&](int64_t unit) { write_out(unit / value_heads, static_cast<int>(unit % value_heads)); });
 }
 
 void CopyStatesOp::operator()(Team& team) const {

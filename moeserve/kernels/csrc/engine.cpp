@@ -83,6 +83,7 @@ void bind_engine(nb::module_& m) {
            "isa"_a = "")
       .def_prop_ro("isa", &Stream::isa)
       .def_prop_ro("threads", [](Stream& s) { return s.pool().threads(); })
+      .def_prop_ro("recomputed", [](Stream& s) { return s.pool().recomputed(); })
       .def_prop_ro(
           "pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
       .def("wait", &Stream::wait, ReleaseGil())

@@ -11,39 +11,44 @@ size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
 void ExpertsOp::operator()(Team& team) const {
-  if (team.thread() == 0) sort_routes();
-  team.barrier();
+  team.for_units(1, [&](int64_t) { sort_routes(); });
   compute(team);
 }
 
 void ExpertsOp::compute(Team& team) const {
   if (lora.any()) shrink_inputs(team);
-  team.for_last_panels(active[0], gate->panels, [&](int64_t rank, int64_t panel) { gate_up(rank, panel); });
+  team.for_claimed_panels(
+      active[0], gate->panels,
+      [&](int64_t rank, int64_t panel, Claim& claim) { gate_up(rank, panel, claim); }, fetch_down(team));
   if (lora.down != nullptr) shrink_intermediates(team);
   if (n * top_k <= kMostParts) {
-    barrier_fetching_down(team);
-    team.for_panels(active[0], down->panels, [&](int64_t rank, int64_t panel) { down_part(rank, panel); });
-    team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { add_parts(team, panel); });
+    team.for_claimed_panels(
+        active[0], down->panels,
+        [&](int64_t rank, int64_t panel, Claim& claim) { down_part(rank, panel, claim); }, [] {});
+    team.for_panels(1, down->panels, [&](int64_t, int64_t panel) { add_parts(team, panel); });
   } else {
-    team.barrier();
-    team.for_last_panels(1, down->panels, [&](int64_t, int64_t panel) { down_panel(team, panel); });
+    team.for_panels(1, down->panels, [&](int64_t, int64_t panel) { down_panel(team, panel); });
   }
 }
 
-// Between the two products. A thread that is done early brings what it will read first into its cache, so that the
-// memory is not idle while it waits: 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four turns
+// For who waits between the two products: a thread that is done early brings what it will read first into its cache, so
+// that the memory is not idle meanwhile: 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four turns
 // each with and without, where a turn varied by 5%).
-void ExpertsOp::barrier_fetching_down(Team& team) const {
+ExpertsOp::Fetch ExpertsOp::fetch_down(const Team& team) const {
   constexpr int64_t kMostBytes = 1 << 18;
-  const uint8_t *p = nullptr, *end = nullptr;
-  if (active[0] > 0 && down->packed()) {
-    const auto [rank, panel] = team.first_pair(active[0], down->panels);
-    p = down->panel(active[1 + rank], panel).data;
-    end = p + std::min<int64_t>((down->panels - panel) * down->panel_bytes, kMostBytes);
-  }
-  team.barrier_doing([&] {
-    for (int line = 0; line < 8 && p < end; ++line, p += 64) __builtin_prefetch(p, 0, 2);
-  });
+  if (active[0] == 0 || !down->packed() || n * top_k > kMostParts) return {nullptr, nullptr};
+  const auto [rank, panel] = team.first_pair(active[0], down->panels);
+  const uint8_t* p = down->panel(active[1 + rank], panel).data;
+  return {p, p + std::min<int64_t>((down->panels - panel) * down->panel_bytes, kMostBytes)};
+}
+
+void ExpertsOp::Fetch::operator()() {
+  for (int line = 0; line < 8 && p < end; ++line, p += 64) __builtin_prefetch(p, 0, 2);
+}
+
+ExpertsOp::Rows ExpertsOp::rows_of(int expert) const {
+  const volatile int32_t* now = starts + expert;
+  return {now[0], now[1]};
 }
 
 // Counting sort of the n * top_k routes by expert. One thread: at 512 tokens it takes 10 us of a layer's 20 ms.
@@ -90,7 +95,6 @@ void ExpertsOp::shrink_inputs(Team& team) const {
 
 // Rows of h, which must be complete, through the adapters' A of down.
 void ExpertsOp::shrink_intermediates(Team& team) const {
-  team.barrier();
   const int routed = starts[gate->experts], parts = lora.stride / kLoraRows;
   team.for_units(int64_t{routed} * parts, [&](int64_t unit) {
     const int64_t i = unit / parts;
@@ -113,7 +117,7 @@ void ExpertsOp::add_lora(const LoraTable* table, int part, int expert, int64_t p
 }
 
 // 32 rows of gate and up of the rank-th active expert, for all its tokens.
-void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
+void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active[1 + rank];
   const int64_t row0 = panel * kPanelRows;
   const Panel gate_panel = gate->panel(expert, panel), up_panel = up->panel(expert, panel);
@@ -123,8 +127,9 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
   alignas(64) float g[kMostTokens * kPanelRows], u[kMostTokens * kPanelRows];
   const void* gate_rows[kMostTokens];
   const void* up_rows[kMostTokens];
-  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
-    const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
+  const auto [begin, end] = rows_of(expert);
+  for (int i0 = begin; i0 < end; i0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, end - i0);
     for (int i = 0; i < tokens; ++i) {
       const int token = routes[i0 + i] / top_k;
       gate_rows[i] = y.row(gate->integer(), token);
@@ -144,6 +149,7 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel) const {
                           : options.activation == Activation::kGelu ? k->gelu_mul
                                                                     : k->swiglu_oai;
     activate(g, u, tokens * kPanelRows, g);
+    if (!claim()) return;
     for (int i = 0; i < tokens; ++i) {
       const float* row = g + i * kPanelRows;
       if (down->integer()) {
@@ -188,7 +194,7 @@ void ExpertsOp::add_down_bias(int expert, int64_t panel, int tokens, float* tile
 }
 
 // The same in two passes, with the same bits: first the products of one expert.
-void ExpertsOp::down_part(int64_t rank, int64_t panel) const {
+void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active[1 + rank];
   const Panel own = down->panel(expert, panel);
   const bool last = panel + 1 == down->panels;
@@ -197,12 +203,14 @@ void ExpertsOp::down_part(int64_t rank, int64_t panel) const {
   alignas(64) float tile[kMostTokens * kPanelRows];
   const void* rows[kMostTokens];
   const int valid = down->valid_rows(panel);
-  for (int i0 = starts[expert]; i0 < starts[expert + 1]; i0 += kMostTokens) {
-    const int tokens = std::min(kMostTokens, starts[expert + 1] - i0);
+  const auto [begin, end] = rows_of(expert);
+  for (int i0 = begin; i0 < end; i0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, end - i0);
     for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
     k->gemm[down->type](own, next, down->cols, rows, tokens, tile);
     add_down_bias(expert, panel, tokens, tile);
     add_lora(lora.down, 0, expert, panel, i0, tokens, tile);
+    if (!claim()) return;
     for (int i = 0; i < tokens; ++i) {
       std::copy_n(tile + i * kPanelRows, valid, parts + (i0 + i) * down->rows + panel * kPanelRows);
     }

@@ -82,12 +82,13 @@ void Handoff::serve(Team& team, uint32_t step) {
   for (;;) {
     if (team.thread() == 0) more_ = take(turn);
     team.barrier(kLayerSpins);
-    if (!more_) return;
+    if (!more_) break;
     const int layer = answering_;
     op_.compute(team);
     // The last to finish answers: sooner than by way of one more barrier.
     if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1 && layer >= 0) answer(layer);
   }
+  team.barrier();  // all have read more_, which the next step writes
 }
 
 // Prepares the step's next work in op_ and answering_; false: the step is over. The first thread only.

@@ -41,7 +41,7 @@ void LatentStoreOp::store_latent(Team& team, int64_t t) const {
 
 void LatentStoreOp::operator()(Team& team) const {
   const int64_t parts = heads + 1;
-  team.for_last_units(n * parts, [&](int64_t unit) {
+  team.for_units(n * parts, [&](int64_t unit) {
     const int64_t t = unit / parts;
     const int part = static_cast<int>(unit % parts);
     if (part < heads) {
@@ -54,7 +54,7 @@ void LatentStoreOp::operator()(Team& team) const {
 
 void HeadLinearOp::operator()(Team& team) const {
   const int64_t heads = w->experts, per_head = out.cols / heads;
-  team.for_last_panels(heads, w->panels, [&](int64_t head, int64_t panel) {
+  team.for_panels(heads, w->panels, [&](int64_t head, int64_t panel) {
     alignas(64) float tile[kMostTokens * kPanelRows];
     const void* rows[kMostTokens];
     const int64_t column = head * per_head + panel * kPanelRows;

@@ -30,7 +30,7 @@ void LoraOp::operator()(Team& team) const {
   for (int j = 0; j < count; ++j) {
     const LoraTable* table = tables[j];
     if (table == nullptr) continue;
-    team.for_last_panels(1, table->panels, [&](int64_t, int64_t panel) {
+    team.for_panels(1, table->panels, [&](int64_t, int64_t panel) {
       const int valid = static_cast<int>(std::min<int64_t>(32, table->rows - panel * 32));
       alignas(64) float tile[32] = {};
       for (int i = 0; i < num_rows; ++i) {

@@ -32,7 +32,7 @@ Matrix::~Matrix() {
 
 void PackOp::operator()(Team& team) const {
   const size_t stride = row_bytes(out->type, out->cols);
-  team.for_last_panels(out->experts, out->panels, [&](int64_t expert, int64_t panel) {
+  team.for_panels(out->experts, out->panels, [&](int64_t expert, int64_t panel) {
     k->pack[out->type](source + (expert * out->rows + panel * kPanelRows) * stride, stride,
                        out->valid_rows(panel), out->cols, out->packed_panel(expert, panel));
   });
@@ -40,7 +40,7 @@ void PackOp::operator()(Team& team) const {
 
 void EmbedOp::operator()(Team& team) const {
   const size_t stride = row_bytes(type, cols);
-  team.for_last_units(n, [&](int64_t t) {
+  team.for_units(n, [&](int64_t t) {
     float* row = x + t * cols;
     dequantize_row(type, table + ids[t] * stride, cols, row);
     if (scale == 1.0f) return;
@@ -49,7 +49,7 @@ void EmbedOp::operator()(Team& team) const {
 }
 
 void NormOp::operator()(Team& team) const {
-  team.for_last_units(n, [&](int64_t i) {
+  team.for_units(n, [&](int64_t i) {
     const float* row = x + (rows != nullptr ? rows[i] : i) * y.cols;
     float* out = y.f32 + i * y.cols;
     k->rms_norm(row, w, eps, static_cast<int>(y.cols), out);
@@ -59,7 +59,7 @@ void NormOp::operator()(Team& team) const {
 
 void AddNormOp::operator()(Team& team) const {
   auto* normed = static_cast<float*>(team.scratch(sizeof(float) * cols));
-  team.for_last_units(n, [&](int64_t t) {
+  team.for_units(n, [&](int64_t t) {
     float* row = x + t * cols;
     k->rms_norm(source + t * cols, w, eps, cols, normed);
     k->axpy(1.0f, normed, cols, row);
@@ -70,7 +70,7 @@ void AddNormOp::operator()(Team& team) const {
 void SoftcapOp::operator()(Team& team) const {
   constexpr int64_t kPart = 1 << 12;
   const int64_t parts = (cols + kPart - 1) / kPart;
-  team.for_last_units(n * parts, [&](int64_t unit) {
+  team.for_units(n * parts, [&](int64_t unit) {
     const int64_t from = unit % parts * kPart;
     k->softcap(cap, static_cast<int>(std::min(kPart, cols - from)), x + unit / parts * cols + from);
   });
@@ -78,8 +78,9 @@ void SoftcapOp::operator()(Team& team) const {
 
 namespace {
 
-// The 32 outputs of one panel for all tokens.
-void linear_panel(const LinearOp& op, const Matrix& m, const float* bias, int64_t panel, float* out) {
+// The 32 outputs of one panel of matrix j for all tokens.
+void linear_panel(const LinearOp& op, int j, int64_t panel, Claim& claim) {
+  const Matrix& m = *op.w[j];
   const int valid = m.valid_rows(panel);
   alignas(64) float tile[kMostTokens * kPanelRows];
   const void* rows[kMostTokens];
@@ -87,9 +88,10 @@ void linear_panel(const LinearOp& op, const Matrix& m, const float* bias, int64_
     const int tokens = std::min(kMostTokens, op.n - t0);
     for (int t = 0; t < tokens; ++t) rows[t] = op.x.row(m.integer(), t0 + t);
     op.k->gemm[m.type](m.panel(0, panel), nullptr, m.cols, rows, tokens, tile);
-    if (bias != nullptr) add_bias(bias + panel * kPanelRows, valid, tokens, tile);
+    if (op.bias[j] != nullptr) add_bias(op.bias[j] + panel * kPanelRows, valid, tokens, tile);
+    if (!claim()) return;
     for (int t = 0; t < tokens; ++t) {
-      float* o = out + (t0 + t) * m.rows + panel * kPanelRows;
+      float* o = op.out[j] + (t0 + t) * m.rows + panel * kPanelRows;
       const float* from = tile + t * kPanelRows;
       for (int r = 0; r < valid; ++r) o[r] = op.add ? o[r] + from[r] : from[r];
     }
@@ -99,11 +101,9 @@ void linear_panel(const LinearOp& op, const Matrix& m, const float* bias, int64_
 }  // namespace
 
 void LinearOp::operator()(Team& team) const {
-  for (int j = 0; j < count; ++j) {
-    // No barrier between the matrices: a thread that is done with one goes on with the next.
-    team.for_last_panels(1, w[j]->panels,
-                         [&](int64_t, int64_t panel) { linear_panel(*this, *w[j], bias[j], panel, out[j]); });
-  }
+  team.for_claimed_matrices(
+      count, [&](int j) { return w[j]->panels; },
+      [&](int j, int64_t panel, Claim& claim) { linear_panel(*this, j, panel, claim); });
 }
 
 void KvPool::store(const Kernels& k, const float* x, int width, int64_t slot) const {
@@ -125,7 +125,7 @@ void RopeStoreOp::norm_rotate(float* x, int num, const float* norm, bool full, i
 }
 
 void RopeStoreOp::operator()(Team& team) const {
-  team.for_last_units(n, [&](int64_t t) {
+  team.for_units(n, [&](int64_t t) {
     const int width = kv_heads * dim;
     norm_rotate(q + t * heads * dim, heads, q_norm, full_q_norm, t);
     k->scale(scale, heads * dim, q + t * heads * dim);
@@ -140,7 +140,7 @@ void RopeStoreOp::operator()(Team& team) const {
 
 void ReadOp::operator()(Team& team) const {
   constexpr int64_t kChunk = 1 << 16;
-  team.for_last_units(static_cast<int64_t>(matrix->bytes) / kChunk, [&](int64_t unit) {
+  team.for_units(static_cast<int64_t>(matrix->bytes) / kChunk, [&](int64_t unit) {
     const uint8_t* p = matrix->begin() + unit * kChunk;
     for (int64_t i = 0; i < kChunk; i += 64) {
       __builtin_prefetch(p + i + 4096);

@@ -317,11 +317,20 @@ struct ExpertsOp {
   // What the adapters of `tokens` rows of h, from i0 on, add to a panel of a product; `part`: which of `lora.shrunk`.
   void add_lora(const LoraTable* table, int part, int expert, int64_t panel, int i0, int tokens,
                 float* tile) const;
-  void gate_up(int64_t rank, int64_t panel) const;
+  struct Rows {  // of h
+    int begin, end;
+  };
+  struct Fetch {  // of what lies from p to end
+    const uint8_t *p, *end;
+    void operator()();
+  };
+  Fetch fetch_down(const Team& team) const;
+  // Read once: a thread that comes late may find any later layer's.
+  Rows rows_of(int expert) const;
+  void gate_up(int64_t rank, int64_t panel, Claim& claim) const;
   void down_panel(Team& team, int64_t panel) const;
   void add_down_bias(int expert, int64_t panel, int tokens, float* tile) const;
-  void barrier_fetching_down(Team& team) const;
-  void down_part(int64_t rank, int64_t panel) const;
+  void down_part(int64_t rank, int64_t panel, Claim& claim) const;
   void add_parts(Team& team, int64_t panel) const;
   void put(int64_t panel, const float* sums) const;
 };

@@ -48,18 +48,39 @@ void flush_denormals() {
 
 }  // namespace
 
-std::atomic<int64_t>& Team::cursor(int thread) {
-  return pool_.cursors_[(phase_ % Pool::kCursorSets) * threads_ + thread].taken;
+void Patience::wait_begins(int64_t units) {
+  // A thread that runs answers within microseconds: half of a unit on average, two where memory is slow for it.
+  constexpr Clock::duration kLeast = std::chrono::microseconds(10), kUsual = std::chrono::microseconds(30);
+  const Clock::time_point now = Clock::now();
+  limit_ = units == 0 ? kUsual : std::max(kLeast, 2 * (now - since_) / units);
+  since_ = now;
 }
 
-void Team::barrier(int spins) { pool_.arrive_and_wait(*this, false, spins); }
+std::pair<int64_t, int64_t> Team::node_panels(int64_t panels, int node) const {
+  const int64_t first = first_panel(panels, node, pool_.nodes());
+  return {first, first_panel(panels, node + 1, pool_.nodes()) - first};
+}
+
+std::atomic<uint64_t>* Team::flags(int64_t units) const {
+  return units > kMostFlags ? nullptr : &pool_.flags_[node_ * kMostFlags];
+}
 
 std::pair<int64_t, int64_t> Team::first_pair(int64_t outer, int64_t panels) const {
-  const int64_t first = first_panel(panels, node_, pool_.nodes()),
-                count = first_panel(panels, node_ + 1, pool_.nodes()) - first;
+  const auto [first, count] = node_panels(panels, node_);
   const int thread0 = pool_.node_threads_[node_], threads = pool_.node_threads_[node_ + 1] - thread0;
   const int64_t unit = outer * count * (thread_ - thread0) / threads;
   return count == 0 ? std::pair<int64_t, int64_t>(0, first) : std::pair(unit / count, first + unit % count);
+}
+
+// The last to arrive opens the barrier.
+void Team::barrier(int spins) {
+  const uint32_t mine = barriers_++;
+  if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads_)) {
+    return wait_while(pool_.generation_, mine, spins);
+  }
+  pool_.arrived_.store(0, std::memory_order_relaxed);
+  pool_.generation_.fetch_add(1, std::memory_order_release);
+  pool_.generation_.notify_all();
 }
 
 void* Team::scratch(size_t bytes) {
@@ -72,7 +93,7 @@ void* Team::scratch(size_t bytes) {
 }
 
 Pool::Pool(const std::vector<ThreadPlacement>& placements)
-    : slots_(kSlots), cursors_(kCursorSets * placements.size()) {
+    : slots_(kSlots), ranges_(placements.size()), flags_(Team::kMostFlags * (1 + placements.back().node)) {
   const int threads = static_cast<int>(placements.size());
   for (int i = 0; i < threads; ++i) {
     if (i == 0 || placements[i].node != placements[i - 1].node) node_threads_.push_back(i);
@@ -124,38 +145,35 @@ void Pool::thread_main(int thread, const std::vector<int>& cpus) {
     if (stop_.load()) return;
     Slot& slot = slots_[next % kSlots];
     slot.run(slot.bytes, team);
-    arrive_and_wait(team, true, kSpins);
+    leave(slot);
   }
 }
 
-void Pool::arrive_and_wait(Team& team, bool end_of_op, int spins) {
-  uint32_t mine;
-  if (!arrive(team, end_of_op, mine)) wait_past(mine, spins);
+// The last to leave an operation frees its slot.
+void Pool::leave(Slot& slot) {
+  if (slot.left.fetch_add(1, std::memory_order_acq_rel) + 1 < threads()) return;
+  slot.left.store(0, std::memory_order_relaxed);
+  const uint32_t done = completed_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (done == published_.load(std::memory_order_acquire)) {  // only then can anyone wait for it
+    drained_.fetch_add(1, std::memory_order_release);
+    drained_.notify_all();
+  }
 }
 
-void Pool::wait_past(uint32_t generation, int spins) { wait_while(generation_, generation, spins); }
+// Of a phase without units every thread says so.
+void Pool::end(uint64_t phase) {
+  uint32_t before = static_cast<uint32_t>(phase - 1);
+  if (over_.compare_exchange_strong(before, static_cast<uint32_t>(phase), std::memory_order_acq_rel)) {
+    over_.notify_all();
+  }
+}
 
-// The last to arrive resets the work cursors of the phases since the barrier before (all threads have left them), and
-// opens the barrier.
-bool Pool::arrive(Team& team, bool end_of_op, uint32_t& mine) {
-  mine = team.barriers_++;
-  const uint64_t first_phase = std::exchange(team.phase_at_barrier_, team.phase_);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads())) return false;
-  for (uint64_t phase = first_phase; phase < team.phase_; ++phase) {
-    Cursor* used = &cursors_[phase % kCursorSets * threads()];
-    for (int i = 0; i < threads(); ++i) used[i].taken.store(0, std::memory_order_relaxed);
+void Pool::wait_for(uint64_t phase) {
+  for (;;) {
+    const uint32_t over = over_.load(std::memory_order_acquire);
+    if (is_over(phase)) return;
+    over_.wait(over, std::memory_order_acquire);
   }
-  arrived_.store(0, std::memory_order_relaxed);
-  if (end_of_op) {
-    const uint32_t done = completed_.fetch_add(1, std::memory_order_acq_rel) + 1;
-    if (done == published_.load(std::memory_order_acquire)) {  // only then can anyone wait for it
-      drained_.fetch_add(1, std::memory_order_release);
-      drained_.notify_all();
-    }
-  }
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
-  return true;
 }
 
 }  // namespace moeserve
