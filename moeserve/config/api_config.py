@@ -34,6 +34,14 @@ class ApiConfig:
     uds: str | None = option(
         None, "Network", "listen at this Unix socket instead of an address and a port", metavar="PATH"
     )
+    health_port: int | None = option(
+        None,
+        "Network",
+        "answer /health, /health/ready, /health/live and /metrics at this TCP port of --host too: without TLS or keys, "
+        "and however many connections the API has; 0 takes a free one and logs it (default: none)",
+        low=0,
+        high=65535,
+    )
     ssl_certfile: str | None = option(
         None,
         "Network",

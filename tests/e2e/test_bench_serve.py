@@ -185,5 +185,5 @@ def test_bench_steps_measures_a_model_that_the_simulator_takes(
     model = read_step_time(path)
     assert model.tokens == sizes
     assert (model.num_experts, model.experts_per_token) == (8, 2)
-    assert 0 < model.of(StepLoad(1, 10, 0, 1)) < model.of(StepLoad(512, 0, 512 * 500, 0))
+    assert 0 < model.of(StepLoad(1, 10, 0, 1)) < model.of(StepLoad(512, 0, 512 * 500, 0, 1, 512))
     assert f"{model.seconds[-1] * 1e3:.2f}" in run.stdout

@@ -33,7 +33,7 @@ CUT_SHORT: dict[str, Any] = HELLO | {
 }
 
 
-@pytest.fixture(scope="module", params=["GGUF", "Hugging Face folder"])
+@pytest.fixture(scope="module", params=[pytest.param("GGUF", marks=pytest.mark.slow), "Hugging Face folder"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model: Path = TINY_MODEL
     if request.param != "GGUF":

@@ -231,7 +231,7 @@ def test_a_plan_has_all_its_weights() -> None:
     shape = read_checked_shape(source)
     per_token = LAYERS * 2 * 2 * shape.kv_width  # k and v, 16 bits
     assert memory["ram_kv"] == memory["kv_tokens"] * per_token
-    assert plan["model"]["layers"][0]["ffn"]["shared"] == {"width": 256, "is_gated": True}
+    assert plan["model"]["layers"][0]["ffn"]["shared"].items() >= {"width": 256, "is_gated": True}.items()
     assert all(rate > 0 for rate in plan["speed"]["decode"].values())
 
 

@@ -75,7 +75,9 @@ def test_the_next_turn_continues_from_a_snapshot(recurrent: Server, tokens: list
 
 
 @pytest.mark.skipif(fixtures_dir() is None, reason="the wider fixtures are not here (MOESERVE_FIXTURES)")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
+)
 def test_greedy_text_is_llama_cpps(family: str) -> None:
     """Of F16 weights: with quantised ones llama.cpp's own rounding decides."""
     folder = fixtures_dir()

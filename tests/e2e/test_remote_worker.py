@@ -49,6 +49,7 @@ def remote(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         proxy = DelayProxy(("127.0.0.1", host.port), DELAY_S)
         with pytest.MonkeyPatch.context() as environment:
             environment.delenv("MOESERVE_TEST_DEVICE")  # the worker's affair
+            environment.delenv("MOESERVE_TEST_FLAGS")
             with running_server(tiny_model, *link_flags(certificates, proxy.port), *PATIENCE) as server:
                 yield Remote(certificates, host, proxy, server)
         proxy.close()

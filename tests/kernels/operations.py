@@ -7,6 +7,7 @@ from collections.abc import Sequence as List
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from moeserve.kernels.attention.reference import Sequence
@@ -29,6 +30,8 @@ def _usable_isas() -> list[str]:
 
 
 ISAS = _usable_isas()
+# For tests of many cases: plain takes three times as long as the others, and their other tests run it every time.
+COSTLY_ISAS = [pytest.param(isa, marks=pytest.mark.slow) if isa == "plain" else isa for isa in ISAS]
 
 
 @functools.cache

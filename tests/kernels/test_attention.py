@@ -11,10 +11,11 @@ import torch
 from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import KvLayer
-from tests.kernels.operations import ISAS, run_attention, stream_of
+from tests.kernels.operations import COSTLY_ISAS, ISAS, run_attention, stream_of
 from tests.kernels.weights import nmse
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
+each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
 BEST = ISAS[-1]
 
 # (position, count): around a block of 32 keys, a tile of 16 rows, a segment of 1024 keys; decode and prefill mixed.
@@ -50,7 +51,7 @@ class Step:
         return run_attention(stream_of(isa, threads), self.q, self.kv, self.sequences, **options).f32
 
 
-@each_isa
+@each_vector_isa
 @pytest.mark.parametrize("dim", [32, 64, 96, 128])
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_borders_against_float64(isa: str, group: int, dim: int) -> None:

@@ -10,11 +10,12 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from moeserve.kernels.experts.reference import activate, shared_gate
-from tests.kernels.operations import ISAS, head, load, run_experts, run_shared_gate, stream_of
+from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_experts, run_shared_gate, stream_of
 from tests.kernels.test_experts import COMPUTED, EXPERTS, FF, HIDDEN, Layer, routing
 from tests.kernels.weights import activations, nmse
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
+each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
 KINDS = [
     (Type.Q4_K, Type.Q4_K, Type.Q6_K),
     (Type.MXFP4, Type.MXFP4, Type.MXFP4),
@@ -40,7 +41,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@each_isa
+@each_vector_isa
 @pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: "-".join(kind.name for kind in kinds))
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "+".join(o))
 @pytest.mark.parametrize("n", [9, 300])

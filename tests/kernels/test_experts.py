@@ -15,12 +15,13 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.experts.reference import experts
 from moeserve.kernels.quantize.reference import round_trip
 from moeserve.kernels.routing.reference import route
-from tests.kernels.operations import ISAS, head, load, run_experts, stream_of
+from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_experts, stream_of
 from tests.kernels.weights import ACTIVATIONS, TYPES, Weights, activations, nmse, random_weights
 
 # in, out and the number of experts all differ: [E, out, in] read in another order cannot pass.
 HIDDEN, FF, EXPERTS, TOP_K = 256, 512, 5, 2
 each_isa = pytest.mark.parametrize("isa", ISAS)
+each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def test_layout_and_arithmetic(kind: Type, isa: str) -> None:
 EXPERT_GATES = {"gaussian": 1.8e-4, "heavy-tailed": 3e-4, "outlier channels": 4.8e-4}
 
 
-@each_isa
+@each_vector_isa
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("distribution", ACTIVATIONS)
 def test_distance_from_the_truth(kind: Type, isa: str, distribution: str) -> None:
@@ -130,7 +131,7 @@ def some_weights_zero(n: int) -> tuple[Tensor, Tensor]:
     return ids, weights
 
 
-@each_isa
+@each_vector_isa
 @pytest.mark.parametrize("pattern", [all_to_one, every_expert, some_weights_zero, routing])
 @pytest.mark.parametrize("n", [2, 64, 65, 150])
 def test_routing_patterns(pattern: object, n: int, isa: str) -> None:

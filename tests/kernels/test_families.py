@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2MoeForCausalLM
 
 from tests.conftest import OWN_FIXTURES, family_models
-from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 from tests.kernels.test_model import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
 from tests.kernels.weights import nmse
 from tests.support.hugging_face_model import FAMILIES as HUGGING_FACE_FAMILIES
@@ -43,13 +43,13 @@ ALL_TYPES = [pytest.param(m, marks=pytest.mark.slow) if m.stem.endswith("f16") e
 JUDGED = [pytest.param(m, marks=MISSED) if m.stem in MISSING else m for m in MODELS]
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", COSTLY_ISAS)
 @pytest.mark.parametrize("model", JUDGED, ids=lambda model: model.stem)
 def test_no_further_from_the_truth_than_llama_cpp(model: Path, isa: str) -> None:
     assert_no_further_from_the_truth_than_llama_cpp(Fixture.load(model, model.parent), isa)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", COSTLY_ISAS)
 @pytest.mark.parametrize("model", ALL_TYPES, ids=lambda model: model.stem)
 def test_chunks_and_threads_do_not_change_a_bit(model: Path, isa: str) -> None:
     tokens = Fixture.load(model, model.parent).tokens[-1]

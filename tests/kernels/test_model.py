@@ -30,7 +30,7 @@ from moeserve.models.sources.gguf import GGUFFile, open_gguf
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, wide_models
-from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 from tests.kernels.weights import dequantize
 
 MAX_TOKENS = 512
@@ -132,7 +132,7 @@ def test_no_further_from_the_truth_than_llama_cpp(isa: str) -> None:
     assert_no_further_from_the_truth_than_llama_cpp(own_fixture(), isa)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", COSTLY_ISAS)
 @pytest.mark.parametrize(
     "model", [model for model in wide_models() if model.name != TINY_MODEL.name], ids=lambda model: model.stem
 )

@@ -14,12 +14,13 @@ from moeserve.kernels.quantize.kv import dequantize_kv, quantize_kv
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.layout import FLOAT16, Q8_0
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models, wide_models
-from tests.kernels.operations import ISAS, run_attention, run_rope_store, stream_of
+from tests.kernels.operations import COSTLY_ISAS, ISAS, run_attention, run_rope_store, stream_of
 from tests.kernels.test_attention import BORDERS, Step
 from tests.kernels.test_model import Engine, Fixture, distances, own_fixture
 from tests.kernels.weights import nmse
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
+each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
 # Queries are rounded to 16 bits, everything else is float32. (Queries of 8 bits: 1e-4.)
 BOUND = 1e-8
 
@@ -37,7 +38,7 @@ class Q8Step(Step):
         return attention(self.q, self.keys, self.values, self.sequences, **options)
 
 
-@each_isa
+@each_vector_isa
 @pytest.mark.parametrize(("group", "dim"), [(1, 128), (2, 32), (4, 96), (8, 64)])
 def test_borders_against_float64(isa: str, group: int, dim: int) -> None:
     kv_heads = 1 if group == 8 else 2

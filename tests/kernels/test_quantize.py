@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,15 @@ from tests.kernels.operations import ISAS, run_norm, stream_of
 from tests.kernels.weights import ACTIVATIONS, activations, nmse
 
 
+def normal(x: torch.Tensor) -> torch.Tensor:
+    """The pool's threads count denormal numbers as zero."""
+    return torch.where(x.abs() < torch.finfo(torch.float32).tiny, 0.0, x)
+
+
 def quantised_by_kernel(isa: str, row: torch.Tensor) -> torch.Tensor:
     """The quantiser runs inside other operations; a norm of ones, with the row as its weight, is the row itself."""
     y = run_norm(stream_of(isa), torch.ones(1, len(row)), row, 0.0)
-    assert torch.equal(y.f32[0], row)
+    assert torch.equal(y.f32[0], normal(row))
     return y.q8[0]
 
 
@@ -48,7 +55,9 @@ def special_rows() -> list[torch.Tensor]:
 @pytest.mark.parametrize("isa", ISAS)
 def test_zeros_ties_and_single_columns(isa: str) -> None:
     for row in special_rows():
-        assert torch.equal(quantised_by_kernel(isa, row), quantize(row[None]).rows()[0])
+        expected = quantize(normal(row[None]))
+        expected = replace(expected, scales=normal(expected.scales))
+        assert torch.equal(quantised_by_kernel(isa, row), expected.rows()[0])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -140,7 +140,12 @@ FLOATS = [(Type.F16, Type.Q4_K, Type.F16), (Type.Q4_K, Type.F32, Type.Q8_0)]
 
 @pytest.mark.parametrize(
     ("kinds", "tokens"),
-    [(MIX, 1), (MIX, 8), pytest.param(OTHERS, 16, marks=pytest.mark.slow), *((kinds, 2) for kinds in FLOATS)],
+    [
+        (MIX, 1),
+        pytest.param(MIX, 8, marks=pytest.mark.slow),
+        pytest.param(OTHERS, 16, marks=pytest.mark.slow),
+        *((kinds, 2) for kinds in FLOATS),
+    ],
 )
 def test_gemv(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few. A code of h may round the other way where a value lies between two: 1e-6
@@ -175,9 +180,9 @@ def test_down_of_more_units_than_threads_take_at_once() -> None:
 @pytest.mark.parametrize(
     ("kinds", "tokens"),
     [
-        (MIX, 64),
+        pytest.param(MIX, 64, marks=pytest.mark.slow),
         (OTHERS, 64),
-        (MIX, 128),
+        pytest.param(MIX, 128, marks=pytest.mark.slow),
         (MIX, 256),
         pytest.param(MIX, 1024, marks=pytest.mark.slow),
         pytest.param(OTHERS, 1024, marks=pytest.mark.slow),

@@ -60,7 +60,10 @@ def test_many_tokens(kind: weights.Type) -> None:
     [
         *((1, 256, 1), (70, 768, 3), (33, 96, 3), (1, 256, 5)),
         pytest.param(70, 768, 8, marks=pytest.mark.slow),
-        *((33, 96, 16), (1, 256, 17), (70, 768, 17), (33, 96, 17)),
+        pytest.param(33, 96, 16, marks=pytest.mark.slow),
+        (1, 256, 17),
+        pytest.param(70, 768, 17, marks=pytest.mark.slow),
+        (33, 96, 17),
     ],
 )
 def test_shapes(rows: int, cols: int, tokens: int) -> None:
@@ -92,7 +95,7 @@ def test_a_second_matrix(tokens: int) -> None:
     assert (out[-1] == GUARD).all()
 
 
-@pytest.mark.parametrize("tokens", [3, 20, pytest.param(70, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 70))])
 @pytest.mark.parametrize(
     "kinds", [(weights.Type.Q4_K, weights.Type.Q6_K), (weights.Type.F16, weights.Type.F32)]
 )

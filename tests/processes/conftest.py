@@ -1,13 +1,37 @@
-"""httpserver as it is, with the test in place of the engine behind it."""
+"""httpserver as it is, with the test in place of the engine behind it; and a launcher with stand-ins for children."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.http_harness import HttpServer, http_server
+from tests.support.launcher_run import Run
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
     with http_server() as running:
         yield running
+
+
+@pytest.fixture
+def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(
+        misbehaviour: str = "",
+        *,
+        port: int = 0,
+        timeout: float = 10.0,
+        nohup: bool = False,
+        step_timeout: float = 60.0,
+    ) -> Run:
+        short = tmp_path_factory.mktemp("run")  # the longest name of a socket fits behind it
+        runs.append(Run(tmp_path, short, misbehaviour, port, timeout, nohup, step_timeout))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.popen.kill()  # the children die with it
+        run.popen.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moeserve.messages.beams import BeamParams, EarlyStopping
 from moeserve.messages.sampling import SamplingParams, TextOptions
@@ -11,7 +12,9 @@ from moeserve.messages.schema import GenerateRequest, RequestError, TokensItem, 
 from moeserve.messages.worker import Worker
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
-from tests.gpu.driver import Driver
+
+if TYPE_CHECKING:  # it needs torch, which unit tests do not have
+    from tests.gpu.driver import Driver
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import random
 from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from moeserve.messages.kv_events import encode_batch
-from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
+from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
@@ -24,20 +21,13 @@ from moeserve.messages.schema import (
     TokensItem,
     TokensOut,
 )
-from moeserve.messages.steps import Fork, NewSeq, Row, Sampled, StepPlan, StepResult
+from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.plans_in_flight import MAX_PLANS_IN_FLIGHT
 from moeserve.router.core.radix_node import depth
 from moeserve.router.core.scheduler import Scheduler
+from tests.support.checking_worker import STOP_TOKEN, CheckingWorker
 from tests.support.kv_subscriber import Subscriber
-from tests.support.virtual_disk import UNREADABLE, VirtualDisk
-
-STOP_TOKEN = 999
-NOTHING = 0  # the prefix without tokens
-
-
-def ints(packed: bytes) -> list[int]:
-    return array("i", packed).tolist()
 
 
 def request(
@@ -68,159 +58,6 @@ def request(
         adapter=adapter,
         progress=progress,
     )
-
-
-@dataclass
-class Bound:
-    """A request slot as the worker keeps it."""
-
-    new_seq: NewSeq
-    tokens: list[int]  # by position; those it sampled included
-    prefixes: array[int]  # int64, by position: stands for the tokens up to there
-    table: array[int]  # int32: KV slots by position
-
-    @property
-    def id(self) -> int:
-        return self.new_seq.sampling.seed
-
-    def push(self, token: int) -> None:
-        self.tokens.append(token)
-        self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else NOTHING, token)))
-
-
-BEAM_VOCABULARY = 12
-
-
-def top_tokens(tokens: list[int], count: int) -> TokenLogprob:
-    """What the worker below says of the next token of a beam: a distribution by all tokens before it, in which
-    STOP_TOKEN is as likely as others."""
-    draw = random.Random(hash(tuple(tokens)))
-    weights = [draw.random() ** 3 + 1e-3 for _ in range(BEAM_VOCABULARY)]
-    names = [STOP_TOKEN, *range(1, BEAM_VOCABULARY)]
-    ranked = sorted(zip(names, weights, strict=True), key=lambda pair: -pair[1])[:count]
-    logprobs = [math.log(weight / sum(weights)) for _, weight in ranked]
-    ids = [name for name, _ in ranked]
-    return TokenLogprob(ids[0], logprobs[0], 1, ids, logprobs)
-
-
-class CheckingWorker:
-    """Executes plans in order. Each slot remembers the tokens whose KV it holds, all of them from the first;
-    every row asserts that what it reads is there, whoever wrote it. So does each slot of recurrent state: a row asserts
-    that its state is that of exactly the tokens before it. The n-th token of request r is `script[r][n]`, or 100 + n
-    where there is no script."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.script: dict[int, list[int]] = {}
-        self.bound: dict[int, Bound] = {}
-        self.kv = np.full(limits.num_kv_slots, UNREADABLE)  # slot -> the prefix that it ends
-        self.states: dict[int, int] = {}  # state slot -> the prefix that it has consumed
-        self.disk = VirtualDisk(limits.page_tokens)
-        self.copies = 0  # between state slots
-        self.last_step = 0
-        self.computed = 0  # positions
-
-    def token(self, id: int, index: int) -> int:
-        script = self.script.get(id, [])
-        return script[index] if index < len(script) else 100 + index
-
-    def step(self, plan: StepPlan) -> StepResult:
-        assert plan.step == self.last_step + 1
-        self.last_step = plan.step
-        self._check_limits(plan)
-        if plan.pages is not None:
-            self.disk.write(plan.pages, self.kv, self.states)
-        self._copy_states(ints(plan.state_copies))
-        if plan.pages is not None:
-            self.disk.load(plan.pages, self.kv, self.states)
-        for new in plan.new_seqs:
-            self._bind(new)
-        for fork in plan.forks:
-            self._fork(fork)
-        for row in plan.rows:  # all are written before any is read
-            self._write(row)
-        sampled: list[Sampled] = []
-        prompt_logprobs: dict[int, list[TokenLogprob]] = {}
-        for index, row in enumerate(plan.rows):
-            bound = self.bound[row.req_slot]
-            held = self.kv[np.frombuffer(bound.table, np.int32)]
-            known = np.frombuffer(bound.prefixes, np.int64)[: len(held)]
-            assert np.array_equal(held, known), "a slot does not hold what is read from it"
-            del known  # nothing can be appended to what it is a view of
-            end = row.start + row.count
-            self._advance_state(bound, row.start, end)
-            prompt = bound.new_seq.num_prompt
-            if row.sample:
-                if (wanted := bound.new_seq.sampling.logprobs) is not None:  # it is a beam's
-                    top = top_tokens(bound.tokens[:end], wanted)
-                    sampled.append(Sampled(top.token_id, top))
-                else:
-                    sampled.append(Sampled(self.token(bound.id, end - prompt)))
-                bound.push(sampled[-1].token_id)
-            if bound.new_seq.sampling.prompt_logprobs is not None and row.start < prompt:
-                tokens = bound.tokens[row.start + 1 : min(end + 1, prompt)]
-                prompt_logprobs[index] = [TokenLogprob(t, -1.0, 1, [], []) for t in tokens]
-        pages = None
-        if self.limits.page_tokens:
-            pages = self.disk.report(self.kv, self.states, may_wait=not plan.rows)
-        return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=0.0, idle_ms=0.0, pages=pages)
-
-    def _bind(self, new: NewSeq) -> None:
-        bound = Bound(new, [], array("q"), array("i", new.prefix_slots))
-        for token in ints(new.token_ids):
-            bound.push(token)
-        is_beam = new.num_prompt == 0  # without tokens until a fork
-        assert is_beam or len(bound.table) < len(bound.tokens), "the last known token is always computed"
-        self.bound[new.req_slot] = bound
-
-    def _fork(self, fork: Fork) -> None:
-        """The source has one token more, which it has sampled by itself."""
-        source, target = self.bound[fork.source], self.bound[fork.target]
-        assert source.id == target.id
-        assert len(source.table) >= fork.position
-        if target is not source:
-            target.tokens = source.tokens[: fork.position]
-            target.prefixes = source.prefixes[: fork.position]
-            target.table = source.table[: fork.position]
-        assert len(target.table) == fork.position
-        del target.tokens[fork.position :], target.prefixes[fork.position :]
-        target.push(fork.token_id)
-
-    def _write(self, row: Row) -> None:
-        bound = self.bound[row.req_slot]
-        slots = ints(row.kv_slots)
-        known = len(bound.tokens)
-        assert row.count == len(slots) > 0
-        assert row.start == len(bound.table), "positions are written in order, each once"
-        assert row.start + row.count <= known, "a token is computed that nobody has sampled"
-        assert row.sample == (row.start + row.count == known and bound.new_seq.sampling.max_tokens > 0)
-        self.kv[slots] = bound.prefixes[row.start : row.start + row.count]
-        bound.table.extend(slots)
-        self.computed += row.count
-
-    def _copy_states(self, copies: list[int]) -> None:
-        for source, destination in zip(copies[::2], copies[1::2], strict=True):
-            assert 0 <= destination < self.limits.num_state_slots
-            self.states[destination] = NOTHING if source == -1 else self.states[source]
-            self.copies += source != -1
-
-    def _advance_state(self, bound: Bound, start: int, end: int) -> None:
-        slot = bound.new_seq.state_slot
-        assert (slot == -1) == (self.limits.num_state_slots == 0)
-        if slot != -1:
-            before = bound.prefixes[start - 1] if start else NOTHING
-            assert self.states[slot] == before, "a state is not that of the tokens before the row"
-            self.states[slot] = bound.prefixes[end - 1]
-
-    def _check_limits(self, plan: StepPlan) -> None:
-        assert plan.rows or self.limits.page_tokens
-        assert sum(row.count for row in plan.rows) <= self.limits.max_num_batched_tokens
-        req_slots = [row.req_slot for row in plan.rows]
-        assert len(set(req_slots)) == len(req_slots) <= self.limits.max_num_seqs
-        assert all(0 <= slot < self.limits.max_num_seqs for slot in req_slots)
-        kv_slots = [slot for row in plan.rows for slot in ints(row.kv_slots)]
-        assert len(set(kv_slots)) == len(kv_slots)
-        assert all(0 <= slot < self.limits.num_kv_slots for slot in kv_slots)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from moeserve.messages.schema import GenerateRequest, TokensOut
 from moeserve.messages.steps import Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
-from tests.support.router_world import STOP_TOKEN
+from tests.support.checking_worker import STOP_TOKEN
 
 NUM_EXPERTS, EXPERTS_PER_TOKEN = 128, 8
 

@@ -6,16 +6,18 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
     MAX_VALUES,
     NO_EFFECT,
+    FreeDict,
     JsonSchemaDict,
     Label,
     RequestModel,
+    check_depth,
 )
 
 MAX_TOOLS: Final = 512
@@ -80,7 +82,21 @@ class AllowedToolsChoice(RequestModel):
 
 
 ToolMode = Literal["none", "auto", "required"]
-ToolChoice = ToolMode | NamedToolChoice | AllowedToolsChoice
+
+
+def _kind_of_choice(choice: Any) -> str:
+    kind = choice.get("type", "function") if isinstance(choice, dict) else getattr(choice, "type", "")
+    return "allowed_tools" if kind == "allowed_tools" else "function"
+
+
+# Told apart by their type: a model that is tried in vain takes the other's fields for unknown ones, and tells them.
+ToolChoice = (
+    ToolMode
+    | Annotated[
+        Annotated[NamedToolChoice, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+        Discriminator(_kind_of_choice),
+    ]
+)
 
 
 def chat_tool_use(tools: list[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:
@@ -118,9 +134,21 @@ def tool_use(
     )
 
 
+def _arguments_as_text(value: Any) -> Any:
+    return json.dumps(check_depth(value), ensure_ascii=False) if isinstance(value, dict) else value
+
+
+# Some clients, and every template, have them as the object itself.
+CallArgumentsText = Annotated[
+    str,
+    BeforeValidator(_arguments_as_text, json_schema_input_type=str | FreeDict),
+    Field(description="JSON text, or the object."),
+]
+
+
 class FunctionCall(RequestModel):
     name: Annotated[str, Field(max_length=1024)]
-    arguments: Annotated[str, Field(description="JSON text.")] = "{}"
+    arguments: CallArgumentsText = "{}"
 
 
 class ToolCallMessage(RequestModel):

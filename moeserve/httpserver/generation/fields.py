@@ -18,11 +18,20 @@ def one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _stop_strings(value: Any) -> Any:
+    """Makes a list of a single string, without empty ones: they ask for nothing, and forms send them."""
+    several = one_or_many(value)
+    return [one for one in several if one != ""] if isinstance(several, list) else several
+
+
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 StopStrings = Annotated[
     list[StopString],
-    BeforeValidator(one_or_many, json_schema_input_type=str | list[str]),
-    Field(max_length=16, description="At most 16 strings that end the text; not part of it."),
+    BeforeValidator(_stop_strings, json_schema_input_type=str | list[str]),
+    Field(
+        max_length=16,
+        description="At most 16 strings that end the text; not part of it. Empty ones are dropped.",
+    ),
 ]
 TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
 TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]

@@ -74,7 +74,17 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, NO_EFFECT] = False
 
 
-Include = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
+Include = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    # Of images, and of hosted tools, which are dropped: no answer has these parts.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 def _to_items(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.chat_tools import arguments_for_template
+from moeserve.httpserver.generation.chat_tools import CallArgumentsText, arguments_for_template
 from moeserve.httpserver.responses.tools import LOCAL_SHELL, Toolbox
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
 
@@ -65,7 +65,7 @@ class FunctionCallItem(_Item):
     call_id: Label
     name: Annotated[str, Field(max_length=1024)]
     namespace: Label | None = None
-    arguments: Annotated[str, Field(description="JSON text.")]
+    arguments: CallArgumentsText
 
 
 class CustomCallItem(_Item):

@@ -53,8 +53,7 @@ def httpserver(process: Process, what: str) -> None:
     print(f"serves requests from {process.first_request_id} on, {process.listens_when_ready=}", flush=True)
     process.ready(url=url_of(listeners[0]))
     if what == "bug while serving":
-        time.sleep(0.3)
-        raise RuntimeError("a bug while serving")
+        bug_while_serving(process)
     while not stop[0]:
         message = inbox.recv(0.01)
         if isinstance(message, HeartbeatRequest):
@@ -62,6 +61,13 @@ def httpserver(process: Process, what: str) -> None:
         elif message is not None:
             print(message, flush=True)
     inbox.close()
+
+
+def bug_while_serving(process: Process) -> None:
+    """When the test says that all are ready."""
+    while not (process.paths.directory / "go").exists():
+        time.sleep(0.01)
+    raise RuntimeError("a bug while serving")
 
 
 def inner(process: Process, what: str) -> None:
@@ -78,8 +84,7 @@ def inner(process: Process, what: str) -> None:
         time.sleep(0.01)
     process.ready()
     if what == "bug while serving":
-        time.sleep(0.3)
-        raise RuntimeError("a bug while serving")
+        bug_while_serving(process)
     if what == "gives up":
         give_up_the_worker(process)
     while not isinstance(message := inbox.recv(), Shutdown) or what == "hang":

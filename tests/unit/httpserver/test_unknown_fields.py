@@ -84,6 +84,8 @@ UNKNOWN: list[tuple[str, Any, str]] = [
 ]
 NOTHING: list[tuple[str, dict[str, Any]]] = [
     ("best_of", {"best_of": 1}),
+    ("no stop", {"stop": ""}),
+    ("no stops", {"stop": ["", ""]}),
     ("beam search", {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}),
     ("echo", {"echo": False}),
     ("prefill", {"continue_final_message": False}),
@@ -133,6 +135,22 @@ def test_an_unknown_field_is_ignored_and_counted_or_refused(
     refused = strict.post(path, body)
     assert refused.status_code == 400
     assert "no_such" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("choice", ["named", "without type", "allowed"])
+def test_no_field_of_a_tool_choice_is_unknown(server: HttpServer, choice: str) -> None:
+    """LangChain's structured output names the tool; the other form of the union has no such fields."""
+    named: Any = {"type": "function", "function": {"name": "f"}}
+    forms: dict[str, Any] = {
+        "named": named,
+        "without type": {"function": {"name": "f"}},
+        "allowed": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}},
+    }
+    before = counted(server, PATHS["chat"])
+    tools = [{"type": "function", "function": FUNCTION}]
+    answer = server.post(PATHS["chat"], CHAT | {"tools": tools, "tool_choice": forms[choice]})
+    assert answer.status_code == 200, answer.text
+    assert counted(server, PATHS["chat"]) == before
 
 
 @pytest.mark.parametrize(("what", "fields"), NOTHING, ids=[one[0] for one in NOTHING])

@@ -54,7 +54,7 @@ MESSAGES: dict[str, list[Any]] = {
             user(TEXT),
             {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]},
         ],
-        [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, user(TEXT)],
+        [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}, user(TEXT)],
         [
             {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": 5}]},
             user(TEXT),
@@ -144,7 +144,7 @@ RESPONSES: dict[str, list[Any]] = {
     "temperature": [*NOT_NUMBERS, -0.1, 2.1],
     "top_p": [*NOT_NUMBERS, 0, 1.1],
     "top_logprobs": [*NOT_INTEGERS, -1, 21, 1],
-    "include": [5, ["file_search_call.results"]],
+    "include": [5, ["no_such_call.results"]],
     "metadata": [5, "x"],
     "truncation": ["auto"],
     "background": [True],

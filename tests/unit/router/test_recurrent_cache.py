@@ -9,7 +9,8 @@ import pytest
 
 from moeserve.messages.schema import DetokenizeEnd, RequestError
 from moeserve.router.core.limits import Limits
-from tests.support.router_world import STOP_TOKEN, World, final_item, request, rows_of
+from tests.support.checking_worker import STOP_TOKEN
+from tests.support.router_world import World, final_item, request, rows_of
 
 GENERATION_PROMPT = [1, 2, 3]  # <|im_start|>assistant and a line break
 OPEN_THOUGHT = [4, 3]  # <think> and a line break

@@ -9,7 +9,8 @@ import pytest
 
 from moeserve.messages.schema import DetokenizeEnd, RequestError, TokensItem
 from moeserve.router.core.limits import Limits
-from tests.support.router_world import STOP_TOKEN, World, request
+from tests.support.checking_worker import STOP_TOKEN
+from tests.support.router_world import World, request
 
 PROMPT = list(range(1000, 1040))
 

@@ -12,14 +12,8 @@ from moeserve.messages.steps import Sampled, StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.plans_in_flight import ProtocolError
 from moeserve.router.core.scheduler import Scheduler
-from tests.support.router_world import (
-    STOP_TOKEN,
-    final_error,
-    final_item,
-    make_world,
-    request,
-    rows_of,
-)
+from tests.support.checking_worker import STOP_TOKEN
+from tests.support.router_world import final_error, final_item, make_world, request, rows_of
 
 # -------------------------------------------------------------------- endings
 
@@ -58,6 +52,20 @@ def test_stop_hit_ends_the_request_with_the_clients_count() -> None:
     assert final.usage.completion_tokens == 3
     world.run()
     world.check_all_free()
+
+
+def test_an_adapter_that_no_request_has_is_forgotten() -> None:
+    """Whoever loads and unloads adapters all day leaves no trace of each."""
+    world = make_world()
+    for id, adapter in enumerate(("a", "b", "b", "", "c")):
+        world.add(request(id, prompt=3, max_tokens=4 + id, adapter=adapter))
+    assert world.scheduler.adapters_in_use() == ["a", "b", "c"]
+    world.abort(1)
+    assert world.scheduler.adapters_in_use() == ["a", "b", "c"]
+    world.abort(4)
+    assert world.scheduler.adapters_in_use() == ["a", "b"]
+    world.run()
+    assert world.scheduler.adapters_in_use() == []
 
 
 def test_stop_hit_after_the_end_is_harmless() -> None:

@@ -20,7 +20,8 @@ from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestErro
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.snapshot_borders import BorderSpacing
-from tests.support.router_world import STOP_TOKEN, Seen, World, ints, request
+from tests.support.checking_worker import STOP_TOKEN, ints
+from tests.support.router_world import Seen, World, request
 from tests.support.virtual_disk import VirtualDisk
 
 Event: TypeAlias = tuple[Any, ...]  # its kind, then what the kind needs: see EVENT

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.router_world import (
-    STOP_TOKEN,
-    final_error,
-    final_item,
-    make_world,
-    request,
-    rows_of,
-)
+from tests.support.checking_worker import STOP_TOKEN
+from tests.support.router_world import final_error, final_item, make_world, request, rows_of
 
 # -------------------------------------------------------------------- batching
 

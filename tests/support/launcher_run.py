@@ -1,0 +1,117 @@
+"""A launcher with real processes, sockets and signals, whose children are stand-ins."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LAUNCH = """
+import sys
+from moeserve.config import ServerConfig
+from moeserve import launcher
+from moeserve.logs import set_up_logging
+port, timeout, step_timeout = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+config = ServerConfig(
+    model="tiny.gguf", port=port, shutdown_timeout=timeout, step_timeout=step_timeout, api_key=("secret",)
+)
+launcher.EXIT_TIMEOUT_S = 3.0
+set_up_logging("launcher", config.log_level)
+sys.exit(launcher.launch(config, "tests.support.launcher_children"))
+"""
+
+
+def _heed_interrupts() -> None:
+    """In the child: a shell's background job, which the tests may be, ignores SIGINT and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Run:
+    """A launcher with stand-in children; `family` is all its processes once it is ready."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        runtime_base: Path,
+        misbehaviour: str,
+        port: int,
+        timeout: float,
+        nohup: bool,
+        step_timeout: float,
+    ) -> None:
+        self.log_file = tmp_path / "log"
+        self.runtime_base = runtime_base
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOESERVE_")}
+        environment |= {
+            "XDG_RUNTIME_DIR": str(self.runtime_base),
+            "LAUNCHER_TEST": misbehaviour,
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        with self.log_file.open("wb") as log:
+            self.popen = subprocess.Popen(
+                [
+                    *(["nohup"] if nohup else []),
+                    sys.executable,
+                    "-c",
+                    LAUNCH,
+                    *map(str, (port, timeout, step_timeout)),
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=tmp_path,
+                preexec_fn=_heed_interrupts,
+            )
+        self.family: list[psutil.Process] = []
+        self.titles: dict[str, psutil.Process] = {}
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.02)
+
+    def wait_for_log(self, text: str) -> None:
+        self.wait_for(lambda: text in self.log)
+
+    def until_ready(self) -> Run:
+        self.wait_for_log("ready: ")
+        launcher = psutil.Process(self.popen.pid)
+        self.family = [launcher, *launcher.children(recursive=True)]
+        self.titles = {process.cmdline()[0]: process for process in self.family}
+        return self
+
+    def child(self, name: str) -> psutil.Process:
+        return self.titles[f"moeserve: {name}"]
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, port = re.findall(r"ready: http://([\d.]+):(\d+)", self.log)[0]
+        return host, int(port)
+
+    @property
+    def directory(self) -> Path:
+        (directory,) = self.runtime_base.iterdir()
+        return directory
+
+    def end(self, seconds: float = 20.0) -> int:
+        """Waits for the exit; then no process, socket or directory may be left."""
+        code = self.popen.wait(seconds)
+        _, alive = psutil.wait_procs(self.family, timeout=1)
+        assert alive == [], self.log
+        assert list(self.runtime_base.iterdir()) == [], self.log
+        return code
