@@ -61,13 +61,9 @@ class Team {
     share(s, [&](int64_t unit, Claim&) { f(unit / count, first + unit % count); }, nullptr, [] {});
   }
 
-  // Both with a claim as f's last argument. f may then run several times for a unit, at once or long after the phase: it
-  // writes nothing that others read unless claim() is true. Who waits calls idle() again and again, for short pieces of
-  // work.
-  template <class F>
-  void for_claimed_units(int64_t n, F&& f) {
-    share(all_threads(n), f, flags(n), [] {});
-  }
+  // The same with a claim as f's last argument. f may then run several times for a unit, at once or long after the phase:
+  // it writes nothing that others read unless claim() is true, and what it reads as an index is one for any operation
+  // until wait(). Who waits calls idle() again and again, for short pieces of work.
   template <class F, class Idle>
   void for_claimed_panels(int64_t outer, int64_t panels, F&& f, Idle&& idle) {
     const int64_t first = node_panels(panels, node_).first, count = node_panels(panels, node_).second;
@@ -283,7 +279,7 @@ void Team::share(const Shares& s, F&& f, std::atomic<uint64_t>* flags, Idle&& id
     }
   }
   patience.wait_begins(units);
-  for (int i = 0; i < kSpins; ++i) {
+  for (int i = 0; i < kSpins || flags != nullptr; ++i) {  // it never sleeps before it has helped
     if (pool_.is_over(phase_)) return;
     if (flags != nullptr && i % 16 == 15 && patience.is_over()) {
       help(s, f, flags);
