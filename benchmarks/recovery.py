@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer")
     parser.add_argument("--kills", type=int, default=5, help="of each process, for each number of streams")
+    parser.add_argument("--processes", nargs="+", default=PROCESSES, choices=PROCESSES)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng = random.Random(args.seed)
@@ -74,7 +75,7 @@ def main() -> None:
         for count in args.streams:
             prompts = [prompt_ids(args.prompt, seed=i) for i in range(count)]
             expected = asyncio.run(streams(server, prompts, args.tokens, None, 0))
-            for victim in PROCESSES:
+            for victim in args.processes:
                 pauses: list[float] = []
                 for _ in range(args.kills):
                     answers = asyncio.run(streams(server, prompts, args.tokens, victim, rng.uniform(0, 0.5)))

@@ -90,6 +90,14 @@ class ApiConfig:
     api_key_file: str | None = option(
         None, "Network", "file of more API keys: on each line a name and a key", metavar="PATH"
     )
+    max_requests_per_key: int | None = option(
+        None,
+        "Network",
+        "open requests of one API key beyond which its next get a 503 (default: as many as may run and wait, "
+        "--max-num-seqs + --max-num-queued-reqs, which leaves 256 connections to others)",
+        low=1,
+        high=1 << 20,
+    )
     chat_template: str | None = option(
         None, "Chat", "file with a chat template (Jinja) to use instead of the model's own", metavar="PATH"
     )

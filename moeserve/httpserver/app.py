@@ -22,6 +22,7 @@ from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
 from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.httpserver.transport.middleware import ApiKey, BodyLimit, HeadAsGet, RequestId
+from moeserve.httpserver.transport.open_requests import OpenRequests
 from moeserve.httpserver.transport.openapi import complete
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import JsonResponse
@@ -79,6 +80,12 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app.add_middleware(BodyLimit, apis=app.apis, context=lambda: service.engine.max_model_len)
     app.add_middleware(Decompress, apis=app.apis)
     if keys:
+        most = service.config.max_requests_per_key
+        app.add_middleware(
+            OpenRequests,
+            apis=app.apis,
+            most=most or service.config.max_num_queued_reqs + service.config.max_num_seqs,
+        )
         app.add_middleware(ApiKey, apis=app.apis, keys=keys)
     elif is_loopback(service.config.host):
         app.add_middleware(KnownHost, apis=app.apis, allowed=service.config.allowed_host)

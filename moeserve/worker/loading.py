@@ -119,8 +119,11 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
 
 
 def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
-    """Raises ModelError where its logits are not finite. Only the first worker writes the dump."""
-    runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, dump=None))
+    """Raises ModelError where its logits are not finite. Only the first worker tries the weights, which are the same
+    for all, and writes the dump."""
+    if not is_first:
+        return build_cpu_runner(dataclasses.replace(loaded, dump=None))
+    runner = build_cpu_runner(loaded)
     check_logits(runner, Path(loaded.config.model))
     return runner
 

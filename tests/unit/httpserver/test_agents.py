@@ -288,6 +288,25 @@ def test_a_conversation_that_began_at_anthropics_goes_on_here(server: HttpServer
     assert prompt({"type": "redacted_thinking", "data": "EmwKAhgBEgy3"}) == prompt()
 
 
+@pytest.mark.parametrize("encrypted", ["gAAAAABo_-fY", "/////w=="], ids=["no base64", "no text"])
+def test_a_conversation_that_began_at_openais_goes_on_here(server: HttpServer, encrypted: str) -> None:
+    """The same; and what it asked for there changes nothing here."""
+
+    def prompt(*thoughts: Any) -> str:
+        said = {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Hello."}],
+        }
+        body = {"model": NAME, "input": [user("Hi"), *thoughts, said, user("Go on")]}
+        answer = server.post("/v1/responses", body | {"truncation": "auto", "max_tool_calls": 3})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["truncation"] == "disabled"
+        return prompt_of(server)
+
+    assert prompt({"type": "reasoning", "summary": [], "encrypted_content": encrypted}) == prompt()
+
+
 @pytest.mark.parametrize("arguments", [{}, {"city": "Zürich", "days": [1, {"deep": None}]}])
 def test_arguments_may_be_an_object(server: HttpServer, arguments: dict[str, Any]) -> None:
     def prompt(given: Any) -> str:

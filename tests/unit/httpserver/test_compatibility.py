@@ -78,6 +78,7 @@ VALUES: dict[str, Any] = {
     "logprobs": True,
     "max_completion_tokens": {"max_completion_tokens": 2, "max_tokens": None},
     "max_output_tokens": 2,
+    "max_tool_calls": 3,
     "max_tokens": 2,
     "messages": HI,
     "metadata": {"a": "b"},
@@ -133,6 +134,7 @@ VALUES: dict[str, Any] = {
     "top_logprobs": {"top_logprobs": 2, "logprobs": True},
     "top_p": 0.9,
     "truncate_prompt_tokens": 4,
+    "truncation": "auto",
     "use_beam_search": True,
     "user": "me",
 }
