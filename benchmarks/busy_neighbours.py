@@ -3,8 +3,9 @@
     python -m benchmarks.busy_neighbours --model model.gguf [--base ../before] [--llama-python venv/bin/python]
         [--loads none,steady,compiler] [--threads 2] [--batch 1] [--rounds 10]
 
-Each engine is loaded in a process of its own and waits. While a load runs, all decode the same number of tokens in turn,
-the order reversed every other round. `none`: nothing else. `steady`: a process that only computes bound to each CPU.
+Each engine is loaded in a process of its own and waits. While a load runs, all decode the same number of tokens in
+turn, the order reversed every other round. `none`: nothing else. `steady`: a process that only computes bound to each
+CPU.
 `compiler`: one g++ after another (programs that start and stop). `streaming`: a process on each CPU that copies memory,
 which takes bandwidth besides time. `half`: a computing process on the first CPU only.
 
@@ -43,7 +44,9 @@ _SOURCE = """
 #include <regex>
 #include <string>
 #include <vector>
-template <int N> struct Sum { static int of(const std::vector<int>& v) { return v[N % v.size()] + Sum<N - 1>::of(v); } };
+template <int N> struct Sum {
+  static int of(const std::vector<int>& v) { return v[N % v.size()] + Sum<N - 1>::of(v); }
+};
 template <> struct Sum<0> { static int of(const std::vector<int>&) { return 0; } };
 int main(int argc, char** argv) {
   std::map<std::string, std::vector<int>> words;

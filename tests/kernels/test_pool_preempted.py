@@ -20,8 +20,8 @@ BEST = ISAS[-1]
 
 
 class Layers:
-    """x = x + W norm(x), x = x + experts(norm(x)), again and again in one workspace: whatever is computed wrongly, added
-    twice or read too late changes all that follows, the experts that are chosen too."""
+    """x = x + W norm(x), x = x + experts(norm(x)), again and again in one workspace: whatever is computed wrongly,
+    added twice or read too late changes all that follows, the experts that are chosen too."""
 
     def __init__(self, stream: CpuStream) -> None:
         self._stream = stream
@@ -50,36 +50,43 @@ class Layers:
         return x
 
 
-def same_bits_until_work_was_taken_over(stream: CpuStream) -> None:
-    """Runs until threads have computed what others had begun, which a loaded machine does sooner than an idle one."""
+def assert_same_bits(stream: CpuStream, seconds: float = 0.0) -> None:
+    """Of 20 runs, and of as many more as take `seconds`."""
     alone = Layers(CpuStream(1, BEST))
     expected = alone.run()
     layers = Layers(stream)
-    deadline, runs = time.monotonic() + 60, 0
-    while runs < 20 or stream.recomputed == 0:
-        assert time.monotonic() < deadline, "no thread was interrupted"
+    end, runs = time.monotonic() + seconds, 0
+    while runs < 20 or time.monotonic() < end:
         assert torch.equal(layers.run(), expected)
         runs += 1
     assert torch.equal(layers.counts, alone.counts * runs)
 
 
-@pytest.mark.parametrize("threads", [2, 7])
-def test_threads_that_share_one_cpu(threads: int) -> None:
-    cpu = min(os.sched_getaffinity(0))
-    same_bits_until_work_was_taken_over(CpuStream([ThreadPlacement(0, (cpu,))] * threads, BEST))
+def on_one_cpu(*nodes: int) -> list[ThreadPlacement]:
+    return [ThreadPlacement(node, (min(os.sched_getaffinity(0)),)) for node in nodes]
 
 
-def test_threads_of_two_memory_nodes_that_share_one_cpu() -> None:
-    cpu = min(os.sched_getaffinity(0))
-    places = [ThreadPlacement(node, (cpu,)) for node in (0, 0, 1, 1)]
-    same_bits_until_work_was_taken_over(CpuStream(places, BEST))
+@pytest.mark.parametrize("nodes", [(0, 0), (0,) * 7, (0, 0, 1, 1)], ids=["two", "seven", "two nodes"])
+def test_threads_that_share_one_cpu(nodes: tuple[int, ...]) -> None:
+    assert_same_bits(CpuStream(on_one_cpu(*nodes), BEST))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [(0,) * 7, (0, 0, 1, 1)], ids=["seven", "two nodes"])
+def test_minutes_in_which_work_is_taken_over(nodes: tuple[int, ...]) -> None:
+    """Hundreds of units, at least, are computed by another thread than the one that had begun them."""
+    stream = CpuStream(on_one_cpu(*nodes), BEST)
+    assert_same_bits(stream, 60.0)
+    assert stream.recomputed > 0
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs Linux's scheduling classes")
 def test_a_thread_that_hardly_ever_runs() -> None:
     """Beside another on its CPU it gets 1 part in 300 of the time: it stops wherever it stands."""
     before = set(os.listdir("/proc/self/task"))
-    stream = CpuStream([ThreadPlacement(0, (min(os.sched_getaffinity(0)),))] * 3, BEST)
+    stream = CpuStream(on_one_cpu(0, 0, 0), BEST)
     own = sorted(set(os.listdir("/proc/self/task")) - before)
     os.sched_setscheduler(int(own[0]), os.SCHED_IDLE, os.sched_param(0))
-    same_bits_until_work_was_taken_over(stream)
+    assert_same_bits(stream, 60.0)
+    assert stream.recomputed > 0
