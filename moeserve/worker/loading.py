@@ -119,11 +119,9 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
 
 
 def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
-    """Raises ModelError where its logits are not finite. Only the first worker tries the weights, which are the same
-    for all, and writes the dump."""
-    if not is_first:
-        return build_cpu_runner(dataclasses.replace(loaded, dump=None))
-    runner = build_cpu_runner(loaded)
+    """Raises ModelError where its logits are not finite. Every worker tries the weights: those of a file that is mapped
+    may have gone since. Only the first writes the dump."""
+    runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, dump=None))
     check_logits(runner, Path(loaded.config.model))
     return runner
 

@@ -10,6 +10,7 @@ INT64_MAX: Final = (1 << 63) - 1
 INT32_MAX: Final = (1 << 31) - 1
 MAX_CHOICES: Final = 128
 MAX_MESSAGES: Final = 16384  # of a conversation
+MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
 
 
@@ -21,7 +22,9 @@ def one_or_many(value: Any) -> Any:
 def _stop_strings(value: Any) -> Any:
     """Makes a list of a single string, without empty ones: they ask for nothing, and forms send them."""
     several = one_or_many(value)
-    return [one for one in several if one != ""] if isinstance(several, list) else several
+    if not isinstance(several, list) or len(several) > MAX_STOPS:
+        return several
+    return [one for one in several if one != ""]
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -29,7 +32,7 @@ StopStrings = Annotated[
     list[StopString],
     BeforeValidator(_stop_strings, json_schema_input_type=str | list[str]),
     Field(
-        max_length=16,
+        max_length=MAX_STOPS,
         description="At most 16 strings that end the text; not part of it. Empty ones are dropped.",
     ),
 ]
