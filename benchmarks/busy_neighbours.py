@@ -7,7 +7,8 @@ Each engine is loaded in a process of its own and waits. While a load runs, all 
 turn, the order reversed every other round. `none`: nothing else. `steady`: a process that only computes bound to each
 CPU.
 `compiler`: one g++ after another (programs that start and stop). `streaming`: a process on each CPU that copies memory,
-which takes bandwidth besides time. `half`: a computing process on the first CPU only.
+which takes bandwidth besides time. `half`: a computing process on the first CPU only. `busy:N`: N processes that only
+compute, bound to no CPU.
 
 Printed for each load and engine: median tokens a second, their share of the same engine's without any load, and the
 median of the ratios ours over the engine's, round by round, with the least.
@@ -23,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.compare_llama_cpp import LlamaCpp
@@ -64,7 +65,7 @@ def _started(*command: str, cpu: int | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*bound, *command], start_new_session=True)
 
 
-def _python(program: str, cpus: list[int]) -> list[subprocess.Popen[bytes]]:
+def _python(program: str, cpus: Sequence[int | None]) -> list[subprocess.Popen[bytes]]:
     return [_started(sys.executable, "-c", program, cpu=cpu) for cpu in cpus]
 
 
@@ -83,8 +84,11 @@ def neighbours(load: str) -> Iterator[None]:
             "streaming": lambda: _python(_COPY, cpus),
             "compiler": lambda: [_started("sh", "-c", compiling)],
         }
+        kind, _, count = load.partition(":")
+        if kind == "busy" and count.isdecimal():
+            starts[load] = lambda: _python(_COMPUTE, [None] * int(count))
         if load not in starts:
-            raise ValueError(f"no load {load!r}, but: {', '.join(starts)}")
+            raise ValueError(f"no load {load!r}, but: {', '.join(starts)}, busy:N")
         processes = starts[load]()
         try:
             yield
