@@ -12,6 +12,7 @@
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
 #   make fuzz-models                                              50,000 hostile model files, each a clear error or served (30 min)
 #   make schemas                                                  200 random JSON schemas, every answer valid
+#   make soak [SOAK_FLAGS="--minutes 10"]                         10,000 faults under load, after which nothing is left over (hours)
 #   make check-commits [COMMITS=main..HEAD]                       the messages of commits
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write docs/reference/flags.md and docs/reference/api/ anew
@@ -20,8 +21,8 @@ PYTHON ?= python3
 VENV := .venv
 UNIT_VENV := .venv-unit
 COMMITS ?= main..HEAD
-# Processes that run tests.
-JOBS ?= 2
+# Processes that run tests: one more than the cores of the smallest machine, for they often wait.
+JOBS ?= 3
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every server that a test starts, and the second run of pytest, would compile the modules anew.
@@ -30,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE :=
 CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml moeserve/version.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas lint check-commits browser format docs clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -91,10 +92,15 @@ fuzz-models: $(VENV)/.installed-test
 schemas: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/e2e/test_structured.py -k every_random_schema
 
+# SOAK_FLAGS="--faults 1000 --minutes 10": less of it.
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.soak $(SOAK_FLAGS)
+
+# mypy's processes save half a minute, and are new: where one of them is lost, a single one decides.
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers $(JOBS)
+	$(BIN)/mypy --num-workers $(JOBS) || $(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
 
 check-commits:

@@ -33,7 +33,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -47,8 +46,8 @@ from moeserve.child_process import ServerProcess
 from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.heartbeats import Heartbeats
-from moeserve.launched_config import write_config
-from moeserve.listeners import open_listeners, with_addresses
+from moeserve.launched_config import pinned, write_config
+from moeserve.listeners import Listeners, open_listeners, url_of, with_addresses
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import (
@@ -61,6 +60,7 @@ from moeserve.messages.schema import (
     ToLauncher,
 )
 from moeserve.process import die_with
+from moeserve.process_limits import prepare_limits
 from moeserve.process_table import DETOKENIZER, HTTPSERVER, LINK, PROCESSES, ROUTER, WORKER, ProcessTable
 from moeserve.replacement import Replacement
 from moeserve.runtime_directory import runtime_directory
@@ -87,15 +87,15 @@ def launch(config: ServerConfig, package: str = "moeserve") -> int:
     setproctitle("moeserve: launcher")
     with ExitStack() as stack:
         try:
+            prepare_limits()
             paths = RuntimePaths(stack.enter_context(runtime_directory()))
             is_next = LAUNCHER_PID_ENV in os.environ
             if is_next:
                 die_with(int(os.environ.pop(LAUNCHER_PID_ENV)))
             listeners = open_listeners(config)
-            for listener in listeners:
-                stack.callback(listener.close)
+            stack.callback(listeners.close)
             launcher = Launcher(
-                with_addresses(config, listeners), paths, package, listeners, stack, is_next=is_next
+                with_addresses(config, listeners.api), paths, package, listeners, stack, is_next=is_next
             )
         except (ConfigError, OSError) as error:
             log.error("%s", error)
@@ -111,7 +111,7 @@ class Launcher:
         config: ServerConfig,
         paths: RuntimePaths,
         package: str,
-        listeners: list[socket.socket],
+        listeners: Listeners,
         stack: ExitStack,
         *,
         is_next: bool,
@@ -198,6 +198,18 @@ class Launcher:
                 log.info("stopped while starting")
                 return False
             self._sleep()
+        return self._pin_config()
+
+    def _pin_config(self) -> bool:
+        """For a worker that reads it anew (see `pinned`), at a time when the disk is seldom full. False when it cannot
+        be written."""
+        engine = self.ready[WORKER].engine
+        if engine is not None:
+            try:
+                write_config(pinned(self.config, engine), self.paths)
+            except OSError as error:
+                log.error("%s", error)
+                return False
         return True
 
     def _report_ready(self) -> None:
@@ -210,6 +222,8 @@ class Launcher:
         self._processes.listens_when_ready = False  # from here on this server alone accepts
         self._systemd.notify("READY=1")
         log.info("ready: %s, memory used %.2f GiB%s", url, self._processes.memory_used() / GIB, tokens)
+        if self._listeners.health is not None:
+            log.info("health and metrics: %s", url_of(self._listeners.health))
 
     def _watch(self) -> int | None:
         """Sleeps while all is well. None when told to stop; else the exit code, after a death that ends the server."""
@@ -238,8 +252,7 @@ class Launcher:
         if httpserver.alive:
             httpserver.send_signal(signal.SIGTERM)
         if self._succession.current is None:
-            for listener in self._listeners:
-                listener.close()  # httpserver answers what comes, and later nobody does
+            self._listeners.close()  # httpserver answers what comes, and later nobody does
         self._sleep_until(
             lambda: not httpserver.alive or self._lost_while_draining(),
             self.config.shutdown_timeout + DRAIN_MARGIN_S,
@@ -265,8 +278,7 @@ class Launcher:
         while (code := self._succession.exit_code) is None:
             self._sleep()
             if self.signals:
-                for listener in self._listeners:
-                    listener.close()
+                self._listeners.close()
         return code if code >= 0 else EXIT_FAILED
 
     def _outcome(self) -> int:

@@ -12,27 +12,63 @@ import ipaddress
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from moeserve.config import LISTENERS_ENV, ServerConfig
+from moeserve.config import HEALTH_LISTENER_ENV, LISTENERS_ENV, ServerConfig
 from moeserve.errors import ConfigError
 
 BACKLOG: Final = 2048
 _SYSTEMD_FIRST: Final = 3  # <systemd/sd-daemon.h>, SD_LISTEN_FDS_START
 
 
-def open_listeners(config: ServerConfig) -> list[socket.socket]:
-    """The sockets that another process has opened for us, else one of `config`'s address. Raises ConfigError."""
-    inherited = inherited_listeners() or _from_systemd()
-    if inherited:
-        return inherited
-    return [listen(config.host, config.port) if config.uds is None else listen_at(Path(config.uds))]
+@dataclass(frozen=True)
+class Listeners:
+    """The API's, of which there is one at least, and that of --health-port."""
+
+    api: Sequence[socket.socket]
+    health: socket.socket | None = None
+
+    def all(self) -> list[socket.socket]:
+        return [*self.api, *([] if self.health is None else [self.health])]
+
+    def descriptors(self) -> list[int]:
+        return [listener.fileno() for listener in self.all()]
+
+    def environment(self) -> dict[str, str]:
+        """For a process that inherits these descriptors."""
+        health = {} if self.health is None else {HEALTH_LISTENER_ENV: str(self.health.fileno())}
+        return {LISTENERS_ENV: ",".join(str(listener.fileno()) for listener in self.api), **health}
+
+    def close(self) -> None:
+        for listener in self.all():
+            listener.close()
+
+
+def open_listeners(config: ServerConfig) -> Listeners:
+    """The sockets that another process has opened for us, else those of `config`'s addresses. Raises ConfigError."""
+    api, health = inherited_listeners(), _inherited(HEALTH_LISTENER_ENV)
+    api = api or _from_systemd()
+    if not api:
+        api = [listen(config.host, config.port) if config.uds is None else listen_at(Path(config.uds))]
+    if health or config.health_port is None:
+        return Listeners(api, *health)
+    try:
+        return Listeners(api, listen(config.host, config.health_port, "--health-port"))
+    except ConfigError:
+        Listeners(api).close()
+        raise
 
 
 def inherited_listeners() -> list[socket.socket]:
-    """Those of the process that has started this one. Takes them out of the environment: no other process has them."""
-    return [_adopt(int(number)) for number in filter(None, os.environ.pop(LISTENERS_ENV, "").split(","))]
+    """The API's of the process that has started this one."""
+    return _inherited(LISTENERS_ENV)
+
+
+def _inherited(variable: str) -> list[socket.socket]:
+    """Takes them out of the environment: no other process has them."""
+    return [_adopt(int(number)) for number in filter(None, os.environ.pop(variable, "").split(","))]
 
 
 def _from_systemd() -> list[socket.socket]:
@@ -56,22 +92,17 @@ def _adopt(descriptor: int) -> socket.socket:
     return listener
 
 
-def environment_for(listeners: Sequence[socket.socket]) -> dict[str, str]:
-    """For a process that inherits these descriptors."""
-    return {LISTENERS_ENV: ",".join(str(listener.fileno()) for listener in listeners)}
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Opens the server's socket; port 0 takes a free one. Raises ConfigError."""
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """Opens a socket of the server; port 0 takes a free one. Raises ConfigError, which names the port's flag."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} of {host} is in use: choose another with --port") from error
+            raise ConfigError(f"port {port} of {host} is in use: choose another with {flag}") from error
         reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {host}, port {port} (--host, --port): {reason}") from error
+        raise ConfigError(f"cannot listen on {host}, port {port} (--host, {flag}): {reason}") from error
 
 
 def listen_at(path: Path) -> socket.socket:

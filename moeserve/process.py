@@ -28,13 +28,16 @@ from moeserve.logs import set_up_logging
 from moeserve.messages.channels import PushChannel
 from moeserve.messages.schema import Heartbeat, ProcessFailed, ProcessReady
 from moeserve.messages.steps import WorkerReady
+from moeserve.process_limits import bound_memory
 from moeserve.runtime_paths import RuntimePaths
 from moeserve.tracing import Tracer, open_tracer
+from moeserve.units import GIB
 
 LISTEN_WHEN_READY_ENV = ENV_PREFIX + "LISTEN_WHEN_READY"
 FIRST_REQUEST_ENV = ENV_PREFIX + "FIRST_REQUEST_ID"
 EXIT_USER_ERROR = 2
 EXIT_BUG = 1
+BOUNDED = ("httpserver", "router", "detokenizer")  # by --max-process-memory; the worker's memory is planned
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -65,6 +68,8 @@ class Process:
         """Tell the launcher that this process can do its work: call it once, with every socket bound.
         httpserver tells its URL, the worker what it has allocated."""
         self.is_ready = True
+        if self.name in BOUNDED and self.config.max_process_memory is not None:
+            bound_memory(int(self.config.max_process_memory * GIB))
         self._launcher.send(ProcessReady(process=self.name, pid=os.getpid(), url=url, engine=engine))
         log.debug("ready")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
 import zmq
 
 from moeserve.child_process import Child, Fork, ServerProcess, memory_of
-from moeserve.listeners import environment_for
+from moeserve.listeners import Listeners
 from moeserve.process import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
 from moeserve.runtime_paths import RuntimePaths
 
@@ -32,7 +32,7 @@ class ProcessTable:
         package: str,
         paths: RuntimePaths,
         poller: zmq.Poller,
-        listeners: Sequence[socket.socket] = (),
+        listeners: Listeners = Listeners(()),  # noqa: B008
         modules: Mapping[str, str] | None = None,
     ) -> None:
         """The processes are the modules of `package`: `python -m moeserve.router` and so on, but for those that
@@ -73,9 +73,9 @@ class ProcessTable:
     def start(self, name: str) -> None:
         module = self._modules.get(name, f"{self._package}.{name}")
         if name == HTTPSERVER:
-            variables = environment_for(self._listeners) | {FIRST_REQUEST_ENV: str(self.first_request_id)}
+            variables = self._listeners.environment() | {FIRST_REQUEST_ENV: str(self.first_request_id)}
             variables |= {LISTEN_WHEN_READY_ENV: "1"} if self.listens_when_ready else {}
-            descriptors = [listener.fileno() for listener in self._listeners]
+            descriptors = self._listeners.descriptors()
             child = Child(name, module, self._paths, variables=variables, descriptors=descriptors)
         else:
             child = Child(name, module, self._paths, has_line=name == WORKER)

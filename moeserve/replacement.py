@@ -16,7 +16,6 @@ from moeserve.child_process import Fork, ServerProcess
 from moeserve.config import ServerConfig
 from moeserve.crash_count import CrashCount
 from moeserve.heartbeats import Heartbeats
-from moeserve.launched_config import pinned, write_config
 from moeserve.messages.schema import HttpserverLost, ProcessLost, ProcessReady, WorkerExited
 from moeserve.process import EXIT_USER_ERROR
 from moeserve.process_table import DETOKENIZER, HTTPSERVER, ROUTER, WORKER, ProcessTable
@@ -41,7 +40,6 @@ class Replacement:
     ) -> None:
         """`tell` sends a message to an address of `paths`."""
         self.crashes = CrashCount(config.max_engine_crashes)
-        self._config = config
         self._paths = paths
         self._processes = processes
         self._ready = ready
@@ -49,7 +47,6 @@ class Replacement:
         self._heartbeats = heartbeats
         self._tell = tell
         self._log_death = log_death
-        self._is_pinned = False  # the configuration has what the first worker chose
 
     def replace(self, dead: list[ServerProcess]) -> bool:
         """Has others in the place of dead processes. False when that is of no use."""
@@ -108,7 +105,6 @@ class Replacement:
         if not self._may_try_again(worker):
             return False
         self._tell(self._paths.router, WorkerExited(worker.cause_of_death(), worker.died_by_itself))
-        self._pin_config()
         self._ready.pop(WORKER, None)
         self._last_words.pop(WORKER, None)
         self._paths.worker.unlink(missing_ok=True)
@@ -126,10 +122,3 @@ class Replacement:
         elif too_often:
             log.error("processes crashed %d times in a minute: the server ends", len(self.crashes))
         return not (could_not_start or too_often)
-
-    def _pin_config(self) -> None:
-        """For a worker that reads it anew: see `pinned`."""
-        ready = self._ready.get(WORKER)
-        if not self._is_pinned and ready is not None and ready.engine is not None:
-            self._is_pinned = True
-            write_config(pinned(self._config, ready.engine), self._paths)

@@ -22,14 +22,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import zmq
 
 from moeserve.config import ADAPTERS_FILE, ADAPTERS_FILE_ENV, LAUNCHER_PID_ENV
-from moeserve.listeners import environment_for
+from moeserve.listeners import Listeners
 from moeserve.systemd import Systemd
 
 CONTROL = "control."  # the socket's name, before the launcher's process id
@@ -41,8 +40,8 @@ log = logging.getLogger(__name__)
 class NextServer:
     """A server that this launcher has started; `descriptor` (a pidfd) becomes readable when it ends."""
 
-    def __init__(self, listeners: Sequence[socket.socket], notify_socket: Path) -> None:
-        environment = os.environ | environment_for(listeners)
+    def __init__(self, listeners: Listeners, notify_socket: Path) -> None:
+        environment = os.environ | listeners.environment()
         environment |= {"NOTIFY_SOCKET": str(notify_socket), LAUNCHER_PID_ENV: str(os.getpid())}
         environment.setdefault(ADAPTERS_FILE_ENV, str(notify_socket.parent / ADAPTERS_FILE))
         environment.pop("WATCHDOG_PID", None)  # is ours
@@ -51,7 +50,7 @@ class NextServer:
             env=environment,
             stdin=subprocess.DEVNULL,
             process_group=0,
-            pass_fds=[listener.fileno() for listener in listeners],
+            pass_fds=listeners.descriptors(),
         )
         self.descriptor = os.pidfd_open(self.popen.pid)
 
@@ -69,9 +68,7 @@ class NextServer:
 class Succession:
     """The servers after the launcher's own. Used by its thread alone."""
 
-    def __init__(
-        self, directory: Path, listeners: Sequence[socket.socket], systemd: Systemd, poller: zmq.Poller
-    ) -> None:
+    def __init__(self, directory: Path, listeners: Listeners, systemd: Systemd, poller: zmq.Poller) -> None:
         """Opens a socket in `directory` for the next servers and for `moeserve reload`."""
         self._directory = directory
         self._listeners = listeners

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from moeserve.adapters.adapter import Floats, LowRank, ProductKey
 from moeserve.adapters.products import ProductShape
+from moeserve.adapters.sizes import PairSize
 from moeserve.models.sources.gguf import names as n
 
 
@@ -31,6 +32,15 @@ def fused_form(inputs: int, outputs: int, gate: ProductShape) -> FusedForm | Non
         (ff, hidden): FusedForm(is_down=True, is_swapped=False),
     }
     return forms.get((inputs, outputs))
+
+
+def size_of_fused(form: FusedForm, rank: int, inputs: int, outputs: int, experts: int) -> PairSize:
+    """What `split_fused` gives of A [rank, inputs] and B [outputs, rank] of all experts together."""
+    if form.is_swapped:
+        inputs, outputs = outputs, inputs
+    if form.is_down:
+        return PairSize(rank // experts, inputs, outputs, experts)
+    return PairSize(rank // experts, inputs, outputs // 2, 2 * experts)
 
 
 def split_fused(

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.adapters.adapter import FLOAT32_BYTES, KEY_BYTES, Adapter, Floats, LowRank, ProductKey
+from moeserve.adapters.adapter import KEY_BYTES, Adapter, Floats, LowRank, ProductKey
 from moeserve.adapters.errors import AdapterError
 from moeserve.adapters.floats import TYPES, to_floats
 from moeserve.adapters.peft_config import MAX_RANK
 from moeserve.adapters.products import ProductShape, products_of
+from moeserve.adapters.sizes import PairSize, read_bytes
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import TensorInfo, open_gguf
@@ -51,8 +52,15 @@ class GgufAdapter:
 
     @property
     def nbytes(self) -> int:
-        """In memory: float32."""
-        return FLOAT32_BYTES * sum(math.prod(t.shape) for pair in self._pairs.values() for t in pair)
+        """As read."""
+        return read_bytes(self.sizes)
+
+    @property
+    def sizes(self) -> list[PairSize]:
+        return [
+            PairSize(a.shape[-2], a.shape[-1], b.shape[-2], math.prod(a.shape[:-2]))
+            for a, b in self._pairs.values()
+        ]
 
     def read(self) -> Adapter:
         """Raises AdapterError for numbers that are not finite, MemoryError."""

@@ -6,20 +6,20 @@ Everything is checked by the files' headers, against the model's shape, before a
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from moeserve.adapters.adapter import FLOAT32_BYTES, KEY_BYTES, Adapter, Floats, LowRank, ProductKey
+from moeserve.adapters.adapter import KEY_BYTES, Adapter, Floats, LowRank, ProductKey
 from moeserve.adapters.errors import AdapterError
 from moeserve.adapters.floats import TYPES, to_floats
-from moeserve.adapters.fused_experts import FusedForm, fused_form, split_fused
+from moeserve.adapters.fused_experts import FusedForm, fused_form, size_of_fused, split_fused
 from moeserve.adapters.peft_config import CONFIG_FILE, read_peft_config
 from moeserve.adapters.peft_names import FUSED_EXPERTS, Place, parse_name, place_of
 from moeserve.adapters.products import ProductShape, products_of
+from moeserve.adapters.sizes import PairSize, read_bytes
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import names as n
@@ -54,11 +54,12 @@ class PeftAdapter:
 
     @property
     def nbytes(self) -> int:
-        """In memory, about: float32, and gate's and up's A of experts in one tensor twice."""
-        return FLOAT32_BYTES * sum(
-            math.prod(module.a.shape) * (2 if module.form else 1) + math.prod(module.b.shape)
-            for module in self._modules
-        )
+        """As read."""
+        return read_bytes(self.sizes)
+
+    @property
+    def sizes(self) -> list[PairSize]:
+        return [self._size(module) for module in self._modules]
 
     def read(self) -> Adapter:
         """Raises AdapterError for numbers that are not finite, MemoryError."""
@@ -74,6 +75,13 @@ class PeftAdapter:
             return {ProductKey(place.layer, place.part, place.expert or 0): LowRank(a, b)}
         experts = self._product(place.layer, n.FFN_GATE_EXPS, module.name).experts
         return dict(split_fused(place.layer, module.form, a, b, experts))
+
+    def _size(self, module: _Module) -> PairSize:
+        (rank, cols), rows = module.a.shape, module.b.shape[0]
+        if module.form is None:
+            return PairSize(rank, cols, rows)
+        experts = self._product(module.place.layer, n.FFN_GATE_EXPS, module.name).experts
+        return size_of_fused(module.form, rank, cols, rows, experts)
 
     def _pairs(self) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
         """Each module's A and B."""

@@ -34,6 +34,14 @@ class ApiConfig:
     uds: str | None = option(
         None, "Network", "listen at this Unix socket instead of an address and a port", metavar="PATH"
     )
+    health_port: int | None = option(
+        None,
+        "Network",
+        "answer /health, /health/ready, /health/live and /metrics at this TCP port of --host too: without TLS or keys, "
+        "and however many connections the API has; 0 takes a free one and logs it (default: none)",
+        low=0,
+        high=65535,
+    )
     ssl_certfile: str | None = option(
         None,
         "Network",
@@ -81,6 +89,14 @@ class ApiConfig:
     )
     api_key_file: str | None = option(
         None, "Network", "file of more API keys: on each line a name and a key", metavar="PATH"
+    )
+    max_requests_per_key: int | None = option(
+        None,
+        "Network",
+        "open requests of one API key beyond which its next get a 503 (default: as many as may run and wait, "
+        "--max-num-seqs + --max-num-queued-reqs, which leaves 256 connections to others)",
+        low=1,
+        high=1 << 20,
     )
     chat_template: str | None = option(
         None, "Chat", "file with a chat template (Jinja) to use instead of the model's own", metavar="PATH"

@@ -8,10 +8,11 @@ from typing import Any
 ENV_PREFIX = "MOESERVE_"
 # What a server's processes tell each other by; no option.
 LISTENERS_ENV = ENV_PREFIX + "LISTENERS"  # descriptors, comma separated: for a process that inherits them
+HEALTH_LISTENER_ENV = ENV_PREFIX + "HEALTH_LISTENER"  # one descriptor
 LAUNCHER_PID_ENV = ENV_PREFIX + "LAUNCHER_PID"
 ADAPTERS_FILE = "adapters.json"  # in the runtime directory
 ADAPTERS_FILE_ENV = ENV_PREFIX + "ADAPTERS_FILE"  # in an upgrade: the path of the first server's
-PROCESS_VARIABLES = frozenset({LISTENERS_ENV, LAUNCHER_PID_ENV, ADAPTERS_FILE_ENV})
+PROCESS_VARIABLES = frozenset({LISTENERS_ENV, HEALTH_LISTENER_ENV, LAUNCHER_PID_ENV, ADAPTERS_FILE_ENV})
 GROUPS = ("Model", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
 
 

@@ -19,8 +19,8 @@ class ServerConfig(ApiConfig):
         "Model",
         "a .gguf file, the first file of a split set (-00001-of-0000N.gguf), a folder that holds one, or a folder with "
         "config.json, tokenizer.json and *.safetensors; or a name on the Hugging Face Hub, to be downloaded: org/repo, "
-        "org/repo:Q4_K_M, org/repo:file.gguf; left out, the small demonstration model that ships with moeserve is "
-        "served",
+        "org/repo:Q4_K_M, org/repo:file.gguf, org/repo@revision; left out, the small demonstration model that ships "
+        "with moeserve is served",
         metavar="MODEL",
     )
     served_model_name: str | None = option(
@@ -337,6 +337,15 @@ class ServerConfig(ApiConfig):
     )
     max_engine_crashes: int = option(
         3, "Server", "crashes of the server's processes within a minute that end it", low=1, high=1000
+    )
+    max_process_memory: float | None = option(
+        None,
+        "Server",
+        "most memory that httpserver, the router and the detokenizer each take beyond what they have when they are "
+        "ready, so that a request that needs more ends, and not the machine's memory (default: no bound)",
+        low=0.05,
+        high=1e6,
+        metavar="GIB",
     )
     drain_delay: float = option(
         0.0,

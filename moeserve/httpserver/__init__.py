@@ -1,7 +1,7 @@
 """The process that clients talk to: HTTP, validation, chat templates, tokenisation, metrics.
 
     server.py, app.py    the process, and the application with its table of APIs
-    openai/ responses/ anthropic/ lightllm/ ollama/ native/
+    openai/ responses/ anthropic/ lightllm/ llama_server/ ollama/ native/
                          one folder an API: routes, bodies, answers, error shape; `__init__.py` exports its `Api`
     web/                 the web pages
     generation/          what the APIs share: GenerationSpec, its way to the engine, and the way of answers back

@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from moeserve.httpserver import anthropic, lightllm, native, ollama, openai, responses, web
+from moeserve.httpserver import anthropic, lightllm, llama_server, native, ollama, openai, responses, web
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access
 from moeserve.httpserver.observability.request_record import record_of_request
@@ -22,6 +22,7 @@ from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
 from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.httpserver.transport.middleware import ApiKey, BodyLimit, HeadAsGet, RequestId
+from moeserve.httpserver.transport.open_requests import OpenRequests
 from moeserve.httpserver.transport.openapi import complete
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import JsonResponse
@@ -33,6 +34,7 @@ APIS: Final[tuple[Api, ...]] = (
     responses.API,
     anthropic.API,
     lightllm.API,
+    llama_server.API,
     ollama.API,
     native.API,
     web.API,
@@ -72,15 +74,18 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app = Application(apis, wants_key=bool(keys))
     app.state.service = service
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _client_gone)
-    app.add_exception_handler(Exception, _bug)
+    _answer_errors(app)
     # The last middleware added runs first.
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, apis=app.apis, context=lambda: service.engine.max_model_len)
     app.add_middleware(Decompress, apis=app.apis)
     if keys:
+        most = service.config.max_requests_per_key
+        app.add_middleware(
+            OpenRequests,
+            apis=app.apis,
+            most=most or service.config.max_num_queued_reqs + service.config.max_num_seqs,
+        )
         app.add_middleware(ApiKey, apis=app.apis, keys=keys)
     elif is_loopback(service.config.host):
         app.add_middleware(KnownHost, apis=app.apis, allowed=service.config.allowed_host)
@@ -92,11 +97,36 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["*", "x-request-id", "retry-after"],
         )
+    _note_requests(app, service)
+    return app
+
+
+def build_probe_app(service: Service) -> FastAPI:
+    """The application of --health-port, which nobody needs a key for."""
+    app = Application((native.PROBES,))
+    app.state.service = service
+    _answer_errors(app)
+    app.add_middleware(HeadAsGet)
+    if is_loopback(service.config.host):
+        app.add_middleware(KnownHost, apis=app.apis, allowed=service.config.allowed_host)
+    _note_requests(app, service)
+    return app
+
+
+def _answer_errors(app: Application) -> None:
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
+    app.add_exception_handler(MemoryError, _no_memory)
+    app.add_exception_handler(Exception, _bug)
+
+
+def _note_requests(app: Application, service: Service) -> None:
+    """Adds the outermost middleware."""
     app.add_middleware(
         Access, metrics=service.metrics, tracer=service.engine.tracer, quiet_paths=app.apis.quiet_paths
     )
     app.add_middleware(RequestId, apis=app.apis)
-    return app
 
 
 def _respond(request: Request, error: ApiError) -> Response:
@@ -133,6 +163,12 @@ def _suggestion(request: Request) -> str:
 
 async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)  # it left while it sent its body; nobody reads this
+
+
+async def _no_memory(request: Request, error: Exception) -> Response:
+    """Answers what --max-process-memory leaves no room for."""
+    message = "the server has no memory for this request: make it smaller, or try again later"
+    return _respond(request, ApiError(503, message, code="out_of_memory"))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

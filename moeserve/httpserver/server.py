@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
 import socket
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +24,11 @@ from moeserve.httpserver.generation.model_text import ModelText
 from moeserve.httpserver.generation.sampling_defaults import sampling_defaults
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.probe_server import ProbeServer
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.hosts import is_loopback
-from moeserve.listeners import BACKLOG, open_listeners, url_of
+from moeserve.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
 FIRST_BYTES_S: Final = 1.0  # for the first request of a connection that was accepted just before a hand-over
 READY_INTERVAL_S: Final = 0.02  # between two looks
-MAX_OPEN_FILES: Final = 65536
 SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
 
 
@@ -64,7 +63,6 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         )
     table = ApiTable(apis)
     states = table.open_states(config)
-    _allow_open_files()
     context = zmq.asyncio.Context(process.context)
     inbox = AsyncPullChannel(context, process.paths.http, TO_HTTP)
     to_router = AsyncPushChannel(context, process.paths.router)
@@ -102,14 +100,6 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
         inbox.close()
 
 
-def _allow_open_files() -> None:
-    """Raises the soft limit of open files: the usual 1024 is less than the connections that the queue holds."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 class Server(uvicorn.Server):
     """uvicorn, with a drain on SIGTERM and with tasks whose failure ends it."""
 
@@ -118,23 +108,30 @@ class Server(uvicorn.Server):
         self.listening = asyncio.Event()
         super().__init__(_uvicorn_config(service, apis))
         self._tasks: list[asyncio.Task[None]] = []
+        self.probes = ProbeServer(service)
+        self._probing: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
 
-    async def run(self, listeners: Sequence[socket.socket], process: Process) -> None:  # type: ignore[override]
+    async def run(self, listeners: Listeners, process: Process) -> None:  # type: ignore[override]
         """Serves. The failure of a background task ends the server and is raised here."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop)
         loop.add_signal_handler(signal.SIGUSR1, self._leave)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._start_task(self.service.engine.run())
-        self._start_task(self._load(process, url_of(listeners[0], "https" if self.config.is_ssl else "http")))
+        self._start_task(
+            self._load(process, url_of(listeners.api[0], "https" if self.config.is_ssl else "http"))
+        )
         try:
             if process.listens_when_ready:
                 await self._until_ready()
             if not self.should_exit:
-                await self.serve(sockets=[*listeners])
+                if listeners.health is not None:
+                    self._probing = self._start_task(self.probes.serve(sockets=[listeners.health]))
+                await self.serve(sockets=[*listeners.api])
                 await self.service.engine.flush()
         finally:
+            await self._end_probes()
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
@@ -154,15 +151,22 @@ class Server(uvicorn.Server):
         launcher."""
         yield
 
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         task.add_done_callback(self._task_ended)
         self._tasks.append(task)
+        return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
             self.should_exit = self.force_exit = True
+
+    async def _end_probes(self) -> None:
+        """Lets answers that are being written at --health-port end."""
+        self.probes.should_exit = True
+        if self._probing is not None:
+            await asyncio.wait([self._probing])
 
     async def _load(self, process: Process, url: str) -> None:
         """Builds the tokenizer, then reports ready. /health answers from the start, and says "loading" until the
@@ -186,6 +190,7 @@ class Server(uvicorn.Server):
         log.info("another server takes the new connections; this one ends when its own have")
         for server in self.servers:
             server.close()
+        self.probes.should_exit = True
         await asyncio.sleep(FIRST_BYTES_S)
         self.config.timeout_graceful_shutdown = None
         self.should_exit = True

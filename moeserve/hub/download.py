@@ -8,6 +8,7 @@ where the library looks for them; it does all the rest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -37,6 +38,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
     RevisionResolutionError,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
@@ -59,7 +61,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 def fetch(name: HubName) -> Path:
     """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. Raises HubError."""
     with _explained(name):
-        listing = _online(name.repo)
+        listing = _online(name)
         commit, sizes = listing or _cached(name)
         try:
             files = choose(name, sizes)
@@ -75,12 +77,12 @@ def fetch(name: HubName) -> Path:
     return first if first.suffix == ".gguf" else first.parent
 
 
-def _online(repo: str) -> tuple[str, dict[str, int]] | None:
-    """The newest commit, and the bytes of each of its files; None when the hub cannot be reached but the cache knows a
-    commit."""
-    api = HfApi()
+def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
+    """The revision's commit, and the bytes of each of its files; None when the hub cannot be reached but the cache
+    knows a commit."""
+    api, repo = HfApi(), name.repo
     try:
-        revision = api.resolve_revision(repo)
+        revision = api.resolve_revision(repo, revision=name.revision)
         info = api.model_info(repo, revision=revision.resolved, files_metadata=True)
     except (httpx2.TransportError, OfflineModeIsEnabled):
         return None
@@ -97,7 +99,7 @@ def _online(repo: str) -> tuple[str, dict[str, int]] | None:
 
 def _cached(name: HubName) -> tuple[str, dict[str, int]]:
     """The same of what was downloaded before."""
-    folder = Path(snapshot_download(name.repo, local_files_only=True))
+    folder = Path(snapshot_download(name.repo, revision=name.revision, local_files_only=True))
     log.warning("the hub cannot be reached: %s is taken from the cache", name)
     files = [path for path in folder.rglob("*") if path.is_file()]
     return folder.name, {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
@@ -175,7 +177,29 @@ def _fetch_blob(name: HubName, blob: _Blob, progress: DownloadProgress) -> None:
                 displayed_filename=blob.file,
                 tqdm_class=cast(Any, progress.file),
             )
+        _check_hash(name, blob)
         os.replace(blob.partial, blob.path)
+
+
+def _check_hash(name: HubName, blob: _Blob) -> None:
+    """Raises HubError, and removes what came, where its hash is not the one that the hub names: the SHA-256 of a large
+    file, git's SHA-1 of another."""
+    told = blob.path.name
+    if re.fullmatch("[0-9a-f]{64}", told):
+        digest = hashlib.sha256()
+    elif re.fullmatch("[0-9a-f]{40}", told):
+        digest = hashlib.sha1(b"blob %d\0" % blob.size, usedforsecurity=False)
+    else:
+        log.warning("%s: the hub names no hash of %s: it is not checked", name, blob.file)
+        return
+    with open(blob.partial, "rb") as content:
+        found = hashlib.file_digest(content, lambda: digest).hexdigest()
+    if found != told:
+        blob.partial.unlink()
+        raise HubError(
+            f"{name}: {blob.file} came damaged: its hash is {found}, {constants.ENDPOINT} names {told}; start again to "
+            "download it anew"
+        )
 
 
 def _cache_folder(name: HubName) -> Path:
@@ -212,6 +236,8 @@ def _explained(name: HubName) -> Iterator[None]:
         raise HubError(
             f"{name}: access has to be granted: ask for it at {hub}/{name.repo}, then set HF_TOKEN to a token of yours"
         ) from error
+    except RevisionNotFoundError as error:
+        raise HubError(f"{name}: {hub}/{name.repo} has no branch, tag or commit {name.revision}") from error
     except RepositoryNotFoundError as error:
         raise HubError(
             f"{name}: neither a local path nor a repository that {hub} shows us; check the name, or set HF_TOKEN if it "

@@ -1,11 +1,15 @@
-"""How a model of the hub is named: org/repo, org/repo:Q4_K_M, org/repo:file.gguf."""
+"""How a model of the hub is named: org/repo, org/repo:Q4_K_M, org/repo:file.gguf, each pinned with @revision behind the
+repository."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(:(?P<wanted>[^:\s]+))?", re.ASCII)
+_NAME = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(@(?P<revision>\w[\w./-]{0,254}))?(:(?P<wanted>[^:\s]+))?",
+    re.ASCII,
+)
 
 
 class HubName(NamedTuple):
@@ -13,13 +17,16 @@ class HubName(NamedTuple):
 
     repo: str  # org/repo
     wanted: str | None
+    revision: str | None = None  # a branch, a tag or a commit; None: the default branch
 
     @property
     def wants_file(self) -> bool:
         return self.wanted is not None and self.wanted.endswith(".gguf")
 
     def __str__(self) -> str:
-        return self.repo if self.wanted is None else f"{self.repo}:{self.wanted}"
+        pin = "" if self.revision is None else f"@{self.revision}"
+        wanted = "" if self.wanted is None else f":{self.wanted}"
+        return f"{self.repo}{pin}{wanted}"
 
 
 def parse_name(text: str) -> HubName | None:
@@ -27,4 +34,4 @@ def parse_name(text: str) -> HubName | None:
     match = _NAME.fullmatch(text)
     if match is None or (match["wanted"] is None and text.endswith(".gguf")):
         return None
-    return HubName(match["repo"], match["wanted"])
+    return HubName(match["repo"], match["wanted"], match["revision"])

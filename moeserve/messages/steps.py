@@ -69,6 +69,7 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     request_id: str = ""  # for log lines
     state_slot: int = -1  # where its recurrent state is; -1: the model has none
     adapter: str = ""  # GenerateRequest.adapter
+    tenant: str = ""  # GenerateRequest.key_name
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

@@ -29,6 +29,7 @@ from moeserve.plan.report import PlacementPlan, Speed, as_json, as_text
 from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.units import GIB
+from moeserve.worker.adapter_memory import adapter_memory, open_adapters, refuse_adapters
 from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.workload.options import real
@@ -44,6 +45,10 @@ PLACEMENT = (
 # Options of the server that mean the same here.
 SHARED = (
     "model",
+    "lora_modules",
+    "lora_dir",
+    "max_loras",
+    "lora_memory",
     "device",
     "max_model_len",
     "max_num_seqs",
@@ -89,6 +94,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
     if gpu is not None:
+        refuse_adapters(config)
         check_gpu_shape(model)
     options = placement_options(config, model)
     usable = None if gpu is None else options.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
@@ -103,9 +109,9 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     if room is not None:
         options = with_state_slots(options, config, sizes, room)
     placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
-    memory = predict(
-        config, model, sizes, placement, ram, 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES, in_a_step
-    )
+    gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
+    adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)
+    memory = predict(config, model, sizes, placement, ram, gpu_other, in_a_step, adapters)
     note = limit_note() if args.ram is None else ""
     _check_ram(memory, ram, note)
     cpu_rates = cpu_rates_of(args, config, gguf, model)
@@ -261,7 +267,10 @@ def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory,
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
     if args.ram is not None or args.gpu_memory is not None:
         given["max_total_tokens"] = str(memory.kv_tokens)
-    flags = [f"{flag_name(name)} {shlex.quote(str(value))}" for name, value in given.items()]
+    flags = [
+        f"{flag_name(name)} {shlex.join(value if isinstance(value, list) else [str(value)])}"
+        for name, value in given.items()
+    ]
     return " ".join(["moeserve", *flags])
 
 

@@ -72,6 +72,8 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         config,
         model=str(demonstration_model()),
         load_format="auto",
+        lora_modules=(),
+        lora_dir=None,
         kv_cache_dtype="auto",
         max_num_seqs=ROWS,
         max_model_len=POSITIONS,

@@ -15,6 +15,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes
+from moeserve.worker.adapter_memory import AdapterMemory
 
 PROCESSES_BYTES = 384 << 20
 VOCABULARY_BYTES = 1550  # of each token
@@ -32,6 +33,8 @@ class Memory:
     ram_kv: int
     ram_states: int  # recurrent, running and snapshots
     ram_other: int  # processes, tokenizers, the steps' buffers
+    ram_adapters: int  # LoRA adapters of --lora-modules
+    ram_later_adapters: int  # kept free for those of --lora-dir
     gpu_weights: int
     gpu_kv: int
     gpu_states: int
@@ -42,11 +45,11 @@ class Memory:
 
     @property
     def ram_start(self) -> int:
-        return self.ram_weights + self.ram_other
+        return self.ram_weights + self.ram_other + self.ram_adapters
 
     @property
     def ram_full(self) -> int:
-        return self.ram_start + self.ram_kv + self.ram_states
+        return self.ram_start + self.ram_later_adapters + self.ram_kv + self.ram_states
 
     @property
     def gpu(self) -> int:
@@ -80,13 +83,14 @@ def predict(
     ram: int,
     gpu_other: int,
     step_tokens: int,
+    adapters: AdapterMemory,
 ) -> Memory:
     """ram: bytes that the server may take. The KV pool gets what `kv/capacity.py` would give it, and the GPU's
     share of it what the placement says."""
     wanted = config.max_model_len or model.context_length
     other = processes_bytes(config, model, placement, step_tokens)
     cpu_layers = placement.layers_in_ram
-    free = max(0, ram - other - placement.cpu_weight_bytes)
+    free = max(0, ram - other - placement.cpu_weight_bytes - adapters.reserved)
     slots = placement.state_slots
     if not placement.uses_gpu:
         running = config.max_num_seqs * sizes.state_bytes()
@@ -105,6 +109,8 @@ def predict(
         ram_kv=tokens * sizes.kv_bytes(0, cpu_layers),
         ram_states=ram_states,
         ram_other=other,
+        ram_adapters=adapters.resident,
+        ram_later_adapters=adapters.later,
         gpu_weights=placement.gpu_weight_bytes,
         gpu_kv=tokens * sizes.kv_bytes(cpu_layers),
         gpu_states=slots * sizes.state_bytes(cpu_layers),

@@ -155,6 +155,8 @@ def _memory(plan: PlacementPlan) -> str:
     lines = [
         _row("RAM, weights", _gib(m.ram_weights)),
         _row("RAM, processes and buffers", _gib(m.ram_other)),
+        *([_row("RAM, LoRA adapters", _gib(m.ram_adapters))] if m.ram_adapters else []),
+        *([_row("RAM, kept for adapters", _gib(m.ram_later_adapters))] if m.ram_later_adapters else []),
         _row("RAM, KV when full", _gib(m.ram_kv)),
         *([_row("RAM, recurrent states", _gib(m.ram_states))] if m.ram_states else []),
         _row(

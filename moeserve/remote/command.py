@@ -51,12 +51,14 @@ def serve(config: ServerConfig, address: tuple[str, int], files: TlsFiles) -> in
     from setproctitle import setproctitle
 
     from moeserve.models.open import open_metadata
+    from moeserve.process_limits import prepare_limits
     from moeserve.remote.fingerprint import fingerprint
     from moeserve.remote.host import WorkerHost
     from moeserve.runtime_directory import runtime_directory
     from moeserve.runtime_paths import RuntimePaths
 
     setproctitle("moeserve: worker host")
+    prepare_limits()
     context = gate_context(files, "--ssl-")  # before anything listens
     print_of_model = fingerprint(open_metadata(Path(config.model)))
     with ExitStack() as stack:

@@ -35,6 +35,9 @@ def confine(memory_bytes: int) -> None:
     with open("/proc/self/statm", encoding="ascii") as statm:
         in_use = int(statm.read().split()[0]) * resource.getpagesize()
     limit = in_use + memory_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))  # the socket, stdout and stderr: no descriptor is left

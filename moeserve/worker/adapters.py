@@ -1,13 +1,12 @@
-"""The LoRA adapters of `--lora-modules`, read and checked against the model, and the room for those that come later."""
+"""The LoRA adapters of `--lora-modules`, read, and as the CPU engine has them."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from collections.abc import Sequence
 
 from moeserve.adapters.adapter import Adapter
-from moeserve.adapters.modules import DEFAULT_MEMORY_GIB, DEFAULT_MOST, parse_modules
-from moeserve.adapters.open import open_adapter
+from moeserve.adapters.modules import DEFAULT_MOST
 from moeserve.adapters.read_gguf import GgufAdapter
 from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.config import ServerConfig
@@ -15,22 +14,15 @@ from moeserve.errors import ConfigError
 from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.interface import ModelShape
 from moeserve.units import GIB, MIB
+from moeserve.worker.adapter_memory import AdapterMemory
 from moeserve.worker.memory import available_bytes, limit_note
 
 log = logging.getLogger(__name__)
 
 
-def open_adapters(config: ServerConfig, shape: ModelShape) -> list[PeftAdapter | GgufAdapter]:
-    """By their headers alone. Raises AdapterError for one that does not fit the model."""
-    return [
-        open_adapter(name, Path(path), shape) for name, path in parse_modules(config.lora_modules).items()
-    ]
-
-
-def read_adapters(checked: list[PeftAdapter | GgufAdapter]) -> list[Adapter]:
+def read_adapters(checked: Sequence[PeftAdapter | GgufAdapter], memory: AdapterMemory) -> list[Adapter]:
     """Raises ConfigError where there is no memory for all, AdapterError for numbers that are not finite."""
-    # Twice: as they are read, and as the kernels take them.
-    wanted, free = sum(2 * adapter.nbytes for adapter in checked), available_bytes()
+    wanted, free = memory.as_read + memory.resident, available_bytes()
     if wanted > free:
         raise ConfigError(
             f"--lora-modules: the adapters take {wanted / GIB:.1f} GiB and {free / GIB:.1f} GiB of memory are "
@@ -46,13 +38,6 @@ def read_adapters(checked: list[PeftAdapter | GgufAdapter]) -> list[Adapter]:
             adapter.num_bytes / MIB,
         )
     return adapters
-
-
-def later_bytes(config: ServerConfig) -> int:
-    """RAM that is kept free for adapters that are loaded while the server runs."""
-    if config.lora_dir is None:
-        return 0
-    return int((DEFAULT_MEMORY_GIB if config.lora_memory is None else config.lora_memory) * GIB)
 
 
 def cpu_adapters(

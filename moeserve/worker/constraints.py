@@ -11,7 +11,6 @@ grammar is not ready is late: what is sampled for it means nothing, until the ro
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from moeserve.grammar.engine import STACK_BYTES, Bits, CompiledGrammar, GrammarE
 from moeserve.grammar.errors import GrammarError
 from moeserve.messages.sampling import SamplingParams, Thinking
 from moeserve.messages.steps import COSTLY_MASK_MS
+from moeserve.worker.grammar_compiler import GrammarCompiler
 from moeserve.worker.guide import Guide
 
 Int32s = NDArray[np.int32]
@@ -32,7 +32,6 @@ Int32s = NDArray[np.int32]
 # them: a text of 120 kB without any choice in it took 330 ms.
 MAX_STEP_S: Final = 0.1
 COMPILATION_WAIT_S: Final = 0.02  # of a step, for the grammars of new requests
-MAX_COMPILED: Final = 128  # more than requests run, so that one that was late finds its grammar
 _UNCONSTRAINED: Final = -1
 
 
@@ -74,14 +73,12 @@ class Constraints:
     ) -> None:
         """`build_engine` runs on the compiling thread, at once: the worker goes on loading the model meanwhile. A step
         waits `compilation_wait` seconds at most for grammars."""
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._compiler = GrammarCompiler(build_engine)
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         with threads_with_stack(STACK_BYTES):
-            self._engine = self._compiler.submit(build_engine)
             self._helper.submit(int)  # it starts its thread
         self._max_num_seqs = max_num_seqs
         self._compilation_wait = compilation_wait
-        self._compiled: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()  # the oldest use first
         self._guides: dict[int, Guide] = {}
         self._masks: Bits | None = None  # int32 [max_num_seqs, words], by slot; made with the first guide
         self._unstarted: dict[int, _Unstarted] = {}  # by slot
@@ -90,32 +87,19 @@ class Constraints:
             int, Future[dict[int, _Next]]
         ] = {}  # by slot: the newest job, whose result has the slot
 
-    def bind(self, slot: int, sampling: SamplingParams, output_ids: Int32s) -> None:
-        """Overwrites whatever the slot held. `output_ids` are there when a preempted request goes on."""
+    def bind(self, slot: int, sampling: SamplingParams, output_ids: Int32s, tenant: str = "") -> None:
+        """Overwrites whatever the slot held. `output_ids` are there when a preempted request goes on. Tenants take
+        turns at the compiler."""
         self._next.pop(slot, None)
         self._unstarted.pop(slot, None)
         self._late.discard(slot)
         if sampling.grammar or sampling.thinking is not None or sampling.bad_sequences:
-            compiled = self._compile(sampling.grammar) if sampling.grammar else None
+            compiled = self._compiler.compile(sampling.grammar, tenant) if sampling.grammar else None
             self._unstarted[slot] = _Unstarted(
                 compiled, sampling.thinking, sampling.bad_sequences, output_ids.tolist()
             )
             if compiled is None or compiled.done():
                 self._begin(slot)
-
-    def _compile(self, grammar: str) -> Future[CompiledGrammar]:
-        """The same one for all requests with this grammar, compiled or not."""
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = self._compiled[grammar] = self._compiler.submit(self._compile_now, grammar)
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return compiled
-
-    def _compile_now(self, grammar: str) -> CompiledGrammar:
-        """On the compiling thread. Raises GrammarError."""
-        return self._engine.result().compile(grammar)
 
     def _begin(self, slot: int) -> None:
         self._next[slot] = self._helper.submit(self._start, slot, self._unstarted.pop(slot))
@@ -174,13 +158,13 @@ class Constraints:
 
     def close(self) -> None:
         """Ends the threads, after their jobs."""
-        self._compiler.shutdown()
+        self._compiler.close()
         self._helper.shutdown()
 
     # ---- all below runs on the helper thread
 
     def _start(self, slot: int, request: _Unstarted) -> dict[int, _Next]:
-        engine = self._engine.result()
+        engine = self._compiler.engine.result()
         if self._masks is None:
             self._masks = np.zeros((self._max_num_seqs, engine.words), np.int32)
         try:

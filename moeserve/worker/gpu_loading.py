@@ -39,6 +39,7 @@ from moeserve.placement.engine_memory import check_gpu_shape
 from moeserve.placement.heat import read_heat
 from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.worker.adapter_memory import refuse_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.engines.cpu_stage import CpuStage
@@ -101,10 +102,7 @@ def load_gpu_engine(
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if config.kv_disk is not None or config.kv_disk_gib is not None:
         raise ConfigError("--kv-disk is for the CPU engine alone; leave it out, or choose --device cpu")
-    if config.lora_modules:
-        raise ConfigError("--lora-modules is for the CPU engine alone; leave it out, or choose --device cpu")
-    if config.lora_dir is not None:
-        raise ConfigError("--lora-dir is for the CPU engine alone; leave it out, or choose --device cpu")
+    refuse_adapters(config)
     shape = read_checked_shape(source)
     check_gpu_shape(shape)
     log_skipped(shape)

@@ -30,12 +30,8 @@ from moeserve.placement import ModelSizes, place
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.adapters import (
-    cpu_adapters,
-    later_bytes,
-    open_adapters,
-    read_adapters,
-)
+from moeserve.worker.adapter_memory import adapter_memory, later_bytes, open_adapters
+from moeserve.worker.adapters import cpu_adapters, read_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device, gpu_numbers
@@ -123,7 +119,8 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
 
 
 def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
-    """Raises ModelError where its logits are not finite. Only the first worker writes the dump."""
+    """Raises ModelError where its logits are not finite. Every worker tries the weights: those of a file that is mapped
+    may have gone since. Only the first writes the dump."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, dump=None))
     check_logits(runner, Path(loaded.config.model))
     return runner
@@ -153,8 +150,9 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         if not in_place:
             check_ram(placement.cpu_weight_bytes, remedy="or read it from disk with --weight-layout file")
         weights = CpuLoader(stream, source, shape, on_progress, in_place).load()
-        adapters = read_adapters(checked)
-        free = available_bytes() - sum(one.num_bytes for one in adapters) - later_bytes(config)
+        of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
+        adapters = read_adapters(checked, of_adapters)
+        free = available_bytes() - of_adapters.resident - of_adapters.later
         states = state_slots(config, layout.state_bytes(), free)
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)

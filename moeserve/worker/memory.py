@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import psutil
 
 from moeserve.control_groups import memory_left, memory_limit
+from moeserve.process_limits import address_space_left
 from moeserve.units import GIB
+
+SPARE_ADDRESS_SPACE: Final = 256 << 20  # for threads' stacks and small allocations
 
 
 def available_bytes() -> int:
     """Bytes that can be had without swapping: the machine's, or what is left of the control groups' limit (a
-    container's, systemd's MemoryMax) if that is less."""
-    available = int(psutil.virtual_memory().available)
-    left = memory_left()
-    return available if left is None else min(available, left)
+    container's, systemd's MemoryMax) or of this process's address space (ulimit -v) if that is less."""
+    bounds = [int(psutil.virtual_memory().available)]
+    if (left := memory_left()) is not None:
+        bounds.append(left)
+    if (space := address_space_left()) is not None:
+        bounds.append(max(0, space - SPARE_ADDRESS_SPACE))
+    return min(bounds)
 
 
 def limit_note() -> str:
-    """Says, at the end of a sentence about free memory, that a control group bounds it; "" where none does."""
+    """Says, at the end of a sentence about free memory, what bounds it; "" where only the machine does."""
+    if (space := address_space_left()) is not None and space < psutil.virtual_memory().available:
+        return f" (ulimit -v leaves this process {space / GIB:.2f} GiB)"
     limit = memory_limit()
     if limit is None or limit >= psutil.virtual_memory().total:
         return ""

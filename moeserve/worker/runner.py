@@ -130,7 +130,7 @@ class Runner:
         tokens = self._sequences.bind(seq)
         log_bound(seq, len(tokens))
         self.engine.bind(seq, tokens)
-        self._constraints.bind(seq.req_slot, seq.sampling, tokens[seq.num_prompt :])
+        self._constraints.bind(seq.req_slot, seq.sampling, tokens[seq.num_prompt :], seq.tenant)
 
     def _prompt_logprobs(self, rows: list[Row], layout: StepLayout) -> dict[int, list[TokenLogprob]]:
         found: dict[int, list[TokenLogprob]] = {}

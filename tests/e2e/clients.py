@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -83,3 +84,10 @@ def is_empty(server: Server) -> bool:
     metrics = server.metrics()
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     return all(metrics["moeserve:" + name] == 0 for name in names)
+
+
+def health_url(server: Server) -> str:
+    """Of a server that was started with --health-port."""
+    found = re.search(r"health and metrics: (\S+)", server.log)
+    assert found is not None, server.log
+    return found[1]

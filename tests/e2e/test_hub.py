@@ -145,6 +145,26 @@ def test_a_broken_connection_and_a_killed_process_go_on_where_they_were(
     assert spans == [None, f"bytes={10 << 20}-", f"bytes={30 << 20}-"]
 
 
+def test_a_pinned_revision_is_served_and_one_that_is_not_there_named(client: Client, hub: Hub) -> None:
+    (tag, name), (commit, _), missing = client.ask(
+        f"{REPO}@v1.0:Q8_0", f"{REPO}@{COMMIT}:Q8_0", f"{REPO}@v2:Q8_0"
+    )
+    assert name == f"{REPO}@v1.0:Q8_0"
+    assert tag == commit
+    assert "has no branch, tag or commit v2" in missing
+    hub.down = True
+    assert client.fetch(f"{REPO}@v1.0:Q8_0")[0] == Path(tag), "the cache knows the tag"
+
+
+def test_what_comes_damaged_is_refused_and_fetched_anew(client: Client, hub: Hub) -> None:
+    hub.damaged = True
+    (refusal,) = client.ask(f"{REPO}:Q8_0")
+    assert "tiny-Q8_0.gguf came damaged" in refusal
+    assert client.partial() == []
+    hub.damaged = False
+    assert client.fetch(f"{REPO}:Q8_0")[0].exists()
+
+
 def test_two_at_once_download_once_and_a_terminal_sees_a_bar(client: Client, hub: Hub) -> None:
     terminal, stderr = os.openpty()
     termios.tcsetwinsize(stderr, (24, 80))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from typing import Any
 
 import pytest
 from openai import OpenAI
+from openai.types.completion_choice import CompletionChoice
 
 from benchmarks.server import Server
 from tests.conftest import IS_BATCH_INVARIANT
@@ -40,6 +42,30 @@ def test_completion(client: OpenAI, model: str) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 24
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 24
+
+
+@pytest.mark.skipif(not IS_BATCH_INVARIANT, reason="the candidates must be the same ones again")
+def test_best_of_returns_the_likeliest_candidates(client: OpenAI, model: str) -> None:
+    """Candidates are the choices of as large an `n`: those with the highest mean log-probability, best first."""
+    asked: Any = {"model": model, "prompt": [TEXT, "Once"], "max_tokens": 9, "seed": 5, "temperature": 1.5}
+    candidates = client.completions.create(n=5, logprobs=0, **asked)
+    answer = client.completions.create(n=2, best_of=5, **asked)
+    expected = []
+    for prompt in (candidates.choices[:5], candidates.choices[5:]):
+        ranked = sorted(prompt, key=lambda choice: -statistics.fmean(_logprobs(choice)))
+        expected += [choice.text for choice in ranked[:2]]
+    assert [choice.text for choice in answer.choices] == expected
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert all(choice.logprobs is None for choice in answer.choices)
+    assert answer.usage is not None
+    assert candidates.usage is not None
+    assert answer.usage.completion_tokens == candidates.usage.completion_tokens
+
+
+def _logprobs(choice: CompletionChoice) -> list[float]:
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    return choice.logprobs.token_logprobs
 
 
 def test_streamed_completion_is_the_same_text_in_pieces(client: OpenAI, model: str) -> None:

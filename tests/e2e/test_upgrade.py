@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from benchmarks.server import REPOSITORY, Server, clean_environment
-from tests.e2e.clients import TEXT, completion, is_empty, streamed, within
+from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
 
 TOKENS = 200
 
@@ -61,7 +61,7 @@ def streaming(server: Server, prompts: list[str]) -> Iterator[list[list[tuple[st
 @pytest.fixture
 def own_server(tiny_model: Path, tmp_path: Path) -> Iterator[Server]:
     model = shutil.copy(tiny_model, tmp_path / "model.gguf")
-    running = Server(Path(model), "--max-total-tokens", "131072")
+    running = Server(Path(model), "--max-total-tokens", "131072", "--health-port", "0")
     yield running
     running.kill()
 
@@ -73,11 +73,13 @@ def test_an_upgrade_ends_no_stream_and_refuses_nobody(own_server: Server, count:
     prompts = [f"{i} {TEXT}" for i in range(count)]
     expected = [answer(own_server, prompt) for prompt in prompts]
     before = own_server.processes()[1:]
+    health = health_url(own_server)
     with streaming(own_server, prompts) as answers:
         result = reload(own_server)
         assert result.returncode == 0, own_server.log
         _, alive = psutil.wait_procs(before, timeout=30)
         assert alive == [], own_server.log
+        assert httpx.get(health + "/health/ready", timeout=30).status_code == 200
     assert [set(texts) for texts in answers] == [{text} for text in expected]
     assert "did not finish" not in own_server.log
     assert within(5, lambda: is_empty(own_server))

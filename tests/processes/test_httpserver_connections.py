@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import resource
 import socket
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.http_harness import TLS, HttpServer
+from moeserve.httpserver.server import SPARE_CONNECTIONS
+from moeserve.httpserver.transport.connection import SPARE_DESCRIPTORS
+from tests.support.http_harness import TLS, HttpServer, echo, ready_message, silence, within
 
 BODY = b'{"prompt":"Hi","max_tokens":1}'
 HOST = b"Host: localhost"
@@ -115,3 +120,61 @@ def test_other_encodings_are_refused(server: HttpServer) -> None:
     headers = {"content-encoding": "br", "content-type": "application/json"}
     refused = httpx.post(server.url + "/v1/completions", content=BODY, headers=headers, verify=TLS)
     assert refused.status_code == 415
+
+
+def address_of(url: str) -> tuple[str, int]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_the_health_port_answers_while_the_api_is_full() -> None:
+    """Of connections, and of descriptors; and through a drain. It has no keys, and nothing but probes."""
+    health = f"http://127.0.0.1:{free_port()}"
+    config: dict[str, Any] = {
+        "max_num_queued_reqs": 1,
+        "max_num_seqs": 1,
+        "api_key": ("k",),
+        "shutdown_timeout": 60.0,
+    }
+    server = HttpServer(health_port=address_of(health)[1], **config)
+    try:
+        server.start_message()
+        server.send(ready_message(server.tokenizer.vocabulary.size))
+        assert within(10, lambda: httpx.get(health + "/health").status_code == 200)
+        assert httpx.get(health + "/v1/models").status_code == 404
+        assert httpx.get(server.url + "/v1/models").status_code == 401
+        limits = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        few = (SPARE_DESCRIPTORS + 80, limits[1])
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, few)
+        for connections in (60, 100):
+            with contextlib.ExitStack() as stack:
+                for _ in range(connections):
+                    stack.enter_context(socket.create_connection(address_of(server.url), timeout=10))
+                with contextlib.suppress(httpx.TransportError):
+                    assert httpx.get(server.url + "/health").status_code == 200
+                    assert connections == 60, "as many connections as descriptors"
+                for path in ("/health", "/health/ready", "/health/live", "/metrics"):
+                    assert httpx.get(health + path).status_code == 200
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, limits)
+        with contextlib.ExitStack() as stack:
+            for _ in range(SPARE_CONNECTIONS + 2):
+                stack.enter_context(socket.create_connection(address_of(server.url), timeout=10))
+            assert within(10, lambda: httpx.get(server.url + "/health").status_code == 503)
+            assert httpx.get(health + "/health/ready").status_code == 200
+        server.answer = silence
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.post, "/v1/completions", {"prompt": "Hi"}, headers={"x-api-key": "k"})
+            assert within(10, lambda: bool(server.requests))
+            server.terminate()
+            assert within(10, lambda: httpx.get(health + "/health").json() == {"status": "draining"})
+            echo(server, server.requests[0])
+            assert asked.result().status_code == 200
+        assert server.process.wait(20) == 0
+    finally:
+        server.close()

@@ -31,6 +31,8 @@ class Hub:
     break_after: int | None = None  # bytes of a file, after which every connection breaks
     stall_after: int | None = None  # bytes, after which nothing comes any more
     down: bool = False  # 503 for everything
+    damaged: bool = False  # large files come with their last byte changed
+    revisions: set[str] = field(default_factory=lambda: {"main", COMMIT, "v1.0"})
     other: str | None = None  # the answer to everything, of a server that is no hub
     port: int = 0
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
@@ -76,6 +78,8 @@ class Hub:
             return web.Response(
                 status=401, headers={"X-Error-Message": "Invalid credentials in Authorization header"}
             )
+        if request.match_info.get("revision", "main") not in self.revisions:
+            return web.Response(status=404, headers={"X-Error-Code": "RevisionNotFound"})
         if not (self.root / name).is_dir() or self.tokens.get(name, given) != given:
             return web.Response(status=401 if not given else 404, headers={"X-Error-Code": "RepoNotFound"})
         return None
@@ -103,7 +107,7 @@ class Hub:
         if not path.is_file():
             return web.Response(status=404, headers=headers | {"X-Error-Code": "EntryNotFound"})
         if path.stat().st_size < LARGE:
-            return web.Response(body=path.read_bytes(), headers=headers | {"ETag": f'"{sha(path)[:40]}"'})
+            return web.Response(body=path.read_bytes(), headers=headers | {"ETag": f'"{git_sha(path)}"'})
         headers |= {"X-Linked-ETag": f'"{sha(path)}"', "X-Linked-Size": str(path.stat().st_size)}
         headers["Location"] = f"http://localhost:{self.port}/cdn/{info['org']}/{info['repo']}/{info['file']}"
         return web.Response(status=302, headers=headers)
@@ -112,6 +116,8 @@ class Hub:
         self.leaked += request.headers.getall("Authorization", [])
         info = request.match_info
         body = (self.root / info["org"] / info["repo"] / info["file"]).read_bytes()
+        if self.damaged:
+            body = body[:-1] + bytes([body[-1] ^ 1])
         span = request.http_range
         start = span.start or 0
         status = 206 if "Range" in request.headers else 200
@@ -133,6 +139,12 @@ class Hub:
 
 def sha(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def git_sha(path: Path) -> str:
+    """As git names a file's content."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @contextmanager

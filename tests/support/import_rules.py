@@ -17,6 +17,7 @@ FRAME = {
     "moeserve.tracing",
     "moeserve.version",
     "moeserve.units",
+    "moeserve.process_limits",
 }
 
 # One package an architecture; `models.registry` alone may name them.
@@ -67,7 +68,7 @@ FAMILY_NEEDS = READERS | {
 
 # Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
 # knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "lightllm", "ollama")
+HTTP_APIS = ("openai", "responses", "anthropic", "lightllm", "llama_server", "ollama")
 HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {"moeserve.config", "moeserve.errors", "moeserve.logs"},
     "moeserve.httpserver.observability": {
@@ -94,6 +95,7 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve.messages",
             "moeserve.chatformat",
             "moeserve.grammar.spec",
+            "moeserve.version",
         }
         for api in HTTP_APIS
     },
@@ -117,6 +119,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.tracing": {"moeserve.config", "moeserve.errors", "moeserve.version"},
     "moeserve.version": set(),
     "moeserve.units": set(),
+    "moeserve.process_limits": {"moeserve.errors", "moeserve.units"},
     "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME | {"moeserve.adapters.modules"},
@@ -278,7 +281,6 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.child_process",
         "moeserve.crash_count",
         "moeserve.heartbeats",
-        "moeserve.launched_config",
         "moeserve.process_table",
     },
     "moeserve.succession": {"moeserve.config", "moeserve.listeners", "moeserve.systemd"},

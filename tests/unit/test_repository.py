@@ -92,6 +92,22 @@ def test_the_version_stands_in_one_place() -> None:
     assert found["value"] == version()
 
 
+def test_no_file_has_marks_of_a_conflict() -> None:
+    marks = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    parts = [
+        REPOSITORY / part
+        for part in ("moeserve", "tests", "docs", "deploy", "scripts", "benchmarks", ".github")
+    ]
+    files = [path for part in parts for path in part.rglob("*")] + list(REPOSITORY.glob("*"))
+    texts = {".cpp", ".h", ".html", ".inl", ".js", ".md", ".py", ".sh", ".toml", ".yaml", ".yml", ""}
+    marked = [
+        path.relative_to(REPOSITORY)
+        for path in files
+        if path.is_file() and path.suffix in texts and marks.search(path.read_text(errors="replace"))
+    ]
+    assert not marked
+
+
 def test_the_changelog_has_this_version() -> None:
     """The newest entry is this version's, or what comes after it."""
     headings = re.findall(r"^## \[(.+?)\](.*)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)

@@ -34,7 +34,7 @@ def test_no_error_is_explained_that_is_not_there() -> None:
 
 def test_the_reader_sees_all_ways_of_writing_a_text() -> None:
     found = set(texts())
-    assert "port … of … is in use: choose another with --port" in found  # an f-string
+    assert "port … of … is in use: choose another with …" in found  # an f-string
     assert "the folder holds no .gguf file" in found  # a constant
     assert any(text.endswith("it is private") for text in found)  # joined pieces
     assert all(HOLE * 2 not in text for text in found)

@@ -200,7 +200,7 @@ def test_an_answer_may_come_without_a_thought(world: World) -> None:
 def test_a_grammar_that_is_not_compiled_yet_does_not_hold_up_the_others() -> None:
     """Its request is late in every step until it is bound again, and then is as if it had come only now."""
     world = World(compilation_wait=0.0)
-    compiler = world.constraints._compiler
+    compiler = world.constraints._compiler._thread
     yes = params(seed=6, grammar=to_grammar(Choice(["yes"])))
     world.bind(0, params(seed=5))
     compiler.submit(int).result()

@@ -11,9 +11,17 @@ import pytest
 import torch
 
 from moeserve.cli import main
+from moeserve.command_line import read_options, resolve
 from moeserve.kernels.experts.op import method_for
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
+from moeserve.plan.command import SHARED, command_parser
 from moeserve.plan.gpu_machine import measure_gpu
+from moeserve.worker import loading
+from moeserve.worker.adapter_memory import open_adapters
+from moeserve.worker.adapters import cpu_adapters
+from moeserve.worker.loading import load_cpu_model
+from tests.conftest import TINY_MODEL
+from tests.unit.adapters.test_read_peft import GATE, SHAPE, pair, write
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
@@ -31,6 +39,38 @@ def test_measured_here(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert all(rate > 0 for rate in shown["speed"]["decode"].values())
     given = run(capsys, "--model", str(tiny_model), "--cpu-bandwidth", "7", "--cpu-gops", "8")
     assert (given["rates"]["cpu"]["read"], given["rates"]["cpu"]["dense_ops"]) == (7e9, 8e9)
+
+
+def test_what_is_planned_for_adapters_is_what_they_take(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their matrices, a step's workspace, and the KV pool that is left."""
+    experts = pair("mlp.experts", GATE.cols, 2 * GATE.rows, 3 * GATE.experts)
+    paths = [write(tmp_path / "q"), write(tmp_path / "experts", experts, r=3)]
+    flags = [
+        "--model",
+        str(TINY_MODEL),
+        "--device",
+        "cpu",
+        "--lora-dir",
+        str(tmp_path),
+        "--max-num-seqs",
+        "4096",
+    ]
+    flags += ["--lora-modules", *(f"{path.name}={path}" for path in paths)]
+    memory = run(capsys, *flags, "--ram", "2")["memory"]
+    shared = command_parser().parse_args(flags)
+    config = resolve(read_options({name: getattr(shared, name) for name in SHARED}, {}))
+    left = (2 << 30) - memory["ram_weights"] - memory["ram_other"]  # once weights and processes have theirs
+    of_files = sum(one.nbytes for one in open_adapters(config, SHAPE))
+    monkeypatch.setattr(loading, "available_bytes", lambda: left - of_files)
+    loaded = load_cpu_model(config, lambda *_: None)
+    assert loaded.capacity.num_slots == memory["kv_tokens"] < 4096 * SHAPE.context_length
+    engine = cpu_adapters(config, SHAPE, loaded.adapters, loaded.most_rows)
+    assert engine is not None
+    panels = sum(held.num_bytes for held in engine._held.values())
+    assert memory["ram_adapters"] == panels + engine._shrunk.nbytes
+    assert memory["ram_later_adapters"] == 1 << 30
 
 
 def test_a_gpu_is_measured_on_its_own() -> None:

@@ -72,6 +72,13 @@ class ThinkingBlock(RequestModel):
     signature: Annotated[str, NO_EFFECT] = ""
 
 
+class RedactedThinkingBlock(RequestModel):
+    """Thinking that Anthropic's servers have encrypted, of a conversation that began there: nobody else can read it."""
+
+    type: Literal["redacted_thinking"]
+    data: Annotated[str, NO_EFFECT]
+
+
 class ToolUseBlock(_Block):
     type: Literal["tool_use"]
     id: Label
@@ -91,7 +98,9 @@ class ToolResultBlock(_Block):
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]
 
 
 class UserMessage(RequestModel):

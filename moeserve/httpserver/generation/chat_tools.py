@@ -6,16 +6,18 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
     MAX_VALUES,
     NO_EFFECT,
+    FreeDict,
     JsonSchemaDict,
     Label,
     RequestModel,
+    check_depth,
 )
 
 MAX_TOOLS: Final = 512
@@ -132,9 +134,21 @@ def tool_use(
     )
 
 
+def _arguments_as_text(value: Any) -> Any:
+    return json.dumps(check_depth(value), ensure_ascii=False) if isinstance(value, dict) else value
+
+
+# Some clients, and every template, have them as the object itself.
+CallArgumentsText = Annotated[
+    str,
+    BeforeValidator(_arguments_as_text, json_schema_input_type=str | FreeDict),
+    Field(description="JSON text, or the object."),
+]
+
+
 class FunctionCall(RequestModel):
     name: Annotated[str, Field(max_length=1024)]
-    arguments: Annotated[str, Field(description="JSON text.")] = "{}"
+    arguments: CallArgumentsText = "{}"
 
 
 class ToolCallMessage(RequestModel):

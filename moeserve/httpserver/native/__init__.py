@@ -1,7 +1,7 @@
 """Our own API: tokenisation, adapters that come and go, expert usage, and the server's status. Its errors have the
 default shape."""
 
-from moeserve.httpserver.native import adapters, experts, status, tokenize
+from moeserve.httpserver.native import adapters, experts, probes, status, tokenize
 from moeserve.httpserver.native.bodies import (
     DetokenizeRequest,
     LoadAdapterRequest,
@@ -10,14 +10,16 @@ from moeserve.httpserver.native.bodies import (
 )
 from moeserve.httpserver.transport.api_table import Api
 
-_PROBES = frozenset(
-    {"/health", "/health/live", "/health/ready", "/metrics"}
-)  # of load balancers and scrapers, which have no key
+# Of load balancers and scrapers, which have no key.
+_PROBES = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 
 API = Api(
     name="native",
-    routers=(tokenize.router, adapters.router, experts.router, status.router),
+    routers=(tokenize.router, adapters.router, experts.router, probes.router, status.router),
     bodies=(TokenizeRequest, DetokenizeRequest, LoadAdapterRequest, UnloadAdapterRequest),
     open_paths=_PROBES,
     quiet_paths=_PROBES | {"/v1/experts"},  # our own pages poll it
 )
+
+# What is answered at --health-port.
+PROBES = Api(name="probes", routers=(probes.router,), quiet_paths=_PROBES)

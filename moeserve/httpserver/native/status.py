@@ -1,39 +1,16 @@
-"""/health, /v1/models and /metrics, which answer while the model is still loading."""
+"""The version, the models and the load, which are answered while the model is still loading."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.generation.engine_client import Health
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.loads import loads_of
 from moeserve.httpserver.native.objects import Loads, ModelCard, ModelList, Version
-from moeserve.httpserver.transport.errors import RETRY_AFTER_S
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.version import version
 
 router = APIRouter(tags=["Status"])
-
-
-@router.get("/health", responses={200: {"model": Health}, 503: {"model": Health}})
-async def health(request: Request) -> Response:
-    """200 when requests can run; else 503 with how far loading is, or why the engine is restarted."""
-    body = service_of(request).engine.health()
-    if body["status"] == "ok":
-        return JsonResponse(body)
-    return JsonResponse(body, status_code=503, headers={"retry-after": RETRY_AFTER_S})
-
-
-@router.get("/health/ready", responses={200: {"model": Health}, 503: {"model": Health}})
-async def ready(request: Request) -> Response:
-    """As /health: whether a load balancer may send requests here."""
-    return await health(request)
-
-
-@router.get("/health/live", responses={200: {"model": Health}})
-async def live(request: Request) -> Response:
-    """200 while this process answers, whatever the engine does: what is lost of it is replaced from within."""
-    return JsonResponse(service_of(request).engine.health())
 
 
 @router.get("/version", responses={200: {"model": Version}})
@@ -65,14 +42,6 @@ async def get_model(request: Request, model: str) -> Response:
     if not service.has_model(model):
         raise service.unknown_model(model)
     return JsonResponse(_card(service, model))
-
-
-@router.get("/metrics", response_class=Response)
-async def metrics(request: Request) -> Response:
-    """Prometheus text; vLLM's names under `moeserve:`."""
-    service = service_of(request)
-    text, content_type = service.metrics.render(service.engine.status)
-    return Response(text, media_type=content_type)
 
 
 def _card(service: Service, name: str) -> ModelCard:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.fields import INT32_MAX
+from moeserve.httpserver.generation.fields import INT32_MAX, MAX_CHOICES
 from moeserve.httpserver.generation.spec import GenerationSpec
 from moeserve.httpserver.openai import other_servers
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
@@ -75,16 +75,40 @@ class CompletionRequest(OpenAIRequest):
         Field(description="Each choice has the `token_ids` of its text, and first its prompt's (vLLM)."),
     ] = False
 
-    best_of: Annotated[int | None, Field(ge=1, description="Only n is accepted.")] = None
+    best_of: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_CHOICES,
+            description="Candidates for each prompt, at least n, of which the n with the highest log-probability a "
+            "token are returned.",
+        ),
+    ] = None
     suffix: Annotated[Any, unsupported("fill-in-the-middle", "")] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> CompletionRequest:
-        if self.best_of is not None and self.best_of != self.n:
-            raise PydanticCustomError("best_of", "other values than n are not supported")
+        self._check_best_of()
         if self.max_tokens == 0 and not self.echo:
             raise PydanticCustomError("max_tokens", "0 is only allowed with echo true")
         return self
+
+    def _check_best_of(self) -> None:
+        if self.num_candidates < self.n:
+            message = "must be at least n, {n}, got {got}"
+            raise PydanticCustomError("best_of", message, {"n": self.n, "got": self.num_candidates})
+        if self.num_candidates == self.n:
+            return
+        if self.stream:
+            message = "above n cannot be streamed: which are best is known at the end only; leave out stream"
+            raise PydanticCustomError("best_of", message)
+        if self.use_beam_search:
+            raise PydanticCustomError("best_of", "cannot be combined with use_beam_search; use beam_width")
+
+    @property
+    def num_candidates(self) -> int:
+        """For each prompt."""
+        return self.n if self.best_of is None else self.best_of
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -98,6 +122,9 @@ class CompletionRequest(OpenAIRequest):
         spec.max_tokens = self.max_tokens
         spec.default_max_tokens = DEFAULT_MAX_TOKENS
         spec.logprobs = self.logprobs
+        if self.num_candidates > self.n:
+            spec.n = self.num_candidates
+            spec.logprobs = self.logprobs or 0
         if self.echo and self.logprobs is not None:
             spec.prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
         return spec

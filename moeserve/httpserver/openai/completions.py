@@ -14,6 +14,7 @@ from moeserve.httpserver.generation.model_text import ModelText
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import prompt_progress
+from moeserve.httpserver.openai.best_of import best_answers
 from moeserve.httpserver.openai.completion_body import CompletionRequest, Prompt
 from moeserve.httpserver.openai.completion_logprobs import CompletionLogprobsWriter, joined
 from moeserve.httpserver.openai.objects import (
@@ -107,9 +108,13 @@ class CompletionHandler:
     async def whole(self) -> Completion:
         prepared, writers = await self._prepare()
         tally = prepared.tally
-        answers = await self.service.engine.complete(prepared.requests, "text_completion")
+        answers: Sequence[Sequence[TextItem]] = await self.service.engine.complete(
+            prepared.requests, "text_completion"
+        )
         for index, items in enumerate(answers):
             tally.take(index, items[-1])
+        if self.body.num_candidates > self.body.n:
+            answers = best_answers(answers, self.body.num_candidates, self.body.n)
         if (
             self.body.echo and self.body.logprobs is not None
         ):  # may be a million objects: streams go on meanwhile
@@ -145,7 +150,7 @@ class CompletionHandler:
             yield self._envelope([]) | {"usage": tally.usage(), "timings": tally.timings()}
 
     async def _prepare(self) -> tuple[PreparedRequest, list[ChoiceWriter]]:
-        """Returns the request and a writer for each choice. Raises ApiError."""
+        """Returns the request and a writer for each choice of the answer. Raises ApiError."""
         body = self.body
         prepared = await prepare(self.service, body.generation_spec(self.arrival))
         text = prepared.text

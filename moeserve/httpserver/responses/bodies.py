@@ -74,7 +74,17 @@ class ResponseStreamOptions(RequestModel):
     include_obfuscation: Annotated[bool, NO_EFFECT] = False
 
 
-Include = Literal["reasoning.encrypted_content", "message.output_text.logprobs"]
+Include = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    # Of images, and of hosted tools, which are dropped: no answer has these parts.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
 def _to_items(value: Any) -> Any:
@@ -125,7 +135,9 @@ class InputTokensRequest(RequestModel):
     reasoning: ReasoningConfig = ReasoningConfig()
     text: TextConfig = TextConfig()
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
-    truncation: Annotated[Any, unsupported("truncation", "disabled")] = "disabled"
+    truncation: Annotated[
+        Literal["auto", "disabled"], Field(description="A prompt that is too long is refused, with auto too.")
+    ] = "disabled"
     conversation: Annotated[Any, unsupported("conversation (use previous_response_id)")] = None
 
     @model_validator(mode="after")
@@ -201,7 +213,7 @@ class ResponsesRequest(InputTokensRequest):
 
     background: Annotated[Any, unsupported("background", False)] = False
     prompt: Annotated[Any, unsupported("prompt (stored templates)")] = None
-    max_tool_calls: Annotated[Any, unsupported("max_tool_calls (of tools that run at OpenAI)")] = None
+    max_tool_calls: Annotated[int | None, NO_EFFECT, Field(ge=1, le=INT32_MAX)] = None
     context_management: Annotated[Any, unsupported("context_management", [])] = None
     moderation: Annotated[Any, unsupported("moderation")] = None
     access_programs: Annotated[Any, unsupported("access_programs")] = None

@@ -10,10 +10,9 @@ import base64
 import binascii
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, TypeAdapter
 
-from moeserve.httpserver.generation.chat_tools import arguments_for_template
+from moeserve.httpserver.generation.chat_tools import CallArgumentsText, arguments_for_template
 from moeserve.httpserver.responses.tools import LOCAL_SHELL, Toolbox
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
 
@@ -65,7 +64,7 @@ class FunctionCallItem(_Item):
     call_id: Label
     name: Annotated[str, Field(max_length=1024)]
     namespace: Label | None = None
-    arguments: Annotated[str, Field(description="JSON text.")]
+    arguments: CallArgumentsText
 
 
 class CustomCallItem(_Item):
@@ -122,26 +121,21 @@ class ReasoningText(RequestModel):
 
 
 class ReasoningItem(_Item):
-    """The thinking of an earlier turn; its text is in `content`, or else in `encrypted_content`."""
+    """The thinking of an earlier turn; its text is in `content`, or else in `encrypted_content`. What another server
+    has encrypted nobody else can read: it is left out."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], NO_EFFECT, Field(max_length=MAX_PARTS, default_factory=list)]
     content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, default_factory=list)]
     encrypted_content: str | None = None
 
-    @model_validator(mode="after")
-    def _is_ours(self) -> ReasoningItem:
-        self.text()
-        return self
-
     def text(self) -> str:
         if self.content or self.encrypted_content is None:
             return "".join(part.text for part in self.content)
         try:
             return base64.b64decode(self.encrypted_content, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError) as error:
-            message = "is not from this server: leave the item out"
-            raise PydanticCustomError("encrypted_content", message) from error
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
 
 
 def opaque(thinking: str) -> str:

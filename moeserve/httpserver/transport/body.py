@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import orjson
 from fastapi import Request
@@ -20,6 +20,8 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.httpserver.transport.unknown_fields import UnknownFields
 from moeserve.httpserver.transport.validation import from_validation
+
+NO_MEMORY: Final = "Not enough memory"  # orjson's words where an allocation failed
 
 M = TypeVar("M", bound=RequestModel)
 
@@ -53,6 +55,8 @@ def _parsed(raw: bytes, model: type[M]) -> M:
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
+        if NO_MEMORY in str(error):
+            raise MemoryError from error
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(data, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")

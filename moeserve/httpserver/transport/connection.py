@@ -6,6 +6,7 @@ uvicorn itself keeps headers and trailers of any size, and waits for ever for a 
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Final
@@ -26,6 +27,7 @@ HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
 BODY_INTERVAL_S: Final = 10.0  # in each of which so many bytes of a body must come
 BODY_INTERVAL_BYTES: Final = 32 << 10
+SPARE_DESCRIPTORS: Final = 128  # for --health-port, children and files, whatever connects to the API
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -48,6 +50,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS:
+            transport.abort()
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -28,11 +28,10 @@ from moeserve.router.core.block_log import BlockLog
 from moeserve.router.core.disk_tier import DiskTier
 from moeserve.router.core.page_loader import TierSizes
 from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Namespace, Node
+from moeserve.router.core.radix_node import Namespace, Node, SnapshotKind
 from moeserve.router.core.request import Request
 from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.snapshot_taker import SnapshotTaker
-from moeserve.router.core.snapshots import SnapshotKind
 from moeserve.router.core.state_memory import StateMemory
 from moeserve.router.core.token_pool import TokenPool
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from moeserve.messages.pages import PageCopy, PageOrders, StateCopy
 from moeserve.router.core.page_keys import page_keys, state_key
 from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Namespace
-from moeserve.router.core.snapshots import Snapshot, SnapshotKind
+from moeserve.router.core.radix_node import Namespace, Snapshot, SnapshotKind
 from moeserve.router.core.state_memory import StateMemory
 
 MOST_JOBS = 256  # beyond it the oldest is dropped

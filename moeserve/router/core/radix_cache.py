@@ -20,11 +20,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from moeserve.router.core.eviction_order import EvictionOrder, is_idle_leaf
-from moeserve.router.core.radix_node import TOKEN_BYTES, Namespace, Node, common_tokens, depth
+from moeserve.router.core.radix_node import TOKEN_BYTES, Namespace, Node, Snapshot, depth, walk
 
 if TYPE_CHECKING:
     from moeserve.router.core.block_log import BlockLog
-    from moeserve.router.core.snapshots import Snapshot
 
 
 class RadixCache:
@@ -58,38 +57,24 @@ class RadixCache:
     def num_matched(self, namespace: Namespace, tokens: bytes) -> int:
         """The length of the longest prefix of `tokens` whose KV is cached, wherever its snapshots are."""
         root = self._roots.get(namespace)
-        return 0 if root is None else sum(common for _, common in self._walk(root, tokens))
+        return 0 if root is None else sum(common for _, common in walk(root, tokens))
 
     def cached_slots(self, namespace: Namespace, tokens: bytes) -> array[int]:
         """The slots of the longest prefix of `tokens` whose KV is cached. They stay the tree's."""
         slots = array("i")
         root = self._roots.get(namespace)
         if root is not None:
-            for node, common in self._walk(root, tokens):
+            for node, common in walk(root, tokens):
                 slots.extend(node.slots[:common])
         return slots
 
     def _usable(self, root: Node | None, tokens: bytes) -> list[tuple[Node, int]]:
-        """The nodes of `_walk` that a request may share."""
-        path = [] if root is None else list(self._walk(root, tokens))
+        """The nodes of `walk` that a request may share."""
+        path = [] if root is None else list(walk(root, tokens))
         if self._recurrent:
             while path and (path[-1][0].snapshot is None or path[-1][1] < len(path[-1][0].slots)):
                 path.pop()
         return path
-
-    def _walk(self, node: Node, tokens: bytes) -> Iterator[tuple[Node, int]]:
-        """The nodes below `node` that spell a prefix of `tokens`, each with how many of its tokens match."""
-        at, end = 0, len(tokens)
-        while at < end:
-            child = node.children.get(tokens[at : at + TOKEN_BYTES])
-            if child is None:
-                return
-            common = common_tokens(tokens, at, child.tokens)
-            yield child, common
-            if common < len(child.slots):
-                return
-            node = child
-            at += common * TOKEN_BYTES
 
     # ---------------------------------------------------------------- references
 
@@ -102,7 +87,7 @@ class RadixCache:
     def acquire_kv(self, namespace: Namespace, tokens: bytes) -> Node:
         """As `acquire`, wherever snapshots are: for who does not compute."""
         root = self._root(namespace)
-        return self._acquire(root, list(self._walk(root, tokens)))[0]
+        return self._acquire(root, list(walk(root, tokens)))[0]
 
     def _root(self, namespace: Namespace) -> Node:
         node = self._roots.get(namespace)
@@ -139,7 +124,7 @@ class RadixCache:
         """As `extend`, where the tree has `tokens` already, or the first of them: its nodes take the new slots of them,
         and the slots that they had are returned, for the caller to free. None: another request references these nodes,
         and the slots stay the caller's."""
-        path = list(self._walk(node, tokens))
+        path = list(walk(node, tokens))
         if any(child.refs for child, _ in path):
             return None
         freed = array("i")
@@ -195,7 +180,7 @@ class RadixCache:
         node."""
         surplus = array("i")
         at, start = 0, node
-        for child, common in list(self._walk(node, tokens)):
+        for child, common in list(walk(node, tokens)):
             surplus.extend(slots[at : at + common])
             at += common
             node = child if common == len(child.slots) else self._split(child, common)
@@ -226,7 +211,7 @@ class RadixCache:
     def node_at(self, node: Node, tokens: bytes) -> Node | None:
         """The node that ends where `tokens` below `node` end, split off where necessary; None: the tree lacks some."""
         at = 0
-        for child, common in list(self._walk(node, tokens)):
+        for child, common in list(walk(node, tokens)):
             node = child if common == len(child.slots) else self._split(child, common)
             at += common * TOKEN_BYTES
         return node if at == len(tokens) else None
@@ -251,7 +236,7 @@ class RadixCache:
     def snapshots_of(self, namespace: Namespace, tokens: bytes) -> list[Snapshot]:
         """Those of states after prefixes of `tokens`, the shortest first. They stay the tree's."""
         root = self._roots.get(namespace)
-        path = [] if root is None else self._walk(root, tokens)
+        path = [] if root is None else walk(root, tokens)
         ends = (node for node, common in path if common == len(node.slots))
         return [node.snapshot for node in ends if node.snapshot is not None]
 

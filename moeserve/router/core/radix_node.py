@@ -1,16 +1,48 @@
-"""A node of the prefix tree, and what is read off one."""
+"""A node of the prefix tree, the snapshot of recurrent state at its end, and what is read off them."""
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from moeserve.router.core.snapshots import Snapshot
+from collections.abc import Iterator
+from enum import Enum, auto
 
 TOKEN_BYTES = 4
 # The name of an API key, a salt and, of an adapter, its key.
 Namespace = tuple[str, str] | tuple[str, str, str]
+
+
+class SnapshotKind(Enum):
+    """Why a snapshot was taken; `snapshot_borders.py` has the positions of those within a prompt."""
+
+    PROMPT = auto()  # near the end of a prompt
+    BRANCH = auto()  # where a prompt departs from another that began like it
+    SPACED = auto()  # earlier in a long prompt
+    ANSWER = auto()  # where a request ended
+    PREEMPTED = auto()  # where a request was preempted
+
+
+class Snapshot:
+    """The state after the first `position` tokens of a sequence, in state slot `slot`."""
+
+    __slots__ = ("kind", "node", "number", "position", "slot", "touched")
+
+    def __init__(self, slot: int, position: int, kind: SnapshotKind) -> None:
+        self.slot = slot
+        self.position = position
+        self.kind = kind
+        self.node: Node | None = None  # whose end it belongs to; written by RadixCache, None outside the tree
+        self.number = 0  # in order of use; with `touched` written by SnapshotCache
+        self.touched = 0.0  # the clock when it was taken or last used
+
+    @property
+    def gain(self) -> int:
+        """Tokens that are computed again without it: from the next snapshot towards the root."""
+        node = None if self.node is None else self.node.parent
+        while node is not None:
+            if node.snapshot is not None:
+                return self.position - node.snapshot.position
+            node = node.parent
+        return self.position
 
 
 class Node:
@@ -66,3 +98,18 @@ def common_tokens(tokens: bytes, at: int, stretch: bytes | bytearray) -> int:
         else:
             high = middle
     return low
+
+
+def walk(node: Node, tokens: bytes) -> Iterator[tuple[Node, int]]:
+    """The nodes below `node` that spell a prefix of `tokens`, each with how many of its tokens match."""
+    at, end = 0, len(tokens)
+    while at < end:
+        child = node.children.get(tokens[at : at + TOKEN_BYTES])
+        if child is None:
+            return
+        common = common_tokens(tokens, at, child.tokens)
+        yield child, common
+        if common < len(child.slots):
+            return
+        node = child
+        at += common * TOKEN_BYTES

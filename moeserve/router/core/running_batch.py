@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from moeserve.router.core.admission import AdmissionPolicy
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
+from moeserve.router.core.radix_node import SnapshotKind
 from moeserve.router.core.request import Request, State
-from moeserve.router.core.snapshots import SnapshotKind
 from moeserve.router.core.waiting_queue import WaitingQueue
 
 MOST_STEPS_POSTPONED = 32

@@ -165,6 +165,7 @@ class ScheduledStep:
             request_id=request.request_id,
             state_slot=request.state_slot,
             adapter=request.adapter,
+            tenant=request.tenant,
         )
         self.new_seqs.append(seq)
         empty = msgspec.structs.replace(seq, token_ids=b"", num_prompt=0, prefix_slots=b"")

@@ -149,7 +149,7 @@ class Scheduler:
 
     def adapters_in_use(self) -> list[str]:
         """The keys that open requests have."""
-        return [key for key, count in self._adapters.items() if count]
+        return list(self._adapters)
 
     def adapter_lost(self, key: str, cause: str) -> None:
         """Fails the requests that have it. Called only while no plan is in flight."""
@@ -387,7 +387,7 @@ class Scheduler:
         """Frees all that an open request holds; the module's docstring says why its rows in flight are harmless."""
         del self._open[request.id]
         if request.adapter:
-            self._adapters[request.adapter] -= 1
+            self._adapters -= Counter((request.adapter,))  # without those of which none is left
         self._searches.ended(request)
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)

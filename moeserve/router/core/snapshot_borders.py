@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeserve.router.core.snapshots import SnapshotKind
+from moeserve.router.core.radix_node import SnapshotKind
 
 Border = tuple[int, SnapshotKind]  # (position, kind)
 

@@ -10,10 +10,9 @@ from bisect import insort
 from collections.abc import Iterable
 
 from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import common_tokens
+from moeserve.router.core.radix_node import SnapshotKind, common_tokens
 from moeserve.router.core.request import Request
 from moeserve.router.core.snapshot_borders import BorderSpacing, snapshot_borders
-from moeserve.router.core.snapshots import SnapshotKind
 from moeserve.router.core.state_memory import StateMemory
 
 

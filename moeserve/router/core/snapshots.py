@@ -17,47 +17,10 @@ earlier answers, it is the other way round. docs/results/2026-11-22-snapshot-evi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum, auto
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from moeserve.router.core.radix_node import Node
+from moeserve.router.core.radix_node import Snapshot, SnapshotKind
 
 MEMORY = 64  # snapshots of a kind after which the weight of earlier ones has faded to 1/e
-
-
-class SnapshotKind(Enum):
-    """Why a snapshot was taken; `snapshot_borders.py` has the positions of those within a prompt."""
-
-    PROMPT = auto()  # near the end of a prompt
-    BRANCH = auto()  # where a prompt departs from another that began like it
-    SPACED = auto()  # earlier in a long prompt
-    ANSWER = auto()  # where a request ended
-    PREEMPTED = auto()  # where a request was preempted
-
-
-class Snapshot:
-    """The state after the first `position` tokens of a sequence, in state slot `slot`."""
-
-    __slots__ = ("kind", "node", "number", "position", "slot", "touched")
-
-    def __init__(self, slot: int, position: int, kind: SnapshotKind) -> None:
-        self.slot = slot
-        self.position = position
-        self.kind = kind
-        self.node: Node | None = None  # whose end it belongs to; written by RadixCache, None outside the tree
-        self.number = 0  # in order of use; with `touched` written by SnapshotCache
-        self.touched = 0.0  # the clock when it was taken or last used
-
-    @property
-    def gain(self) -> int:
-        """Tokens that are computed again without it: from the next snapshot towards the root."""
-        node = None if self.node is None else self.node.parent
-        while node is not None:
-            if node.snapshot is not None:
-                return self.position - node.snapshot.position
-            node = node.parent
-        return self.position
 
 
 class SnapshotCache:

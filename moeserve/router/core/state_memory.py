@@ -19,9 +19,9 @@ from array import array
 from collections.abc import Iterable
 
 from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Node
+from moeserve.router.core.radix_node import Node, Snapshot, SnapshotKind
 from moeserve.router.core.request import Request
-from moeserve.router.core.snapshots import Snapshot, SnapshotCache, SnapshotKind
+from moeserve.router.core.snapshots import SnapshotCache
 
 ZERO = -1  # as the source of a copy
 

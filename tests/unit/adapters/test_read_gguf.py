@@ -79,6 +79,12 @@ def test_each_expert_has_its_own(tmp_path: Path) -> None:
     assert np.array_equal(last.b, b[-1].astype(np.float32))  # an alpha of 0 is none: a scale of 1
 
 
+@pytest.mark.parametrize("tensors", [ATTENTION, EXPERTS], ids=["one", "experts"])
+def test_the_header_tells_the_size(tensors: Arrays, tmp_path: Path) -> None:
+    checked = open_adapter("a", write(tmp_path / "a.gguf", tensors), SHAPE)
+    assert checked.nbytes == checked.read().num_bytes
+
+
 def test_the_key_is_of_the_content(tmp_path: Path) -> None:
     keys = [
         open_adapter("a", write(tmp_path / f"{i}.gguf", alpha=alpha), SHAPE).read().key

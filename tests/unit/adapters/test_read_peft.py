@@ -93,6 +93,23 @@ def test_the_older_form_of_fused_experts_has_in_and_out_swapped(tmp_path: Path) 
         assert np.allclose(found.b @ found.a, delta[experts - 1, rows], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        GOOD,
+        pair("mlp.experts.3.up_proj", GATE.cols, GATE.rows),
+        pair("mlp.experts", GATE.cols, 2 * GATE.rows, 2 * GATE.experts),
+        pair("mlp.experts", 2 * GATE.rows, GATE.cols, 2 * GATE.experts),
+        pair("mlp.experts", GATE.rows, GATE.cols, 2 * GATE.experts),
+        pair("mlp.experts", GATE.cols, GATE.rows, 2 * GATE.experts),
+    ],
+    ids=["one", "of an expert", "gate and up", "gate and up, swapped", "down", "down, swapped"],
+)
+def test_the_header_tells_the_size(tensors: Arrays, tmp_path: Path) -> None:
+    checked = PeftAdapter("a", write(tmp_path / "a", tensors), SHAPE)
+    assert checked.nbytes == checked.read().num_bytes
+
+
 def _without_b() -> Arrays:
     return {name: value for name, value in GOOD.items() if "lora_A" in name}
 

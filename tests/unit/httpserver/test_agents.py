@@ -51,6 +51,10 @@ def _as_new(server: HttpServer) -> None:
     server.requests.clear()
 
 
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
 def call(name: str, arguments: dict[str, Any]) -> Answer:
     text = json.dumps({"name": name, "arguments": arguments})
     return say("<tool_call>\n", text, "\n</tool_call>")
@@ -254,3 +258,69 @@ def test_a_required_call_with_what_no_grammar_holds(server: HttpServer, schema: 
 def test_ordinary_schemas_are_not_relaxed(server: HttpServer) -> None:
     answer = server.post("/v1/chat/completions", CHAT | {"tool_choice": "required"})
     assert "x-moeserve-relaxed-schemas" not in answer.headers
+
+
+INCLUDES = [
+    *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
+    *("message.input_image.image_url", "web_search_call.action.sources", "web_search_call.results"),
+]
+
+
+def test_parts_of_hosted_tools_may_be_asked_for(server: HttpServer) -> None:
+    """The tools are dropped, so that no answer has any."""
+    body = {"model": NAME, "input": "Hi", "include": INCLUDES}
+    assert server.post("/v1/responses", body).json()["output"][0]["type"] == "message"
+    refused = server.post("/v1/responses", body | {"include": ["no.such"]})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "include.0"
+
+
+def test_a_conversation_that_began_at_anthropics_goes_on_here(server: HttpServer) -> None:
+    """Its encrypted thinking is no part of the prompt."""
+
+    def prompt(*thoughts: Any) -> str:
+        said = [*thoughts, {"type": "text", "text": "Hello."}]
+        turns = [user("Hi"), {"role": "assistant", "content": said}, user("Go on")]
+        body = {"model": NAME, "max_tokens": 4, "messages": turns}
+        assert server.post("/v1/messages", body).status_code == 200
+        return prompt_of(server)
+
+    assert prompt({"type": "redacted_thinking", "data": "EmwKAhgBEgy3"}) == prompt()
+
+
+@pytest.mark.parametrize("encrypted", ["gAAAAABo_-fY", "/////w=="], ids=["no base64", "no text"])
+def test_a_conversation_that_began_at_openais_goes_on_here(server: HttpServer, encrypted: str) -> None:
+    """The same; and what it asked for there changes nothing here."""
+
+    def prompt(*thoughts: Any) -> str:
+        said = {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Hello."}],
+        }
+        body = {"model": NAME, "input": [user("Hi"), *thoughts, said, user("Go on")]}
+        answer = server.post("/v1/responses", body | {"truncation": "auto", "max_tool_calls": 3})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["truncation"] == "disabled"
+        return prompt_of(server)
+
+    assert prompt({"type": "reasoning", "summary": [], "encrypted_content": encrypted}) == prompt()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"city": "Zürich", "days": [1, {"deep": None}]}])
+def test_arguments_may_be_an_object(server: HttpServer, arguments: dict[str, Any]) -> None:
+    def prompt(given: Any) -> str:
+        called = {"id": "a", "type": "function", "function": {"name": "f", "arguments": given}}
+        result = {"role": "tool", "tool_call_id": "a", "content": "5"}
+        turns = [user("Hi"), {"role": "assistant", "content": None, "tool_calls": [called]}, result]
+        assert server.post("/v1/chat/completions", {"model": NAME, "messages": turns}).status_code == 200
+        return prompt_of(server)
+
+    assert prompt(arguments) == prompt(json.dumps(arguments))
+    nested: Any = 1
+    for _ in range(40):
+        nested = {"a": nested}
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": nested}
+    refused = server.post("/v1/responses", {"model": NAME, "input": [user("Hi"), call]})
+    assert refused.status_code == 400
+    assert "nested too deep" in refused.json()["error"]["message"]

@@ -11,6 +11,7 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.llama_server.bodies import CompletionBody
 from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.openai.completion_body import CompletionRequest
@@ -27,6 +28,7 @@ REQUESTS: dict[str, tuple[type[RequestModel], dict[str, Any]]] = {
     "/v1/responses": (ResponsesRequest, {"input": "Hi", "max_output_tokens": 1}),
     "/v1/messages": (MessagesRequest, {"model": NAME, "messages": HI, "max_tokens": 1}),
     "/v1/messages/count_tokens": (CountTokensRequest, {"model": NAME, "messages": HI}),
+    "/completion": (CompletionBody, {"prompt": "Hi", "n_predict": 1}),
     "/tokenize": (TokenizeRequest, {"prompt": "Hi"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
 }
@@ -41,7 +43,7 @@ VALUES: dict[str, Any] = {
     "allowed_token_ids": [7, 8],
     "bad_words": [" the"],
     "beam_width": {"beam_width": 3, "use_beam_search": True},
-    "best_of": {"best_of": 2, "n": 2},
+    "best_of": {"best_of": 3, "n": 2},
     "cache_control": {"type": "ephemeral"},
     "cache_salt": "salt",
     "chat_template_kwargs": {"enable_thinking": False},
@@ -59,6 +61,7 @@ VALUES: dict[str, Any] = {
     "early_stopping": {"early_stopping": "never", "use_beam_search": True},
     "echo": True,
     "frequency_penalty": 0.5,
+    "grammar": 'root ::= "yes"',
     "guided_choice": ["yes", "no"],
     "guided_grammar": 'root ::= "yes"',
     "guided_json": SCHEMA,
@@ -69,11 +72,13 @@ VALUES: dict[str, Any] = {
     "include_stop_str_in_output": True,
     "input": "Hi",
     "instructions": "Be brief.",
+    "json_schema": SCHEMA,
     "length_penalty": {"length_penalty": 0.5, "use_beam_search": True},
     "logit_bias": {"7": 1.5},
     "logprobs": True,
     "max_completion_tokens": {"max_completion_tokens": 2, "max_tokens": None},
     "max_output_tokens": 2,
+    "max_tool_calls": 3,
     "max_tokens": 2,
     "messages": HI,
     "metadata": {"a": "b"},
@@ -81,6 +86,7 @@ VALUES: dict[str, Any] = {
     "min_tokens": 1,
     "model": NAME,
     "n": 2,
+    "n_predict": 2,
     "no_stop_trim": True,
     "output_config": {"effort": "low"},
     "num_beam_groups": {"num_beam_groups": 2, "use_beam_search": True, "beam_width": 2},
@@ -95,11 +101,14 @@ VALUES: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "reasoning": {"effort": "low"},
     "reasoning_effort": "low",
+    "repeat_last_n": 64,
+    "repeat_penalty": 1.1,
     "repetition_penalty": 1.1,
     "response_format": {"type": "json_object"},
     "return_progress": {"return_progress": True, "stream": True},
     "return_token_ids": True,
     "return_token_strs": True,
+    "return_tokens": True,
     "return_tokens_as_token_ids": {"return_tokens_as_token_ids": True, "logprobs": True, "top_logprobs": 1},
     "safety_identifier": "me",
     "seed": 7,
@@ -125,6 +134,7 @@ VALUES: dict[str, Any] = {
     "top_logprobs": {"top_logprobs": 2, "logprobs": True},
     "top_p": 0.9,
     "truncate_prompt_tokens": 4,
+    "truncation": "auto",
     "use_beam_search": True,
     "user": "me",
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
+import orjson
 import pytest
 
 from moeserve.config import ServerConfig
@@ -16,7 +18,7 @@ from moeserve.errors import ConfigError
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.messages.schema import GenerateRequest, HistogramCounts, RequestError
-from tests.support.http_harness import HttpServer, http_server, within
+from tests.support.http_harness import HttpServer, echo, http_server, silence, within
 
 
 def keys_of(tmp_path: Path, text: str, *given: str) -> ApiKeys:
@@ -138,3 +140,26 @@ def test_a_server_that_is_open_to_all_says_so(
 ) -> None:
     with http_server(host="0.0.0.0", **options):
         assert ("whoever reaches 0.0.0.0 may use this server" in capfd.readouterr().err) == warns
+
+
+def test_open_requests_of_one_key_have_a_bound() -> None:
+    """Another key's are answered, and the key's own when its first has ended."""
+    one, other = ({"authorization": f"Bearer {key}"} for key in ("one", "other"))
+    body = {"prompt": "Hi", "max_tokens": 1}
+    with http_server(api_key=("one", "other"), max_requests_per_key=1) as server:
+        server.answer = silence
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as waiting:
+            content = orjson.dumps(body)
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: {one['authorization']}\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+            waiting.sendall(head.encode() + content)
+            assert within(30, lambda: len(server.requests) == 1)
+            server.answer = echo
+            refused = server.post("/v1/completions", body, headers=one)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "overloaded"
+            assert "this API key has 1 open requests" in refused.json()["error"]["message"]
+            assert server.post("/v1/completions", body, headers=other).status_code == 200
+            assert server.get("/health", headers=one).status_code == 200
+        assert within(30, lambda: server.post("/v1/completions", body, headers=one).status_code == 200)

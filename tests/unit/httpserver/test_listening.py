@@ -38,8 +38,8 @@ def test_sockets_that_systemd_has_opened() -> None:
             "import os, sys; os.dup2(int(sys.argv[1]), 3);"
             "os.environ |= {'LISTEN_PID': str(os.getpid()), 'LISTEN_FDS': '1'};"
             "from moeserve.config import ServerConfig; from moeserve.listeners import open_listeners, with_addresses;"
-            "config = ServerConfig(uds='/x'); found = open_listeners(config); made = with_addresses(config, found);"
-            "print(len(found), made.host, made.port, made.uds, found[0].get_inheritable())"
+            "config = ServerConfig(uds='/x'); found = open_listeners(config); made = with_addresses(config, found.api);"
+            "print(len(found.api), made.host, made.port, made.uds, found.api[0].get_inheritable())"
         )
         result = subprocess.run(
             [sys.executable, "-c", program, str(listener.fileno())],

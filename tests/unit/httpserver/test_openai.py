@@ -207,6 +207,47 @@ def test_streamed_echo_and_logprobs_are_the_whole_answers(server: HttpServer) ->
     assert offsets == [choice["logprobs"]["text_offset"] for choice in whole]
 
 
+def test_best_of_returns_the_candidates_with_the_highest_logprob_a_token(server: HttpServer) -> None:
+    """The longest is not the last for its length; one without tokens is."""
+    logprobs = [[], [-1.0, -1.0], [-0.1, -0.2, -0.3, -0.1], [-0.4]]
+    asked: list[GenerateRequest] = []
+
+    def scored(server: HttpServer, request: GenerateRequest) -> None:
+        candidate = len(asked)
+        asked.append(request)
+        found = [TokenLogprob(7, one, 1, [], []) for one in logprobs[candidate]]
+        usage = Usage(2, len(found), 0, 0.0, 0.0, 0.0)
+        text = f"candidate {candidate}"
+        server.send(
+            TextOut([TextItem(request.id, text, [7] * len(found), found, None, "length", usage=usage)])
+        )
+
+    server.answer = scored
+    body = {"prompt": [5, 6], "max_tokens": 4, "seed": 3, "n": 3, "best_of": 4}
+    answer = server.post("/v1/completions", body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["candidate 2", "candidate 3", "candidate 1"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 3
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (2, 7)
+    assert [(one.sampling.seed, one.sampling.logprobs) for one in asked] == [(3, 0), (4, 0), (5, 0), (6, 0)]
+
+
+@pytest.mark.parametrize(
+    ("more", "cause"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of: must be at least n, 3, got 2"),
+        ({"n": 2, "best_of": 3, "stream": True}, "best_of: above n cannot be streamed"),
+        ({"best_of": 2, "use_beam_search": True}, "best_of: cannot be combined with use_beam_search"),
+    ],
+)
+def test_a_best_of_that_cannot_be_is_refused(server: HttpServer, more: dict[str, Any], cause: str) -> None:
+    answer = server.post("/v1/completions", {"prompt": "Hi"} | more)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "best_of"
+    assert error["message"].startswith(cause)
+
+
 def test_token_ids_of_prompt_and_answer(server: HttpServer) -> None:
     """Also of a token whose text is held back, for which there would be no piece otherwise."""
 

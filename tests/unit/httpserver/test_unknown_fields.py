@@ -84,6 +84,8 @@ UNKNOWN: list[tuple[str, Any, str]] = [
 ]
 NOTHING: list[tuple[str, dict[str, Any]]] = [
     ("best_of", {"best_of": 1}),
+    ("no stop", {"stop": ""}),
+    ("no stops", {"stop": ["", ""]}),
     ("beam search", {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}),
     ("echo", {"echo": False}),
     ("prefill", {"continue_final_message": False}),

@@ -54,7 +54,7 @@ MESSAGES: dict[str, list[Any]] = {
             user(TEXT),
             {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]},
         ],
-        [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}, user(TEXT)],
+        [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}, user(TEXT)],
         [
             {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": 5}]},
             user(TEXT),
@@ -112,8 +112,7 @@ RESPONSES: dict[str, list[Any]] = {
         [{"role": "user", "content": [{"type": "input_text"}]}],
         [{"type": "function_call", "name": "f", "arguments": "{}"}],
         [{"type": "function_call_output", "call_id": "x", "output": 5}],
-        [{"type": "reasoning", "summary": [], "encrypted_content": "gAAAA?"}],
-        [{"type": "reasoning", "summary": [], "encrypted_content": "/////w=="}],
+        [{"type": "reasoning", "summary": [], "encrypted_content": 5}],
     ],
     "instructions": NOT_STRINGS,
     "previous_response_id": [*NOT_STRINGS, "x", "resp_nothing", "resp_", "resp_a b"],
@@ -144,13 +143,13 @@ RESPONSES: dict[str, list[Any]] = {
     "temperature": [*NOT_NUMBERS, -0.1, 2.1],
     "top_p": [*NOT_NUMBERS, 0, 1.1],
     "top_logprobs": [*NOT_INTEGERS, -1, 21, 1],
-    "include": [5, ["file_search_call.results"]],
+    "include": [5, ["no_such_call.results"]],
     "metadata": [5, "x"],
-    "truncation": ["auto"],
+    "truncation": ["always", 5],
     "background": [True],
     "conversation": ["x"],
     "prompt": [{"id": "x"}],
-    "max_tool_calls": [5],
+    "max_tool_calls": [0, "5"],
 }
 # Where the message names the field that disagrees with this one.
 NAMED_INSTEAD = {"previous_response_id": "previous_response_id|stored response"}

@@ -16,6 +16,11 @@ BOTH = {"a-Q4_K_M.gguf": 1, "a-Q8_0.gguf": 2}
         ("Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M", HubName("Qwen/Qwen3-30B-A3B-GGUF", "Q4_K_M")),
         ("a/b:sub/c-Q8_0.gguf", HubName("a/b", "sub/c-Q8_0.gguf")),
         ("a/b", HubName("a/b", None)),
+        ("a/b@v1.0", HubName("a/b", None, "v1.0")),
+        ("a/b@refs/pr/3:Q8_0", HubName("a/b", "Q8_0", "refs/pr/3")),
+        ("a/b@", None),
+        ("a/b@-x", None),
+        ("a/b@x y", None),
         ("models/x.gguf", None),
         ("./a/b", None),
         ("/a/b", None),
@@ -29,6 +34,7 @@ BOTH = {"a-Q4_K_M.gguf": 1, "a-Q8_0.gguf": 2}
 )
 def test_names_and_paths(text: str, name: HubName | None) -> None:
     assert parse_name(text) == name
+    assert name is None or str(name) == text
 
 
 @pytest.mark.parametrize(

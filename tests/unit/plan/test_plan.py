@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from benchmarks.header import QWEN3_30B_A3B, qwen3moe, write_header
+from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.cli import main
 from moeserve.config import ServerConfig
+from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
@@ -26,9 +28,11 @@ from moeserve.plan import command
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
-from tests.conftest import OWN_FIXTURES
+from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
 from tests.support.placement_world import model
+from tests.unit.adapters.test_read_peft import SHAPE
+from tests.unit.adapters.test_read_peft import write as write_peft
 
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
 
@@ -137,6 +141,29 @@ def test_the_type_of_the_kv_counts(capsys: pytest.CaptureFixture[str], tiny_mode
     )
     assert q8_0 / f16 == 34 / 64
     assert "--kv-cache-dtype fp8" in fails(capsys, *flags, "--kv-cache-dtype", "fp8")
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_adapters_count(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Those of the start, and what is kept free for others: the KV pool is the smaller for both."""
+    adapter = write_peft(tmp_path / "a", r=2)
+    flags = ["--model", str(TINY_MODEL), "--device", "cpu", "--ram", "0.8", "--max-num-seqs", "4096"]
+    later = ["--lora-dir", str(tmp_path), "--lora-memory", "0.125"]
+    without = run(capsys, *flags)["memory"]
+    assert without["ram_adapters"] == without["ram_later_adapters"] == 0
+    shown = run(capsys, *flags, "--lora-modules", f"a={adapter}", *later)
+    memory = shown["memory"]
+    assert memory["ram_later_adapters"] == 1 << 27
+    assert memory["ram_start"] == without["ram_start"] + memory["ram_adapters"] > without["ram_start"]
+    as_read = PeftAdapter("a", adapter, SHAPE).nbytes
+    fewer = (memory["ram_adapters"] + as_read + (1 << 27)) * SHARE_OF_FREE_MEMORY
+    assert without["ram_kv"] - memory["ram_kv"] == pytest.approx(fewer, rel=1e-3)
+    assert f"--lora-modules a={adapter} --lora-dir {tmp_path}" in shown["command"]
+    assert main(["plan", *flags, *later]) == 0
+    assert "kept for adapters" in capsys.readouterr().out
+    gpu = ("--model", str(TINY_MODEL), "--gpu-memory", "40", "--lora-modules", f"a={adapter}")
+    assert "for the CPU engine alone" in fails(capsys, *gpu)
+    assert "has no effect without --lora-dir" in fails(capsys, *flags, "--lora-memory", "2")
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -54,6 +54,20 @@ def test_stop_hit_ends_the_request_with_the_clients_count() -> None:
     world.check_all_free()
 
 
+def test_an_adapter_that_no_request_has_is_forgotten() -> None:
+    """Whoever loads and unloads adapters all day leaves no trace of each."""
+    world = make_world()
+    for id, adapter in enumerate(("a", "b", "b", "", "c")):
+        world.add(request(id, prompt=3, max_tokens=4 + id, adapter=adapter))
+    assert world.scheduler.adapters_in_use() == ["a", "b", "c"]
+    world.abort(1)
+    assert world.scheduler.adapters_in_use() == ["a", "b", "c"]
+    world.abort(4)
+    assert world.scheduler.adapters_in_use() == ["a", "b"]
+    world.run()
+    assert world.scheduler.adapters_in_use() == []
+
+
 def test_stop_hit_after_the_end_is_harmless() -> None:
     world = make_world()
     world.add(request(0, prompt=3, max_tokens=2))

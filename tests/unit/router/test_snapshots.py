@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from moeserve.router.core.radix_cache import RadixCache
-from moeserve.router.core.radix_node import Node
+from moeserve.router.core.radix_node import Node, Snapshot, SnapshotKind
 from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, snapshot_borders
-from moeserve.router.core.snapshots import Snapshot, SnapshotCache, SnapshotKind
+from moeserve.router.core.snapshots import SnapshotCache
 
 SHARED = ("", "")
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from moeserve.adapters.adapter import FLOAT32_BYTES, Adapter, ProductKey
 from moeserve.adapters.products import products_of
+from moeserve.adapters.sizes import workspace_bytes
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, LoraTable
 from moeserve.kernels.lora.reference import Pair, to_panels
 from moeserve.kernels.stream_operands import Activations, AdapterRows, ExpertAdapters
 from moeserve.models.interface import ModelShape
-
-MOST_TABLES = 4  # of one product over one input
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class CpuAdapters:
 
     def workspace_bytes(self, rank: int) -> int:
         """Of what is between the two matrices of adapters up to `rank`."""
-        return max(MOST_TABLES, 2 * self.shape.top_k) * self._tokens * rank * FLOAT32_BYTES
+        return workspace_bytes(self.shape, self._tokens, rank)
 
     def put(self, number: int, panels: AdapterPanels) -> None:
         """Only between two steps. Raises MemoryError."""

@@ -1,0 +1,125 @@
+"""The request body of /completion, with llama-server's names.
+
+Source: llama-server's README and `server-task.cpp`, of 2026. Defaults are the server's own, as in the other APIs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from moeserve.grammar import spec as grammar
+from moeserve.httpserver.generation.fields import INT32_MAX, INT64_MAX, ModelName, StopStrings, TokenId
+from moeserve.httpserver.generation.grammar_fields import Grammar, Schema
+from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
+from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere, RequestModel
+
+_OFF: Final = Elsewhere((False,))
+_NONE: Final = Elsewhere(([], {}, ""))
+
+
+def _no_grammar(value: Any) -> Any:
+    return None if value == "" else value
+
+
+class CompletionBody(RequestModel):
+    # What concerns the cache and the slots, and the details of samplers that are off.
+    idle: ClassVar = frozenset(
+        {
+            *("cache_prompt", "id_slot", "n_cache_reuse", "n_keep", "n_discard", "sse_ping_interval"),
+            *("dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
+            *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold", "penalize_nl"),
+        }
+    )
+    elsewhere: ClassVar = {
+        "dry_multiplier": Elsewhere((0,)),
+        "dynatemp_range": Elsewhere((0,)),
+        "image_data": _NONE,
+        "lora": _NONE,
+        "min_keep": Elsewhere((0,)),
+        "mirostat": Elsewhere((0,)),
+        "n_cmpl": Elsewhere((1,)),
+        "n_indent": Elsewhere((0,)),
+        "n_probs": Elsewhere((0,), "/v1/completions with logprobs"),
+        "post_sampling_probs": _OFF,
+        "response_fields": _NONE,
+        "samplers": Elsewhere(),
+        "t_max_predict_ms": Elsewhere((0, -1)),
+        "timings_per_token": _OFF,
+        "top_n_sigma": Elsewhere((-1, 0)),
+        "typical_p": Elsewhere((1,)),
+        "xtc_probability": Elsewhere((0,)),
+    }
+
+    model: ModelName | None = None
+    prompt: Annotated[
+        str | list[TokenId], Field(description="A text or its token ids, as it is: no chat template.")
+    ]
+    n_predict: Annotated[
+        int,
+        Field(ge=-2, le=INT32_MAX, description="-1 and -2: the rest of the context; 0: the prompt alone."),
+    ] = -1
+    stream: bool = False
+    stop: Annotated[StopStrings, Field(default_factory=list)]
+
+    temperature: Annotated[float, Field(ge=0, le=2, description="0 is greedy.")] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX, description="0 and -1 switch it off.")] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=100, description="It regards all tokens.")] = 1.0
+    repeat_last_n: Annotated[Any, NO_EFFECT] = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    seed: Annotated[
+        int, Field(ge=-INT64_MAX - 1, le=INT64_MAX, description="-1: another one each time.")
+    ] = -1
+    ignore_eos: bool = False
+
+    grammar: Annotated[Grammar | None, BeforeValidator(_no_grammar)] = None
+    json_schema: Schema | None = None
+
+    return_tokens: Annotated[bool, Field(description="`tokens` has the ids of the answer.")] = False
+    return_progress: Annotated[
+        bool, Field(description="Chunks with `prompt_progress` while the prompt is read.")
+    ] = False
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> CompletionBody:
+        if self.grammar is not None and self.json_schema is not None:
+            raise PydanticCustomError("json_schema", "only one of grammar and json_schema")
+        return self
+
+    def generation_spec(self, arrival: float) -> GenerationSpec:
+        """Returns what the request asks the engine for."""
+        chosen = {
+            "repetition_penalty" if name == "repeat_penalty" else name for name in self.model_fields_set
+        }
+        return GenerationSpec(
+            arrival=arrival,
+            model=self.model,
+            prompts=[self.prompt],
+            max_tokens=None if self.n_predict < 0 else self.n_predict,
+            max_tokens_param="n_predict",
+            grammar=self._grammar_constraint(),
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repeat_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=None if self.seed == -1 else self.seed,
+            stop=tuple(self.stop),
+            ignore_eos=self.ignore_eos,
+            progress=self.return_progress and self.stream,
+            chosen=chosen,
+        )
+
+    def _grammar_constraint(self) -> GrammarConstraint | None:
+        if self.grammar is not None:
+            return GrammarConstraint(grammar.Ebnf(self.grammar), "grammar")
+        if self.json_schema is not None:
+            return GrammarConstraint(grammar.JsonSchema(self.json_schema), "json_schema")
+        return None

@@ -1,0 +1,41 @@
+"""The server at --health-port: on the API's event loop, with connections of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+
+from moeserve.httpserver.app import build_probe_app
+from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.transport.connection import BoundedHttpProtocol
+from moeserve.listeners import BACKLOG
+
+MAX_CONNECTIONS: Final = 64
+LAST_BYTES_S: Final = 1  # for answers that are being written at the end
+
+
+class ProbeServer(uvicorn.Server):
+    """Answers as long as the API's server does, through its drain, and until `should_exit`."""
+
+    def __init__(self, service: Service) -> None:
+        config = uvicorn.Config(
+            build_probe_app(service),
+            http=BoundedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=LAST_BYTES_S,
+        )
+        super().__init__(config)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the API's server's."""
+        yield

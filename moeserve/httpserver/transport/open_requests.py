@@ -1,0 +1,40 @@
+"""A bound on the requests of one API key that are open at once, so that no key takes all connections."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moeserve.httpserver.transport.api_table import ApiTable
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.keys import key_name
+from moeserve.httpserver.transport.refuse import refuse
+
+
+class OpenRequests:
+    """Answers 503 to a key's request beyond so many whose answers have not ended, before its body is read. Paths that
+    need no key count for none."""
+
+    def __init__(self, app: ASGIApp, apis: ApiTable, most: int) -> None:
+        self.app = app
+        self._apis = apis
+        self._most = most
+        self._open: Counter[str] = Counter()  # by the key's name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = key_name.get()
+        if scope["type"] != "http" or not key:
+            await self.app(scope, receive, send)
+            return
+        if self._open[key] >= self._most:
+            message = f"this API key has {self._most} open requests, as many as it may have; try again later"
+            await refuse(scope, send, self._apis, ApiError(503, message, code="overloaded"))
+            return
+        self._open[key] += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._open[key] -= 1
+            if not self._open[key]:
+                del self._open[key]

@@ -1,0 +1,60 @@
+"""The kernel's limits of a process: those that are too low for a server, and those that it sets itself."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from benchmarks.server import REPOSITORY, clean_environment
+from moeserve.launcher import EXIT_FAILED
+from tests.conftest import TINY_MODEL
+from tests.support.http_harness import CONTEXT, http_server
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "said"),
+    [
+        (resource.RLIMIT_NOFILE, 20, "the limit of open files is 20, and a server needs 256 at least"),
+        (resource.RLIMIT_AS, 1000 * MIB, "the limit of address space is 0.98 GiB"),
+        # The code fits, weights and KV do not: the worker says so.
+        pytest.param(
+            resource.RLIMIT_AS,
+            1537 * MIB,
+            "are free after the weights: ask for at most",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_limit_that_is_too_low_is_told(kind: int, limit: int, said: str) -> None:
+    flags = ["--port", "0", "--model", str(TINY_MODEL), "--max-total-tokens", "1000000"]
+    result = subprocess.run(
+        [sys.executable, str(REPOSITORY / "launch.py"), *flags],
+        env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)},
+        preexec_fn=lambda: resource.setrlimit(kind, (limit, limit)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == EXIT_FAILED, result.stderr
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_request_that_takes_too_much_memory_ends_alone() -> None:
+    """It is parsed on the thread that also writes streams; the one of another request goes on."""
+    with http_server(context=1 << 20, max_process_memory=0.125) as server:
+        large = b'{"prompt": [' + b"[1]," * (4 * MIB) + b"[1]]}"
+        headers = {"content-type": "application/json"}
+        body = {"prompt": "Hi", "max_tokens": CONTEXT, "stream": True}
+        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as stream:
+            refused = httpx.post(server.url + "/v1/completions", content=large, headers=headers, timeout=60)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "out_of_memory")
+            assert stream.read().endswith(b"data: [DONE]\n\n")
+        assert server.post("/v1/completions", {"prompt": "Hi"}).status_code == 200
