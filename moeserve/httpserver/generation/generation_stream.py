@@ -32,7 +32,7 @@ class Submitter(Protocol):
     metrics: Metrics
     request_timeout: float | None  # seconds from a request's arrival until its answer must be whole
 
-    async def submit(self, stream: GenerationStream, index: int, request: GenerateRequest) -> None: ...
+    async def submit(self, stream: GenerationStream, requests: Sequence[GenerateRequest]) -> None: ...
 
     def abort(self, stream: GenerationStream) -> None: ...
 
@@ -102,8 +102,7 @@ class GenerationStream:
         """Sends the requests. Raises ApiError 503."""
         self._begin_span()
         try:
-            for index, request in enumerate(self._requests):
-                await self._engine.submit(self, index, request)
+            await self._engine.submit(self, self._requests)
         except BaseException:  # cancellation too; it is raised again
             await self.__aexit__()
             raise

@@ -33,7 +33,7 @@ from moeserve.httpserver.transport.keys import key_name
 from moeserve.httpserver.transport.middleware import BodyLimit, body_limit
 from moeserve.httpserver.transport.request_model import MAX_VALUES
 from moeserve.messages.sampling import SamplingParams, TextOptions
-from moeserve.messages.schema import GenerateRequest
+from moeserve.messages.schema import Abort, GenerateBatch, GenerateRequest
 from tests.support.rpc_child import READY
 
 MILLION = 1_000_000
@@ -347,4 +347,7 @@ def test_grammars_of_all_requests_have_a_bound(monkeypatch: pytest.MonkeyPatch) 
         await engine.flush()
 
     asyncio.run(ask())
-    assert [message.id for message in sent if isinstance(message, GenerateRequest)] == [0, 1, 3]
+    batch, last = [message for message in sent if not isinstance(message, Abort)]
+    assert isinstance(batch, GenerateBatch)
+    assert isinstance(last, GenerateRequest)
+    assert [request.id for request in [*batch.unpacked(), last]] == [0, 1, 3]
