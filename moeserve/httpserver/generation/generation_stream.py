@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from moeserve.httpserver.generation.prompt_scores import PromptScores
 from moeserve.httpserver.observability import generation_span
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.metrics import Metrics
@@ -90,13 +91,15 @@ class GenerationStream:
         self._operation = operation
         self._queue: asyncio.Queue[tuple[int, TextItem] | ApiError] = asyncio.Queue()
         self._unfinished = len(requests)
+        self._scores = PromptScores(requests)
         self._span: Span | None = None
         self.record = record_of_request.get() or RequestRecord(time.monotonic())
         self.record.started(requests)
         self.open: set[int] = set()  # ids that will get a final message; written by EngineClient
 
     def put(self, message: tuple[int, TextItem] | ApiError) -> None:
-        self._queue.put_nowait(message)
+        for one in [message] if isinstance(message, ApiError) else self._scores.given_out(*message):
+            self._queue.put_nowait(one)
 
     async def __aenter__(self) -> GenerationStream:
         """Sends the requests. Raises ApiError 503."""

@@ -70,6 +70,7 @@ class RequestBuilder:
                         max_tokens=max_tokens,
                         seed=(seed + choice) & INT64_MAX,
                         stop_token_ids=stop_token_ids,
+                        scores_prompt=choice == 0,
                     ),
                     text=spec.text_options(),
                     arrival=spec.arrival,
