@@ -42,6 +42,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, idle: IdleConnections | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._idle = idle
+        self._had_request = False
         self._spare_bytes = 0  # of the head that is arriving, or since the last piece of the body
         self._head_timer: asyncio.TimerHandle | None = None  # set while one is awaited or arriving
         self._body_timer: asyncio.TimerHandle | None = None  # set while one is arriving
@@ -68,10 +69,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def close_idle(self) -> None:
         """Others of its client's connections wait for a request, too many."""
-        if self.cycle is None:
-            self.transport.abort()  # it has never had one
-        else:
+        if self._had_request:
             self.transport.close()
+        else:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -145,6 +146,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             self._refuse(ApiError(HTTPStatus.BAD_REQUEST, f"there must be one Host header, not {hosts}"))
             return
+        self._had_request = True
         self._awaits_no_request()
         self._body_due = self.loop.time() + BODY_TIMEOUT_S
         self._await_body()
