@@ -59,18 +59,7 @@ class Scheduler:
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
         self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
         self._waiting = WaitingQueue()
-        self._memory = KvMemory(
-            limits.num_kv_slots,
-            reuse=limits.reuse_prefixes,
-            isolate_tenants=limits.isolate_tenants,
-            num_state_slots=limits.num_state_slots,
-            border_spacing=limits.border_spacing,
-            page_tokens=limits.page_tokens,
-            page_bytes=limits.page_bytes,
-            state_bytes=limits.state_bytes,
-            max_running=limits.max_running,
-            event_block_size=limits.event_block_size,
-        )
+        self._memory = KvMemory.within(limits)
         self._batch = RunningBatch(limits, self._memory, self._waiting)
         self._history = self._batch.admission.history
         self._blame = CrashBlame()

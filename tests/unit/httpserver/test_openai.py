@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 from openai import OpenAI
 
@@ -394,31 +392,6 @@ def test_request_id_is_echoed_or_given(server: HttpServer) -> None:
     other = server.post("/v1/completions", {"prompt": TEXT}, headers={"x-request-id": "no spaces here"})
     assert other.headers["x-request-id"] != "no spaces here"
     assert other.headers["x-request-id"] in other.json()["id"]
-
-
-def test_models_and_openapi(client: OpenAI, server: HttpServer) -> None:
-    (card,) = client.models.list().data
-    assert card.id == NAME
-    assert card.model_extra is not None
-    assert card.model_extra["max_model_len"] == CONTEXT
-    assert client.models.retrieve(NAME).id == NAME
-    assert httpx.get(server.url + "/v1/models/other").status_code == 404
-    document = httpx.get(server.url + "/openapi.json")
-    schemas = document.json()["components"]["schemas"]
-    referred = {ref.rsplit("/", 1)[1] for ref in json_refs(document.json())}
-    assert "CompletionRequest" in referred
-    assert referred <= schemas.keys()
-    assert schemas["CompletionRequest"]["properties"]["temperature"]["maximum"] == 2
-
-
-def json_refs(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if isinstance(node.get("$ref"), str):
-            yield node["$ref"]
-        node = list(node.values())
-    if isinstance(node, list):
-        for inner in node:
-            yield from json_refs(inner)
 
 
 def events(server: HttpServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import CpuStream, build_attention_plan
+from moeserve.kernels.attention.cpu_plan import build_attention_plan
+from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend
 from moeserve.models.blocks.cpu.delta_net import recur
