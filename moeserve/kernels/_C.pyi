@@ -13,7 +13,7 @@ def quantized_row_bytes(cols: int) -> int: ...
 def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...
 
 class QuantType:
-    """A row of csrc/quant_types.h; the fields of `moeserve.quantization.QuantType` and its layout."""
+    """A row of csrc/formats/quant_types.h; the fields of `moeserve.quantization.QuantType` and its layout."""
 
     name: str
     number: int

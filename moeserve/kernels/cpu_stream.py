@@ -5,9 +5,9 @@ unread and unwritten, as with a GPU stream; the stream keeps it alive. What each
 the `reference.py` of its folder. Shapes are row-major; n is the number of tokens of the step; every tensor is
 contiguous and on the CPU, float32 where nothing else is said, and may have more than n rows.
 
-Each call checks its tensors before it queues anything (in C++, csrc/stream.cpp: 30 ns a tensor): ValueError, which
-begins with the argument's name, for an element type, a device, a stride or a size that does not fit; IndexError for a
-token id, row or KV slot that is not there.
+Each call checks its tensors before it queues anything (in C++, csrc/bindings/stream.cpp: 30 ns a tensor): ValueError,
+which begins with the argument's name, for an element type, a device, a stride or a size that does not fit; IndexError
+for a token id, row or KV slot that is not there.
 """
 
 from __future__ import annotations

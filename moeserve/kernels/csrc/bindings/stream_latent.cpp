@@ -1,5 +1,5 @@
 // The operations of latent attention: what Stream checks of them.
-#include "latent.h"
+#include "ops/latent.h"
 #include "stream.h"
 #include "stream_checks.h"
 

@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "handoff.h"
+#include "handoff/handoff.h"
 #include "stream.h"
 
 namespace nb = nanobind;

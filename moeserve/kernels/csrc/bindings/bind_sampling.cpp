@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
-#include "pool.h"
-#include "sampler_state.h"
+#include "pool/pool.h"
+#include "sampling/sampler_state.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

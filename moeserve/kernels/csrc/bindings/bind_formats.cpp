@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "formats.h"
+#include "formats/formats.h"
 
 namespace nb = nanobind;
 

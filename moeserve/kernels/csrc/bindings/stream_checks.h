@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "ops.h"
+#include "ops/ops.h"
 #include "tensor_arg.h"
 
 namespace moeserve {

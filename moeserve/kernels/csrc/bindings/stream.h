@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "delta_net.h"
-#include "ops.h"
+#include "ops/delta_net.h"
+#include "ops/ops.h"
 
 namespace moeserve {
 

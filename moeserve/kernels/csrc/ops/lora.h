@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels.h"
-#include "pool.h"
+#include "isa/kernels.h"
+#include "pool/pool.h"
 
 namespace moeserve {
 

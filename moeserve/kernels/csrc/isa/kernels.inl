@@ -8,15 +8,15 @@
 #endif
 
 #include "kernels.h"
-#include "panel_layout.h"
+#include "formats/panel_layout.h"
 
 namespace moeserve {
 namespace {
 
-#include "simd.h"
-#include "block_codes.inl"
-#include "pack.inl"
-#include "format_traits.inl"
+#include "simd/simd.h"
+#include "formats/block_codes.inl"
+#include "formats/pack.inl"
+#include "formats/format_traits.inl"
 #include "gemm.inl"
 #include "rowwise.inl"
 #include "attention.inl"

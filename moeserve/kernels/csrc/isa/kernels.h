@@ -5,7 +5,7 @@
 // depend on how many tokens, rows or threads stand beside it.
 #pragma once
 
-#include "formats.h"
+#include "formats/formats.h"
 
 namespace moeserve {
 

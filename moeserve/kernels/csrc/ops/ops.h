@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels.h"
+#include "isa/kernels.h"
 #include "lora.h"
-#include "pool.h"
+#include "pool/pool.h"
 
 namespace moeserve {
 

@@ -28,7 +28,7 @@
 #include <thread>
 #include <vector>
 
-#include "ops.h"
+#include "ops/ops.h"
 
 namespace moeserve {
 
