@@ -102,7 +102,7 @@ class ApiConfig:
         None,
         "Network",
         "connections of one client address (of IPv6, one /64 network) without a request, beyond which the one that has "
-        "waited longest is closed (default: as --max-requests-per-key)",
+        "waited longest is closed (default: --max-num-seqs + --max-num-queued-reqs + 128, which leaves 128 to others)",
         low=1,
         high=1 << 20,
     )

@@ -260,7 +260,7 @@ def _template_of(config: ServerConfig) -> str | None:
 def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
     config = service.config
     most_requests = config.max_num_queued_reqs + config.max_num_seqs
-    idle = IdleConnections(config.max_idle_connections_per_address or most_requests)
+    idle = IdleConnections(config.max_idle_connections_per_address or most_requests + SPARE_CONNECTIONS // 2)
     made = uvicorn.Config(
         build_app(service, apis.apis),
         http=partial(BoundedHttpProtocol, idle=idle),  # type: ignore[arg-type]
