@@ -67,7 +67,9 @@ test-clients: $(VENV)/.installed-test
 	test -d $(CLIENTS)/venv || $(PYTHON) -m venv $(CLIENTS)/venv
 	$(CLIENTS)/venv/bin/pip install --quiet litellm mcp
 	$(CLIENTS)/venv/bin/pip install --quiet openai anthropic ollama langchain-openai langchain-anthropic \
-		llama-index-llms-openai-like
+		llama-index-llms-openai-like instructor dspy "smolagents[openai]"
+	test -d $(CLIENTS)/venv-openai3 || $(PYTHON) -m venv $(CLIENTS)/venv-openai3
+	$(CLIENTS)/venv-openai3/bin/pip install --quiet openai "pydantic-ai-slim[openai,anthropic]" langchain-core mem0ai
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod \
 		ollama @openai/codex @anthropic-ai/claude-code
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py
