@@ -18,7 +18,7 @@ from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import check_gpu_shape, gpu_reserved_bytes
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
@@ -99,8 +99,6 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     sizes = ModelSizes.of(gguf.tensors, layout_of(config, model))
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
-    if gpu is not None:
-        check_gpu_shape(model)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
     options = placement_options(config, model)
     usable = None if gpu is None else options.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES

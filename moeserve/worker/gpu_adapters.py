@@ -77,13 +77,15 @@ def scopes_to_record(
     together = AdapterScope.NONE
     for adapter in checked:
         together |= adapter.scope
-    found = {together} if checked else set()
-    if config.lora_dir is not None or any(adapter.scope == AdapterScope.ATTENTION for adapter in checked):
+    found = {together}
+    if any(adapter.scope == AdapterScope.ATTENTION for adapter in checked):
         found.add(AdapterScope.ATTENTION)
     if config.lora_dir is not None:
         can_be = scope_of({part for layer in range(shape.num_layers) for part in products_of(shape, layer)})
-        found.add(can_be & ~AdapterScope.ROUTED_EXPERTS if experts_in_ram else can_be)
-    return sorted(found, key=int.bit_count)
+        if experts_in_ram:
+            can_be &= ~AdapterScope.ROUTED_EXPERTS
+        found |= {can_be, can_be & AdapterScope.ATTENTION}
+    return sorted(found - {AdapterScope.NONE}, key=int.bit_count)
 
 
 def _load(slots: GpuAdapters, number: int, checked: PeftAdapter | GgufAdapter) -> AdapterAtStart:

@@ -26,6 +26,7 @@ from moeserve.messages.kv_events import KvEvent
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.router.core.block_log import BlockLog
 from moeserve.router.core.disk_tier import DiskTier
+from moeserve.router.core.limits import Limits
 from moeserve.router.core.page_loader import TierSizes
 from moeserve.router.core.radix_cache import RadixCache
 from moeserve.router.core.radix_node import Namespace, Node, SnapshotKind
@@ -73,6 +74,21 @@ class KvMemory:
             self.disk = DiskTier(
                 sizes, self._tree, states, self.take, self._pool.free, lambda: self.available
             )
+
+    @classmethod
+    def within(cls, limits: Limits) -> KvMemory:
+        return cls(
+            limits.num_kv_slots,
+            reuse=limits.reuse_prefixes,
+            isolate_tenants=limits.isolate_tenants,
+            num_state_slots=limits.num_state_slots,
+            border_spacing=limits.border_spacing,
+            page_tokens=limits.page_tokens,
+            page_bytes=limits.page_bytes,
+            state_bytes=limits.state_bytes,
+            max_running=limits.max_running,
+            event_block_size=limits.event_block_size,
+        )
 
     @property
     def num_slots(self) -> int:

@@ -147,7 +147,7 @@ class StepInputs:
     def batch(
         self,
         num_decode: int,
-        tiles: Tensor | None,
+        tiles: tuple[Tensor, ...] | None,
         streamed: float,
         *,
         rows_independent: bool = False,
@@ -174,7 +174,8 @@ class StepInputs:
 
     def recorded_prompts(self, scope: AdapterScope) -> GpuBatch:
         """The batch of a recorded step with prompts: what `fill_prompts` says is read on the device."""
-        batch = self.batch(min(self.size, MAX_RECORDED_DECODE), self._tiles_on_device, 0.0, scope=scope)
+        tiles = (self._tiles_on_device,)
+        batch = self.batch(min(self.size, MAX_RECORDED_DECODE), tiles, 0.0, scope=scope)
         return replace(batch, decode_counts=self._decode_counts)
 
     def _recurrent_rows(self) -> GpuStateRows:
