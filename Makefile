@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every server that a test starts, and the second run of pytest, would compile the modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*.,cpp h inl))
+CSRC := $(wildcard $(addprefix moeserve/kernels/csrc/*/*.,cpp h inl))
 BUILD_INPUTS := pyproject.toml moeserve/version.py CMakeLists.txt $(CSRC)
 
 .PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl fuzz fuzz-models schemas soak lint check-commits browser format docs clean
@@ -67,7 +67,9 @@ test-clients: $(VENV)/.installed-test
 	test -d $(CLIENTS)/venv || $(PYTHON) -m venv $(CLIENTS)/venv
 	$(CLIENTS)/venv/bin/pip install --quiet litellm mcp
 	$(CLIENTS)/venv/bin/pip install --quiet openai anthropic ollama langchain-openai langchain-anthropic \
-		llama-index-llms-openai-like
+		llama-index-llms-openai-like instructor dspy "smolagents[openai]"
+	test -d $(CLIENTS)/venv-openai3 || $(PYTHON) -m venv $(CLIENTS)/venv-openai3
+	$(CLIENTS)/venv-openai3/bin/pip install --quiet openai "pydantic-ai-slim[openai,anthropic]" langchain-core mem0ai
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod \
 		ollama @openai/codex @anthropic-ai/claude-code
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py

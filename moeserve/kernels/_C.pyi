@@ -13,7 +13,7 @@ def quantized_row_bytes(cols: int) -> int: ...
 def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...
 
 class QuantType:
-    """A row of csrc/quant_types.h; the fields of `moeserve.quantization.QuantType` and its layout."""
+    """A row of csrc/formats/quant_types.h; the fields of `moeserve.quantization.QuantType` and its layout."""
 
     name: str
     number: int
@@ -91,6 +91,7 @@ class Pool: ...
 class Stream:
     isa: str
     threads: int
+    recomputed: int
     pool: Pool
     def __init__(self, threads: list[tuple[int, list[int]]], isa: str = "") -> None: ...
     def wait(self) -> None: ...

@@ -5,9 +5,9 @@ unread and unwritten, as with a GPU stream; the stream keeps it alive. What each
 the `reference.py` of its folder. Shapes are row-major; n is the number of tokens of the step; every tensor is
 contiguous and on the CPU, float32 where nothing else is said, and may have more than n rows.
 
-Each call checks its tensors before it queues anything (in C++, csrc/stream.cpp: 30 ns a tensor): ValueError, which
-begins with the argument's name, for an element type, a device, a stride or a size that does not fit; IndexError for a
-token id, row or KV slot that is not there.
+Each call checks its tensors before it queues anything (in C++, csrc/bindings/stream.cpp: 30 ns a tensor): ValueError,
+which begins with the argument's name, for an element type, a device, a stride or a size that does not fit; IndexError
+for a token id, row or KV slot that is not there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from moeserve.kernels import _C
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.experts.options import Activation
+from moeserve.kernels.host_arrays import gguf_rows
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
     Activations,
@@ -64,6 +65,12 @@ class CpuStream:
         return self._native.threads
 
     @property
+    def recomputed(self) -> int:
+        """Pieces of work that a thread computed again since the start, because the one that had begun them stood still:
+        how often cores were taken from threads."""
+        return self._native.recomputed
+
+    @property
     def pool(self) -> _C.Pool:
         return self._native.pool
 
@@ -77,12 +84,12 @@ class CpuStream:
         Raises ValueError for a type without kernels, MemoryError when there is no memory for it.
         """
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
-        return self._native.pack(*_gguf_rows(source, "source"), ggml_type, rows, cols, experts)
+        return self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """The same matrix in place: computed from the GGUF rows themselves, which must stay where they are."""
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
-        return self._native.view(*_gguf_rows(source, "source"), ggml_type, rows, cols, experts)
+        return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
 
     def embed(
         self,
@@ -95,7 +102,7 @@ class CpuStream:
         scale: float = 1.0,
     ) -> None:
         """x[t] = row ids[t] of the table (GGUF rows, uint8) times `scale`. ids: int32 [n], x: [n, hidden]."""
-        self._native.embed(*_gguf_rows(table, "table"), ggml_type, ids, n, x, scale)
+        self._native.embed(*gguf_rows(table, "table"), ggml_type, ids, n, x, scale)
         self._held.append((table, ids, x))
 
     def norm(
@@ -363,55 +370,3 @@ class CpuStream:
         """Reads every byte of the matrix: the memory's speed without any arithmetic."""
         self._native.read(matrix)
         self._held.append((matrix,))
-
-
-def build_attention_plan(
-    plan: AttentionPlan,
-    rows: npt.NDArray[np.int32],
-    counts: npt.NDArray[np.int32],
-    positions: npt.NDArray[np.int32],
-    req_slots: npt.NDArray[np.int32],
-    slot_table: npt.NDArray[np.int32],
-    heads: Heads,
-    threads: int,
-) -> None:
-    """Sequence i: rows rows[i] .. +counts[i]-1 of the step, at positions[i] on, KV slots in slot_table[req_slots[i]].
-
-    The arrays need not outlive the call, but for slot_table (int32 [max_num_seqs, max_model_len], C order). Raises
-    ValueError as the stream's calls do, and IndexError for rows, positions or request slots beside the table.
-    """
-    columns = {"rows": rows, "counts": counts, "positions": positions, "req_slots": req_slots}
-    for name, column in columns.items():
-        _check_array(column, name, np.int32)
-        if column.shape != (len(rows),):
-            raise ValueError(f"{name}: shape {(len(rows),)} wanted, not {column.shape}")
-    _check_array(slot_table, "slot_table", np.int32)
-    if slot_table.ndim != 2:
-        raise ValueError(f"slot_table: two dimensions wanted, not {slot_table.ndim}")
-    plan.build(
-        len(rows),
-        rows.ctypes.data,
-        counts.ctypes.data,
-        positions.ctypes.data,
-        req_slots.ctypes.data,
-        slot_table.ctypes.data,
-        slot_table.shape[0],
-        slot_table.shape[1],
-        heads.num,
-        heads.num_kv,
-        heads.value_dim or heads.dim,
-        threads,
-    )
-
-
-def _gguf_rows(array: npt.NDArray[np.uint8], name: str) -> tuple[int, int]:
-    """Address and bytes."""
-    _check_array(array, name, np.uint8)
-    return array.ctypes.data, array.nbytes
-
-
-def _check_array(array: npt.NDArray[np.generic], name: str, dtype: type[np.generic]) -> None:
-    if array.dtype != dtype:
-        raise ValueError(f"{name}: {np.dtype(dtype)} wanted, not {array.dtype}")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name}: a contiguous array wanted")

@@ -125,6 +125,7 @@ class RoutingWorkspace:
     def __init__(self, tokens: int, experts: int, top_k: int) -> None:
         self.ids = torch.empty(tokens, top_k, dtype=torch.int32)
         self.weights = torch.empty(tokens, top_k)
-        self.starts = torch.empty(experts + 1, dtype=torch.int32)
-        self.active = torch.empty(experts + 1, dtype=torch.int32)
-        self.routes = torch.empty(tokens * top_k, dtype=torch.int32)
+        # A thread that comes late may read any of these, so each is a valid index from the start.
+        self.starts = torch.zeros(experts + 1, dtype=torch.int32)
+        self.active = torch.zeros(experts + 1, dtype=torch.int32)
+        self.routes = torch.zeros(tokens * top_k, dtype=torch.int32)

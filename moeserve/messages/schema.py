@@ -10,6 +10,7 @@ are milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -56,6 +57,28 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     progress: bool = False  # send a PrefillProgress after each step that prefills a part of its prompt
     resumed: Resumed | None = None
     beams: BeamParams | None = None  # it is one answer of a beam search, and gets all of it at the end
+
+
+class GenerateBatch(msgspec.Struct, frozen=True, tag=True):
+    """Requests with one grammar, the choices of an HTTP request: it may have megabytes, and is sent once."""
+
+    grammar: str
+    requests: list[GenerateRequest]  # `sampling` is without it
+
+    @classmethod
+    def of(cls, requests: Sequence[GenerateRequest]) -> GenerateBatch:
+        """Of requests with the same grammar."""
+        without = [_with_grammar(request, "") for request in requests]
+        return cls(requests[0].sampling.grammar, without)
+
+    def unpacked(self) -> list[GenerateRequest]:
+        """The requests with their grammar, which is one object."""
+        return [_with_grammar(request, self.grammar) for request in self.requests]
+
+
+def _with_grammar(request: GenerateRequest, grammar: str) -> GenerateRequest:
+    replace = msgspec.structs.replace
+    return replace(request, sampling=replace(request.sampling, grammar=grammar))
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -310,6 +333,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 ToRouter = (
     GenerateRequest
+    | GenerateBatch
     | Abort
     | ExpertUseRequest
     | EngineReadyRequest

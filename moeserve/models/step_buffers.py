@@ -94,7 +94,9 @@ def gpu_step_buffers(
         Buffer("parts", (rows, 1 if small else routes, hidden), wide),
         Buffer("pool_sum", (rows, hidden)),  # what the experts in RAM add
     ]
-    if not small:
+    if model.is_sandwiched:
+        buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
+    if model.is_sandwiched or not small:
         # y in float32. Of all products the router's is where rounding tells most: it moves a token to another expert
         # (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).
         buffers.append(Buffer("router_input", (rows, hidden)))
@@ -204,5 +206,5 @@ def _pair(name: str, rows: int, cols: int) -> tuple[Buffer, Buffer]:
 
 
 def int8_row_bytes(cols: int) -> int:
-    """A row of int8 activations on the CPU, with a scale and two sums for each group: kernels/csrc/kernels.h."""
+    """A row of int8 activations on the CPU, with a scale and two sums for each group: kernels/csrc/isa/kernels.h."""
     return cols + cols // INT8_GROUP * 16

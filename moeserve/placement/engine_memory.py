@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.tier_sizes import staging_bytes
 from moeserve.models.interface import ModelShape
@@ -21,15 +20,6 @@ from moeserve.models.step_buffers import (
 GPU_OVERHEAD_BYTES = 640 << 20
 
 
-def check_gpu_shape(shape: ModelShape) -> None:
-    """Raises ConfigError for a model with something that only the CPU engine computes."""
-    if shape.missing_on_gpu is not None:
-        raise ConfigError(
-            f"--device: {shape.architecture} has {shape.missing_on_gpu}, which the GPU engine does not compute; say "
-            "--device cpu"
-        )
-
-
 def gpu_reserved_bytes(
     config: ServerConfig,
     shape: ModelShape,
@@ -45,7 +35,7 @@ def gpu_reserved_bytes(
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
     logits = 4 * head_rows * shape.vocab_size
     slot_table = 4 * (config.max_num_seqs + 1) * length
-    angles = 4 * length * shape.heads.rotary_dim
+    angles = 4 * length * sum(form.rotary_dim for form in shape.forms)
     return (
         gpu_arena_bytes(shape, max_tokens, floats, float_weights=float_weights)
         + logits

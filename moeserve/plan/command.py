@@ -18,7 +18,7 @@ from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import check_gpu_shape, gpu_reserved_bytes
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
@@ -96,7 +96,6 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     gpu = _gpu_memory(config, args)
     if gpu is not None:
         refuse_adapters(config)
-        check_gpu_shape(model)
     options = placement_options(config, model)
     usable = None if gpu is None else options.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
     in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)

@@ -1,7 +1,7 @@
 """The table: a row for each type that is supported, the only list of them in Python.
 
 Blocks are ggml's (https://github.com/ggml-org/ggml, `ggml-common.h`); gguf-py dequantises them, and tests hold our
-reading to it. A new type is a row here, and for the C++ engine one of `kernels/csrc/quant_types.h`.
+reading to it. A new type is a row here, and for the C++ engine one of `kernels/csrc/formats/quant_types.h`.
 """
 
 from __future__ import annotations

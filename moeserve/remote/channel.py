@@ -106,8 +106,12 @@ class FrameChannel:
         return frames
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame; `turn` or `flush` sends it. Only once the channel is open."""
-        self._tls.write(frame)
+        """Queues a frame; `turn` or `flush` sends it. Only once the channel is open. Where the line has ended
+        meanwhile, the frame is dropped, and the next `turn` says so."""
+        try:
+            self._tls.write(frame)
+        except ssl.SSLError as error:
+            self._lost = self._lost or _from_tls(error)
         self._spoke_at = time.monotonic()
 
     def flush(self) -> None:

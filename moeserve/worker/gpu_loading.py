@@ -38,7 +38,6 @@ from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
-from moeserve.placement.engine_memory import check_gpu_shape
 from moeserve.placement.heat import read_heat
 from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -111,7 +110,6 @@ def load_gpu_engine(
     directory = claim_directory(config)
     refuse_adapters(config)
     shape = read_checked_shape(source)
-    check_gpu_shape(shape)
     log_skipped(shape)
     check_lanes(source, shape, "GPU")
     share = None
@@ -323,6 +321,11 @@ def _handoff(
     config: ServerConfig, experts: RamExperts, shape: ModelShape, max_tokens: int, device: torch.device
 ) -> ExpertHandoff:
     deferred = config.max_deferred_experts_per_token
+    if deferred and shape.is_sandwiched:
+        raise ConfigError(
+            f"--max-deferred-experts-per-token: {shape.architecture} normalises the sum of a layer's experts, which "
+            "none may come late to; leave it out"
+        )
     if deferred > shape.top_k:
         raise ConfigError(
             f"--max-deferred-experts-per-token: {deferred}, but a token has {shape.top_k} experts"

@@ -19,7 +19,9 @@ from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.forms import RopeTables, angles_of
 from moeserve.models.interface import ModelShape
+from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.progress import OnProgress
@@ -106,6 +108,7 @@ class CpuModel:
     state_slots: int  # of recurrent state
     tiers: PageTiersPlan | None
     adapters: list[Adapter]
+    angles: dict[AttentionForm, RopeTables]
 
     @property
     def most_rows(self) -> int:
@@ -119,10 +122,11 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
 
 
 def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
-    """Raises ModelError where its logits are not finite. Every worker tries the weights: those of a file that is mapped
-    may have gone since. Only the first writes the dump."""
+    """Raises ModelError where its logits are not finite. Later workers find the panels that the first has tried, and
+    answers wait for them; those of a file that is mapped may have gone since. Only the first writes the dump."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, dump=None))
-    check_logits(runner, Path(loaded.config.model))
+    if is_first or loaded.config.weight_layout == "file":
+        check_logits(runner, Path(loaded.config.model))
     return runner
 
 
@@ -159,7 +163,18 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         capacity = plan_capacity(config, layout, [budget])
         tiers = plan_tiers(config, directory, 0, source, layout, f"cpu {stream.isa} {config.weight_layout}")
         return CpuModel(
-            config, source, shape, weights, grammar, tokens, capacity, dump, states.num_slots, tiers, adapters
+            config,
+            source,
+            shape,
+            weights,
+            grammar,
+            tokens,
+            capacity,
+            dump,
+            states.num_slots,
+            tiers,
+            adapters,
+            angles_of(shape, capacity.max_model_len, weights.rope_factors),
         )
 
 
@@ -184,6 +199,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         capacity.max_model_len,
         states=states,
         adapters=adapters,
+        angles=loaded.angles,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)

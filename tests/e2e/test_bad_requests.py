@@ -52,7 +52,7 @@ SHARED_FIELDS: dict[str, list[Any]] = {
     "include_stop_str_in_output": NOT_BOOLEANS,
     "return_tokens_as_token_ids": NOT_BOOLEANS,
     "priority": NOT_INTEGERS,
-    "max_tokens": [*NOT_INTEGERS, -1, CONTEXT + 1],
+    "max_tokens": [*NOT_INTEGERS, -2, CONTEXT + 1],
 }
 COMPLETION_FIELDS: dict[str, list[Any]] = SHARED_FIELDS | {
     "prompt": [

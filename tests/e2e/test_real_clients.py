@@ -1,7 +1,8 @@
 """Clients as their registries have them, unmodified, over three turns with tools: two calls and an answer.
 
 The engine is scripted, so that what they are answered is what agents live on; tests of the real engine are elsewhere.
-They need MOESERVE_CLIENTS, a folder with `venv` and `node_modules` that `make test-clients` makes.
+They need MOESERVE_CLIENTS, a folder with `venv`, `venv-openai3` and `node_modules` that `make test-clients` makes: some
+clients want version 2 of OpenAI's library, others version 3.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http_harness import NAME, HttpServer, http_server, say
+from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say
 from tests.support.scripted_answers import prompt_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 CLIENTS = os.environ.get("MOESERVE_CLIENTS")
 TIMEOUT_S = 120
+PARIS: dict[str, object] = {"city": "Paris"}
 PYTHON = [
     *(
         "openai_chat",
@@ -31,6 +33,10 @@ PYTHON = [
         "ollama_chat",
     ),
     *("langchain_chat chat", "langchain_chat responses", "langchain_chat anthropic"),
+]
+OPENAI_3 = [
+    *("openai_chat", "openai_responses"),
+    *("pydantic_ai_agent chat", "pydantic_ai_agent responses", "pydantic_ai_agent anthropic"),
 ]
 NODE = ["openai_node", "openai_node_responses", "anthropic_node", "vercel_ai chat", "vercel_ai responses"]
 
@@ -43,13 +49,21 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-def script(server: HttpServer, name: str, arguments: dict[str, object], turns: int = 2) -> None:
-    """The server calls the tool in so many turns, and then answers."""
-    call = json.dumps({"name": name, "arguments": arguments})
-    answers = [say("<think>", "\nHm.\n", "</think>", "\n\n<tool_call>\n", call, "\n</tool_call>")] * turns
-    left = iter([*answers, say("It rains in Paris.")])
+def call(name: str, arguments: dict[str, object]) -> Answer:
+    written = json.dumps({"name": name, "arguments": arguments})
+    return say("<think>", "\nHm.\n", "</think>", "\n\n<tool_call>\n", written, "\n</tool_call>")
+
+
+def script(server: HttpServer, *answers: Answer) -> None:
+    """The server's answers in turn."""
+    left = iter(answers)
     server.requests.clear()
     server.answer = lambda one, request: next(left)(one, request)
+
+
+def script_calls(server: HttpServer, name: str, arguments: dict[str, object]) -> None:
+    """The server calls the tool in two turns, and then answers."""
+    script(server, *[call(name, arguments)] * 2, say("It rains in Paris."))
 
 
 def run(command: list[str], folder: Path, **environment: str) -> str:
@@ -73,19 +87,69 @@ def took_three_turns(server: HttpServer, said: str) -> None:
     assert prompt_of(server).count("<tool_response>\nRain.\n</tool_response>") == 2
 
 
+def run_python(server: HttpServer, folder: Path, program: str, environment: str = "venv") -> str:
+    name, *arguments = program.split()
+    interpreter = Path(str(CLIENTS)).resolve() / environment / "bin" / "python"
+    return run([str(interpreter), str(PROGRAMS / f"{name}.py"), server.url, NAME, *arguments], folder)
+
+
 @pytest.mark.parametrize("program", PYTHON)
 def test_python(server: HttpServer, tmp_path: Path, program: str) -> None:
-    script(server, "weather", {"city": "Paris"})
-    name, *arguments = program.split()
-    command = [f"{CLIENTS}/venv/bin/python", str(PROGRAMS / f"{name}.py"), server.url, NAME, *arguments]
-    took_three_turns(server, run(command, tmp_path))
+    script_calls(server, "weather", PARIS)
+    took_three_turns(server, run_python(server, tmp_path, program))
+
+
+@pytest.mark.parametrize("program", OPENAI_3)
+def test_python_with_version_3_of_openais_library(server: HttpServer, tmp_path: Path, program: str) -> None:
+    script_calls(server, "weather", PARIS)
+    took_three_turns(server, run_python(server, tmp_path, program, "venv-openai3"))
+
+
+def test_instructor(server: HttpServer, tmp_path: Path) -> None:
+    script(server, *[call("weather", PARIS)] * 2, call("weather", {"city": "Rome"}))
+    assert "Rome" in run_python(server, tmp_path, "instructor_model")
+    assert len(server.requests) == 3
+    assert prompt_of(server).count("<tool_response>\nValidation Error found") == 2
+
+
+def test_smolagents(server: HttpServer, tmp_path: Path) -> None:
+    script(server, *[call("weather", PARIS)] * 2, call("final_answer", {"answer": "It rains in Paris."}))
+    assert "It rains in Paris." in run_python(server, tmp_path, "smolagents_agent")
+    assert len(server.requests) == 3
+    assert all(request.sampling.grammar for request in server.requests), "a tool must be called"
+    assert prompt_of(server).count("Observation:\nRain.") == 2
+
+
+def sections(**texts: str) -> Answer:
+    """An answer as DSPy asks for it."""
+    return say(
+        "".join(f"[[ ## {name} ## ]]\n{text}\n\n" for name, text in texts.items()) + "[[ ## completed ## ]]"
+    )
+
+
+def test_dspy(server: HttpServer, tmp_path: Path) -> None:
+    look = sections(next_thought="Hm.", next_tool_name="weather", next_tool_args=json.dumps(PARIS))
+    finish = sections(next_thought="Hm.", next_tool_name="finish", next_tool_args="{}")
+    script(server, look, look, finish, sections(reasoning="Hm.", answer="It rains in Paris."))
+    assert "It rains in Paris." in run_python(server, tmp_path, "dspy_react")
+    assert len(server.requests) == 4
+    assert "[[ ## observation_1 ## ]]\nRain." in prompt_of(server)
+
+
+def test_mem0(server: HttpServer, tmp_path: Path) -> None:
+    facts = ("Likes rain", "Lives in Paris", "Has a fox")
+    memories = [{"memory": [{"id": "0", "text": fact, "attributed_to": "user"}]} for fact in facts]
+    script(server, *[say(json.dumps(memory)) for memory in memories])
+    assert sorted(run_python(server, tmp_path, "mem0_memory", "venv-openai3").splitlines()) == sorted(facts)
+    assert len(server.requests) == 3
+    assert '"text": "Lives in Paris"' in prompt_of(server), "what was remembered is shown"
 
 
 @pytest.mark.parametrize("program", NODE)
 def test_node(server: HttpServer, tmp_path: Path, program: str) -> None:
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
-    script(server, "weather", {"city": "Paris"})
+    script_calls(server, "weather", PARIS)
     name, *arguments = program.split()
     (tmp_path / "node_modules").symlink_to(Path(str(CLIENTS)).resolve() / "node_modules")
     shutil.copy(PROGRAMS / f"{name}.mjs", tmp_path)
@@ -100,7 +164,7 @@ def binary(name: str) -> str:
 
 
 def test_codex(server: HttpServer, tmp_path: Path) -> None:
-    script(server, "exec_command", {"cmd": "echo Rain."})
+    script_calls(server, "exec_command", {"cmd": "echo Rain."})
     home = tmp_path / "codex"
     home.mkdir()
     (home / "config.toml").write_text(
@@ -118,7 +182,7 @@ def test_codex(server: HttpServer, tmp_path: Path) -> None:
 
 
 def test_claude_code(server: HttpServer, tmp_path: Path) -> None:
-    script(server, "Bash", {"command": "echo Rain.", "description": "Says rain."})
+    script_calls(server, "Bash", {"command": "echo Rain.", "description": "Says rain."})
     said = run(
         [binary("claude"), "-p", "Go.", "--allowedTools", "Bash"],
         tmp_path,

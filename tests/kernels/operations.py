@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.attention.reference import Sequence
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup, Matrix, build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup, Matrix
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer, RoutingWorkspace

@@ -11,7 +11,8 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import AttentionPlan, LinearGroup, build_attention_plan
+from moeserve.kernels.attention.cpu_plan import build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, LinearGroup
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer, RoutingWorkspace
 from tests.kernels.operations import stream_of
 from tests.kernels.weights import random_weights

@@ -99,7 +99,7 @@ def _random_codes(
 def _equal_scales_and_mins(kind: Type, blocks: npt.NDArray[np.uint8]) -> None:
     layout = _LAYOUTS[kind]
     at, end = layout.octets_at, layout.octets_at + layout.octets
-    if layout.stored_scales == StoredScales.SIX_BIT_MIN:  # six bits each; see csrc/formats.cpp
+    if layout.stored_scales == StoredScales.SIX_BIT_MIN:  # six bits each; see csrc/formats/formats.cpp
         blocks[..., at + 4 : at + 8] = blocks[..., at : at + 4]
         at += 8
     nibbles = blocks[..., at:end]

@@ -7,13 +7,32 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat_tools import MAX_TOOLS, Description, Parameters, ToolName
+from moeserve.httpserver.anthropic.content import (
+    CACHED,
+    MAX_BLOCKS,
+    Block,
+    DocumentBlock,
+    ReadableBlock,
+    SearchResultBlock,
+    TextBlock,
+    Texts,
+    text_of,
+    text_to_block,
+)
+from moeserve.httpserver.generation.chat_tools import (
+    MAX_TOOLS,
+    Description,
+    Parameters,
+    ToolName,
+    without_hosted,
+)
 from moeserve.httpserver.generation.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
 from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
 from moeserve.httpserver.generation.thinking import BUDGETS, ThinkingOptions
@@ -28,40 +47,12 @@ from moeserve.httpserver.transport.request_model import (
     unsupported,
 )
 
-MAX_BLOCKS: Final = 1024
-_CACHED: Final[Any] = Field(description="Has no effect: prefixes are cached without being asked.")
-
-
-class _Block(RequestModel):
-    cache_control: Annotated[FreeDict | None, _CACHED] = None
-
-
-class TextBlock(_Block):
-    type: Literal["text"]
-    text: str
-    citations: Annotated[Any, unsupported("citations", [])] = None
-
-
-def _text_to_block(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _text_of(blocks: list[TextBlock]) -> str:
-    return "\n".join(block.text for block in blocks)
-
 
 def _without_billing(blocks: list[TextBlock]) -> list[TextBlock]:
     if not blocks or (line := _BILLING.match(blocks[0].text)) is None:
         return blocks
     rest = blocks[0].text[line.end() :]
     return [*([TextBlock(type="text", text=rest)] if rest else []), *blocks[1:]]
-
-
-Texts = Annotated[
-    list[TextBlock],
-    BeforeValidator(_text_to_block, json_schema_input_type=str | list[TextBlock]),
-    Field(max_length=MAX_BLOCKS),
-]
 
 
 class ThinkingBlock(RequestModel):
@@ -79,7 +70,7 @@ class RedactedThinkingBlock(RequestModel):
     data: Annotated[str, NO_EFFECT]
 
 
-class ToolUseBlock(_Block):
+class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: Label
     name: Annotated[str, Field(max_length=1024)]
@@ -87,17 +78,23 @@ class ToolUseBlock(_Block):
     caller: Annotated[Any, unsupported("a caller", {"type": "direct"})] = None
 
 
-class ToolResultBlock(_Block):
+class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: Label
-    content: Annotated[Texts, Field(default_factory=list)]
+    content: Annotated[
+        list[ReadableBlock],
+        BeforeValidator(text_to_block, json_schema_input_type=str | list[ReadableBlock]),
+        Field(max_length=MAX_BLOCKS, default_factory=list),
+    ]
     is_error: Annotated[bool, Field(description='True puts "Error: " before the content.')] = False
 
     def text(self) -> str:
-        return ("Error: " if self.is_error else "") + _text_of(self.content)
+        return ("Error: " if self.is_error else "") + text_of(self.content)
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+UserBlock = Annotated[
+    TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock, Field(discriminator="type")
+]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
 ]
@@ -107,7 +104,7 @@ class UserMessage(RequestModel):
     role: Literal["user"]
     content: Annotated[
         list[UserBlock],
-        BeforeValidator(_text_to_block, json_schema_input_type=str | list[UserBlock]),
+        BeforeValidator(text_to_block, json_schema_input_type=str | list[UserBlock]),
         Field(min_length=1, max_length=MAX_BLOCKS),
     ]
 
@@ -132,14 +129,14 @@ class SystemMessage(RequestModel):
     content: Texts
 
     def for_template(self) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": _text_of(self.content)}]
+        return [{"role": "system", "content": text_of(self.content)}]
 
 
 class AssistantMessage(RequestModel):
     role: Literal["assistant"]
     content: Annotated[
         list[AssistantBlock],
-        BeforeValidator(_text_to_block, json_schema_input_type=str | list[AssistantBlock]),
+        BeforeValidator(text_to_block, json_schema_input_type=str | list[AssistantBlock]),
         Field(max_length=MAX_BLOCKS),
     ]
 
@@ -163,8 +160,8 @@ class AssistantMessage(RequestModel):
         return [message]
 
 
-class MessageTool(_Block):
-    type: Annotated[Literal["custom"], Field(description="Tools that run here.")] = "custom"
+class MessageTool(Block):
+    type: Annotated[Literal["custom"], Field(description="Tools that the client runs.")] = "custom"
     name: ToolName
     description: Description | None = None
     input_schema: Parameters
@@ -176,6 +173,12 @@ class MessageTool(_Block):
 
     def tool(self) -> Tool:
         return Tool(self.name, self.description, {"type": "object"} | self.input_schema, self.strict)
+
+
+# Of tools that run at Anthropic.
+_SERVER_TOOLS: Final = (
+    *("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_"),
+)
 
 
 class MessageToolChoice(RequestModel):
@@ -243,7 +246,15 @@ class CountTokensRequest(RequestModel):
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     system: Annotated[Texts, Field(default_factory=list)]
-    tools: Annotated[list[MessageTool], Field(max_length=MAX_TOOLS, default_factory=list)]
+    tools: Annotated[
+        list[MessageTool],
+        BeforeValidator(partial(without_hosted, hosted=_SERVER_TOOLS)),
+        Field(
+            max_length=MAX_TOOLS,
+            default_factory=list,
+            description="Those that run at Anthropic are left out.",
+        ),
+    ]
     tool_choice: MessageToolChoice | None = None
     thinking: Annotated[
         ThinkingConfig | None, Field(description="Left out or disabled: the model does not think.")
@@ -253,7 +264,7 @@ class CountTokensRequest(RequestModel):
     mcp_servers: Annotated[Any, unsupported("mcp_servers", [])] = None
     container: Annotated[Any, unsupported("container")] = None
     context_management: Annotated[Any, unsupported("context_management", *_KEEP_ALL)] = None
-    cache_control: Annotated[FreeDict | None, _CACHED] = None
+    cache_control: Annotated[FreeDict | None, CACHED] = None
 
     @model_validator(mode="after")
     def _conversation_makes_sense(self) -> CountTokensRequest:
@@ -281,7 +292,7 @@ class CountTokensRequest(RequestModel):
         return isinstance(self.messages[-1], AssistantMessage)
 
     def for_template(self) -> list[dict[str, Any]]:
-        system = _text_of(_without_billing(self.system))
+        system = text_of(_without_billing(self.system))
         head = [{"role": "system", "content": system}] if system else []
         return head + [one for message in self.messages for one in message.for_template()]
 

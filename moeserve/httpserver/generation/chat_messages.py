@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.chat_tools import ToolCallMessage
+from moeserve.httpserver.generation.chat_tools import FunctionCall, ToolCallMessage
 from moeserve.httpserver.generation.fields import MAX_MESSAGES
 from moeserve.httpserver.transport.request_model import (
     IDLE_ANYWHERE,
@@ -27,6 +27,9 @@ def _parts_to_text(content: Any) -> Any:
         return content
     texts = []
     for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
             raise PydanticCustomError(
@@ -51,15 +54,20 @@ def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
+_ROLES: Final = {"developer": "system", "function": "tool"}  # for templates, which may not know them
+
+
 class Message(RequestModel):
     """One message of the conversation. The template also gets the thinking of earlier turns, and keeps what the model
     is to see again. A developer message is rendered as a system message, its older name, because templates that do not
-    know the role would drop it silently."""
+    know the role would drop it silently. A function message, the older form of a tool message, is rendered as one."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Any, AfterValidator(_parts_to_text), Field(description="A string or text parts.")] = (
-        None
-    )
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[
+        Any,
+        AfterValidator(_parts_to_text),
+        Field(description="A string, or a list of text parts or strings."),
+    ] = None
     name: Label | None = None
     tool_calls: Annotated[list[ToolCallMessage], Field(max_length=1024, default_factory=list)]
     tool_call_id: Label | None = None
@@ -68,29 +76,42 @@ class Message(RequestModel):
 
     refusal: Annotated[str | None, NO_EFFECT] = None
     audio: Annotated[Any, unsupported("audio")] = None
-    function_call: Annotated[Any, unsupported("function_call (use tool_calls)")] = None
+    function_call: Annotated[
+        FunctionCall | None, Field(description="The older form of one call in tool_calls.")
+    ] = None
 
     @model_validator(mode="after")
     def _content_is_text(self) -> Message:
         if self.content is None:
-            if self.role not in ("assistant", "tool"):  # a tool that returns nothing
+            if self.role not in ("assistant", "tool", "function"):  # a tool that returns nothing
                 raise PydanticCustomError(
                     "content", "content is required for the role {role}", {"role": self.role}
                 )
         elif not isinstance(self.content, str):
             raise PydanticCustomError("content", "content must be a string or a list of text parts")
+        if self.role == "function" and not self.name:
+            raise PydanticCustomError("name", "name is required for the role function")
+        if self.function_call is not None and self.tool_calls:
+            raise PydanticCustomError("function_call", "function_call cannot be combined with tool_calls")
         return self
+
+    @property
+    def calls(self) -> list[ToolCallMessage]:
+        """The calls of either form."""
+        if self.function_call is not None:
+            return [ToolCallMessage(function=self.function_call)]
+        return self.tool_calls
 
     def for_template(self) -> dict[str, Any]:
         message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
+            "role": _ROLES.get(self.role, self.role),
             "content": self.content if self.content is not None else "",
         }
         for name in ("name", "tool_call_id"):
             if value := getattr(self, name):
                 message[name] = value
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if calls := self.calls:
+            message["tool_calls"] = [call.for_template() for call in calls]
         if thought := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = thought
         return message

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, LiteralString
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.tool_use import Tool, ToolUse
@@ -19,6 +19,7 @@ from moeserve.httpserver.transport.request_model import (
     RequestModel,
     check_depth,
 )
+from moeserve.httpserver.transport.unknown_fields import drop_unknown
 
 MAX_TOOLS: Final = 512
 NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -28,6 +29,20 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("type", "object") != "object":
         raise PydanticCustomError("parameters", 'must be a JSON Schema of "type": "object"')
     return schema
+
+
+def without_hosted(tools: Any, hosted: tuple[str, ...]) -> Any:
+    """Leaves out the tools that the API's own company would run, whose types begin so (and may go on with a date): the
+    model answers without them."""
+    if not isinstance(tools, list):
+        return tools
+    kept = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        is_hosted = isinstance(kind, str) and kind.startswith(hosted)
+        if not (is_hosted and drop_unknown("tools[].type=", [str(kind)])):
+            kept.append(tool)
+    return kept
 
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
@@ -44,9 +59,22 @@ class FunctionDefinition(RequestModel):
     strict: Annotated[bool, Field(description="Arguments validate by construction.")] = False
 
 
+def _wrapped(value: Any) -> Any:
+    """Returns a tool, or a choice of one, that has the function's fields beside its `type` (as in the responses API) in
+    the chat API's form."""
+    if not isinstance(value, dict) or "function" in value or "name" not in value:
+        return value
+    outer = {"type": value["type"]} if "type" in value else {}
+    return {**outer, "function": {name: field for name, field in value.items() if name != "type"}}
+
+
 class ToolDefinition(RequestModel):
+    """The function's fields may stand in the tool itself, as some clients write them."""
+
     type: Literal["function"] = "function"
     function: FunctionDefinition
+
+    _flat = model_validator(mode="before")(_wrapped)
 
     def tool(self) -> Tool:
         return tool_of(self.function)
@@ -67,6 +95,8 @@ class FunctionName(RequestModel):
 class NamedToolChoice(RequestModel):
     type: Literal["function"] = "function"
     function: FunctionName
+
+    _flat = model_validator(mode="before")(_wrapped)
 
 
 class AllowedTools(RequestModel):
@@ -116,22 +146,24 @@ def tool_use(
     *,
     name: str | None = None,
     allowed: Sequence[str] | None = None,
+    params: tuple[LiteralString, LiteralString] = ("tools", "tool_choice"),
 ) -> ToolUse:
-    """The tool `name` must be called, if it is given; of `allowed` tools only may be called. Raises PydanticCustomError
-    for tools of the same name, and for a choice that names no tool."""
+    """The tool `name` must be called, if it is given; of `allowed` tools only may be called. `params` are the client's
+    names of the tools and of the choice. Raises PydanticCustomError for tools of the same name, and for a choice that
+    names no tool."""
+    of_tools, of_choice = params
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
-        raise PydanticCustomError("tools", "every tool needs a name of its own")
+        raise PydanticCustomError(of_tools, "every tool needs a name of its own")
     for chosen in [name] if name is not None else allowed or []:
         if chosen not in names:
-            raise PydanticCustomError("tool_choice", "there is no tool {name}", {"name": repr(chosen)})
+            raise PydanticCustomError(of_choice, "there is no tool {name}", {"name": repr(chosen)})
     if name is not None:
-        return ToolUse(tuple(tools), "named", name, parallel)
+        return ToolUse(tuple(tools), "named", name, parallel, of_tools)
     if mode == "required" and not tools:
         raise PydanticCustomError("tool_choice", "required needs tools")
-    return ToolUse(
-        tuple(tools), mode or "auto", "", parallel, allowed=None if allowed is None else frozenset(allowed)
-    )
+    only = None if allowed is None else frozenset(allowed)
+    return ToolUse(tuple(tools), mode or "auto", "", parallel, of_tools, only)
 
 
 def _arguments_as_text(value: Any) -> Any:

@@ -37,11 +37,16 @@ class PromptEnd:
 
 async def encode(text: ModelText, limit: int, spec: GenerationSpec) -> list[int]:
     """Returns the conversation as token ids, at most about `limit` of them. Raises ApiError 400."""
+    return await text.encode_chat(await render(text, limit, spec))
+
+
+async def render(text: ModelText, limit: int, spec: GenerationSpec) -> list[str]:
+    """Returns the conversation as the chat template writes it: see `ModelText.render_chat`. Raises ApiError 400."""
     assert spec.messages is not None
     if spec.tools.may_call and not text.formats.calls_tools:
         message = "this model's chat template shows no way to call tools (see --tool-call-parser)"
         raise invalid(spec.tools.param, message)
-    return await text.encode_chat(
+    return await text.render_chat(
         spec.messages,
         tools=[tool.for_template() for tool in spec.tools.tools] or None,
         add_generation_prompt=spec.add_generation_prompt,

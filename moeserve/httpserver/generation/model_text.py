@@ -80,7 +80,7 @@ class ModelText:
         """Returns the text of token ids, control tokens included. The ids must be in the vocabulary."""
         return await asyncio.to_thread(self.tokenizer.decode, ids, False)
 
-    async def encode_chat(
+    async def render_chat(
         self,
         messages: list[dict[str, Any]],
         *,
@@ -88,13 +88,12 @@ class ModelText:
         add_generation_prompt: bool,
         kwargs: dict[str, Any],
         limit: int,
-        add_special: bool = False,
         param: str = "messages",
         continue_final_message: bool = False,
-    ) -> list[int]:
-        """Returns the ids of a conversation as the chat template writes it, control tokens included; with
-        `continue_final_message`, as far as the last message's content. Raises ApiError 400, also if the template fails
-        on it or takes too long."""
+    ) -> list[str]:
+        """Returns a conversation as the chat template writes it, control tokens included; with
+        `continue_final_message`, as far as the last message's content. It is cut where a control token must stay text.
+        Raises ApiError 400, also if the template fails on it or takes too long."""
         mark = secrets.token_hex(16) if continue_final_message else ""
         if mark:
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + mark}]
@@ -121,6 +120,10 @@ class ModelText:
                 raise ApiError(400, message, param=param, code="chat_template_error")
         pieces = [text] if literal is None else literal.cut(text)
         self._check_length("".join(pieces), limit, param)
+        return pieces
+
+    async def encode_chat(self, pieces: list[str], *, add_special: bool = False) -> list[int]:
+        """Returns the token ids of a conversation as `render_chat` returns it."""
         ids = [*itertools.chain(*await asyncio.to_thread(self.tokenizer.encode_batch, pieces))]
         return self._begun(ids) if add_special else ids
 

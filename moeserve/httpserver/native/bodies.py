@@ -1,4 +1,4 @@
-"""The request bodies and answers of /tokenize and /detokenize, which are vLLM's."""
+"""The request bodies and answers of /tokenize and /detokenize, which are vLLM's and llama-server's."""
 
 from __future__ import annotations
 
@@ -19,18 +19,15 @@ AdapterName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class TokenizeRequest(RequestModel):
-    """Either `prompt` or `messages`."""
+    """One of `prompt`, `messages`, and llama-server's `content`."""
 
     elsewhere: ClassVar = {
-        "add_special": Elsewhere((), "add_special_tokens"),
         "chat_template": Elsewhere((), "the flag --chat-template"),
-        "content": Elsewhere((), "prompt"),
         "continue_final_message": Elsewhere((False,)),
         "mm_processor_kwargs": Elsewhere(({},)),
         "parse_special": Elsewhere((True,)),
         "reasoning_effort": Elsewhere(),
         "tool_choice": Elsewhere(("auto",)),
-        "with_pieces": Elsewhere((False,), "return_token_strs"),
     }
 
     model: ModelName | None = None
@@ -44,20 +41,28 @@ class TokenizeRequest(RequestModel):
     add_generation_prompt: Annotated[bool, Field(description="For messages.")] = True
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
     return_token_strs: bool = False
+    content: Annotated[str | None, Field(description="A text, as llama-server's clients send it.")] = None
+    add_special: Annotated[bool, Field(description="For content: the vocabulary's begin token.")] = False
+    with_pieces: Annotated[bool, Field(description="Each token comes with its text (llama-server).")] = False
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("prompt", "give either this or messages")
+    def _one_of_three(self) -> TokenizeRequest:
+        if [self.prompt, self.messages, self.content].count(None) != 2:
+            raise PydanticCustomError("prompt", "give one of prompt, messages and content")
         if self.tools and self.messages is None:
             raise PydanticCustomError("tools", "go with messages")
         return self
 
 
+class TokenPiece(TypedDict):
+    id: int
+    piece: str | list[int]  # bytes, where they are no whole characters
+
+
 class TokenizeResponse(TypedDict):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int] | list[TokenPiece]
     token_strs: list[str] | None
 
 
@@ -95,4 +100,7 @@ class UnloadAdapterRequest(RequestModel):
 
 
 class DetokenizeResponse(TypedDict):
+    """The same text under vLLM's name and under llama-server's."""
+
     prompt: str
+    content: str

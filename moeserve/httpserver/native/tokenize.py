@@ -12,6 +12,7 @@ from moeserve.httpserver.native.bodies import (
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
+    TokenPiece,
 )
 from moeserve.httpserver.native.objects import TokenizerInfo
 from moeserve.httpserver.transport.body import read_body
@@ -68,25 +69,38 @@ async def tokenizer_info(request: Request) -> Response:
 async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int) -> TokenizeResponse:
     add_special = body.add_special_tokens
     if body.messages is not None:
-        ids = await text.encode_chat(
+        pieces = await text.render_chat(
             [message.for_template() for message in body.messages],
             tools=[definition.tool().for_template() for definition in body.tools] or None,
             add_generation_prompt=body.add_generation_prompt,
             kwargs=body.chat_template_kwargs,
             limit=limit,
-            add_special=False if add_special is None else add_special,
         )
-    else:
-        assert body.prompt is not None  # the model's validator
+        ids = await text.encode_chat(pieces, add_special=False if add_special is None else add_special)
+    elif body.prompt is not None:
         (ids,) = await text.encode(
             [body.prompt],
             limit=limit,
             param="prompt",
             add_special=True if add_special is None else add_special,
         )
+    else:
+        assert body.content is not None  # the model's validator
+        (ids,) = await text.encode([body.content], limit=limit, param="content", add_special=body.add_special)
     names = [text.token_text(token_id) for token_id in ids] if body.return_token_strs else None
-    return {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": names}
+    tokens = [_piece(text, token_id) for token_id in ids] if body.with_pieces else ids
+    return {"count": len(ids), "max_model_len": limit, "tokens": tokens, "token_strs": names}
+
+
+def _piece(text: ModelText, token_id: int) -> TokenPiece:
+    """llama-server's form: bytes that are no whole characters come as numbers."""
+    piece = text.token_bytes(token_id)
+    try:
+        return {"id": token_id, "piece": piece.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"id": token_id, "piece": list(piece)}
 
 
 async def _detokenized(body: DetokenizeRequest, text: ModelText) -> DetokenizeResponse:
-    return {"prompt": await text.decode(body.tokens)}
+    decoded = await text.decode(body.tokens)
+    return {"prompt": decoded, "content": decoded}

@@ -1,6 +1,7 @@
-"""OpenAI's completions and chat API, with vLLM's additional fields. Its errors have the default shape."""
+"""OpenAI's completions and chat API, with the additional fields of vLLM, SGLang and llama-server. Its errors have
+the default shape."""
 
-from moeserve.httpserver.openai import chat, completions
+from moeserve.httpserver.openai import apply_template, chat, completions
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.openai.completion_body import CompletionRequest
 from moeserve.httpserver.openai.objects import ChatCompletionChunk
@@ -8,7 +9,7 @@ from moeserve.httpserver.transport.api_table import Api
 
 API = Api(
     name="openai",
-    routers=(completions.router, chat.router),
+    routers=(completions.router, chat.router, apply_template.router),
     bodies=(CompletionRequest, ChatCompletionRequest),
     streamed=(ChatCompletionChunk,),
 )

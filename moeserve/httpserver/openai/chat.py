@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -75,7 +76,10 @@ class ChatHandler:
             "timings": prepared.tally.timings(),
         }
         if self.body.prompt_logprobs is not None:
-            whole["prompt_logprobs"] = prompt_logprobs(prepared.text, answers[0], self.body.prompt_logprobs)
+            top = self.body.prompt_logprobs
+            whole["prompt_logprobs"] = await asyncio.to_thread(
+                prompt_logprobs, prepared.text, answers[0], top
+            )
         return whole
 
     async def chunks(self) -> AsyncGenerator[ChatCompletionChunk, None]:
@@ -114,9 +118,9 @@ class ChatHandler:
         entries = [entry for item in items for entry in self._logprobs_of(prepared.text, item)]
         choice: ChatChoice = {
             "index": index,
-            "message": _message(found),
+            "message": self._message(found),
             "logprobs": self._content(entries),
-            "finish_reason": finish_reason(end, reader),
+            "finish_reason": self._finish_reason(end, reader),
             "stop_reason": prepared.stop_reason(end),
         }
         if end.score is not None:
@@ -132,7 +136,7 @@ class ChatHandler:
             yield {**self._chunk(index, {}), "prompt_progress": prompt_progress(item.progress)}
             return
         reader = prepared.readers[index]
-        deltas = [_delta(event) for event in reader.read(item)]
+        deltas = [self._delta(event) for event in reader.read(item)]
         prepared.tally.take(index, item, reader.reasoning_tokens)
         entries = self._logprobs_of(prepared.text, item)
         if entries and not deltas:
@@ -143,7 +147,7 @@ class ChatHandler:
         if item.finish_reason is None:
             return
         last = self._chunk(index, {})
-        last["choices"][0]["finish_reason"] = finish_reason(item, reader)
+        last["choices"][0]["finish_reason"] = self._finish_reason(item, reader)
         last["choices"][0]["stop_reason"] = prepared.stop_reason(item)
         if prepared.tally.all_finished:
             last["timings"] = prepared.tally.timings()
@@ -178,6 +182,24 @@ class ChatHandler:
         return chat_logprobs(
             text, item.logprobs, self.body.top_logprobs, self.body.return_tokens_as_token_ids
         )
+
+    # ---- OpenAI's older form of calls, where the request has it: there is at most one
+
+    def _message(self, found: Answer) -> ChatMessage:
+        message = _message(found)
+        if self.body.functions and (calls := message.pop("tool_calls", None)):
+            message["function_call"] = calls[0]["function"]
+        return message
+
+    def _delta(self, event: Event) -> ChatDelta:
+        delta = _delta(event)
+        if self.body.functions and (calls := delta.pop("tool_calls", None)):
+            delta["function_call"] = calls[0]["function"]
+        return delta
+
+    def _finish_reason(self, end: TextItem, reader: AnswerReader) -> ChatFinishReason | None:
+        reason = finish_reason(end, reader)
+        return "function_call" if self.body.functions and reason == "tool_calls" else reason
 
     def _content(self, entries: list[ChatLogprob]) -> ChatLogprobs | None:
         return {"content": entries, "refusal": None} if self.body.logprobs else None

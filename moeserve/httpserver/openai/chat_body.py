@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.chat_messages import Messages, TemplateKwargs
-from moeserve.httpserver.generation.chat_tools import ToolChoice, Tools, chat_tool_use
+from moeserve.httpserver.generation.chat_tools import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    FunctionName,
+    ToolChoice,
+    Tools,
+    chat_tool_use,
+    tool_of,
+    tool_use,
+)
 from moeserve.httpserver.generation.fields import INT32_MAX, MAX_TOP_LOGPROBS
 from moeserve.httpserver.generation.spec import GenerationSpec
 from moeserve.httpserver.generation.thinking import BUDGETS, Effort, ThinkingOptions, thinking_options
@@ -24,9 +33,9 @@ class ChatCompletionRequest(OpenAIRequest):
 
     messages: Messages
     max_tokens: Annotated[
-        int | None, Field(ge=1, le=INT32_MAX, description="Default: the rest of the context.")
+        int | None, Field(ge=-1, le=INT32_MAX, description="Default, and -1: the rest of the context.")
     ] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=-1, le=INT32_MAX)] = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
@@ -38,6 +47,17 @@ class ChatCompletionRequest(OpenAIRequest):
     tools: Annotated[Tools, Field(default_factory=list)]
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: Annotated[bool, Field(description="False: at most one call.")] = True
+    functions: Annotated[
+        list[FunctionDefinition],
+        Field(
+            max_length=MAX_TOOLS,
+            default_factory=list,
+            description="The older form of tools. The answer then has `function_call`, which is one call.",
+        ),
+    ]
+    function_call: Annotated[
+        Literal["none", "auto"] | FunctionName | None, Field(description="The older form of tool_choice.")
+    ] = None
     reasoning_effort: Annotated[
         Effort | None, Field(description=f"Tokens of thought: {BUDGETS}; above, as many as it takes.")
     ] = None
@@ -54,8 +74,6 @@ class ChatCompletionRequest(OpenAIRequest):
         bool, Field(description="False leaves the thought in `content`, with its tags (SGLang).")
     ] = True
 
-    functions: Annotated[Any, unsupported("functions (use tools)", [])] = None
-    function_call: Annotated[Any, unsupported("function_call (use tool_choice)", "none", "auto")] = None
     audio: Annotated[Any, unsupported("audio")] = None
     modalities: Annotated[Any, unsupported("an output other than text", ["text"])] = None
     web_search_options: Annotated[Any, unsupported("web search")] = None
@@ -73,6 +91,9 @@ class ChatCompletionRequest(OpenAIRequest):
     def _fields_agree(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "is only allowed with logprobs true")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:
+                raise PydanticCustomError(name, "must be -1 or at least 1, got 0")
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(given) > 1:
             raise PydanticCustomError("max_tokens", "disagrees with max_completion_tokens")
@@ -80,7 +101,7 @@ class ChatCompletionRequest(OpenAIRequest):
             if "add_generation_prompt" in self.model_fields_set and self.add_generation_prompt:
                 raise PydanticCustomError("continue_final_message", "goes with add_generation_prompt false")
             last = self.messages[-1]
-            if last.role != "assistant" or last.tool_calls or not last.content:
+            if last.role != "assistant" or last.calls or not last.content:
                 raise PydanticCustomError(
                     "continue_final_message",
                     "needs a last message of the assistant's, with text and no calls",
@@ -90,8 +111,19 @@ class ChatCompletionRequest(OpenAIRequest):
         return self
 
     def tool_use(self) -> ToolUse:
+        if self.functions or isinstance(self.function_call, FunctionName):
+            return self._function_use()
         tools = [definition.tool() for definition in self.tools]
         return chat_tool_use(tools, self.tool_choice, self.parallel_tool_calls)
+
+    def _function_use(self) -> ToolUse:
+        if self.tools:
+            raise PydanticCustomError("functions", "cannot be combined with tools")
+        tools, choice = [tool_of(function) for function in self.functions], self.function_call
+        params = ("functions", "function_call")
+        if isinstance(choice, FunctionName):
+            return tool_use(tools, None, False, name=choice.name, params=params)
+        return tool_use(tools, choice, False, params=params)
 
     def thinking(self) -> ThinkingOptions:
         budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
@@ -114,4 +146,6 @@ class ChatCompletionRequest(OpenAIRequest):
         if self.max_completion_tokens is not None:
             spec.max_tokens = self.max_completion_tokens
             spec.max_tokens_param = "max_completion_tokens"
+        if spec.max_tokens == -1:
+            spec.max_tokens = None
         return spec

@@ -64,7 +64,12 @@ class CompletionRequest(OpenAIRequest):
         Field(description="Each prompt gets n choices, in order."),
     ]
     max_tokens: Annotated[
-        int | None, Field(ge=0, le=INT32_MAX, description="Default 16; 0 with echo scores the prompt alone.")
+        int | None,
+        Field(
+            ge=-1,
+            le=INT32_MAX,
+            description="Default 16; -1: the rest of the context; 0 with echo scores the prompt alone.",
+        ),
     ] = None
     echo: bool = False
     logprobs: Annotated[
@@ -119,8 +124,9 @@ class CompletionRequest(OpenAIRequest):
         """Returns what the request asks the engine for."""
         spec = self.shared_spec(arrival)
         spec.prompts = self.prompts
-        spec.max_tokens = self.max_tokens
-        spec.default_max_tokens = DEFAULT_MAX_TOKENS
+        if self.max_tokens != -1:
+            spec.max_tokens = self.max_tokens
+            spec.default_max_tokens = DEFAULT_MAX_TOKENS
         spec.logprobs = self.logprobs
         if self.num_candidates > self.n:
             spec.n = self.num_candidates

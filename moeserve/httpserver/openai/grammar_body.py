@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
@@ -70,8 +70,12 @@ class StructuredOutputs(RequestModel):
     structural_tag: Annotated[Any, unsupported("structural_tag")] = None
 
 
+_EMPTY_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else value)
+
+
 class StructuredFields(RequestModel):
-    """OpenAI's `response_format` and vLLM's fields, of which a request has at most one."""
+    """OpenAI's `response_format`, vLLM's fields, and those of SGLang and llama-server, of which a request has at most
+    one. Empty ones of the latter ask for nothing."""
 
     response_format: ResponseFormat | None = None
     guided_json: Schema | None = None
@@ -79,6 +83,14 @@ class StructuredFields(RequestModel):
     guided_choice: Choices | None = None
     guided_grammar: Grammar | None = None
     structured_outputs: StructuredOutputs | None = None
+    regex: Annotated[Pattern | None, _EMPTY_IS_NONE, Field(description="SGLang's guided_regex.")] = None
+    ebnf: Annotated[Grammar | None, _EMPTY_IS_NONE, Field(description="SGLang's guided_grammar.")] = None
+    json_schema: Annotated[
+        Schema | None, _EMPTY_IS_NONE, Field(description="SGLang's and llama-server's guided_json.")
+    ] = None
+    grammar: Annotated[
+        Grammar | None, _EMPTY_IS_NONE, Field(description="llama-server's guided_grammar.")
+    ] = None
 
     guided_decoding_backend: Annotated[Any, unsupported("another backend", "auto", "guidance")] = None
     guided_whitespace_pattern: Annotated[Any, unsupported("guided_whitespace_pattern")] = None
@@ -105,6 +117,10 @@ class StructuredFields(RequestModel):
             "guided_regex": None if self.guided_regex is None else grammar.Regex(self.guided_regex),
             "guided_choice": None if self.guided_choice is None else grammar.Choice(self.guided_choice),
             "guided_grammar": None if self.guided_grammar is None else grammar.Ebnf(self.guided_grammar),
+            "regex": None if self.regex is None else grammar.Regex(self.regex),
+            "ebnf": None if self.ebnf is None else grammar.Ebnf(self.ebnf),
+            "json_schema": None if self.json_schema is None else grammar.JsonSchema(self.json_schema),
+            "grammar": None if self.grammar is None else grammar.Ebnf(self.grammar),
             "structured_outputs.json": None if new.json_ is None else grammar.JsonSchema(new.json_),
             "structured_outputs.regex": None if new.regex is None else grammar.Regex(new.regex),
             "structured_outputs.choice": None if new.choice is None else grammar.Choice(new.choice),

@@ -14,7 +14,7 @@ from moeserve.httpserver.generation.logprobs import ChatLogprob, PromptLogprobs
 from moeserve.httpserver.generation.usage import PromptProgress, Timings, UsageInfo
 from moeserve.messages.sampling import FinishReason
 
-ChatFinishReason = FinishReason | Literal["tool_calls"]
+ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class CompletionLogprobs(TypedDict):
@@ -93,6 +93,7 @@ class ChatMessage(TypedDict):
     reasoning: NotRequired[str]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
+    function_call: NotRequired[FunctionCall]  # where the request has `functions`
 
 
 class ChatChoice(TypedDict):
@@ -121,6 +122,7 @@ class ChatDelta(TypedDict):
     reasoning: NotRequired[str]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallDelta]]
+    function_call: NotRequired[FunctionDelta]
 
 
 class ChatChunkChoice(TypedDict):

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
@@ -23,12 +24,12 @@ from moeserve.httpserver.generation.chat_tools import (
     Parameters,
     ToolName,
     tool_of,
+    without_hosted,
 )
 from moeserve.httpserver.generation.tool_use import Tool
 from moeserve.httpserver.transport.request_model import FreeDict, RequestModel, unsupported
-from moeserve.httpserver.transport.unknown_fields import drop_unknown
 
-HOSTED: Final = (  # the beginnings of their types, which may go on with a date
+HOSTED: Final = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search"),
     "programmatic_tool_calling",
 )
@@ -109,23 +110,10 @@ class NamespaceTool(RequestModel):
     ]
 
 
-def _without_hosted(tools: Any) -> Any:
-    """Leaves out the tools that run at OpenAI: the model answers without them."""
-    if not isinstance(tools, list):
-        return tools
-    kept = []
-    for tool in tools:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        is_hosted = isinstance(kind, str) and kind.startswith(HOSTED)
-        if not (is_hosted and drop_unknown("tools[].type=", [str(kind)])):
-            kept.append(tool)
-    return kept
-
-
 AnyTool = FunctionTool | CustomTool | LocalShellTool | NamespaceTool
 ResponseTools = Annotated[
     list[Annotated[AnyTool, Field(discriminator="type")]],
-    BeforeValidator(_without_hosted),
+    BeforeValidator(partial(without_hosted, hosted=HOSTED)),
     Field(max_length=MAX_TOOLS, description="Those that run at OpenAI are left out."),
 ]
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup, Matrix, build_attention_plan
+from moeserve.kernels.attention.cpu_plan import build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup, Matrix
 from moeserve.kernels.piecewise import check as piecewise_check
 from moeserve.kernels.piecewise import reference as piecewise
 from moeserve.kernels.pointwise import library

@@ -1,10 +1,10 @@
 """The CPU pool's panels to planes: a permutation, in plain torch on the device the panels' bytes are on.
 `panels_triton.py` has it as kernels.
 
-`csrc/panel_layout.h` has the panels. A panel is 32 rows: for each block column (256 or 32 columns of the format) a
-header with the rows' scales as they stand in the GGUF block, byte by byte, then for each group of 32 columns and each
-half of 16 rows vectors of 64 bytes [16 rows][4 columns]. A nibble vector's bytes are those of the planes' low parts,
-and so the codes of 4-bit types only move, four bytes at a time.
+`csrc/formats/panel_layout.h` has the panels. A panel is 32 rows: for each block column (256 or 32 columns of the
+format) a header with the rows' scales as they stand in the GGUF block, byte by byte, then for each group of 32
+columns and each half of 16 rows vectors of 64 bytes [16 rows][4 columns]. A nibble vector's bytes are those of the
+planes' low parts, and so the codes of 4-bit types only move, four bytes at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GROUPS = K_BLOCK // GROUP  # of a k block
 
 @dataclass(frozen=True, slots=True)
 class PanelLayout:
-    """As `csrc/panel_layout.h` derives it from the same row."""
+    """As `csrc/formats/panel_layout.h` derives it from the same row."""
 
     cols: int  # of a block column
     halves: int  # float16 pieces of the header, a row's each

@@ -1,7 +1,7 @@
 """Choosing a row's token from its blocks: thresholds by bisection over the floats' order, then a draw in id order.
 
-The filters keep heads of one total order, by falling logit and then by rising id (`csrc/sampling.h`). A head is a Cut:
-the key of its last logit, and the largest id that stays among the logits equal to that one.
+The filters keep heads of one total order, by falling logit and then by rising id (`csrc/sampling/sampling.h`). A head
+is a Cut: the key of its last logit, and the largest id that stays among the logits equal to that one.
 """
 
 # mypy: ignore-errors

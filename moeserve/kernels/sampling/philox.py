@@ -1,4 +1,4 @@
-"""The uniform number of an output token, in kernels: Philox4x64-10, as `csrc/sampling.h` states it."""
+"""The uniform number of an output token, in kernels: Philox4x64-10, as `csrc/sampling/sampling.h` states it."""
 
 # mypy: ignore-errors
 

@@ -25,6 +25,7 @@ from dataclasses import replace
 from moeserve.messages.kv_events import KvEvent
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.router.core.block_log import BlockLog
+from moeserve.router.core.limits import Limits
 from moeserve.router.core.page_tiers import PageTiers
 from moeserve.router.core.radix_cache import RadixCache
 from moeserve.router.core.radix_node import Namespace, Node, SnapshotKind
@@ -68,6 +69,18 @@ class KvMemory:
             self.tiers = PageTiers(
                 tiers, self._tree, states, self.take, self._pool.free, lambda: self.available
             )
+
+    @classmethod
+    def within(cls, limits: Limits) -> KvMemory:
+        return cls(
+            limits.num_kv_slots,
+            reuse=limits.reuse_prefixes,
+            isolate_tenants=limits.isolate_tenants,
+            num_state_slots=limits.num_state_slots,
+            border_spacing=limits.border_spacing,
+            tiers=limits.tier_sizes,
+            event_block_size=limits.event_block_size,
+        )
 
     @property
     def num_slots(self) -> int:

@@ -43,6 +43,7 @@ from moeserve.router.core.plans_in_flight import PlansInFlight
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.router_stats import RouterStats
 from moeserve.router.core.running_batch import RunningBatch
+from moeserve.router.core.sent_grammars import SentGrammars
 from moeserve.router.core.step_cost import StepCost, StepShape, chunk_context
 from moeserve.router.core.waiting_queue import WaitingQueue
 
@@ -58,16 +59,9 @@ class Scheduler:
         self._has_worker = True
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
         self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
+        self._grammars = SentGrammars()
         self._waiting = WaitingQueue()
-        self._memory = KvMemory(
-            limits.num_kv_slots,
-            reuse=limits.reuse_prefixes,
-            isolate_tenants=limits.isolate_tenants,
-            num_state_slots=limits.num_state_slots,
-            border_spacing=limits.border_spacing,
-            tiers=limits.tier_sizes,
-            event_block_size=limits.event_block_size,
-        )
+        self._memory = KvMemory.within(limits)
         self._batch = RunningBatch(limits, self._memory, self._waiting)
         self._history = self._batch.admission.history
         self._blame = CrashBlame()
@@ -113,6 +107,7 @@ class Scheduler:
         self._open[request.id] = request
         if request.adapter:
             self._adapters[request.adapter] += 1
+        self._grammars.joined(request.sampling.grammar)
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
         for message in messages:
@@ -193,6 +188,7 @@ class Scheduler:
         requests wait, and are then continued from their tokens, as after a preemption; without `go_on` they fail."""
         self._blame.lost({request.id: request for request in self._in_flight.owners()}.values())
         self._in_flight.clear()
+        self._grammars.worker_lost()
         self._has_worker = False
         self._stats.engine_losses += 1
         running = list(self._batch.running.values())
@@ -249,7 +245,7 @@ class Scheduler:
             return None
         self._batch.last_planned = scheduled.step
         self._in_flight.append(scheduled)
-        return scheduled.as_plan()
+        return self._grammars.shared(scheduled.as_plan())
 
     def take_messages(self) -> list[RouterMessage]:
         """The messages to the detokenizer since the last call, in order."""
@@ -386,6 +382,7 @@ class Scheduler:
         if request.adapter:
             self._adapters -= Counter((request.adapter,))  # without those of which none is left
         self._searches.ended(request)
+        self._grammars.left(request.sampling.grammar)
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)
 

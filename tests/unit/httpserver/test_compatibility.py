@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -39,6 +39,7 @@ SCHEMA: Any = {"type": "object", "properties": {}, "additionalProperties": False
 # A value for each supported or accepted field; with "field": {"field": ..., ...} it needs what stands beside it.
 VALUES: dict[str, Any] = {
     "add_generation_prompt": True,
+    "add_special": True,
     "add_special_tokens": False,
     "allowed_token_ids": [7, 8],
     "bad_words": [" the"],
@@ -52,6 +53,7 @@ VALUES: dict[str, Any] = {
         "continue_final_message": True,
         "messages": [*HI, {"role": "assistant", "content": "Well"}],
     },
+    "content": "Hi",
     "diversity_penalty": {
         "diversity_penalty": 0.5,
         "use_beam_search": True,
@@ -59,8 +61,11 @@ VALUES: dict[str, Any] = {
         "num_beam_groups": 2,
     },
     "early_stopping": {"early_stopping": "never", "use_beam_search": True},
+    "ebnf": 'root ::= "yes"',
     "echo": True,
     "frequency_penalty": 0.5,
+    "function_call": {"function_call": "auto", "functions": [TOOL["function"]]},
+    "functions": [TOOL["function"]],
     "grammar": 'root ::= "yes"',
     "guided_choice": ["yes", "no"],
     "guided_grammar": 'root ::= "yes"',
@@ -101,6 +106,7 @@ VALUES: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "reasoning": {"effort": "low"},
     "reasoning_effort": "low",
+    "regex": "[0-9]+",
     "repeat_last_n": 64,
     "repeat_penalty": 1.1,
     "repetition_penalty": 1.1,
@@ -137,6 +143,7 @@ VALUES: dict[str, Any] = {
     "truncation": "auto",
     "use_beam_search": True,
     "user": "me",
+    "with_pieces": True,
 }
 # Where a field is another thing than elsewhere.
 THERE: dict[tuple[str, str], Any] = {
@@ -152,10 +159,11 @@ THERE: dict[tuple[str, str], Any] = {
         for path in ("/v1/messages", "/v1/messages/count_tokens")
     },
 }
-# Those that stand in place of the field that the smallest request has.
-INSTEAD = {
-    ("/tokenize", name): "prompt"
-    for name in ("messages", "tools", "chat_template_kwargs", "add_generation_prompt")
+# What stands in place of the field that the smallest request has.
+_MESSAGES: Final = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt")
+INSTEAD: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    **{("/tokenize", name): ("prompt", {"messages": HI}) for name in _MESSAGES},
+    **{("/tokenize", name): ("prompt", {"content": "Hi"}) for name in ("content", "add_special")},
 }
 # None of them is what a refused field takes by exception.
 SOMETHING: list[Any] = [3, 2.5, "some text", ["a", "b"], {"a": {"b": 1}}]
@@ -198,8 +206,9 @@ def body_with(path: str, name: str, server: HttpServer) -> dict[str, Any]:
     """The smallest request that has the field."""
     body = dict(REQUESTS[path][1])
     if (path, name) in INSTEAD:
-        del body[INSTEAD[path, name]]
-        body["messages"] = HI
+        replaced, instead = INSTEAD[path, name]
+        del body[replaced]
+        body |= instead
     if name == "previous_response_id":
         return body | {name: server.post(path, body).json()["id"]}
     if name in REQUESTS[path][0].idle:

@@ -96,7 +96,10 @@ def test_tokenize_and_back(server: HttpServer) -> None:
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == CONTEXT
     assert answer["tokens"] == server.tokenizer.encode(text)
-    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {"prompt": text}
+    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json() == {
+        "prompt": text,
+        "content": text,
+    }
 
 
 def test_tokenize_messages_as_chat_does(server: HttpServer) -> None:

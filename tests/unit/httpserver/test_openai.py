@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 from openai import OpenAI
 
@@ -207,6 +205,17 @@ def test_streamed_echo_and_logprobs_are_the_whole_answers(server: HttpServer) ->
     assert offsets == [choice["logprobs"]["text_offset"] for choice in whole]
 
 
+def test_a_prompt_is_scored_once_for_all_its_choices(server: HttpServer) -> None:
+    body = {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 2, "echo": True, "logprobs": 2, "n": 3}
+    whole = server.post("/v1/completions", body).json()["choices"]
+    assert [request.sampling.prompt_logprobs for request in server.requests] == [2, None, None] * 2
+    assert [len(choice["logprobs"]["tokens"]) for choice in whole] == [5] * 3 + [4] * 3
+    assert whole[1]["logprobs"] == whole[0]["logprobs"]
+    assert None not in whole[1]["logprobs"]["token_logprobs"][1:]
+    more = server.post("/v1/completions", body | {"echo": False, "prompt_logprobs": 1}).json()["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in more] == [3] * 3 + [2] * 3
+
+
 def test_best_of_returns_the_candidates_with_the_highest_logprob_a_token(server: HttpServer) -> None:
     """The longest is not the last for its length; one without tokens is."""
     logprobs = [[], [-1.0, -1.0], [-0.1, -0.2, -0.3, -0.1], [-0.4]]
@@ -394,31 +403,6 @@ def test_request_id_is_echoed_or_given(server: HttpServer) -> None:
     other = server.post("/v1/completions", {"prompt": TEXT}, headers={"x-request-id": "no spaces here"})
     assert other.headers["x-request-id"] != "no spaces here"
     assert other.headers["x-request-id"] in other.json()["id"]
-
-
-def test_models_and_openapi(client: OpenAI, server: HttpServer) -> None:
-    (card,) = client.models.list().data
-    assert card.id == NAME
-    assert card.model_extra is not None
-    assert card.model_extra["max_model_len"] == CONTEXT
-    assert client.models.retrieve(NAME).id == NAME
-    assert httpx.get(server.url + "/v1/models/other").status_code == 404
-    document = httpx.get(server.url + "/openapi.json")
-    schemas = document.json()["components"]["schemas"]
-    referred = {ref.rsplit("/", 1)[1] for ref in json_refs(document.json())}
-    assert "CompletionRequest" in referred
-    assert referred <= schemas.keys()
-    assert schemas["CompletionRequest"]["properties"]["temperature"]["maximum"] == 2
-
-
-def json_refs(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if isinstance(node.get("$ref"), str):
-            yield node["$ref"]
-        node = list(node.values())
-    if isinstance(node, list):
-        for inner in node:
-            yield from json_refs(inner)
 
 
 def events(server: HttpServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -77,6 +77,10 @@ OPENAI: dict[str, list[Any]] = {
         {"regex": "("},
         {"whitespace_pattern": " "},
     ],
+    "regex": [5, "("],
+    "ebnf": [5, "root ::= nothing"],
+    "json_schema": [5, "{", *BAD_SCHEMAS],
+    "grammar": [5, "root ::= nothing"],
     "guided_decoding_backend": ["xgrammar"],
     "guided_whitespace_pattern": [" "],
 }
@@ -86,7 +90,7 @@ COMPLETION = OPENAI | {
         *[[-1], [VOCABULARY], [1 << 31], [HUGE], [1.5], [True], [[1, True]], ["a"] * 1025],
         *[[5] * CONTEXT, "long " * CONTEXT, "x" * 1_000_000],
     ],
-    "max_tokens": [*NOT_INTEGERS, -1, 0, CONTEXT, 1 << 31],
+    "max_tokens": [*NOT_INTEGERS, -2, 0, CONTEXT, 1 << 31],
     "echo": NOT_BOOLEANS,
     "logprobs": [*NOT_INTEGERS, -1, 21],
     "best_of": [*NOT_INTEGERS, 0, 129],
@@ -102,15 +106,15 @@ CHAT = OPENAI | {
         [{"role": 5, "content": "hi"}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": [{"type": "text", "text": 5}]}],
-        [{"role": "user", "content": ["hi"]}],
+        [{"role": "user", "content": ["hi", 5]}],
         [{"role": "assistant", "tool_calls": 5}],
         [{"role": "assistant", "tool_calls": ["x"]}],
         [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [5]}}]}],
-        [{"role": "assistant", "function_call": {"name": "f"}}],
+        [{"role": "assistant", "function_call": {"arguments": "{}"}}],
         [{"role": "user", "content": "long " * CONTEXT}],
     ],
-    "max_tokens": [*NOT_INTEGERS, -1, 0, CONTEXT, 1 << 31],
-    "max_completion_tokens": [*NOT_INTEGERS, -1, 0, CONTEXT, 1 << 31],
+    "max_tokens": [*NOT_INTEGERS, -2, 0, CONTEXT, 1 << 31],
+    "max_completion_tokens": [*NOT_INTEGERS, -2, 0, CONTEXT, 1 << 31],
     "logprobs": [*NOT_BOOLEANS, 5],
     "top_logprobs": [*NOT_INTEGERS, -1, 21, 1],
     "chat_template_kwargs": [
@@ -132,8 +136,8 @@ CHAT = OPENAI | {
     "parallel_tool_calls": NOT_BOOLEANS,
     "thinking_token_budget": [*NOT_INTEGERS, -2],
     "include_reasoning": NOT_BOOLEANS,
-    "functions": [[{"name": "f"}]],
-    "function_call": [{"name": "f"}],
+    "functions": [5, [5], [{}], [{"name": "f g"}], [{"name": "f"}] * 2, [{"name": "f"}] * 513],
+    "function_call": ["required", 5, {}, {"name": "f"}],
     "modalities": [["audio"], ["text", "audio"]],
     "audio": [{"voice": "x"}],
     "reasoning_effort": ["some", 5],
@@ -224,6 +228,9 @@ def test_generate_parameter(client: httpx.Client, path: str, name: str) -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
         ("/tokenize", {"prompt": "a", "return_token_strs": 1}, "return_token_strs"),
+        ("/tokenize", {"content": ["a"]}, "content"),
+        ("/tokenize", {"content": "a", "with_pieces": 1}, "with_pieces"),
+        ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
@@ -249,7 +256,7 @@ def test_a_message_names_field_value_and_range(client: httpx.Client) -> None:
 def test_codes_tell_unsupported_from_missing(client: httpx.Client) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     for body, code in (
-        (chat | {"functions": [{}]}, "unsupported_parameter"),
+        (chat | {"web_search_options": {}}, "unsupported_parameter"),
         (chat | {"guided_regex": "("}, "invalid_grammar"),
         ({}, "missing_parameter"),
     ):
@@ -390,5 +397,6 @@ def test_the_message_about_a_part_or_a_length(client: httpx.Client) -> None:
     block = {"type": "image", "source": {"type": "url", "url": "x"}}
     anthropic = [{"role": "user", "content": [block]}]
     assert message("/v1/messages", model=NAME, messages=anthropic) == (
-        "messages.0.user.content.0: the type 'image' is not supported; supported are 'text', 'tool_result'"
+        "messages.0.user.content.0: the type 'image' is not supported; supported are 'text', 'document', "
+        "'search_result', 'tool_result'"
     )

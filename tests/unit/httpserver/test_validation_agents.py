@@ -69,7 +69,7 @@ MESSAGES: dict[str, list[Any]] = {
     "top_k": [*NOT_INTEGERS, -1],
     "tools": [
         *[5, [5], [{}], [{"name": "f"}], [tool("f g")], [tool(), tool()], [tool()] * 513],
-        *[[{"type": "web_search_20250305", "name": "web_search"}], [tool(input_schema={"type": "array"})]],
+        *[[{"type": "bash_20250124", "name": "bash"}], [tool(input_schema={"type": "array"})]],
         *[[tool(strict="yes")], [tool(defer_loading=True)]],
         [tool(strict=True, input_schema={"properties": {"a": {"type": "nothing"}}})],
     ],

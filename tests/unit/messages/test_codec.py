@@ -43,6 +43,12 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
             8, b"\1\0\0\0", SAMPLING, TEXT, 12.5, resumed=schema.Resumed(b"\2\0\0\0", 0, 1, 13.5)
         ),
     ),
+    (
+        codec.TO_ROUTER,
+        schema.GenerateBatch(
+            '{"grammars": []}', [schema.GenerateRequest(8, b"\1\0\0\0", SAMPLING, TEXT, 12.5)]
+        ),
+    ),
     (codec.TO_ROUTER, schema.Abort(7)),
     (codec.TO_ROUTER, schema.StopHit(7, 3)),
     (codec.TO_ROUTER, schema.Shutdown()),

@@ -1,0 +1,103 @@
+"""Anthropic's content blocks that are text here: texts, documents and search results.
+
+Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final, Literal, Protocol
+
+from pydantic import BeforeValidator, Field
+
+from moeserve.httpserver.transport.request_model import FreeDict, Label, RequestModel, unsupported
+
+MAX_BLOCKS: Final = 1024
+CACHED: Final[Any] = Field(description="Has no effect: prefixes are cached without being asked.")
+_UNCITED: Final[Any] = Field(description="Has no effect: answers cite nothing.")
+
+
+class HasText(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+class Block(RequestModel):
+    cache_control: Annotated[FreeDict | None, CACHED] = None
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, unsupported("citations", [])] = None
+
+
+def text_to_block(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def text_of(blocks: Sequence[HasText]) -> str:
+    return "\n".join(block.text for block in blocks)
+
+
+Texts = Annotated[
+    list[TextBlock],
+    BeforeValidator(text_to_block, json_schema_input_type=str | list[TextBlock]),
+    Field(max_length=MAX_BLOCKS),
+]
+
+
+class PlainTextSource(RequestModel):
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
+
+    @property
+    def text(self) -> str:
+        return self.data
+
+
+class ContentSource(RequestModel):
+    type: Literal["content"]
+    content: Texts
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
+
+
+class DocumentBlock(Block):
+    """A document of text; the model sees it between tags."""
+
+    type: Literal["document"]
+    source: Annotated[PlainTextSource | ContentSource, Field(discriminator="type")]
+    title: Label | None = None
+    context: Annotated[str | None, Field(description="What is to be known about the document.")] = None
+    citations: Annotated[FreeDict | None, _UNCITED] = None
+
+    @property
+    def text(self) -> str:
+        about = {"title": self.title, "context": self.context}
+        return _tagged("document", about, self.source.text)
+
+
+class SearchResultBlock(Block):
+    """What a search of the client's found; the model sees it between tags."""
+
+    type: Literal["search_result"]
+    source: Annotated[str, Field(max_length=1 << 16, description="Where it is from, such as a URL.")]
+    title: Label
+    content: Texts
+    citations: Annotated[FreeDict | None, _UNCITED] = None
+
+    @property
+    def text(self) -> str:
+        return _tagged("search_result", {"source": self.source, "title": self.title}, text_of(self.content))
+
+
+def _tagged(tag: str, about: dict[str, str | None], text: str) -> str:
+    lines = [f"<{name}>{value}</{name}>" for name, value in about.items() if value]
+    return "\n".join([f"<{tag}>", *lines, text, f"</{tag}>"])
+
+
+ReadableBlock = Annotated[TextBlock | DocumentBlock | SearchResultBlock, Field(discriminator="type")]

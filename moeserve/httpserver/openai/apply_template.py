@@ -1,0 +1,38 @@
+"""/apply-template, llama-server's: the prompt that a chat request would be answered with.
+
+Source: llama-server's README, of 2026. Its body is the chat's.
+"""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Request, Response
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from moeserve.httpserver.generation import conversation
+from moeserve.httpserver.generation.service import service_of
+from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
+from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.openapi import documented
+from moeserve.httpserver.transport.sse import JsonResponse
+
+router = APIRouter(tags=["llama-server"])
+
+
+class AppliedTemplate(TypedDict):
+    prompt: str
+
+
+@router.post(
+    "/apply-template",
+    openapi_extra=documented(ChatCompletionRequest),
+    responses={200: {"model": AppliedTemplate}},
+)
+async def apply_template(request: Request) -> Response:
+    """The conversation of a chat request as the chat template writes it."""
+    body = await read_body(request, ChatCompletionRequest)
+    text, limit = service_of(request).ready(body.model)
+    pieces = await conversation.render(text, limit, body.generation_spec(time.monotonic()))
+    applied: AppliedTemplate = {"prompt": "".join(pieces)}
+    return JsonResponse(applied)

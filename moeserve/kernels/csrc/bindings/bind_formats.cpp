@@ -1,0 +1,57 @@
+// The list of quantization types, for the test that holds it to Python's table.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <vector>
+
+#include "formats/formats.h"
+
+namespace nb = nanobind;
+
+namespace moeserve {
+namespace {
+
+struct Row {
+  const char* name;
+  int number;
+  QuantType type;
+};
+
+std::vector<Row> rows() {
+  return {
+#define MOESERVE_ROW(name, number, ...) {#name, number, kQuantType<Type::name>},
+      MOESERVE_QUANT_TYPES(MOESERVE_ROW)
+#undef MOESERVE_ROW
+  };
+}
+
+nb::tuple to_tuple(const BitField& field) { return nb::make_tuple(field.at, field.width, field.bits); }
+
+std::vector<int> levels(const QuantType& type) {
+  if (type.table == CodeTable::None) return {};
+  const int8_t* first = kLevels[static_cast<int>(type.table)];
+  return {first, first + 16};
+}
+
+}  // namespace
+
+void bind_formats(nb::module_& m) {
+  nb::class_<Row>(m, "QuantType")
+      .def_ro("name", &Row::name)
+      .def_ro("number", &Row::number)
+      .def_prop_ro("block_columns", [](const Row& r) { return r.type.block_cols; })
+      .def_prop_ro("block_bytes", [](const Row& r) { return r.type.block_bytes; })
+      .def_prop_ro("is_quantised", [](const Row& r) { return !r.type.is_float(); })
+      .def_prop_ro("low", [](const Row& r) { return to_tuple(r.type.low); })
+      .def_prop_ro("high", [](const Row& r) { return to_tuple(r.type.high); })
+      .def_prop_ro("group", [](const Row& r) { return r.type.group; })
+      .def_prop_ro("stored_scales", [](const Row& r) { return static_cast<int>(r.type.scales); })
+      .def_prop_ro("halves_at", [](const Row& r) { return r.type.halves_at; })
+      .def_prop_ro("octets_at", [](const Row& r) { return r.type.octets_at; })
+      .def_prop_ro("octets", [](const Row& r) { return r.type.octets; })
+      .def_prop_ro("offset", [](const Row& r) { return r.type.offset; })
+      .def_prop_ro("levels", [](const Row& r) { return levels(r.type); });
+  m.def("quant_types", &rows);
+}
+
+}  // namespace moeserve

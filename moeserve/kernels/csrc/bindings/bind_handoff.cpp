@@ -1,0 +1,81 @@
+// Python's view of the hand-off. Addresses are plain integers; the shapes are in moeserve/kernels/handoff.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "handoff/handoff.h"
+#include "stream.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace moeserve {
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address a) {
+  return reinterpret_cast<T*>(a);
+}
+
+Handoff::Slot make_slot(const Activations& y, Address ids, Address deferred_ids, Address weights,
+                        Address result) {
+  return {y, at<const int32_t>(ids), at<const int32_t>(deferred_ids), at<const float>(weights),
+          at<float>(result)};
+}
+
+}  // namespace
+
+void bind_handoff(nb::module_& m) {
+  using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+
+  nb::class_<Handoff::Layer>(m, "HandoffLayer")
+      .def(
+          "__init__",
+          [](Handoff::Layer* l, const Matrix* gate, const Matrix* up, const Matrix* down,
+             Address expert_token_counts, const std::string& activation, Address gate_bias, Address up_bias,
+             Address down_bias) {
+            new (l) Handoff::Layer{gate,
+                                   up,
+                                   down,
+                                   at<int64_t>(expert_token_counts),
+                                   {activation_named(activation), at<const float>(gate_bias),
+                                    at<const float>(up_bias), at<const float>(down_bias)}};
+          },
+          "gate"_a.none(), "up"_a.none(), "down"_a.none(), "expert_token_counts"_a, "activation"_a = "silu",
+          "gate_bias"_a = 0, "up_bias"_a = 0, "down_bias"_a = 0);
+  nb::class_<Handoff::Slot>(m, "HandoffSlot")
+      .def(
+          "__init__",
+          [](Handoff::Slot* s, const Activations& y, Address ids, Address deferred_ids, Address weights,
+             Address result) { new (s) Handoff::Slot(make_slot(y, ids, deferred_ids, weights, result)); },
+          "y"_a, "ids"_a, "deferred_ids"_a, "weights"_a, "result"_a);
+  nb::class_<Handoff> handoff(m, "Handoff");
+  handoff
+      .def(
+          "__init__",
+          [](Handoff* self, Pool& pool, const std::string& isa, const std::vector<Handoff::Layer>& layers,
+             Address requests, Address answers, const Handoff::Slot& even, const Handoff::Slot& odd,
+             const Activations& h, Address starts, Address active, Address routes, int max_tokens, int top_k,
+             double timeout_s) {
+            const Kernels* kernels = select_kernels(isa.c_str());
+            if (kernels == nullptr) throw std::invalid_argument("no kernels for " + isa);
+            new (self)
+                Handoff(kernels, pool, layers, at<uint8_t>(requests), at<uint8_t>(answers), {even, odd},
+                        {h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes)}, max_tokens, top_k,
+                        timeout_s);
+          },
+          "pool"_a, "isa"_a, "layers"_a, "requests"_a, "answers"_a, "even"_a, "odd"_a, "h"_a, "starts"_a,
+          "active"_a, "routes"_a, "max_tokens"_a, "top_k"_a, "timeout_s"_a, nb::keep_alive<1, 2>())
+      .def("begin", &Handoff::begin, ReleaseGil())
+      .def("error", &Handoff::error)
+      .def("abandon", &Handoff::abandon, ReleaseGil(), "why"_a);
+  handoff.attr("FLAG_BYTES") = Handoff::kFlagBytes;
+  handoff.attr("IMMEDIATE") = Handoff::kImmediate;
+  handoff.attr("DEFERRED") = Handoff::kDeferred;
+}
+
+}  // namespace moeserve

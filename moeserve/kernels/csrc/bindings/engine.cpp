@@ -1,0 +1,120 @@
+// Python's view of the CPU pool: moeserve.kernels._C.Stream. What the calls take is in stream.h; the typed wrapper, which
+// keeps alive what they point into, is moeserve/kernels/cpu_stream.py.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+
+#include "stream.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace moeserve {
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address a) {
+  return reinterpret_cast<T*>(a);
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
+  m.def("quantized_row_bytes", &quantized_row_bytes, "cols"_a);
+  m.def(
+      "dequantize_row",
+      [](int type, Address row, int64_t cols, Address out) {
+        dequantize_row(type, at<const uint8_t>(row), cols, at<float>(out));
+      },
+      "type"_a, "row"_a, "cols"_a, "out"_a, "One row of GGUF blocks to float32; the scalar specification.");
+
+  nb::class_<Matrix>(m, "Matrix")
+      .def_ro("type", &Matrix::type)
+      .def_ro("rows", &Matrix::rows)
+      .def_ro("cols", &Matrix::cols)
+      .def_ro("experts", &Matrix::experts)
+      .def_ro("bytes", &Matrix::bytes)
+      .def_prop_ro("integer", &Matrix::integer)
+      .def_prop_ro("address", [](const Matrix& m) { return reinterpret_cast<Address>(m.begin()); });
+  nb::class_<LinearGroup>(m, "LinearGroup")
+      .def(nb::init<const std::vector<const Matrix*>&, nb::object>(), "matrices"_a, "biases"_a = nb::none(),
+           nb::keep_alive<1, 2>());
+  nb::class_<Activations>(m, "Activations")
+      .def(
+          "__init__",
+          [](Activations* a, nb::handle f32, nb::handle q8, int64_t cols) {
+            new (a) Activations(make_activations(f32, q8, cols));
+          },
+          "f32"_a.none(), "q8"_a.none(), "cols"_a)
+      .def_ro("rows", &Activations::rows)
+      .def_ro("cols", &Activations::cols);
+  nb::class_<LoraTable>(m, "LoraTable")
+      .def(nb::init<int64_t, int64_t, int64_t, int>(), "cols"_a, "rows"_a, "experts"_a, "adapters"_a)
+      .def_ro("cols", &LoraTable::cols)
+      .def_ro("rows", &LoraTable::rows)
+      .def_ro("experts", &LoraTable::experts)
+      .def_prop_ro("most_rank", &LoraTable::most_rank)
+      .def("set", &set_lora_pair, "adapter"_a, "expert"_a, "a"_a.none(), "b"_a.none());
+  nb::class_<DeltaHeads>(m, "DeltaHeads")
+      .def(nb::init<int, int, int, int, int, bool>(), "key_heads"_a, "value_heads"_a, "key_dim"_a,
+           "value_dim"_a, "taps"_a, "tiled"_a)
+      .def_prop_ro("state_values", &DeltaHeads::state_values);
+  nb::class_<AttentionPlan>(m, "AttentionPlan")
+      .def(nb::init<>())
+      .def("build", [](AttentionPlan& p, int sequences, Address row, Address count, Address position,
+                       Address req_slot, Address table, int64_t rows, int64_t stride, int heads, int kv_heads,
+                       int value_dim, int threads) {
+        p.build(sequences, at<const int32_t>(row), at<const int32_t>(count), at<const int32_t>(position),
+                at<const int32_t>(req_slot), at<const int32_t>(table), rows, stride, heads, kv_heads,
+                value_dim, threads);
+      });
+
+  nb::class_<Pool>(m, "Pool");
+  nb::class_<Stream>(m, "Stream")
+      .def(nb::init<const std::vector<std::pair<int, std::vector<int>>>&, const std::string&>(), "threads"_a,
+           "isa"_a = "")
+      .def_prop_ro("isa", &Stream::isa)
+      .def_prop_ro("threads", [](Stream& s) { return s.pool().threads(); })
+      .def_prop_ro("recomputed", [](Stream& s) { return s.pool().recomputed(); })
+      .def_prop_ro(
+          "pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
+      .def("wait", &Stream::wait, ReleaseGil())
+      .def("pack", &Stream::pack, ReleaseGil(), "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a,
+           "experts"_a)
+      .def("view", &Stream::view, "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)
+      .def("embed", &Stream::embed)
+      .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none())
+      .def("add_norm", &Stream::add_norm)
+      .def("softcap", &Stream::softcap)
+      .def("linear", &Stream::linear)
+      .def("rope_store", &Stream::rope_store, "q"_a, "k"_a, "v"_a, "q_norm"_a.none(), "k_norm"_a.none(),
+           "eps"_a, "cos"_a, "sin"_a, "slots"_a, "kv"_a, "n"_a, "heads"_a, "kv_heads"_a, "dim"_a,
+           "scale"_a.none(), "v_norm"_a.none(), "v_from_k"_a)
+      .def("attention", &Stream::attention, "plan"_a, "q"_a, "kv"_a, "out"_a, "heads"_a, "kv_heads"_a,
+           "dim"_a, "value_dim"_a, "window"_a, "sinks"_a.none(), "gate"_a.none())
+      .def("latent_store", &Stream::latent_store, "q"_a, "latent"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
+           "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "nope"_a, "queries"_a)
+      .def("linear_by_head", &Stream::linear_by_head, "x"_a, "n"_a, "weights"_a, "out"_a)
+      .def("route", &Stream::route, "logits"_a, "n"_a, "ids"_a, "weights"_a, "scoring"_a, "normalize"_a,
+           "scale"_a, "groups"_a, "top_groups"_a, "group_best"_a, "bias"_a.none(), "expert_scale"_a.none())
+      .def("shared_gate", &Stream::shared_gate, "y"_a, "n"_a, "weight"_a.none(), "ids"_a, "weights"_a)
+      .def("experts", &Stream::experts, "gate"_a, "up"_a, "down"_a, "y"_a, "n"_a, "ids"_a, "weights"_a,
+           "starts"_a, "active"_a, "routes"_a, "h"_a, "expert_token_counts"_a.none(), "x"_a, "activation"_a,
+           "gate_bias"_a.none(), "up_bias"_a.none(), "down_bias"_a.none(), "lora"_a.none(), "add"_a)
+      .def("lora", &Stream::lora)
+      .def("delta_net", &Stream::delta_net, "qkv"_a, "z"_a, "b"_a, "a"_a.none(), "conv"_a, "rate"_a,
+           "dt_bias"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a, "count"_a, "slot"_a,
+           "n"_a, "out"_a)
+      .def("copy_states", &Stream::copy_states, "states"_a, "pairs"_a)
+      .def("read", &Stream::read);
+}
+
+}  // namespace moeserve

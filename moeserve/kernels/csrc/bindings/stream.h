@@ -1,0 +1,94 @@
+// What Python queues on the pool. Every call checks its tensors: element type, contiguity, device and sizes. It throws
+// std::invalid_argument (ValueError), which begins with the argument's name in cpu_stream.py, or std::out_of_range
+// (IndexError) for an id beside what it addresses, and queues nothing then.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/delta_net.h"
+#include "ops/ops.h"
+
+namespace moeserve {
+
+// Weights that share an input: one operation, one pass over the activations (Q, K and V).
+struct LinearGroup {
+  // One to four matrices; biases: a float32 [rows] tensor or None for each, or None.
+  LinearGroup(const std::vector<const Matrix*>& matrices, nanobind::object biases);
+  std::vector<const Matrix*> matrices;
+  std::vector<const float*> biases;  // nullptr: none
+  nanobind::object held;             // what `biases` points into
+};
+
+// Both throw std::invalid_argument.
+Activation activation_named(const std::string& name);
+Activations make_activations(nanobind::handle f32, nanobind::handle q8, int64_t cols);
+
+// a, b: float32 tensors as LoraPair says, which the caller keeps; None: no pair.
+void set_lora_pair(LoraTable& table, int adapter, int64_t expert, nanobind::handle a, nanobind::handle b);
+// lora: an ExpertAdapters of stream_operands.py, or None.
+ExpertLora expert_lora_arg(const nanobind::object& lora, const ExpertsOp& op);
+
+class Stream {
+ public:
+  using Tensor = nanobind::handle;
+
+  // Throws std::invalid_argument for an ISA that this CPU or build lacks, and for nodes out of order.
+  Stream(const std::vector<std::pair<int, std::vector<int>>>& threads, const std::string& isa);
+
+  const char* isa() const { return kernels_->name; }
+  Pool& pool() { return pool_; }
+  void wait() { pool_.wait(); }
+
+  // GGUF rows at an address of so many bytes.
+  std::unique_ptr<Matrix> pack(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
+                               int64_t experts);
+  std::unique_ptr<Matrix> view(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
+                               int64_t experts);
+
+  void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale);
+  void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
+  void add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor);
+  void softcap(Tensor x, int n, float cap);
+  void linear(const Activations& x, int n, const LinearGroup& weights, const nanobind::list& out, bool add);
+  // kv: a KvLayer of cpu_stream.py.
+  void rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
+                  Tensor sin, Tensor slots, nanobind::object kv, int n, int heads, int kv_heads, int dim,
+                  nanobind::object scale, Tensor v_norm, bool v_from_k);
+  void attention(AttentionPlan& plan, Tensor q, nanobind::object kv, const Activations& out, int heads,
+                 int kv_heads, int dim, int value_dim, int window, Tensor sinks, Tensor gate);
+  void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
+             float scale, int groups, int top_groups, int group_best, Tensor bias, Tensor expert_scale);
+  void shared_gate(const Activations& y, int n, Tensor weight, Tensor ids, Tensor weights);
+  void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
+               Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes, const Activations& h,
+               Tensor expert_token_counts, Tensor x, const std::string& activation, Tensor gate_bias,
+               Tensor up_bias, Tensor down_bias, nanobind::object lora, bool add);
+  // stream_lora.cpp
+  void lora(const Activations& x, int n, Tensor rows, Tensor adapters, const nanobind::list& tables,
+            const nanobind::list& out, Tensor shrunk);
+  // stream_latent.cpp
+  void latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor slots,
+                    Tensor keys, int n, int heads, float scale, const Activations& nope, Tensor queries);
+  void linear_by_head(const Activations& x, int n, const Matrix& weights, const Activations& out);
+  // stream_states.cpp
+  void delta_net(Tensor qkv, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate, Tensor dt_bias,
+                 Tensor norm, float eps, const DeltaHeads& heads, Tensor states, int64_t first, Tensor row,
+                 Tensor count, Tensor slot, int n, const Activations& out);
+  void copy_states(Tensor states, Tensor pairs);
+  void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
+
+ private:
+  std::unique_ptr<Matrix> make_matrix(size_t bytes, int type, int64_t rows, int64_t cols, int64_t experts,
+                                      const uint8_t* file_rows);
+
+  const Kernels* kernels_;
+  Parts parts_;  // before the pool, whose last operations use it
+  Pool pool_;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,35 @@
+// What the calls of Stream check beside single tensors.
+#pragma once
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "ops/ops.h"
+#include "tensor_arg.h"
+
+namespace moeserve {
+
+// Throws std::out_of_range unless all ids are in [0, count).
+inline void check_ids(const char* what, const int32_t* ids, int n, int64_t count) {
+  const auto* bad = std::find_if(ids, ids + n, [count](int32_t id) { return id < 0 || id >= count; });
+  if (bad == ids + n) return;
+  throw std::out_of_range(std::string(what) + " " + std::to_string(*bad) + " is not in [0, " +
+                          std::to_string(count) + ")");
+}
+
+inline void check_activations(const Activations& a, const char* name, int64_t rows, int64_t cols,
+                              bool integer) {
+  if (a.cols != cols) {
+    reject(name, std::to_string(cols) + " columns wanted, not " + std::to_string(a.cols));
+  }
+  if (rows < 0 || a.rows < rows) {
+    reject(name, std::to_string(rows) + " rows wanted, not " + std::to_string(a.rows));
+  }
+  if (rows > 0 && (integer ? static_cast<const void*>(a.q8) : a.f32) == nullptr) {
+    reject(name,
+           integer ? "it has no int8 form, which is wanted" : "it has no float32 form, which is wanted");
+  }
+}
+
+}  // namespace moeserve

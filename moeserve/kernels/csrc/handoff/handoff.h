@@ -1,0 +1,129 @@
+// The CPU's side of the hand-off: a GPU publishes a layer's rows in shared memory, the pool computes them, and the
+// GPU's stream waits for the answer. One operation of the pool serves a whole step, so that no thread has to be woken
+// between layers and none spins when no step is under way.
+//
+// The shared memory, pinned where there is a GPU (moeserve/kernels/handoff/region.py lays it out):
+//
+//   part            shape                      written by   when
+//   request[layer]  u64, a line each           GPU          last thing of publish: the step's number in the low half;
+//                                                           rows, kImmediate and kDeferred in the high half, 0: nothing
+//                                                           for the CPU and the GPU does not wait
+//   answer[layer]   u32, a line each           GPU, CPU     publish, before its request: 0 (1 if nothing); the CPU: 1
+//   and twice, for even and odd layers:
+//   activations     [tokens, row]              GPU          publish: rows that have an expert here
+//   ids, deferred   i32 [tokens, top_k] each   GPU          publish: all rows; -1: none
+//   weights         f32 [tokens, top_k]        GPU          publish
+//   result          f32 [tokens, hidden]       CPU          before the answer
+//
+// Within a layer the two sides strictly alternate. Between layers: the GPU publishes a layer only when the answer to
+// the one before has come, and the only work left over an answer, a layer's deferred experts, is done before the
+// next answer, reads the other parity's rows and writes the result that the next layer's experts are added to.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace moeserve {
+
+class Handoff {
+ public:
+  static constexpr size_t kFlagBytes = 128;  // two lines: the prefetcher takes them in pairs
+  static constexpr uint32_t kImmediate = 1u << 30, kDeferred = 1u << 31;
+
+  struct Layer {
+    const Matrix* gate;  // nullptr: no experts on the CPU
+    const Matrix* up;
+    const Matrix* down;
+    int64_t* expert_token_counts;  // as in ExpertsOp
+    ExpertOptions options = {};
+  };
+  struct Slot {
+    Activations y;
+    const int32_t* ids;
+    const int32_t* deferred_ids;
+    const float* weights;
+    float* result;
+  };
+  struct Scratch {  // of one ExpertsOp
+    Activations h;
+    int32_t* starts;
+    int32_t* active;
+    int32_t* routes;
+  };
+
+  Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, uint8_t* requests, uint8_t* answers,
+          const std::array<Slot, 2>& slots, const Scratch& scratch, int max_tokens, int top_k,
+          double timeout_s);
+  ~Handoff();
+  Handoff(const Handoff&) = delete;
+
+  // Queues the pool's part of one step.
+  void begin();
+  // What went wrong first; empty: nothing.
+  std::string error();
+  // Gives up what is under way: the GPU's waits end, with worthless results.
+  void abandon(const std::string& why);
+
+ private:
+  struct ServeOp {
+    Handoff* handoff;
+    uint32_t step;
+    void operator()(Team& team) const { handoff->serve(team, step); }
+  };
+  // Where the first thread stands in a step.
+  struct Turn {
+    uint32_t step;
+    int layer = 0;          // the next to await
+    uint32_t deferred = 0;  // rows of layer - 1 whose deferred experts come next
+    bool added = false;     // the next layer's result holds them already
+  };
+
+  void serve(Team& team, uint32_t step);
+  bool take(Turn& turn);
+  bool prepare(int layer, const int32_t* ids, uint32_t rows, float* out, bool add);
+  uint32_t await(int layer, uint32_t step);
+  void answer(int layer);
+  void watch();
+  void answer_all();
+  std::string what_stands_still();
+  uint64_t request(int layer) const;
+  uint32_t answered(int layer) const;
+
+  const Kernels* kernels_;
+  Pool& pool_;
+  const std::vector<Layer> layers_;
+  uint8_t* requests_;
+  uint8_t* answers_;
+  const std::array<Slot, 2> slots_;
+  const Scratch scratch_;
+  Parts parts_;
+  const int max_tokens_, top_k_;
+  const double timeout_s_;
+
+  // Of the step being served; written by the pool's first thread while the others wait at the barrier.
+  ExpertsOp op_{};
+  int answering_ = -1;  // the layer that op_ answers; below 0: none
+  bool more_ = false;
+  std::atomic<int> unfinished_{0};  // threads still at op_
+
+  std::atomic<uint32_t> begun_{0};   // steps; written by begin()
+  std::atomic<uint32_t> served_{0};  // steps; written by the pool's first thread
+  std::atomic<int> awaited_{0};      // layer
+  std::atomic<uint64_t> progress_{0};
+  std::atomic<bool> failed_{false};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string error_;     // under mutex_
+  bool closing_ = false;  // under mutex_
+  std::thread watchdog_;  // last: it uses the rest
+};
+
+}  // namespace moeserve

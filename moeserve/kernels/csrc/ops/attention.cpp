@@ -1,0 +1,276 @@
+// Paged attention, grouped-query or latent, over token-granular slots: who does which piece. The arithmetic is in attention.inl.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "ops.h"
+
+namespace moeserve {
+namespace {
+
+constexpr int kBlock = 32;  // keys of one attend_block call
+
+struct Shape {
+  int heads, kv_heads, dim, value_dim;
+  bool is_q8;
+  int group() const { return heads / kv_heads; }
+  int most_queries() const { return AttentionPlan::kTileTokens * group(); }
+};
+
+// Online-softmax state of the queries of a tile for one KV head: query i is token i / group, head i % group.
+struct State {
+  Softmax* softmax;
+  float* acc;  // [queries, value_dim]
+  void clear(int queries, int value_dim) {
+    std::fill(softmax, softmax + queries, Softmax{-INFINITY, 0.0f});
+    std::fill(acc, acc + static_cast<int64_t>(queries) * value_dim, 0.0f);
+  }
+};
+
+// One thread's buffers, cut from its scratch.
+struct Buffers {
+  float *keys, *values, *scores;  // of a q8_0 cache, `keys` holds codes and scales, which take less
+  const float** queries;
+  QueryRow* query_rows;  // the queries as a q8_0 cache wants them
+  int *first, *end;      // the keys of a block that each query sees
+  State running, segment;
+  static size_t bytes(const Shape& s) {
+    const size_t q = s.most_queries(), d = s.value_dim;
+    return sizeof(float) * (kBlock * (s.dim + d) + q * kBlock + 2 * q * (d + 2)) +
+           q * (sizeof(float*) + 2 * sizeof(int) +
+                (s.is_q8 ? sizeof(QueryRow) + query_row_bytes(s.dim) : 0)) +
+           64;
+  }
+  Buffers(void* memory, const Shape& s) {
+    const int64_t q = s.most_queries(), d = s.value_dim;
+    auto* f = static_cast<float*>(memory);
+    keys = f;
+    values = keys + kBlock * s.dim;
+    scores = values + kBlock * d;
+    running.acc = scores + q * kBlock;
+    segment.acc = running.acc + q * d;
+    running.softmax = reinterpret_cast<Softmax*>(segment.acc + q * d);
+    segment.softmax = running.softmax + q;
+    queries = reinterpret_cast<const float**>(segment.softmax + q);
+    first = reinterpret_cast<int*>(queries + q);
+    end = first + q;
+    if (!s.is_q8) return;
+    query_rows = reinterpret_cast<QueryRow*>(end + q);
+    auto* codes = reinterpret_cast<int16_t*>(query_rows + q);
+    auto* scales = reinterpret_cast<float*>(codes + q * s.dim);
+    for (int i = 0; i < q; ++i) query_rows[i] = {codes + i * s.dim, scales + i * (s.dim / 32)};
+  }
+};
+
+int segments_of(const AttentionPlan::Tile& tile) {
+  return (tile.position + tile.count + AttentionPlan::kSegment - 1) / AttentionPlan::kSegment;
+}
+
+// The first position that the token at `position` sees.
+int first_key(const AttentionOp& op, int position) {
+  return op.window > 0 ? std::max(0, position - op.window + 1) : 0;
+}
+
+// The first segment that the tile's tokens see; what lies before it is not touched.
+int first_segment(const AttentionOp& op, const AttentionPlan::Tile& tile) {
+  return first_key(op, tile.position) / AttentionPlan::kSegment;
+}
+
+void prefetch(const void* p, size_t bytes) {
+  const auto* line = static_cast<const char*>(p);
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i);
+}
+
+// Keys and values of these slots on their way from memory: rows that lie apart are beyond what the CPU foresees.
+void prefetch_block(const AttentionOp& op, const int32_t* slots, int count, int kv_head) {
+  const int64_t stride = op.slot_stride(), offset = op.is_latent ? 0 : kv_head * op.dim;
+  for (const KvPool* pool : {&op.keys, &op.values}) {
+    if (op.is_latent && pool == &op.values) break;
+    for (int key = 0; key < count; ++key) {
+      const int64_t at = slots[key] * stride + offset;
+      if (pool->is_q8()) {
+        prefetch(pool->codes() + at, op.dim);
+        prefetch(pool->scales + at / 32, 1);
+      } else {
+        prefetch(pool->halves() + at, 2 * op.dim);
+      }
+    }
+  }
+}
+
+// Block `key0` .. + count - 1 of the tile's keys, for its queries in `b`.
+void attend_halves(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int queries,
+                   Buffers& b, State state) {
+  const int64_t stride = op.slot_stride(), offset = op.is_latent ? 0 : kv_head * op.dim;
+  op.k->gather_keys(op.keys.halves() + offset, stride, slots, count, op.dim, b.keys);
+  op.k->gather_values(op.values.halves() + offset, stride, slots, count, op.value_dim, b.values);
+  op.k->attend_block(b.queries, b.first, b.end, queries, b.keys, b.values, op.dim, op.value_dim,
+                     state.softmax, state.acc, b.scores);
+}
+
+Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {
+  return {pool.codes() + kv_head * op.dim, pool.scales + kv_head * (op.dim / 32), op.slot_stride()};
+}
+
+// The same of a q8_0 cache.
+void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int queries, Buffers& b,
+               State state) {
+  auto* codes = reinterpret_cast<int16_t*>(b.keys);
+  float* scales = b.keys + kBlock / 2 * op.dim;
+  op.k->gather_keys_q8(q8_rows(op, op.keys, kv_head), slots, count, op.dim, codes, scales);
+  op.k->gather_values_q8(q8_rows(op, op.values, kv_head), slots, count, op.dim, b.values);
+  op.k->attend_block_q8(b.query_rows, b.first, b.end, queries, codes, scales, b.values, op.dim, state.softmax,
+                        state.acc, b.scores);
+}
+
+void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int kv_head,
+                    Buffers& b, State state) {
+  const int group = op.heads / op.kv_heads, queries = tile.count * group;
+  for (int i = 0; i < queries; ++i) {
+    b.queries[i] =
+        op.q +
+        ((tile.row + i / group) * static_cast<int64_t>(op.heads) + kv_head * group + i % group) * op.dim;
+    if (op.keys.is_q8()) op.k->quantize_query(b.queries[i], op.dim, b.query_rows[i]);
+  }
+  state.clear(queries, op.value_dim);
+  const int end = std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count);
+  // Blocks begin at multiples of kBlock, whatever the tile: a query's arithmetic does not depend on its neighbours.
+  const int begin =
+      std::max(segment * AttentionPlan::kSegment, first_key(op, tile.position) / kBlock * kBlock);
+  const auto attend = op.keys.is_q8() ? attend_q8 : attend_halves;
+  for (int key0 = begin; key0 < end; key0 += kBlock) {
+    const int count = std::min(kBlock, end - key0);
+    prefetch_block(op, tile.slots + key0 + count, std::min(kBlock, end - key0 - count), kv_head);
+    for (int i = 0; i < queries; ++i) {
+      const int position = tile.position + i / group;
+      b.first[i] = std::clamp(first_key(op, position) - key0, 0, kBlock);
+      b.end[i] = std::clamp(position + 1 - key0, 0, count);
+    }
+    attend(op, tile.slots + key0, count, kv_head, queries, b, state);
+  }
+}
+
+// Adds a segment to what the tile's queries have of those before it.
+void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, State into, State from) {
+  const int group = op.heads / op.kv_heads, dim = op.value_dim;
+  for (int i = 0; i < tile.count * group; ++i) {
+    const int position = tile.position + i / group;
+    const int first = first_key(op, position) / AttentionPlan::kSegment;
+    if (segment < first || segment > position / AttentionPlan::kSegment) continue;
+    if (segment == first) {  // nothing to merge with: its first segment, though not the tile's
+      into.softmax[i] = from.softmax[i];
+      std::copy_n(from.acc + i * dim, dim, into.acc + i * dim);
+      continue;
+    }
+    merge_segments(*op.k, into.softmax[i], into.acc + i * dim, from.softmax[i], from.acc + i * dim, dim);
+  }
+}
+
+// What turns the weighted sum of values into their mean: one over the softmax's denominator. A sink is one more logit in
+// it, without a value; being the last, it may move the maximum.
+float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
+  if (op.sinks == nullptr) return 1.0f / s.sum;
+  const float m = std::max(s.max, op.sinks[head]);
+  const float factor = std::exp(s.max - m);
+  return factor / (s.sum * factor + std::exp(op.sinks[head] - m));
+}
+
+void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int kv_head, State state) {
+  const int group = op.heads / op.kv_heads, dim = op.value_dim;
+  for (int i = 0; i < tile.count * group; ++i) {
+    const int64_t row = tile.row + i / group, head = kv_head * group + i % group;
+    const int64_t at = (row * op.heads + head) * dim;
+    float* out = op.out.f32 + at;
+    std::memcpy(out, state.acc + i * dim, sizeof(float) * dim);
+    op.k->scale(normaliser(op, head, state.softmax[i]), dim, out);
+    if (op.gate != nullptr) op.k->sigmoid_mul(op.gate + at, dim, out);
+    if (op.out.q8 != nullptr) {
+      const int64_t out_row = at / op.out.cols, column = at % op.out.cols;
+      op.k->quantize(out, dim, op.out.codes(out_row) + column, op.out.metas(out_row) + column / 32);
+    }
+  }
+}
+
+State partial_state(const AttentionOp& op, int64_t index, int kv_head) {
+  const AttentionPlan::Part& part = op.plan->parts[index];
+  const int64_t queries = static_cast<int64_t>(op.plan->tiles[part.tile].count) * (op.heads / op.kv_heads);
+  float* p = op.plan->partial.data() + part.offset + kv_head * queries * (op.value_dim + 2);
+  return {reinterpret_cast<Softmax*>(p + queries * op.value_dim), p};
+}
+
+}  // namespace
+
+void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
+                          const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows,
+                          int64_t table_stride, int heads_, int kv_heads_, int value_dim_, int threads) {
+  tiles.clear();
+  rows = 0;
+  heads = heads_;
+  kv_heads = kv_heads_;
+  value_dim = value_dim_;
+  for (int i = 0; i < sequences; ++i) {
+    if (req_slot[i] < 0 || req_slot[i] >= table_rows || position[i] < 0 || row[i] < 0 ||
+        int64_t{position[i]} + count[i] > table_stride) {
+      throw std::out_of_range("attention: sequence " + std::to_string(i) + " lies beside the slot table");
+    }
+    rows = std::max(rows, row[i] + count[i]);
+    for (int t = 0; t < count[i]; t += kTileTokens) {
+      tiles.push_back({row[i] + t, std::min(kTileTokens, count[i] - t), position[i] + t,
+                       slot_table + req_slot[i] * table_stride});
+    }
+  }
+  // Enough units without splitting: then a tile's segments are merged on the spot and need no memory.
+  split = static_cast<int64_t>(tiles.size()) * kv_heads < 4 * threads;
+  parts.clear();
+  first_part.assign(1, 0);
+  if (!split) return;
+  size_t floats = 0;
+  for (size_t tile = 0; tile < tiles.size(); ++tile) {
+    for (int s = 0; s < segments_of(tiles[tile]); ++s) {
+      parts.push_back({static_cast<int32_t>(tile), s, floats});
+      floats += static_cast<size_t>(tiles[tile].count) * heads * (value_dim + 2);
+    }
+    first_part.push_back(static_cast<int32_t>(parts.size()));
+  }
+  partial.resize(floats);
+}
+
+void AttentionOp::operator()(Team& team) const {
+  const Shape shape{heads, kv_heads, dim, value_dim, keys.is_q8()};
+  Buffers b(team.scratch(Buffers::bytes(shape)), shape);
+  if (plan->split) {
+    team.for_units(static_cast<int64_t>(plan->parts.size()) * kv_heads, [&](int64_t unit) {
+      const auto& [tile, segment, offset] = plan->parts[unit / kv_heads];
+      if (segment < first_segment(*this, plan->tiles[tile])) return;
+      const int kv_head = static_cast<int>(unit % kv_heads);
+      attend_segment(*this, plan->tiles[tile], segment, kv_head, b,
+                     partial_state(*this, unit / kv_heads, kv_head));
+    });
+    team.for_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
+      const int64_t tile = unit / kv_heads;
+      const int kv_head = static_cast<int>(unit % kv_heads);
+      const int part0 = plan->first_part[tile], first = first_segment(*this, plan->tiles[tile]);
+      const State state = partial_state(*this, part0 + first, kv_head);
+      for (int segment = first + 1; part0 + segment < plan->first_part[tile + 1]; ++segment) {
+        merge(*this, plan->tiles[tile], segment, state, partial_state(*this, part0 + segment, kv_head));
+      }
+      write_out(*this, plan->tiles[tile], kv_head, state);
+    });
+  } else {
+    team.for_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
+      const AttentionPlan::Tile& tile = plan->tiles[unit / kv_heads];
+      const int kv_head = static_cast<int>(unit % kv_heads);
+      const int first = first_segment(*this, tile);
+      attend_segment(*this, tile, first, kv_head, b, b.running);
+      for (int segment = first + 1; segment < segments_of(tile); ++segment) {
+        attend_segment(*this, tile, segment, kv_head, b, b.segment);
+        merge(*this, tile, segment, b.running, b.segment);
+      }
+      write_out(*this, tile, kv_head, b.running);
+    });
+  }
+}
+
+}  // namespace moeserve

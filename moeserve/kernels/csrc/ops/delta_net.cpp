@@ -1,0 +1,106 @@
+// Who does which piece of a gated DeltaNet. The arithmetic is in delta_net.inl.
+#include "delta_net.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace moeserve {
+namespace {
+
+// log(1 + exp(x)), which is x for large x.
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+}  // namespace
+
+// Heads count through q, k and v; a head's channels are convolved for all tokens of the sequence.
+void DeltaNetOp::convolve(Team& team, int sequence, int head) const {
+  const DeltaHeads& h = heads;
+  const bool is_value = head >= 2 * h.key_heads;
+  const int width = is_value ? h.value_dim : h.key_dim;
+  const int64_t channels = h.channels();
+  const int64_t first =
+      is_value ? int64_t{2} * h.key_heads * h.key_dim + int64_t{head - 2 * h.key_heads} * h.value_dim
+               : int64_t{head} * h.key_dim;
+  float* state = states + sequences.slot[sequence] * slot_values + h.delta_values() + first;
+  auto* window = static_cast<float*>(team.scratch(sizeof(float) * (h.taps - 1) * width));
+  for (int j = 0; j + 1 < h.taps; ++j)
+    std::memcpy(window + j * width, state + j * channels, sizeof(float) * width);
+  const float factor = head < h.key_heads ? 1.0f / std::sqrt(static_cast<float>(h.key_dim)) : 1.0f;
+  float* x = qkv + sequences.row[sequence] * channels + first;
+  for (int t = 0; t < sequences.count[sequence]; ++t, x += channels) {
+    k->conv_silu(window, x, conv + first, channels, h.taps, width);
+    if (!is_value) k->l2_normalize(x, factor, width);
+  }
+  for (int j = 0; j + 1 < h.taps; ++j)
+    std::memcpy(state + j * channels, window + j * width, sizeof(float) * width);
+}
+
+void DeltaNetOp::make_gates(int sequence, int head) const {
+  for (int t = 0; t < sequences.count[sequence]; ++t) {
+    const int64_t at = gate(sequences.row[sequence] + t, head);
+    b[at] = 1.0f / (1.0f + std::exp(-b[at]));
+    a[at] = std::exp(rate[head] * softplus(a[at] + dt_bias[head]));
+  }
+}
+
+void DeltaNetOp::step_block(int sequence, int head, int block) const {
+  const DeltaHeads& h = heads;
+  const int64_t channels = h.channels(), key_width = int64_t{h.key_heads} * h.key_dim;
+  float* state = states + sequences.slot[sequence] * slot_values +
+                 (int64_t{head} * h.value_dim + block * kColumns) * h.key_dim;
+  for (int t = 0; t < sequences.count[sequence]; ++t) {
+    const int64_t row = sequences.row[sequence] + t, at = gate(row, head);
+    const float* q = qkv + row * channels + h.key_head(head) * h.key_dim;
+    const int64_t column = int64_t{head} * h.value_dim + block * kColumns;
+    const float* v = qkv + row * channels + 2 * key_width + column;
+    k->delta_step(state, h.key_dim, q, q + key_width, v, a[at], b[at], out.f32 + row * out.cols + column);
+  }
+}
+
+void DeltaNetOp::write_out(int64_t row, int head) const {
+  const int64_t first = int64_t{head} * heads.value_dim;
+  float* o = out.f32 + row * out.cols + first;
+  k->rms_norm(o, norm, eps, heads.value_dim, o);
+  k->silu_mul(z + row * out.cols + first, o, heads.value_dim, o);
+  if (out.q8 != nullptr) k->quantize(o, heads.value_dim, out.codes(row) + first, out.metas(row) + first / 32);
+}
+
+void DeltaNetOp::operator()(Team& team) const {
+  const int value_heads = heads.value_heads, conv_heads = 2 * heads.key_heads + value_heads;
+  const int each = conv_heads + value_heads, blocks = heads.value_dim / kColumns;
+  team.for_units(int64_t{sequences.num} * each, [&](int64_t unit) {
+    const int sequence = static_cast<int>(unit / each), head = static_cast<int>(unit % each);
+    if (head < conv_heads) {
+      convolve(team, sequence, head);
+    } else {
+      make_gates(sequence, head - conv_heads);
+    }
+  });
+  team.for_units(int64_t{sequences.num} * value_heads * blocks, [&](int64_t unit) {
+    const int64_t head = unit / blocks;
+    step_block(static_cast<int>(head / value_heads), static_cast<int>(head % value_heads),
+               static_cast<int>(unit % blocks));
+  });
+  team.for_units(int64_t{n} * value_heads,
+                 [&](int64_t unit) { write_out(unit / value_heads, static_cast<int>(unit % value_heads)); });
+}
+
+void CopyStatesOp::operator()(Team& team) const {
+  constexpr int64_t kPiece = 1 << 14;  // numbers
+  const int64_t pieces = (slot_values + kPiece - 1) / kPiece;
+  for (int i = 0; i < count; ++i) {
+    const int32_t source = pairs[2 * i];
+    float* target = states + pairs[2 * i + 1] * slot_values;
+    team.for_units(pieces, [&](int64_t piece) {
+      const int64_t at = piece * kPiece;
+      const size_t bytes = sizeof(float) * std::min(kPiece, slot_values - at);
+      if (source < 0) {
+        std::memset(target + at, 0, bytes);
+      } else {
+        std::memmove(target + at, states + source * slot_values + at, bytes);
+      }
+    });
+  }
+}
+
+}  // namespace moeserve

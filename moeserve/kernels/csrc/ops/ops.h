@@ -1,0 +1,360 @@
+// The operations of a transformer step on the CPU pool. Each is a small copyable struct of pointers that
+// Pool::submit queues; buffers belong to the caller and must outlive Pool::wait().
+//
+// Shapes are row-major; n is the number of tokens of the step. "quantised rows" are described in kernels.h.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "isa/kernels.h"
+#include "lora.h"
+#include "pool/pool.h"
+
+namespace moeserve {
+
+// A weight matrix, or one per expert: in panels of its own (anonymous memory, huge pages asked for), or as the GGUF
+// rows in the mapped file, which the caller keeps. Panels lie node by node, so that each memory node's part is
+// contiguous; a page goes to the node whose thread writes it first.
+class Matrix {
+ public:
+  // Throws std::bad_alloc. With `file_rows` nothing is allocated and nothing needs packing.
+  Matrix(int type, int64_t rows, int64_t cols, int64_t experts, int nodes, const uint8_t* file_rows);
+  ~Matrix();
+  Matrix(const Matrix&) = delete;
+
+  const int type;
+  const int64_t rows, cols, experts;
+  const int64_t panels;  // of one expert: ceil(rows / 32)
+  const size_t panel_bytes;
+  const size_t bytes;
+  const int nodes;
+  bool integer() const { return type_info(type).integer; }
+  bool packed() const { return file_rows_ == nullptr; }
+
+  Panel panel(int64_t expert, int64_t p) const {
+    if (packed()) return {packed_panel(expert, p), 0, kPanelRows};
+    const size_t stride = row_bytes(type, cols);
+    return {file_rows_ + (expert * rows + p * kPanelRows) * stride, stride, valid_rows(p)};
+  }
+  int valid_rows(int64_t p) const {
+    return static_cast<int>(std::min<int64_t>(kPanelRows, rows - p * kPanelRows));
+  }
+  uint8_t* packed_panel(int64_t expert, int64_t p) const {
+    const int node = node_of_panel(panels, p, nodes);
+    const int64_t first = first_panel(panels, node, nodes),
+                  count = first_panel(panels, node + 1, nodes) - first;
+    return data_ + (experts * first + expert * count + p - first) * panel_bytes;
+  }
+  const uint8_t* begin() const { return packed() ? data_ : file_rows_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  const uint8_t* file_rows_;
+};
+
+// Activations of up to `rows` tokens in both forms; a form that no consumer needs is nullptr.
+struct Activations {
+  float* f32;   // [rows, cols]
+  uint8_t* q8;  // [rows, quantized_row_bytes(cols)]
+  int64_t rows, cols;
+  const void* row(bool integer, int64_t t) const {
+    return integer ? static_cast<const void*>(q8 + t * quantized_row_bytes(cols)) : f32 + t * cols;
+  }
+  int8_t* codes(int64_t t) const { return reinterpret_cast<int8_t*>(q8 + t * quantized_row_bytes(cols)); }
+  GroupMeta* metas(int64_t t) const { return reinterpret_cast<GroupMeta*>(codes(t) + cols); }
+};
+
+// GGUF rows [.., cols] of `type` to panels of `out`, rows of all experts one after the other.
+struct PackOp {
+  const Kernels* k;
+  const uint8_t* source;
+  const Matrix* out;  // packed
+  void operator()(Team& team) const;
+};
+
+// x[t] = table[ids[t]] * scale, the table in GGUF rows. Every id is one of them: Stream::embed has looked.
+struct EmbedOp {
+  const uint8_t* table;
+  int type;
+  const int32_t* ids;
+  int n;
+  int64_t cols;
+  float scale;
+  float* x;
+  void operator()(Team& team) const;
+};
+
+// y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: i.
+struct NormOp {
+  const Kernels* k;
+  const float* x;
+  const float* w;
+  float eps;
+  const int32_t* rows;
+  int n;
+  Activations y;
+  void operator()(Team& team) const;
+};
+
+// x[t] = (x[t] + rms_norm(source[t]) * w) * factor.
+struct AddNormOp {
+  const Kernels* k;
+  const float* source;  // [n, cols]
+  const float* w;
+  float eps;
+  float factor;
+  int n, cols;
+  float* x;  // [n, cols]
+  void operator()(Team& team) const;
+};
+
+// x[t] = cap * tanh(x[t] / cap).
+struct SoftcapOp {
+  const Kernels* k;
+  float cap;
+  int n;
+  int64_t cols;
+  float* x;  // [n, cols]
+  void operator()(Team& team) const;
+};
+
+// To each of the `tokens` rows of 32 outputs of a panel, of which `valid` exist.
+inline void add_bias(const float* bias, int valid, int tokens, float* tile) {
+  for (int t = 0; t < tokens; ++t, tile += kPanelRows) {
+    for (int r = 0; r < valid; ++r) tile[r] += bias[r];
+  }
+}
+
+// out_j = x . W_j^T + b_j for up to four matrices over the same input; `add` adds that to what out holds (residual).
+struct LinearOp {
+  static constexpr int kMost = 4;
+  const Kernels* k;
+  Activations x;
+  int n;
+  int count;
+  const Matrix* w[kMost];
+  const float* bias[kMost];  // [w.rows], or nullptr
+  float* out[kMost];         // [n, w.rows]
+  bool add;
+  void operator()(Team& team) const;
+};
+
+// Keys or values of one layer, [slots, kv_heads, dim]: float16, or int8 codes (q8_0) with a float16 scale for each 32.
+struct KvPool {
+  void* data;
+  uint16_t* scales;  // nullptr: float16
+  bool is_q8() const { return scales != nullptr; }
+  uint16_t* halves() const { return static_cast<uint16_t*>(data); }
+  int8_t* codes() const { return static_cast<int8_t*>(data); }
+  // A slot's `width` numbers.
+  void store(const Kernels& k, const float* x, int width, int64_t slot) const;
+};
+
+// RMS norm of q and k, per head or over all heads at once; rotation of the first `rotary` dimensions of each head; q
+// scaled; k and v to the KV pool.
+struct RopeStoreOp {
+  const Kernels* k;
+  float* q;      // [n, heads, dim], in place
+  float* key;    // [n, kv_heads, dim], in place
+  float* value;  // in place with v_norm
+  // What v is made from by v_norm: value, or key as it is before its own norm.
+  const float* value_source;
+  const float* v_norm;  // [dim], by head; or nullptr: none
+  const float* q_norm;  // [dim], [heads * dim] with full_norm, or nullptr: none
+  const float* k_norm;  // likewise
+  bool full_q_norm, full_k_norm;
+  float eps;
+  const float* cos;  // [n, rotary / 2]
+  const float* sin;
+  const int32_t* slots;  // [n]
+  KvPool keys, values;   // of this layer
+  int n, heads, kv_heads, dim, rotary;
+  float scale;  // of q
+  void operator()(Team& team) const;
+
+ private:
+  // x [num, dim]: one token's heads.
+  void norm_rotate(float* x, int num, const float* norm, bool full, int64_t token) const;
+};
+
+// What attention needs to know of a step's rows. Built by the submitting thread, one per step.
+class AttentionPlan {
+ public:
+  static constexpr int kTileTokens = 16;
+  // Contexts are attended in segments of this many keys, each with its own softmax, merged in order. Fixed, so
+  // that results do not depend on how a step is shared among threads.
+  static constexpr int kSegment = 1024;
+
+  struct Tile {            // consecutive tokens of one sequence
+    int32_t row;           // first row in the step
+    int32_t count;         // <= kTileTokens
+    int32_t position;      // of the first token
+    const int32_t* slots;  // KV slot of each position of the sequence
+  };
+  struct Part {  // a tile's work on one segment
+    int32_t tile, segment;
+    size_t offset;  // of its results in `partial`: [kv_heads, queries, value_dim + 2]
+  };
+
+  // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [table_rows, table_stride].
+  // Throws std::out_of_range where that would be read beside the table.
+  void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
+             const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows, int64_t table_stride,
+             int heads, int kv_heads, int value_dim, int threads);
+
+  int rows = 0;  // that the step has at least
+  int heads = 0, kv_heads = 0, value_dim = 0;
+  std::vector<Tile> tiles;
+  bool split;               // few tiles, long contexts: the segments of a tile go to different threads
+  std::vector<Part> parts;  // split only, by tile, then segment
+  std::vector<int32_t> first_part;  // [tiles + 1]
+  std::vector<float> partial;       // split only
+};
+
+// Causal attention of the plan's rows. A block of keys that a window only touches is read as a whole, so that keys up to
+// 31 positions before it must be finite.
+struct AttentionOp {
+  const Kernels* k;
+  AttentionPlan* plan;
+  const float* q;  // [n, heads, dim], scaled
+  KvPool keys, values;
+  Activations out;  // [n, heads * value_dim], or [n * heads, value_dim]
+  int heads, kv_heads, dim, value_dim;
+  // The pools are one, [slots, dim]: all heads read the same key, whose first value_dim numbers are its value. kv_heads
+  // is then into how many parts the heads are cut for the threads.
+  bool is_latent;
+  int window;          // 0: none; else a position sees itself and the window - 1 before it
+  const float* gate;   // [n, heads, value_dim]: out is multiplied by its sigmoid; or nullptr
+  const float* sinks;  // [heads]: one more logit in each softmax's denominator; or nullptr
+  int64_t slot_stride() const { return is_latent ? dim : int64_t{kv_heads} * dim; }
+  void operator()(Team& team) const;
+};
+
+enum class Scoring : int { kSoftmax, kSigmoid, kSoftmaxTopK };
+
+// See routing/options.py.
+struct RouterOptions {
+  Scoring scoring;
+  bool normalize;
+  float scale;
+  int groups, top_groups, group_best;
+};
+
+// ids, weights [n, top_k] of each token's experts, best first, of equals the lower id: routing/reference.py.
+struct RouteOp {
+  const float* logits;        // [n, experts]
+  const float* bias;          // [experts], or nullptr
+  const float* expert_scale;  // [experts]: times an expert's weight; or nullptr
+  int n, experts, top_k;
+  RouterOptions options;
+  int32_t* ids;
+  float* weights;
+  void operator()(Team& team) const;
+
+ private:
+  void score(const float* row, float* scores) const;
+  void keep_top_groups(float* scores, float* best, int32_t* kept) const;
+  void weigh(const float* row, const int32_t* id, float* weight) const;
+};
+
+// The routes of an expert that every token has: ids 0; weights sigmoid(y . weight), or 1 where weight is nullptr.
+struct SharedGateOp {
+  const Kernels* k;
+  const float* y;       // [n, cols]
+  const float* weight;  // [cols], or nullptr
+  int n, cols;
+  int32_t* ids;    // [n]
+  float* weights;  // [n]
+  void operator()(Team& team) const;
+};
+
+enum class Activation : int { kSilu, kSwigluOai, kGelu };
+
+// What experts have besides their matrices.
+struct ExpertOptions {
+  Activation activation = Activation::kSilu;
+  const float* gate_bias = nullptr;  // [experts, ff] each, or nullptr
+  const float* up_bias = nullptr;
+  const float* down_bias = nullptr;  // [experts, hidden]
+};
+
+// x[t] = or += sum over t's experts of weight * down(activation(gate(y), up(y))), with silu(gate) * up as the usual
+// activation. An expert's weights are read once a step, whoever asks for them.
+struct ExpertsOp {
+  const Kernels* k;
+  const Matrix* gate;
+  const Matrix* up;
+  const Matrix* down;
+  Activations y;         // input
+  const int32_t* ids;    // [n, top_k]; below 0: none
+  const float* weights;  // [n, top_k]
+  int n, top_k;
+  Activations h;  // [n * top_k, ff]: intermediate rows, sorted by expert; quantised or float32 as down needs
+  int32_t* starts;  // [experts + 1]: rows of h of each expert
+  int32_t* active;  // [experts + 1]: how many, then the ids of the experts that have rows, ascending
+  int32_t* routes;  // [n * top_k]: row of h -> index into ids and weights
+  int64_t* expert_token_counts;  // [2, experts]: adds each expert's tokens, and 1 if it has any; or nullptr
+  float* x;                      // [n, hidden]
+  bool add;                      // to what x holds
+  // [kMostParts, hidden], where a step of few routes puts each one's share of x (rows sorted by expert) before they are
+  // added: work is then shared by (expert, panel) instead of by panel, in pieces small enough to even out.
+  float* parts;
+  ExpertOptions options;
+  // Added to the products of the rows that have adapters. h then has both forms, if down has an adapter.
+  ExpertLora lora = {};
+  static constexpr int kMostParts = 512;
+  void operator()(Team& team) const;
+
+  // The two parts of it: one thread's, which the others wait for, and everyone's. False for an id that is no expert's:
+  // then there are no routes at all.
+  bool sort_routes() const;
+  void compute(Team& team) const;
+
+ private:
+  void shrink_inputs(Team& team) const;
+  void shrink_intermediates(Team& team) const;
+  // What the adapters of `tokens` rows of h, from i0 on, add to a panel of a product; `part`: which of `lora.shrunk`.
+  void add_lora(const LoraTable* table, int part, int expert, int64_t panel, int i0, int tokens,
+                float* tile) const;
+  struct Rows {  // of h
+    int begin, end;
+  };
+  struct Fetch {  // of what lies from p to end
+    const uint8_t *p, *end;
+    void operator()();
+  };
+  Fetch fetch_down(const Team& team) const;
+  // Read once: a thread that comes late may find any later layer's.
+  Rows rows_of(int expert) const;
+  void gate_up(int64_t rank, int64_t panel, Claim& claim) const;
+  void down_panel(Team& team, int64_t panel) const;
+  void add_down_bias(int expert, int64_t panel, int tokens, float* tile) const;
+  void down_part(int64_t rank, int64_t panel, Claim& claim) const;
+  void add_parts(Team& team, int64_t panel) const;
+  void put(int64_t panel, const float* sums) const;
+};
+
+// Room for ExpertsOp::parts, which grows with what is asked of it.
+class Parts {
+ public:
+  float* data() { return rows_.data(); }
+  // For so many routes of experts of `hidden` outputs; waits for the pool if that takes another buffer.
+  void fit(Pool& pool, int routes, int64_t hidden) {
+    const size_t size = static_cast<size_t>(std::min(routes, ExpertsOp::kMostParts)) * hidden;
+    if (size <= rows_.size()) return;
+    pool.wait();
+    rows_.resize(size);
+  }
+
+ private:
+  std::vector<float> rows_;
+};
+
+// Reads every byte of the matrix and does nothing with it: the yardstick for decode.
+struct ReadOp {
+  const Matrix* matrix;
+  void operator()(Team& team) const;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,69 @@
+// How the pool's threads share one phase of an operation: units of work in a range for each thread, from which others
+// take what its owner has not come to. A phase is over when all its units are done, whoever did them: nobody waits for a
+// thread that has none in hand, and a thread that comes late finds the phase over and goes on.
+//
+// Phases are numbered from 1 over the life of a pool, and every counter carries the number of the phase that it counts
+// for. The first thread to touch one of an earlier phase starts it afresh, so that nothing is reset between phases, and a
+// thread that comes late can neither take nor finish anything.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace moeserve {
+
+// A count of one phase at a time: the phase in the upper 40 bits, the count in the lower 24.
+class PhaseCount {
+ public:
+  static constexpr int64_t kMost = (int64_t{1} << 24) - 1;
+
+  // The count before adding one to it, if that is below `end` (at most kMost) and no later phase has begun; else -1.
+  int64_t add_below(uint64_t phase, int64_t end) {
+    uint64_t now = value_.load(std::memory_order_relaxed);
+    for (;;) {
+      const int64_t ahead = static_cast<int64_t>((now & ~uint64_t{kMost}) - (phase << kBits));
+      const int64_t count = ahead == 0 ? static_cast<int64_t>(now & kMost) : 0;
+      if (ahead > 0 || count >= end) return -1;
+      const uint64_t next = phase << kBits | static_cast<uint64_t>(count + 1);
+      if (value_.compare_exchange_weak(now, next, std::memory_order_acq_rel, std::memory_order_relaxed)) {
+        return count;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kBits = 24;
+  std::atomic<uint64_t> value_{0};
+};
+
+// The units that one thread begins with.
+struct alignas(64) WorkRange {
+  PhaseCount taken, done;
+};
+
+// Who may write the results of a unit that several threads may have computed: the first that asks. Until it has written
+// them, the phase cannot end; all others must write nothing.
+class Claim {
+ public:
+  // flag: the latest phase in which this unit was claimed; nullptr: nobody else has the unit.
+  Claim(std::atomic<uint64_t>* flag, uint64_t phase) : flag_(flag), phase_(phase) {}
+
+  bool operator()() {
+    if (!asked_) {
+      asked_ = true;
+      mine_ = flag_ == nullptr || take();
+    }
+    return mine_;
+  }
+
+ private:
+  bool take() {
+    uint64_t last = flag_->load(std::memory_order_relaxed);
+    return last < phase_ && flag_->compare_exchange_strong(last, phase_, std::memory_order_acq_rel);
+  }
+  std::atomic<uint64_t>* flag_;
+  uint64_t phase_;
+  bool asked_ = false, mine_ = false;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,179 @@
+#include "pool.h"
+
+#include <chrono>
+#include <new>
+#include <utility>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace moeserve {
+namespace {
+
+// Spins, then sleeps, while `value` is `old`.
+void wait_while(const std::atomic<uint32_t>& value, uint32_t old, int spins) {
+  for (int i = 0; i < spins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    relax();
+  }
+  while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+}
+
+// A CPU that we may not use (a cpuset changed meanwhile) leaves the thread where the kernel puts it.
+void bind_to(const std::vector<int>& cpus) {
+#if defined(__linux__)
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+#else
+  (void)cpus;
+#endif
+}
+
+// Denormal numbers count as zero in this thread. A recurrent state that decays reaches them, and an operation on one
+// takes some hundred cycles.
+void flush_denormals() {
+#if defined(__x86_64__)
+  _MM_SET_FLUSH_ZERO_MODE(_MM_FLUSH_ZERO_ON);
+  _mm_setcsr(_mm_getcsr() | 0x40);  // denormals as operands, too
+#endif
+}
+
+}  // namespace
+
+void Patience::wait_begins(int64_t units) {
+  // A thread that runs answers within microseconds: half of a unit on average, two where memory is slow for it.
+  constexpr Clock::duration kLeast = std::chrono::microseconds(10), kUsual = std::chrono::microseconds(30);
+  const Clock::time_point now = Clock::now();
+  limit_ = units == 0 ? kUsual : std::max(kLeast, 2 * (now - since_) / units);
+  since_ = now;
+}
+
+std::pair<int64_t, int64_t> Team::node_panels(int64_t panels, int node) const {
+  const int64_t first = first_panel(panels, node, pool_.nodes());
+  return {first, first_panel(panels, node + 1, pool_.nodes()) - first};
+}
+
+std::atomic<uint64_t>* Team::flags(int64_t units) const {
+  return units > kMostFlags ? nullptr : &pool_.flags_[node_ * kMostFlags];
+}
+
+std::pair<int64_t, int64_t> Team::first_pair(int64_t outer, int64_t panels) const {
+  const auto [first, count] = node_panels(panels, node_);
+  const int thread0 = pool_.node_threads_[node_], threads = pool_.node_threads_[node_ + 1] - thread0;
+  const int64_t unit = outer * count * (thread_ - thread0) / threads;
+  return count == 0 ? std::pair<int64_t, int64_t>(0, first) : std::pair(unit / count, first + unit % count);
+}
+
+// The last to arrive opens the barrier.
+void Team::barrier(int spins) {
+  const uint32_t mine = barriers_++;
+  if (pool_.arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < static_cast<uint32_t>(threads_)) {
+    return wait_while(pool_.generation_, mine, spins);
+  }
+  pool_.arrived_.store(0, std::memory_order_relaxed);
+  pool_.generation_.fetch_add(1, std::memory_order_release);
+  pool_.generation_.notify_all();
+}
+
+void* Team::scratch(size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    scratch_.reset();  // never two at a time
+    scratch_.reset(::operator new(bytes, std::align_val_t(64)));
+    scratch_bytes_ = bytes;
+  }
+  return scratch_.get();
+}
+
+Pool::Pool(const std::vector<ThreadPlacement>& placements)
+    : slots_(kSlots), ranges_(placements.size()), flags_(Team::kMostFlags * (1 + placements.back().node)) {
+  const int threads = static_cast<int>(placements.size());
+  for (int i = 0; i < threads; ++i) {
+    if (i == 0 || placements[i].node != placements[i - 1].node) node_threads_.push_back(i);
+    teams_.emplace_back(new Team(*this, i, threads, placements[i].node));
+  }
+  node_threads_.push_back(threads);
+  for (int i = 0; i < threads; ++i) {
+    threads_.emplace_back([this, i, cpus = placements[i].cpus] { thread_main(i, cpus); });
+  }
+}
+
+Pool::~Pool() {
+  wait();
+  stop_.store(true);
+  published_.fetch_add(1);
+  published_.notify_all();
+  for (std::thread& t : threads_) t.join();
+}
+
+Pool::Slot& Pool::next_slot() {
+  const uint32_t next = published_.load(std::memory_order_relaxed);
+  while (next - completed_.load(std::memory_order_acquire) >= kSlots) {
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(50));  // a caller a thousand operations ahead can wait
+  }
+  return slots_[next % kSlots];
+}
+
+void Pool::publish() {
+  published_.fetch_add(1, std::memory_order_release);
+  published_.notify_all();
+}
+
+void Pool::wait() {
+  const uint32_t target = published_.load(std::memory_order_relaxed);
+  for (;;) {
+    const uint32_t drained = drained_.load(std::memory_order_acquire);
+    if (completed_.load(std::memory_order_acquire) == target) return;
+    drained_.wait(drained, std::memory_order_acquire);
+  }
+}
+
+void Pool::thread_main(int thread, const std::vector<int>& cpus) {
+  bind_to(cpus);
+  flush_denormals();
+  Team& team = *teams_[thread];
+  for (uint32_t next = 0;; ++next) {
+    wait_while(published_, next, kSpins);
+    if (stop_.load()) return;
+    Slot& slot = slots_[next % kSlots];
+    slot.run(slot.bytes, team);
+    leave(slot);
+  }
+}
+
+// The last to leave an operation frees its slot.
+void Pool::leave(Slot& slot) {
+  if (slot.left.fetch_add(1, std::memory_order_acq_rel) + 1 < threads()) return;
+  slot.left.store(0, std::memory_order_relaxed);
+  const uint32_t done = completed_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (done == published_.load(std::memory_order_acquire)) {  // only then can anyone wait for it
+    drained_.fetch_add(1, std::memory_order_release);
+    drained_.notify_all();
+  }
+}
+
+// Of a phase without units every thread says so.
+void Pool::end(uint64_t phase) {
+  uint32_t before = static_cast<uint32_t>(phase - 1);
+  if (over_.compare_exchange_strong(before, static_cast<uint32_t>(phase), std::memory_order_acq_rel)) {
+    over_.notify_all();
+  }
+}
+
+void Pool::wait_for(uint64_t phase) {
+  for (;;) {
+    const uint32_t over = over_.load(std::memory_order_acquire);
+    if (is_over(phase)) return;
+    over_.wait(over, std::memory_order_acquire);
+  }
+}
+
+}  // namespace moeserve

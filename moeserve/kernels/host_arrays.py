@@ -1,0 +1,20 @@
+"""numpy arrays whose addresses the C++ engine gets. ValueError, which begins with the argument's name, for one of
+another element type, or that is not contiguous."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+
+def gguf_rows(array: npt.NDArray[np.uint8], name: str) -> tuple[int, int]:
+    """Address and bytes."""
+    check_array(array, name, np.uint8)
+    return array.ctypes.data, array.nbytes
+
+
+def check_array(array: npt.NDArray[np.generic], name: str, dtype: type[np.generic]) -> None:
+    if array.dtype != dtype:
+        raise ValueError(f"{name}: {np.dtype(dtype)} wanted, not {array.dtype}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}: a contiguous array wanted")

@@ -1,0 +1,37 @@
+"""The list of models, and the description of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from tests.support.http_harness import CONTEXT, NAME, HttpServer
+
+
+def test_models_and_openapi(server: HttpServer) -> None:
+    client = OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
+    (card,) = client.models.list().data
+    assert card.id == NAME
+    assert card.model_extra is not None
+    assert card.model_extra["max_model_len"] == CONTEXT
+    assert client.models.retrieve(NAME).id == NAME
+    assert httpx.get(server.url + "/v1/models/other").status_code == 404
+    document = httpx.get(server.url + "/openapi.json")
+    schemas = document.json()["components"]["schemas"]
+    referred = {ref.rsplit("/", 1)[1] for ref in json_refs(document.json())}
+    assert "CompletionRequest" in referred
+    assert referred <= schemas.keys()
+    assert schemas["CompletionRequest"]["properties"]["temperature"]["maximum"] == 2
+
+
+def json_refs(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for inner in node:
+            yield from json_refs(inner)
