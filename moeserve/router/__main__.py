@@ -45,6 +45,8 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         num_state_slots=ready.num_state_slots,
         page_tokens=ready.kv_page_tokens,
         page_bytes=ready.kv_page_bytes,
+        page_write_bytes=ready.kv_write_bytes,
+        tiers=tuple(ready.kv_tiers),
         state_bytes=ready.state_bytes,
         border_spacing=border_spacing(ready.max_num_batched_tokens),
         event_block_size=None if config.kv_events_endpoint is None else config.kv_events_block_size,

@@ -26,7 +26,7 @@ from moeserve.messages.channels import (
     PushChannel,
 )
 from moeserve.messages.codec import CodecError, Decoder, encode
-from moeserve.messages.pages import PageCopy, PageOrders, PageReport
+from moeserve.messages.pages import PageCopy, PageOrders, PageReport, TierNews
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 
 LOGPROB = TokenLogprob(5, -0.25, 1, [5, 7], [-0.25, -2.5])
@@ -80,7 +80,9 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.FROM_WORKER, steps.StepResult(3, [steps.Sampled(5, LOGPROB)], {0: [LOGPROB]}, 1.0, 0.5)),
     (
         codec.FROM_WORKER,
-        steps.StepResult(4, [], {}, 0.0, 0.5, pages=PageReport(b"s", b"g", b"r", b"l", b"f", 1.5)),
+        steps.StepResult(
+            4, [], {}, 0.0, 0.5, pages=PageReport(TierNews(b"s", b"g", b"r", b"k", b"l", 1.5), failed=b"f")
+        ),
     ),
     (
         codec.STEP_PLAN,
