@@ -25,7 +25,7 @@ from moeserve.messages.adapters import (
 )
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.pages import DiskCounts
+from moeserve.messages.pages import TierCounts
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
 
@@ -98,6 +98,10 @@ class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
 # ---------------------------------------------------------------- router -> detokenizer
 
 
+class RouterStarted(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a router: the requests of one before it are nobody's, and come again under other ids."""
+
+
 class DetokenizeStart(msgspec.Struct, frozen=True, tag=True):
     """A request was accepted: create its text state, that after `output`."""
 
@@ -121,6 +125,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prefill_ms: float  # first chunk planned to first token
     decode_ms: float  # first token to last token
     disk_tokens: int = 0  # of the cached ones, those that were read from disk for it
+    ram_tokens: int = 0  # and those from the tier in RAM
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -235,7 +240,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     state_snapshot_evictions: int = 0  # snapshots given up for another state; not those whose KV was evicted
     engine_losses: int = 0  # workers that were lost
     continued: int = 0  # requests that a lost worker was computing, and the next one went on with
-    disk: DiskCounts = DiskCounts()  # of the disk tier
+    disk: TierCounts = TierCounts()  # of the tier on disk
+    ram: TierCounts = TierCounts()  # of the tier in RAM
     beam_searches: int = 0  # that have ended with their answers
     beam_rows: int = 0  # of their beams, computed
     beam_forks: int = 0  # beams that went on in two ways
@@ -343,7 +349,9 @@ ToRouter = (
     | HeartbeatRequest
     | Shutdown
 )
-ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
+ToDetokenizer = (
+    RouterStarted | DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
+)
 ToHttp = (
     TextOut
     | RequestError

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.pages import PageOrders, PageReport
+from moeserve.messages.pages import PageOrders, PageReport, Tier
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 
 
@@ -42,8 +42,10 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
         0  # slots 0.. of recurrent state, running or snapshot; 0: the model has no recurrent state
     )
     prompts_first: bool = False  # steps are worth most when prompts fill them: all experts are on a GPU
-    kv_page_tokens: int = 0  # of a page of the disk tier; 0: there is none
+    kv_page_tokens: int = 0  # of a page of the tiers behind the KV pool; 0: there are none
     kv_page_bytes: int = 0
+    kv_write_bytes: int = 0  # of pages, copied out before a step whose decode rows would wait for more
+    kv_tiers: list[Tier] = []  # the fastest first
     state_bytes: int = 0  # of one slot of recurrent state
     measured_steps: list[MeasuredStep] = []
     adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from moeserve.config import ServerConfig
+from moeserve.kv.layout import KvLayout
+from moeserve.kv.tier_sizes import staging_bytes
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import (
     CPU_LOGIT_ROWS,
@@ -28,7 +30,7 @@ def gpu_reserved_bytes(
     overhead: int = GPU_OVERHEAD_BYTES,
 ) -> int:
     """Of a GPU engine whose largest step has `max_tokens` rows: the steps' buffers, logits, tables of slots and angles,
-    the sampler, and CUDA's own `overhead`. floats: what tensor cores multiply."""
+    the sampler, what pages of KV pass through, and CUDA's own `overhead`. floats: what tensor cores multiply."""
     length = config.max_model_len or shape.context_length
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
     logits = 4 * head_rows * shape.vocab_size
@@ -40,6 +42,7 @@ def gpu_reserved_bytes(
         + slot_table
         + angles
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
+        + staging_bytes(config, KvLayout(shape).state_bytes())
         + overhead
     )
 

@@ -37,9 +37,9 @@ from moeserve.worker.adapters import cpu_adapters, read_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device, gpu_numbers
-from moeserve.worker.disk_tier import DiskTierPlan, claim_directory, plan_disk_tier
 from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.memory import available_bytes
+from moeserve.worker.page_tiers import PageTiersPlan, claim_directory, plan_tiers
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
@@ -106,7 +106,7 @@ class CpuModel:
     capacity: KvCapacity
     dump: StepDump | None
     state_slots: int  # of recurrent state
-    disk: DiskTierPlan | None
+    tiers: PageTiersPlan | None
     adapters: list[Adapter]
     angles: dict[AttentionForm, RopeTables]
 
@@ -161,7 +161,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
         capacity = plan_capacity(config, layout, [budget])
-        disk = plan_disk_tier(config, directory, source, layout, stream.isa)
+        tiers = plan_tiers(config, directory, 0, source, layout, f"cpu {stream.isa} {config.weight_layout}")
         return CpuModel(
             config,
             source,
@@ -172,7 +172,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             capacity,
             dump,
             states.num_slots,
-            disk,
+            tiers,
             adapters,
             angles_of(shape, capacity.max_model_len, weights.rope_factors),
         )
@@ -203,7 +203,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)
-    pages = None if loaded.disk is None else loaded.disk.open(kv, states)
+    pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(
         config,
         layout,
@@ -229,6 +229,10 @@ def _refuse_gpu_flags(config: ServerConfig) -> None:
         flag = "--gpus"
     elif config.parallel != "auto":
         flag = "--parallel"
+    elif config.kv_ram:
+        raise ConfigError(
+            "--kv-ram: has no effect on the CPU engine, whose KV pool is in RAM already; raise --max-total-tokens"
+        )
     else:
         return
     raise ConfigError(f"{flag}: has no effect on the CPU engine; leave it out, or choose a GPU")

@@ -38,7 +38,8 @@ class Runner:
         pages: PageMover | None = None,
         adapters: ResidentAdapters | None = None,
     ) -> None:
-        """pages: of the disk tier, if there is one. adapters: None where requests cannot ask for any."""
+        """pages: of the tiers behind the KV pool, if there are any. adapters: None
+        where requests cannot ask for any."""
         self.engine = engine
         self._ready = ready
         self._adapters = adapters

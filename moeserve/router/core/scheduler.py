@@ -161,8 +161,8 @@ class Scheduler:
         """Takes the result of the oldest plan in flight. Raises ProtocolError when it is the result of another."""
         scheduled = self._in_flight.answered(result)
         self._batch.last_finished = scheduled.step
-        if self._memory.disk is not None:
-            self._batch.end_loads(self._memory.disk.report(result.pages, now))
+        if self._memory.tiers is not None:
+            self._batch.end_loads(self._memory.tiers.report(result.pages, now))
         if not scheduled.rows:
             return
         # A step that compiled kernels says nothing about the cost of the next one.
@@ -226,8 +226,8 @@ class Scheduler:
         for request in list(self._open.values()):
             self._fail(request, 503, cause)
         self._out.put(RequestError(id, 503, cause) for id in self._searches.take_gathering())
-        if self._memory.disk is not None:
-            self._memory.disk.reset()
+        if self._memory.tiers is not None:
+            self._memory.tiers.reset()
 
     # ---------------------------------------------------------------- outputs
 
@@ -236,7 +236,7 @@ class Scheduler:
         its rows count as written from here on."""
         if self._closed is not None or not self._has_worker or not self._in_flight.has_room:
             return None
-        if not self._open and (self._memory.disk is None or not self._memory.disk.has_work):
+        if not self._open and (self._memory.tiers is None or not self._memory.tiers.has_work):
             return None
         scheduled = self._planner.plan(
             self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight)

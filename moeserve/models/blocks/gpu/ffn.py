@@ -27,6 +27,7 @@ from moeserve.kernels.norm import reference
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
+from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
@@ -131,7 +132,10 @@ class GpuFfnBlock:
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
             self._norm(index, s, count)
-            self._add_unrouted(index, ffn.expert, s, count)
+            if takes_dense_products(ffn.expert.experts, s):
+                multiply_dense(ffn.expert.experts, s, count, self._routes(index, s).parts[:, 0])
+            else:
+                self._add_unrouted(index, ffn.expert, s, count)
         else:
             self._mix_experts(index, ffn, s, count)
         all_reduce = self._sums[index]
