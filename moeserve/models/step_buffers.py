@@ -125,6 +125,9 @@ def gpu_step_buffers(
         ]
         if latent.q_rank:
             buffers += _activations("q_a", rows, latent.q_rank, acts, quantised=small)
+    if small and rows > 1 and model.dense_width:
+        # Of gate and up, where they are one product: of several rows of a layer without experts.
+        buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     if adapter_rank:

@@ -27,6 +27,7 @@ from moeserve.kernels.norm import reference
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
+from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
@@ -133,7 +134,11 @@ class GpuFfnBlock:
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
             self._norm(index, s, count)
-            self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
+            changed = adapters is not None and adapters.change(names.FFN_PARTS)
+            if takes_dense_products(ffn.expert.experts, s) and not changed:
+                multiply_dense(ffn.expert.experts, s, count, self._routes(index, s).parts[:, 0])
+            else:
+                self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         else:
             self._mix_experts(index, ffn, s, count, adapters)
         all_reduce = self._sums[index]

@@ -28,6 +28,10 @@ class LayerAdapters:
         self._count = count
         self._s = s
 
+    def change(self, parts: Sequence[str]) -> bool:
+        """Those of the step's rows may change these products."""
+        return scope_of(parts) & self._rows.scope != AdapterScope.NONE
+
     def add(self, x: GpuActivations, parts: Sequence[str], out: Sequence[Tensor]) -> None:
         """To the products of `parts`, those of them that adapters may change, over x. out: [rows, width] each."""
         table = self._table(parts)
@@ -54,7 +58,7 @@ class LayerAdapters:
         )
 
     def _table(self, parts: Sequence[str]) -> AdapterTable | None:
-        if scope_of(parts) & self._rows.scope == AdapterScope.NONE:
+        if not self.change(parts):
             return None
         return self._adapters.table(self._layer, parts)
 

@@ -185,6 +185,7 @@ class GpuWorkspace:
         # Of feed-forwards that every token passes, by their width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
+        self.dense_products = views.get("dense_products")
         self.unrouted_blocks = (
             BlockWorkspace(rows, 1, 1, device, is_large_batch=can_unpack and unpacks_experts(rows, 1, 1))
             if widths
