@@ -2,11 +2,13 @@
 """Our engine beside llama.cpp on one file, in one run, taking turns.
 
     python -m benchmarks.compare_llama_cpp MODEL.gguf --llama-python /path/to/venv/bin/python [--threads 2] [--rounds 5]
+        [--clock cpu]
 
 The other Python has llama-cpp-python (built natively). llama.cpp runs twice: with its weight repacking (default)
 and without, and the better of the two counts for each figure. Everything is loaded at once and idle while another
 runs; a round is ours, llama.cpp repacked, llama.cpp not repacked. Ratios are of neighbours in a round; given are
-the median and the least.
+the median and the least. `--clock cpu` counts the processes' CPU time instead of the wall's: with `--threads 1`, on a
+machine whose cores other jobs use, where two threads that wait for each other mostly measure the scheduler.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from moeserve.config import ServerConfig
 from moeserve.worker.loading import load_cpu_runner
 
 CHILD = Path(__file__).with_name("llama_cpp_child.py")
-PROMPT = 64  # tokens of each stream before decoding, as in the child
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 class Ours:
     name = "moeserve"
 
-    def __init__(self, model: str, threads: int, most_streams: int, longest: int) -> None:
+    def __init__(
+        self, model: str, threads: int, prompt: int, clock: str, most_streams: int, longest: int
+    ) -> None:
+        self.prompt, self.clock = prompt, CLOCKS[clock]
         config = ServerConfig(
             model=model,
             threads=threads,
@@ -42,20 +47,22 @@ class Ours:
         start = time.perf_counter()
         self.runner = load_cpu_runner(resolve(config), lambda *_: None)
         self.load_s = time.perf_counter() - start
-        self.bench = EngineBench(self.runner, self.runner.ready().max_num_batched_tokens)
+        # Greedy streams of random weights soon repeat themselves and share experts; the tokens of the child are random.
+        step_tokens = self.runner.ready().max_num_batched_tokens
+        self.bench = EngineBench(self.runner, step_tokens, temperature=1.0)
         self.fractions: list[float] = []  # of the read bandwidth, of each decode with one stream
 
     def prefill(self, tokens: int) -> float:
-        start = time.perf_counter()
+        start = self.clock()
         self.bench.prefill(1, tokens)
-        return tokens / (time.perf_counter() - start)
+        return tokens / (self.clock() - start)
 
     def decode(self, streams: int, steps: int) -> float:
-        self.bench.prefill(streams, PROMPT)
+        self.bench.prefill(streams, self.prompt)
         before, read = self.bench.read_gb_s(), self.runner.engine.weight_counters()
-        start = time.perf_counter()
-        self.bench.decode(streams, PROMPT, steps)
-        seconds = time.perf_counter() - start
+        start = self.clock()
+        self.bench.decode(streams, self.prompt, steps)
+        seconds = self.clock() - start
         gb_s = self.runner.engine.weight_bytes_since(read) / seconds / 1e9
         if streams == 1:
             self.fractions.append(gb_s / statistics.mean((before, self.bench.read_gb_s())))
@@ -63,18 +70,19 @@ class Ours:
 
 
 class LlamaCpp:
-    def __init__(self, python: str, model: str, threads: int, repack: bool) -> None:
+    def __init__(self, python: str, model: str, threads: int, prompt: int, clock: str, repack: bool) -> None:
         self.name = "llama.cpp" if repack else "llama.cpp, no repack"
         self.child = subprocess.Popen(
             [python, CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
-        self.load_s = self._ask(f"load {model} {threads} {int(repack)}")
+        self.prompt = prompt
+        self.load_s = self._ask(f"load {model} {threads} {int(repack)} {clock}")
 
     def prefill(self, tokens: int) -> float:
         return self._ask(f"prefill {tokens}")
 
     def decode(self, streams: int, steps: int) -> float:
-        return self._ask(f"decode {streams} {steps}")
+        return self._ask(f"decode {streams} {self.prompt} {steps}")
 
     def _ask(self, command: str) -> float:
         assert self.child.stdin
@@ -121,11 +129,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", default="1,8,16")
-    parser.add_argument("--prefill", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each stream before decoding")
+    parser.add_argument("--prefill", type=int, default=512, help="0: none")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     args = parser.parse_args()
-    streams = [int(n) for n in args.streams.split(",")]
-    ours = Ours(args.model, args.threads, max(streams), max(256, args.prefill))
-    theirs = [LlamaCpp(args.llama_python, args.model, args.threads, repack) for repack in (True, False)]
+    streams = [int(n) for n in args.streams.split(",") if n]
+    common = args.model, args.threads, args.prompt, args.clock
+    ours = Ours(*common, max([1, *streams]), max(256, args.prefill))
+    theirs = [LlamaCpp(args.llama_python, *common, repack) for repack in (True, False)]
     engines: list[Ours | LlamaCpp] = [ours, *theirs]
     print("load: " + ", ".join(f"{engine.name} {engine.load_s:.1f} s" for engine in engines), flush=True)
     for count in streams:
@@ -134,9 +145,10 @@ def main() -> None:
             Measure(f"decode, {count} streams", streams=count, steps=max(8, 48 // count)),
             args.rounds,
         )
-        if count == 1:
+        if count == 1 and args.clock == "wall":
             print(f"{'':<20}of the read bandwidth: {statistics.median(ours.fractions):.0%}", flush=True)
-    compare(engines, Measure(f"prefill, {args.prefill}", prefill=args.prefill), args.rounds)
+    if args.prefill:
+        compare(engines, Measure(f"prefill, {args.prefill}", prefill=args.prefill), args.rounds)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """llama.cpp as a child of compare_llama_cpp.py: under the Python that has llama-cpp-python, which need not be ours.
 
-Commands, a line each on standard input, one JSON answer each: `load PATH THREADS REPACK`, `prefill N`,
-`decode STREAMS STEPS`. Standard output holds nothing else.
+Commands, a line each on standard input, one JSON answer each: `load PATH THREADS REPACK
+CLOCK` (wall or cpu), `prefill N`, `decode STREAMS PROMPT STEPS`. Standard output holds nothing else.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ import time
 import llama_cpp as llama
 import numpy as np
 
-PROMPT = 64  # tokens of each stream before decoding
 MOST_STREAMS = 64
 
 
 class Model:
-    def __init__(self, path: str, threads: int, repack: bool) -> None:
+    def __init__(self, path: str, threads: int, repack: bool, clock: str) -> None:
+        self.clock = time.process_time if clock == "cpu" else time.perf_counter
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
         params.use_extra_bufts = repack  # llama.cpp's weight repacking, its default
@@ -53,19 +53,19 @@ class Model:
 
     def prefill(self, tokens: int) -> float:
         self.clear()
-        start = time.perf_counter()
+        start = self.clock()
         for first in range(0, tokens, 512):
             self.decode([(p, 0, p == tokens - 1) for p in range(first, min(first + 512, tokens))])
-        return tokens / (time.perf_counter() - start)
+        return tokens / (self.clock() - start)
 
-    def streams(self, count: int, steps: int) -> float:
+    def streams(self, count: int, prompt: int, steps: int) -> float:
         self.clear()
         for sequence in range(count):
-            self.decode([(p, sequence, p == PROMPT - 1) for p in range(PROMPT)])
-        start = time.perf_counter()
+            self.decode([(p, sequence, p == prompt - 1) for p in range(prompt)])
+        start = self.clock()
         for step in range(steps):
-            self.decode([(PROMPT + step, sequence, True) for sequence in range(count)])
-        return count * steps / (time.perf_counter() - start)
+            self.decode([(prompt + step, sequence, True) for sequence in range(count)])
+        return count * steps / (self.clock() - start)
 
 
 @llama.llama_log_callback  # type: ignore[untyped-decorator]
@@ -80,14 +80,14 @@ def main() -> None:
     for line in sys.stdin:
         name, *args = line.split()
         if name == "load":
-            model = Model(args[0], int(args[1]), args[2] == "1")
+            model = Model(args[0], int(args[1]), args[2] == "1", args[3])
             answer = model.load_s
         elif model is None:
             raise SystemExit("load a model first")
         elif name == "prefill":
             answer = model.prefill(int(args[0]))
         else:
-            answer = model.streams(int(args[0]), int(args[1]))
+            answer = model.streams(*map(int, args))
         print(json.dumps(answer), flush=True)
 
 

@@ -98,6 +98,14 @@ class ApiConfig:
         low=1,
         high=1 << 20,
     )
+    max_idle_connections_per_address: int | None = option(
+        None,
+        "Network",
+        "connections of one client address (of IPv6, one /64 network) without a request, beyond which the one that has "
+        "waited longest is closed (default: --max-num-seqs + --max-num-queued-reqs + 128, which leaves 128 to others)",
+        low=1,
+        high=1 << 20,
+    )
     chat_template: str | None = option(
         None, "Chat", "file with a chat template (Jinja) to use instead of the model's own", metavar="PATH"
     )

@@ -131,11 +131,21 @@ class ServerConfig(ApiConfig):
         "have, are refused",
         choices=("auto", "f16", "bf16", "q8_0", "fp8"),
     )
+    kv_ram: float | None = option(
+        None,
+        "Capacity",
+        "memory for the prefix cache's tier in RAM, with a GPU: prompts and answers that its KV pool has given up are "
+        "copied back from there; 0: none (default: half of the RAM that is free after the weights, at most 4 times the "
+        "KV pool, and none where that is less than the pool)",
+        low=0,
+        high=1e6,
+        metavar="GIB",
+    )
     kv_disk: str | None = option(
         None,
         "Capacity",
         "folder for the prefix cache's tier on disk: prompts and answers that are computed once are read from there, "
-        "after a restart too (CPU engine); one server at a time. What was said can be reconstructed from it",
+        "after a restart too; one server at a time. What was said can be reconstructed from it",
         metavar="PATH",
     )
     kv_disk_gib: float | None = option(

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Coroutine, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from moeserve.httpserver.probe_server import ProbeServer
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.connection import BoundedHttpProtocol
 from moeserve.httpserver.transport.hosts import is_loopback
+from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
@@ -257,9 +259,11 @@ def _template_of(config: ServerConfig) -> str | None:
 
 def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
     config = service.config
+    most_requests = config.max_num_queued_reqs + config.max_num_seqs
+    idle = IdleConnections(config.max_idle_connections_per_address or most_requests + SPARE_CONNECTIONS // 2)
     made = uvicorn.Config(
         build_app(service, apis.apis),
-        http=BoundedHttpProtocol,
+        http=partial(BoundedHttpProtocol, idle=idle),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -267,7 +271,7 @@ def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
         access_log=False,  # `observability/access.py` writes it
         server_header=False,
         backlog=BACKLOG,
-        limit_concurrency=config.max_num_queued_reqs + config.max_num_seqs + SPARE_CONNECTIONS,
+        limit_concurrency=most_requests + SPARE_CONNECTIONS,
         timeout_graceful_shutdown=LAST_BYTES_S,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,

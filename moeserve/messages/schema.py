@@ -10,6 +10,7 @@ are milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -24,7 +25,7 @@ from moeserve.messages.adapters import (
 )
 from moeserve.messages.beams import BeamParams
 from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.pages import DiskCounts
+from moeserve.messages.pages import TierCounts
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
 
@@ -58,6 +59,28 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     beams: BeamParams | None = None  # it is one answer of a beam search, and gets all of it at the end
 
 
+class GenerateBatch(msgspec.Struct, frozen=True, tag=True):
+    """Requests with one grammar, the choices of an HTTP request: it may have megabytes, and is sent once."""
+
+    grammar: str
+    requests: list[GenerateRequest]  # `sampling` is without it
+
+    @classmethod
+    def of(cls, requests: Sequence[GenerateRequest]) -> GenerateBatch:
+        """Of requests with the same grammar."""
+        without = [_with_grammar(request, "") for request in requests]
+        return cls(requests[0].sampling.grammar, without)
+
+    def unpacked(self) -> list[GenerateRequest]:
+        """The requests with their grammar, which is one object."""
+        return [_with_grammar(request, self.grammar) for request in self.requests]
+
+
+def _with_grammar(request: GenerateRequest, grammar: str) -> GenerateRequest:
+    replace = msgspec.structs.replace
+    return replace(request, sampling=replace(request.sampling, grammar=grammar))
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """The client has disconnected. No final message follows; the router frees everything within one step."""
 
@@ -73,6 +96,10 @@ class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 # ---------------------------------------------------------------- router -> detokenizer
+
+
+class RouterStarted(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a router: the requests of one before it are nobody's, and come again under other ids."""
 
 
 class DetokenizeStart(msgspec.Struct, frozen=True, tag=True):
@@ -98,6 +125,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prefill_ms: float  # first chunk planned to first token
     decode_ms: float  # first token to last token
     disk_tokens: int = 0  # of the cached ones, those that were read from disk for it
+    ram_tokens: int = 0  # and those from the tier in RAM
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -212,7 +240,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     state_snapshot_evictions: int = 0  # snapshots given up for another state; not those whose KV was evicted
     engine_losses: int = 0  # workers that were lost
     continued: int = 0  # requests that a lost worker was computing, and the next one went on with
-    disk: DiskCounts = DiskCounts()  # of the disk tier
+    disk: TierCounts = TierCounts()  # of the tier on disk
+    ram: TierCounts = TierCounts()  # of the tier in RAM
     beam_searches: int = 0  # that have ended with their answers
     beam_rows: int = 0  # of their beams, computed
     beam_forks: int = 0  # beams that went on in two ways
@@ -308,6 +337,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 ToRouter = (
     GenerateRequest
+    | GenerateBatch
     | Abort
     | ExpertUseRequest
     | EngineReadyRequest
@@ -319,7 +349,9 @@ ToRouter = (
     | HeartbeatRequest
     | Shutdown
 )
-ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
+ToDetokenizer = (
+    RouterStarted | DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
+)
 ToHttp = (
     TextOut
     | RequestError

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.pages import PageOrders, PageReport
+from moeserve.messages.pages import PageOrders, PageReport, Tier
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 
 
@@ -42,8 +42,10 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
         0  # slots 0.. of recurrent state, running or snapshot; 0: the model has no recurrent state
     )
     prompts_first: bool = False  # steps are worth most when prompts fill them: all experts are on a GPU
-    kv_page_tokens: int = 0  # of a page of the disk tier; 0: there is none
+    kv_page_tokens: int = 0  # of a page of the tiers behind the KV pool; 0: there are none
     kv_page_bytes: int = 0
+    kv_write_bytes: int = 0  # of pages, copied out before a step whose decode rows would wait for more
+    kv_tiers: list[Tier] = []  # the fastest first
     state_bytes: int = 0  # of one slot of recurrent state
     measured_steps: list[MeasuredStep] = []
     adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
@@ -70,6 +72,7 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     state_slot: int = -1  # where its recurrent state is; -1: the model has none
     adapter: str = ""  # GenerateRequest.adapter
     tenant: str = ""  # GenerateRequest.key_name
+    grammar: int = 0  # number of its grammar, which `sampling` is without then: see StepPlan; 0: none
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -107,6 +110,9 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     `state_copies` are pairs (source, destination) of state slots, int32 [n, 2], executed one after the other before any
     row. Source -1 zeroes the destination. Plans are executed in order, so a copy reads the state that the rows of the
     plan before have left, although that plan may still run when this one is sent.
+
+    A grammar is sent once, in `grammars` by number, with the first plan that has a sequence of it. The worker keeps it
+    until a plan has its number in `dropped_grammars`; sequences that are bound keep what they need.
     """
 
     step: int
@@ -115,6 +121,8 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     state_copies: bytes = b""
     pages: PageOrders | None = None
     forks: list[Fork] = []
+    grammars: dict[int, str] = {}
+    dropped_grammars: list[int] = []
 
 
 COSTLY_MASK_MS: Final = 0.1  # 63 rows of 2 ms each would make a step of 5 ms last 126

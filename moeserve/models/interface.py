@@ -74,6 +74,11 @@ class AttentionShape:
         )
 
     @property
+    def qkv_parts(self) -> tuple[str, ...]:
+        """The matrices over the layer's input, by name."""
+        return (n.ATTN_Q, n.ATTN_K) if self.v_from_k else (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
+
+    @property
     def q_width(self) -> int:
         """Without gates."""
         return self.num_heads * self.head_dim
@@ -208,6 +213,13 @@ class LayerShape:
         return 0 if self.ffn.shared is None else self.ffn.shared.width
 
     @property
+    def unrouted_activation(self) -> Activation:
+        """Of that feed-forward."""
+        if isinstance(self.ffn, DenseFfnShape) or self.ffn.shared is None:
+            return "silu"
+        return self.ffn.shared.activation
+
+    @property
     def num_parts(self) -> int:
         """Feed-forwards whose outputs a token adds up."""
         return self.num_routes + (1 if self.unrouted_width else 0)
@@ -255,13 +267,6 @@ class ModelShape:
         """Of attention in the layers, each once."""
         attending = (layer.attention for layer in self.layers if layer.attention is not None)
         return tuple(dict.fromkeys(attention.form for attention in attending))
-
-    @property
-    def missing_on_gpu(self) -> str | None:
-        """What of this model no block of a GPU computes; None: nothing."""
-        if len(self.forms) > 1:
-            return "layers whose attention differs in its heads"
-        return "norms behind each block" if self.is_sandwiched else None
 
     @property
     def heads(self) -> AttentionShape | LatentAttentionShape:

@@ -58,7 +58,9 @@ def share_of(
     counts: Sequence[Sequence[int]] | None = None,
 ) -> RankShare:
     """tensors: as `check_tensors` has passed them. counts: [layers][experts], tokens routed to each. ValueError
-    where a layer has fewer experts than there are GPUs."""
+    where a layer has fewer experts than there are GPUs, or norms behind its blocks."""
+    if shape.is_sandwiched:
+        raise ValueError(f"{shape.architecture} has norms behind its blocks, which are not divided")
     return _Division(shape, tensors, rank, num_ranks, counts).share()
 
 

@@ -94,7 +94,9 @@ def gpu_step_buffers(
         Buffer("parts", (rows, 1 if small else routes, hidden), wide),
         Buffer("pool_sum", (rows, hidden)),  # what the experts in RAM add
     ]
-    if not small:
+    if model.is_sandwiched:
+        buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
+    if model.is_sandwiched or not small:
         # y in float32. Of all products the router's is where rounding tells most: it moves a token to another expert
         # (BF16, a whole prompt: 4.6e-5 from the truth with a rounded one).
         buffers.append(Buffer("router_input", (rows, hidden)))
@@ -123,6 +125,9 @@ def gpu_step_buffers(
         ]
         if latent.q_rank:
             buffers += _activations("q_a", rows, latent.q_rank, acts, quantised=small)
+    if small and rows > 1 and model.dense_width:
+        # Of gate and up, where they are one product: of several rows of a layer without experts.
+        buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     return tuple(buffers)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
+from moeserve.kv.layout import KvLayout
+from moeserve.kv.tier_sizes import staging_bytes
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import (
     CPU_LOGIT_ROWS,
@@ -19,15 +20,6 @@ from moeserve.models.step_buffers import (
 GPU_OVERHEAD_BYTES = 640 << 20
 
 
-def check_gpu_shape(shape: ModelShape) -> None:
-    """Raises ConfigError for a model with something that only the CPU engine computes."""
-    if shape.missing_on_gpu is not None:
-        raise ConfigError(
-            f"--device: {shape.architecture} has {shape.missing_on_gpu}, which the GPU engine does not compute; say "
-            "--device cpu"
-        )
-
-
 def gpu_reserved_bytes(
     config: ServerConfig,
     shape: ModelShape,
@@ -38,18 +30,19 @@ def gpu_reserved_bytes(
     overhead: int = GPU_OVERHEAD_BYTES,
 ) -> int:
     """Of a GPU engine whose largest step has `max_tokens` rows: the steps' buffers, logits, tables of slots and angles,
-    the sampler, and CUDA's own `overhead`. floats: what tensor cores multiply."""
+    the sampler, what pages of KV pass through, and CUDA's own `overhead`. floats: what tensor cores multiply."""
     length = config.max_model_len or shape.context_length
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
     logits = 4 * head_rows * shape.vocab_size
     slot_table = 4 * (config.max_num_seqs + 1) * length
-    angles = 4 * length * shape.heads.rotary_dim
+    angles = 4 * length * sum(form.rotary_dim for form in shape.forms)
     return (
         gpu_arena_bytes(shape, max_tokens, floats, float_weights=float_weights)
         + logits
         + slot_table
         + angles
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
+        + staging_bytes(config, KvLayout(shape).state_bytes())
         + overhead
     )
 

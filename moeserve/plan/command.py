@@ -18,16 +18,16 @@ from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import check_gpu_shape, gpu_reserved_bytes
+from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
-from moeserve.plan.disk import READ_BYTES_PER_S, forecast_disk_tier
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import PlacementPlan, Speed, as_json, as_text
 from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
+from moeserve.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_tiers
 from moeserve.units import GIB
 from moeserve.worker.adapter_memory import adapter_memory, open_adapters, refuse_adapters
 from moeserve.worker.device import choose_device
@@ -55,6 +55,7 @@ SHARED = (
     "max_total_tokens",
     "max_num_batched_tokens",
     "kv_cache_dtype",
+    "kv_ram",
     "kv_disk",
     "kv_disk_gib",
     "state_snapshot_budget",
@@ -95,7 +96,6 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     gpu = _gpu_memory(config, args)
     if gpu is not None:
         refuse_adapters(config)
-        check_gpu_shape(model)
     options = placement_options(config, model)
     usable = None if gpu is None else options.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
     in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
@@ -117,13 +117,17 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates)
-    disk = forecast_disk_tier(
-        config,
+    from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
+    tiers = forecast_tiers(
+        {
+            "ram": (memory.ram_tier, 0.0 if gpu_rates is None else gpu_rates.pcie),
+            "disk": (disk_tier_bytes(config, placement), from_disk),
+        },
         sizes,
-        CpuSpeed(model, sizes, routing, cpu_rates) if gpu is None else None,
-        in_a_step,
+        lambda tokens: model_speed(model, sizes, routing, placement, cpu_rates, gpu_rates).prefill(
+            tokens, in_a_step
+        ),
         memory.max_model_len,
-        READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9,
     )
     return PlacementPlan(
         model=model,
@@ -137,7 +141,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         cpu_rates=cpu_rates,
         gpu_rates=gpu_rates,
         speed=speed,
-        disk=disk,
+        tiers=tiers,
         command=command_line(config, args, memory, has_gpu=gpu is not None),
         cautions=_cautions(config, args, memory, speed, note),
     )
@@ -192,6 +196,19 @@ def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
     )
 
 
+def model_speed(
+    model: ModelShape,
+    sizes: ModelSizes,
+    routing: RoutingProbabilities,
+    placement: Placement,
+    cpu: CpuRates,
+    gpu: GpuRates | None,
+) -> CpuSpeed | HybridSpeed:
+    if gpu is None:
+        return CpuSpeed(model, sizes, routing, cpu)
+    return HybridSpeed(model, sizes, routing, placement, cpu, gpu)
+
+
 def _speed(
     config: ServerConfig,
     in_a_step: int,
@@ -202,11 +219,7 @@ def _speed(
     cpu: CpuRates,
     gpu: GpuRates | None,
 ) -> Speed:
-    speed = (
-        CpuSpeed(model, sizes, routing, cpu)
-        if gpu is None
-        else HybridSpeed(model, sizes, routing, placement, cpu, gpu)
-    )
+    speed = model_speed(model, sizes, routing, placement, cpu, gpu)
     longest = config.max_model_len or model.context_length
     context = min(CONTEXT, longest // 2)
     prompts = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]

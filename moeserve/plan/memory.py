@@ -9,12 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.state_capacity import state_slots
+from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes
+from moeserve.units import GIB
 from moeserve.worker.adapter_memory import AdapterMemory
 
 PROCESSES_BYTES = 384 << 20
@@ -35,6 +38,7 @@ class Memory:
     ram_other: int  # processes, tokenizers, the steps' buffers
     ram_adapters: int  # LoRA adapters of --lora-modules
     ram_later_adapters: int  # kept free for those of --lora-dir
+    ram_tier: int  # of the prefix cache
     gpu_weights: int
     gpu_kv: int
     gpu_states: int
@@ -49,7 +53,7 @@ class Memory:
 
     @property
     def ram_full(self) -> int:
-        return self.ram_start + self.ram_later_adapters + self.ram_kv + self.ram_states
+        return self.ram_start + self.ram_later_adapters + self.ram_kv + self.ram_states + self.ram_tier
 
     @property
     def gpu(self) -> int:
@@ -73,6 +77,23 @@ def _handoff_bytes(model: ModelShape, rows: int) -> int:
     routes. torch pins powers of two."""
     needed = int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
     return 1 << (needed - 1).bit_length()
+
+
+def _ram_tier(config: ServerConfig, placement: Placement, pool_bytes: int, free_bytes: int) -> int:
+    """As the server chooses. Raises ConfigError where it would refuse."""
+    if not placement.uses_gpu or placement.layers_in_ram:
+        if config.kv_ram:
+            where = "where the first layers are the CPU's" if placement.uses_gpu else "on the CPU engine"
+            raise ConfigError(f"--kv-ram: there is no such tier {where}; leave it out")
+        return 0
+    if config.kv_ram is None:
+        return default_ram_bytes(config, pool_bytes, free_bytes)
+    wanted = int(config.kv_ram * GIB)
+    if wanted > free_bytes:
+        raise ConfigError(
+            f"--kv-ram {config.kv_ram:g}: {free_bytes / GIB:.1f} GiB of RAM are free after the weights"
+        )
+    return wanted
 
 
 def predict(
@@ -104,15 +125,17 @@ def predict(
     if placement.kv_tokens is not None:
         limits.append(placement.kv_tokens)
     tokens = min(limits)
+    ram_kv, gpu_kv = tokens * sizes.kv_bytes(0, cpu_layers), tokens * sizes.kv_bytes(cpu_layers)
     return Memory(
         ram_weights=placement.cpu_weight_bytes,
-        ram_kv=tokens * sizes.kv_bytes(0, cpu_layers),
+        ram_kv=ram_kv,
         ram_states=ram_states,
         ram_other=other,
         ram_adapters=adapters.resident,
         ram_later_adapters=adapters.later,
+        ram_tier=_ram_tier(config, placement, gpu_kv, free - ram_kv),
         gpu_weights=placement.gpu_weight_bytes,
-        gpu_kv=tokens * sizes.kv_bytes(cpu_layers),
+        gpu_kv=gpu_kv,
         gpu_states=slots * sizes.state_bytes(cpu_layers),
         gpu_stream=placement.stream_bytes,
         gpu_other=gpu_other,

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from moeserve.messages.pages import Tier
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Placement
 from moeserve.placement.sizes import plane_bytes
-from moeserve.plan.disk import DiskTierForecast
 from moeserve.plan.memory import Memory
 from moeserve.plan.rates import CpuRates, GpuRates
+from moeserve.plan.tiers import TierForecast
 from moeserve.units import GIB, MIB
 
 
@@ -39,7 +40,7 @@ class PlacementPlan:
     cpu_rates: CpuRates
     gpu_rates: GpuRates | None
     speed: Speed
-    disk: DiskTierForecast | None
+    tiers: dict[Tier, TierForecast]
     command: str
     cautions: list[str]
 
@@ -61,7 +62,7 @@ def as_json(plan: PlacementPlan) -> dict[str, Any]:
             "gpu": None if plan.gpu_rates is None else asdict(plan.gpu_rates),
         },
         "speed": asdict(plan.speed),
-        "disk": None if plan.disk is None else asdict(plan.disk),
+        "tiers": {name: asdict(tier) for name, tier in plan.tiers.items()},
         "command": plan.command,
         "cautions": plan.cautions,
     }
@@ -159,6 +160,7 @@ def _memory(plan: PlacementPlan) -> str:
         *([_row("RAM, kept for adapters", _gib(m.ram_later_adapters))] if m.ram_later_adapters else []),
         _row("RAM, KV when full", _gib(m.ram_kv)),
         *([_row("RAM, recurrent states", _gib(m.ram_states))] if m.ram_states else []),
+        *([_row("RAM, prefix cache when full", _gib(m.ram_tier))] if m.ram_tier else []),
         _row(
             "RAM together",
             f"{_gib(m.ram_start)} at first, {_gib(m.ram_full)} with the KV full; {_gib(plan.ram)} free",
@@ -184,19 +186,18 @@ def _capacity(plan: PlacementPlan) -> str:
             _row("KV", f"{plan.memory.kv_tokens:,} tokens, {plan.memory.max_model_len:,} at most a request"),
             _row("users at once", users),
             _row("a step", f"{plan.step_tokens:,} tokens at most"),
-            *_disk(plan.disk),
+            *[line for name, tier in plan.tiers.items() for line in _tier(name, tier)],
         ]
     )
 
 
-def _disk(disk: DiskTierForecast | None) -> list[str]:
-    if disk is None:
-        return []
-    states = f", less {disk.state_bytes / MIB:,.0f} MiB a state" if disk.state_bytes else ""
-    long = f"{disk.prompt:,} tokens in {disk.load_s:.2f} s ({disk.tokens_per_s:,.0f} tokens/s), computed in"
+def _tier(name: Tier, tier: TierForecast) -> list[str]:
+    where = "in RAM" if name == "ram" else "on disk"
+    states = f", less {tier.state_bytes / MIB:,.0f} MiB a state" if tier.state_bytes else ""
+    long = f"{tier.prompt:,} tokens in {tier.load_s:.2f} s ({tier.tokens_per_s:,.0f} tokens/s), computed in"
     return [
-        _row("on disk", f"{disk.tokens:,} tokens in {_gib(disk.num_bytes)}{states}"),
-        _row("a prompt from disk", f"{long} {disk.compute_s:,.1f} s"),
+        _row(where, f"{tier.tokens:,} tokens in {_gib(tier.num_bytes)}{states}"),
+        _row(f"a prompt from {'RAM' if name == 'ram' else 'disk'}", f"{long} {tier.compute_s:,.1f} s"),
     ]
 
 

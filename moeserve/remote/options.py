@@ -17,6 +17,7 @@ ENGINE_OPTIONS: Final = (
     "max_total_tokens",
     "max_num_batched_tokens",
     "kv_cache_dtype",
+    "kv_ram",
     "kv_disk",
     "kv_disk_gib",
     "state_snapshot_budget",

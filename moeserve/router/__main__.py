@@ -9,7 +9,7 @@ from moeserve.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.config import ServerConfig
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.schema import EngineReady, Shutdown, ToRouter
+from moeserve.messages.schema import EngineReady, RouterStarted, Shutdown, ToRouter
 from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.process import Process, run_process
@@ -45,6 +45,8 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         num_state_slots=ready.num_state_slots,
         page_tokens=ready.kv_page_tokens,
         page_bytes=ready.kv_page_bytes,
+        page_write_bytes=ready.kv_write_bytes,
+        tiers=tuple(ready.kv_tiers),
         state_bytes=ready.state_bytes,
         border_spacing=border_spacing(ready.max_num_batched_tokens),
         event_block_size=None if config.kv_events_endpoint is None else config.kv_events_block_size,
@@ -85,6 +87,7 @@ def main(process: Process) -> None:
     http = PushChannel(process.context, process.paths.http)
     launcher = PushChannel(process.context, process.paths.launcher)
     kv_events = KvEventPublisher.wanted(process.context, process.config)
+    detokenizer.send(RouterStarted())
     try:
         serve(process, inbox, detokenizer, http, launcher, kv_events)
     finally:

@@ -20,6 +20,7 @@ from moeserve.messages.schema import (
     EngineReady,
     EngineReadyRequest,
     ExpertUseRequest,
+    GenerateBatch,
     GenerateRequest,
     HeartbeatRequest,
     HttpserverLost,
@@ -149,6 +150,9 @@ class RouterManager:
                 if self._request_tracer is not None:
                     self._request_tracer.received(message)
                 self._scheduler.add(message)
+            case GenerateBatch():
+                for request in message.unpacked():
+                    self._receive(request)
             case Abort(id=id):
                 self._scheduler.abort(id)
             case ExpertUseRequest():

@@ -16,12 +16,13 @@ from tqdm import tqdm
 from moeserve.command_line import add_shared_options, read_options
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
+from moeserve.messages.pages import Tier
 from moeserve.messages.schema import LoadReport
 from moeserve.placement.step_tokens import ON_CPU
 from moeserve.router.__main__ import limits
-from moeserve.simulate.disk import DiskTierModel
 from moeserve.simulate.simulation import Simulation, SimulationResult
 from moeserve.simulate.step_time import StepTime, read_step_time
+from moeserve.simulate.tiers import TierModel
 from moeserve.simulate.worker import PAGE_TOKENS, Timing, virtual_ready
 from moeserve.workload.metrics import summarize
 from moeserve.workload.options import (
@@ -41,7 +42,7 @@ SHARED = tuple(
     for option in dataclasses.fields(ServerConfig)
     if (option.metadata["group"] == "Capacity" or option.name == "max_model_len")
     # Virtual KV and states have no bytes.
-    and option.name not in ("state_snapshot_budget", "kv_cache_dtype", "kv_disk", "kv_disk_gib")
+    and option.name not in ("state_snapshot_budget", "kv_cache_dtype", "kv_ram", "kv_disk", "kv_disk_gib")
 )
 
 
@@ -113,6 +114,21 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "without recurrent state)",
     )
     engine.add_argument(
+        "--ram-tokens",
+        type=whole(PAGE_TOKENS, 1 << 40),
+        default=0,
+        metavar="N",
+        help="size of the prefix cache's tier in RAM (--kv-ram), in tokens, as `moeserve plan` counts them (default: "
+        "0, no tier)",
+    )
+    engine.add_argument(
+        "--ram-tokens-per-s",
+        type=real(0, 1e12, above=True),
+        default=RAM_TOKENS_PER_S,
+        metavar="R",
+        help=f"how fast their KV is copied to the GPU (default: {RAM_TOKENS_PER_S:g})",
+    )
+    engine.add_argument(
         "--disk-tokens",
         type=whole(PAGE_TOKENS, 1 << 40),
         default=0,
@@ -135,6 +151,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 # Seconds, measured with the packaged step-time model's server: docs/results/2026-11-22-router-notes.md.
 DEFAULT_TIMING = Timing(frontend=0.0015, reply=0.001, hop=0.0003, gap=0.00015)
+RAM_TOKENS_PER_S = 250_000.0  # assumed: 48 layers of 2 KiB a token at 25 GB/s
 DISK_TOKENS_PER_S = 9400.0  # of 12 layers: docs/results/2026-11-22-disk-tier.md
 _TIMES = {
     "frontend": "httpserver's time for each request, one after the other",
@@ -153,7 +170,11 @@ def _simulation(args: argparse.Namespace) -> Simulation:
             "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
         )
     step_time = _step_time(args)
-    disk = DiskTierModel(args.disk_tokens, args.disk_tokens_per_s) if args.disk_tokens else None
+    tiers: dict[Tier, TierModel] = {}
+    if args.ram_tokens:
+        tiers["ram"] = TierModel(args.ram_tokens, args.ram_tokens_per_s)
+    if args.disk_tokens:
+        tiers["disk"] = TierModel(args.disk_tokens, args.disk_tokens_per_s)
     ready = virtual_ready(
         num_kv_slots=config.max_total_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -162,7 +183,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         num_experts=step_time.num_experts,
         experts_per_token=step_time.experts_per_token,
         num_state_slots=args.num_state_slots,
-        has_disk=disk is not None,
+        tiers=tiers.keys(),
     )
     return Simulation(
         workload=workload_from(args),
@@ -171,7 +192,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         timing=Timing(**{name: getattr(args, f"{name}_ms") / 1e3 for name in _TIMES}),
         max_concurrency=args.max_concurrency,
         max_tokens=args.max_tokens,
-        disk=disk,
+        tiers=tiers,
     )
 
 
@@ -217,6 +238,9 @@ _LABELS = {
     "num_preemptions": "Preemptions",
     "repeated_tokens": "Tokens recomputed after them",
     "prefix_cache_hit_rate": "Prompt tokens from the cache",
+    "ram_hit_rate": "Prompt tokens from RAM",
+    "ram_load_seconds": "Time of reading these (s)",
+    "ram_declined": "Prompts computed though in RAM",
     "disk_hit_rate": "Prompt tokens from disk",
     "disk_load_seconds": "Time of reading them (s)",
     "disk_declined": "Prompts computed though on disk",
@@ -239,14 +263,16 @@ def _snapshots(report: LoadReport) -> dict[str, float | int]:
     }
 
 
-def _disk(simulation: Simulation, report: LoadReport) -> dict[str, float | int]:
-    if simulation.disk is None:
-        return {}
-    return {
-        "disk_hit_rate": report.disk.tokens / max(report.prompt_tokens, 1),
-        "disk_load_seconds": report.disk.load_ms / 1e3,
-        "disk_declined": report.disk.declined,
-    }
+def _tiers(simulation: Simulation, report: LoadReport) -> dict[str, float | int]:
+    figures: dict[str, float | int] = {}
+    for name in simulation.tiers or {}:
+        counts = report.ram if name == "ram" else report.disk
+        figures |= {
+            f"{name}_hit_rate": counts.tokens / max(report.prompt_tokens, 1),
+            f"{name}_load_seconds": counts.load_ms / 1e3,
+            f"{name}_declined": counts.declined,
+        }
+    return figures
 
 
 def _scheduling(simulation: Simulation, result: SimulationResult) -> dict[str, float | int]:
@@ -263,7 +289,7 @@ def _scheduling(simulation: Simulation, result: SimulationResult) -> dict[str, f
         "num_preemptions": report.preemptions,
         "repeated_tokens": report.repeated_tokens,
         "prefix_cache_hit_rate": report.cached_tokens / max(report.prompt_tokens, 1),
-        **_disk(simulation, report),
+        **_tiers(simulation, report),
         **_snapshots(report),
         "num_steps": report.steps,
         "mean_step_tokens": result.step_tokens / steps,

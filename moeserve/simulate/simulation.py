@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from moeserve.messages.pages import Tier
 from moeserve.messages.schema import GenerateRequest, LoadReport, RequestError, TokensOut
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.simulate.clients import Clients
-from moeserve.simulate.disk import DiskTierModel
 from moeserve.simulate.step_time import StepTime
+from moeserve.simulate.tiers import TierModel
 from moeserve.simulate.worker import Timing, VirtualWorker
 from moeserve.workload.metrics import Outcome
 from moeserve.workload.trace import Workload
@@ -72,7 +73,7 @@ class Simulation:
     max_concurrency: int | None = None
     max_tokens: int | None = None  # of every request; None: as many as its answer will have
     on_end: Callable[[], object] = lambda: None  # called when a request ends
-    disk: DiskTierModel | None = None  # as `limits` have one
+    tiers: Mapping[Tier, TierModel] | None = None  # as `limits` have them
 
     def __post_init__(self) -> None:
         self._events: list[tuple[float, int, int, Action]] = []
@@ -82,7 +83,7 @@ class Simulation:
             self.workload, self._at, self._send, self.max_concurrency, self.max_tokens, self.on_end
         )
         self._worker = VirtualWorker(
-            self.limits, self.step_time, self.timing, self._clients.output_lens, self.disk
+            self.limits, self.step_time, self.timing, self._clients.output_lens, self.tiers
         )
         self._frontend_free_at = 0.0
         self._running = TimeWeightedGauge()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from moeserve.messages.pages import TIERS, Tier
 from moeserve.messages.steps import ExpertUse, Sampled, StepPlan, StepResult, WorkerReady
 from moeserve.messages.worker import Worker
 from moeserve.router.core.limits import Limits
-from moeserve.simulate.disk import DiskTierModel, SimulatedDisk
 from moeserve.simulate.step_time import StepTime, load_of
+from moeserve.simulate.tiers import SimulatedTiers, TierModel
 
 ANSWER_ID, STOP_ID = 1, 2  # token ids below every id of a prompt (workload.prompts)
 VOCAB_SIZE = 1 << 17
-PAGE_TOKENS = 32  # of the disk tier, as the worker's
+PAGE_TOKENS = 32  # of the tiers, as the worker's
 IDLE_WAIT_S = 0.01  # that a plan without rows waits for a page, as the worker does
 _ANSWER, _STOP = Sampled(ANSWER_ID), Sampled(STOP_ID)
 
@@ -41,9 +42,10 @@ def virtual_ready(
     num_experts: int,
     experts_per_token: int,
     num_state_slots: int,
-    has_disk: bool = False,
+    tiers: Collection[Tier] = (),
 ) -> WorkerReady:
     """The WorkerReady of a worker that has no weights."""
+    names = [name for name in TIERS if name in tiers]
     return WorkerReady(
         num_kv_slots=num_kv_slots,
         max_num_seqs=max_num_seqs,
@@ -57,8 +59,10 @@ def virtual_ready(
         num_experts=num_experts,
         experts_per_token=experts_per_token,
         num_state_slots=num_state_slots,
-        kv_page_tokens=PAGE_TOKENS if has_disk else 0,
+        kv_page_tokens=PAGE_TOKENS if names else 0,
         kv_page_bytes=PAGE_TOKENS,  # as if a token took one
+        kv_write_bytes=8 << 20,  # all at once
+        kv_tiers=names,
     )
 
 
@@ -71,16 +75,16 @@ class VirtualWorker(Worker):
         step_time: StepTime,
         timing: Timing,
         output_lens: Mapping[int, int],
-        disk: DiskTierModel | None = None,
+        tiers: Mapping[Tier, TierModel] | None = None,
     ) -> None:
         """`output_lens`: the number of tokens after which each answer ends, by request id; an entry is read when its
-        request is first planned. A request's id is the seed of its sampling parameters. `disk`: None where `limits`
-        have none."""
+        request is first planned. A request's id is the seed of its sampling parameters. `tiers`: those of
+        `limits`; None: none."""
         self._limits = limits
         self._step_time = step_time
         self._timing = timing
         self._output_lens = output_lens
-        self._disk = None if disk is None else SimulatedDisk(disk, limits.page_tokens)
+        self._tiers = SimulatedTiers(tiers, limits.page_tokens) if tiers else None
         self._last_position: dict[int, int] = {}  # by request slot: the position of the stop token
         self._free_at = 0.0
         self.now = 0.0  # seconds; when the router sends the next plan. Written by the simulation
@@ -98,7 +102,7 @@ class VirtualWorker(Worker):
             num_experts=limits.num_experts,
             experts_per_token=limits.experts_per_token,
             num_state_slots=limits.num_state_slots,
-            has_disk=self._disk is not None,
+            tiers=() if self._tiers is None else self._limits.tiers,
         )
 
     def expert_use(self) -> ExpertUse:
@@ -106,8 +110,8 @@ class VirtualWorker(Worker):
         return ExpertUse(0, self._limits.num_experts, self._limits.experts_per_token, b"", b"")
 
     def step(self, plan: StepPlan) -> StepResult:
-        if self._disk is not None and plan.pages is not None:
-            self._disk.order(plan.pages, max(self.now + self._timing.hop, self._free_at))
+        if self._tiers is not None and plan.pages is not None:
+            self._tiers.order(plan.pages, max(self.now + self._timing.hop, self._free_at))
         if not plan.rows:
             return self._wait_for_pages(plan.step)
         for new in plan.new_seqs:
@@ -127,16 +131,16 @@ class VirtualWorker(Worker):
             if row.sample
         ]
         self.result_at = self._free_at + self._timing.hop
-        pages = None if self._disk is None else self._disk.report(self._free_at)
+        pages = None if self._tiers is None else self._tiers.report(self._free_at)
         return StepResult(plan.step, sampled, {}, compute_ms=seconds * 1e3, idle_ms=idle * 1e3, pages=pages)
 
     def _wait_for_pages(self, step: int) -> StepResult:
         """A plan without rows."""
-        assert self._disk is not None
+        assert self._tiers is not None
         self._free_at = max(self.now + self._timing.hop, self._free_at)
-        pages = self._disk.report(self._free_at)
-        if pages is None and self._disk.next_at is not None:
-            self._free_at = min(self._disk.next_at, self._free_at + IDLE_WAIT_S)
-            pages = self._disk.report(self._free_at)
+        pages = self._tiers.report(self._free_at)
+        if pages is None and self._tiers.next_at is not None:
+            self._free_at = min(self._tiers.next_at, self._free_at + IDLE_WAIT_S)
+            pages = self._tiers.report(self._free_at)
         self.result_at = self._free_at + self._timing.hop
         return StepResult(step, [], {}, compute_ms=0.0, idle_ms=0.0, pages=pages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from moeserve.grammar.engine import GrammarEngine
 from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
+from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, layout_of
 from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
@@ -35,7 +38,6 @@ from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
-from moeserve.placement.engine_memory import check_gpu_shape
 from moeserve.placement.heat import read_heat
 from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -51,6 +53,8 @@ from moeserve.worker.measure.steps import measure_steps
 from moeserve.worker.measure.streaming import calibrate_streaming
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.moving_experts import MovingExperts
+from moeserve.worker.page_mover import PageMover
+from moeserve.worker.page_tiers import claim_directory, plan_tiers, ram_tier_bytes, refuse_tiers
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.runner import Runner
 from moeserve.worker.step_dump import StepDump, open_dump
@@ -67,6 +71,7 @@ class LoadedGpuEngine:
     engine: GpuEngine
     ready: WorkerReady
     dump: StepDump | None
+    pages: PageMover | None
 
 
 def load_gpu_runner(
@@ -80,7 +85,7 @@ def load_gpu_runner(
     file, ConfigError where the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source)
     loaded = load_gpu_engine(config, source, on_progress, device, forced_rows)
-    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump)
+    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump, loaded.pages)
 
 
 def gpu_constraints(config: ServerConfig, source: ModelSource) -> Constraints:
@@ -100,11 +105,11 @@ def load_gpu_engine(
     None: it has all of it."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
-    if config.kv_disk is not None or config.kv_disk_gib is not None:
-        raise ConfigError("--kv-disk is for the CPU engine alone; leave it out, or choose --device cpu")
+    if ranks is not None:
+        refuse_tiers(config, "with several GPUs")
+    directory = claim_directory(config)
     refuse_adapters(config)
     shape = read_checked_shape(source)
-    check_gpu_shape(shape)
     log_skipped(shape)
     check_lanes(source, shape, "GPU")
     share = None
@@ -120,6 +125,8 @@ def load_gpu_engine(
     all_reduce = None if ranks is None else ranks.connect(sum_sizes(shape, max_tokens))
     dump = open_dump(config, shape, max_tokens)
     placement = plan_placement(config, layout, source, max_tokens, device, share)
+    if placement.layers_in_ram:
+        refuse_tiers(config, "where the first layers are the CPU's")
     gpu_experts = [layer.gpu_experts for layer in placement.gpu_layers] if share is None else share.experts
     weights = GpuLoader(source, shape, device, on_progress).load(
         gpu_experts, placement.layers_in_ram, with_embedding=not placement.begins_in_ram
@@ -137,10 +144,12 @@ def load_gpu_engine(
     moving = MovingExperts.of(weights, experts, placement, shape, device)
     on_gpu = range(placement.layers_in_ram, shape.num_layers)
     state_slots = placement.state_slots
+    kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True).layers
+    states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
     model = GpuDecoder(
         shape,
         weights,
-        KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True).layers,
+        kv,
         slot_table,
         max_tokens=max_tokens,
         max_model_len=capacity.max_model_len,
@@ -148,7 +157,7 @@ def load_gpu_engine(
         expert_stream=moving.stream,
         prefill=[layer.prefill for layer in placement.gpu_layers],
         from_cpu=None if cpu_stage is None else cpu_stage.x,
-        states=StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers,
+        states=states,
         forced_rows=forced_rows,
         mixer_sum=all_reduce if share is not None and share.divides_attention else None,
         ffn_sums=None if share is None else _ffn_sums(share, all_reduce),
@@ -173,13 +182,36 @@ def load_gpu_engine(
     if on_a_gpu:
         agree = None if ranks is None else ranks.agree
         measured = measure_steps(engine, config.max_num_seqs, capacity.max_model_len, agree)
+    pages = None
+    if ranks is None and not placement.layers_in_ram:
+        pages = _open_tiers(config, directory, source, layout, kv_bytes, device, kv, states)
     ready = msgspec.structs.replace(
-        ready_message(config, layout, capacity, weight_bytes, engine.description, in_a_step, state_slots),
+        ready_message(
+            config, layout, capacity, weight_bytes, engine.description, in_a_step, state_slots, pages
+        ),
         kv_bytes=kv_bytes,
         prompts_first=in_ram is None,
         measured_steps=measured,
     )
-    return LoadedGpuEngine(engine, ready, dump)
+    return LoadedGpuEngine(engine, ready, dump, pages)
+
+
+def _open_tiers(
+    config: ServerConfig,
+    directory: DiskDirectory | None,
+    source: ModelSource,
+    layout: KvLayout,
+    pool_bytes: int,
+    device: torch.device,
+    kv: Sequence[KvLayer],
+    states: Sequence[StateLayer],
+) -> PageMover | None:
+    """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
+    in_ram = 0
+    if config.kv_ram is not None or device.type == "cuda":
+        in_ram = ram_tier_bytes(config, pool_bytes, available_bytes())
+    tiers = plan_tiers(config, directory, in_ram, source, layout, "gpu")
+    return None if tiers is None else tiers.open(kv, states, device)
 
 
 def sum_sizes(shape: ModelShape, max_tokens: int) -> list[int]:
@@ -289,6 +321,11 @@ def _handoff(
     config: ServerConfig, experts: RamExperts, shape: ModelShape, max_tokens: int, device: torch.device
 ) -> ExpertHandoff:
     deferred = config.max_deferred_experts_per_token
+    if deferred and shape.is_sandwiched:
+        raise ConfigError(
+            f"--max-deferred-experts-per-token: {shape.architecture} normalises the sum of a layer's experts, which "
+            "none may come late to; leave it out"
+        )
     if deferred > shape.top_k:
         raise ConfigError(
             f"--max-deferred-experts-per-token: {deferred}, but a token has {shape.top_k} experts"

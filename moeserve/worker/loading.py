@@ -19,7 +19,9 @@ from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.forms import RopeTables, angles_of
 from moeserve.models.interface import ModelShape
+from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.progress import OnProgress
@@ -35,9 +37,9 @@ from moeserve.worker.adapters import cpu_adapters, read_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.device import choose_device, gpu_numbers
-from moeserve.worker.disk_tier import DiskTierPlan, claim_directory, plan_disk_tier
 from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.memory import available_bytes
+from moeserve.worker.page_tiers import PageTiersPlan, claim_directory, plan_tiers
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
@@ -104,8 +106,9 @@ class CpuModel:
     capacity: KvCapacity
     dump: StepDump | None
     state_slots: int  # of recurrent state
-    disk: DiskTierPlan | None
+    tiers: PageTiersPlan | None
     adapters: list[Adapter]
+    angles: dict[AttentionForm, RopeTables]
 
     @property
     def most_rows(self) -> int:
@@ -119,10 +122,11 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
 
 
 def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
-    """Raises ModelError where its logits are not finite. Every worker tries the weights: those of a file that is mapped
-    may have gone since. Only the first writes the dump."""
+    """Raises ModelError where its logits are not finite. Later workers find the panels that the first has tried, and
+    answers wait for them; those of a file that is mapped may have gone since. Only the first writes the dump."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, dump=None))
-    check_logits(runner, Path(loaded.config.model))
+    if is_first or loaded.config.weight_layout == "file":
+        check_logits(runner, Path(loaded.config.model))
     return runner
 
 
@@ -157,9 +161,20 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
         capacity = plan_capacity(config, layout, [budget])
-        disk = plan_disk_tier(config, directory, source, layout, stream.isa)
+        tiers = plan_tiers(config, directory, 0, source, layout, f"cpu {stream.isa} {config.weight_layout}")
         return CpuModel(
-            config, source, shape, weights, grammar, tokens, capacity, dump, states.num_slots, disk, adapters
+            config,
+            source,
+            shape,
+            weights,
+            grammar,
+            tokens,
+            capacity,
+            dump,
+            states.num_slots,
+            tiers,
+            adapters,
+            angles_of(shape, capacity.max_model_len, weights.rope_factors),
         )
 
 
@@ -184,10 +199,11 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         capacity.max_model_len,
         states=states,
         adapters=adapters,
+        angles=loaded.angles,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, SAMPLER_ISA[config.isa])
     engine = CpuEngine(stream, model, sampler)
-    pages = None if loaded.disk is None else loaded.disk.open(kv, states)
+    pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(
         config,
         layout,
@@ -213,6 +229,10 @@ def _refuse_gpu_flags(config: ServerConfig) -> None:
         flag = "--gpus"
     elif config.parallel != "auto":
         flag = "--parallel"
+    elif config.kv_ram:
+        raise ConfigError(
+            "--kv-ram: has no effect on the CPU engine, whose KV pool is in RAM already; raise --max-total-tokens"
+        )
     else:
         return
     raise ConfigError(f"{flag}: has no effect on the CPU engine; leave it out, or choose a GPU")

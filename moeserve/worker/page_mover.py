@@ -1,103 +1,176 @@
-"""Moves pages of KV, and recurrent states, between their slots and the disk, by threads: no step ever waits for the
-disk.
+"""Moves pages of KV, and recurrent states, between their slots, RAM and disk, by threads: no step waits for a disk.
 
-A write is copied out of its slots at once, because the rows of the same plan may overwrite them; a thread writes the
-copy to disk. A load is read and put into its slots by other threads, while steps run that use other slots. The router
-bounds how many of either are under way.
+A write is copied out of its slots before the rows of the same plan may overwrite them; on a GPU that is a launch, and a
+thread waits for the copy. With a tier in RAM, the copy stays there; else a thread writes it to disk. A load is put into
+its slots by other threads, while steps run that use other slots. The router bounds how many of each are under way.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Iterator
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
-from moeserve.kv.cache_pages import CachePages
+from moeserve.kv.cache_pages import CachePages, Move, Slots, Wait
 from moeserve.kv.disk.store import PageStore
-from moeserve.messages.pages import PageCopy, PageOrders, PageReport, StateCopy
+from moeserve.kv.host_blocks import HostBlocks, HostPage
+from moeserve.kv.ram_store import RamStore
+from moeserve.messages.pages import PAGE_KEY_BYTES, PageCopy, PageOrders, PageReport, StateCopy, Tier
+from moeserve.worker.tier_log import TierLog
 
-READERS = 2  # checksums take as long as reading does from a fast disk
+MOST_AT_ONCE = 64  # pages from RAM, after which they are reported
+DISK_READERS = 2  # checksums take as long as reading does from a fast disk
 LOST_ROUTER_WAIT_S = 10.0  # for the orders of a router that is lost
 IDLE_WAIT_S = 0.01  # that a plan without rows waits for something to report
-
-Slots = npt.NDArray[np.int32]
 
 log = logging.getLogger(__name__)
 
 
-class PageMover:
-    """`order` and `report` are for the thread that executes plans. The threads are daemons: a disk that hangs does not
-    keep the process from ending."""
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Where pages go to; one of the two at least."""
 
-    def __init__(self, pages: CachePages, store: PageStore, states: CachePages | None = None) -> None:
-        """pages: of KV. states: of one slot each; None: the model has none."""
+    buffers: HostBlocks  # what pages pass through on their way to disk, where there is no RAM
+    ram: RamStore | None
+    disk: PageStore | None
+
+    @property
+    def names(self) -> list[Tier]:
+        found: list[Tier] = []
+        if self.ram is not None:
+            found.append("ram")
+        if self.disk is not None:
+            found.append("disk")
+        return found
+
+
+class _Copied(NamedTuple):
+    """Pages that have been copied out of their slots when `wait` returns."""
+
+    wait: Wait
+    keys: list[bytes]
+    pages: list[HostPage]
+
+
+class _Load(NamedTuple):
+    key: bytes
+    to: CachePages
+    slots: Slots
+    page: HostPage | None  # in RAM; None: on disk
+    mark: object
+
+
+class PageMover:
+    """`write`, `load` and `report` are for the thread that executes plans. The threads are daemons: a disk that hangs
+    does not keep the process from ending."""
+
+    def __init__(
+        self, pages: CachePages, tiers: Tiers, write_bytes: int, states: CachePages | None = None
+    ) -> None:
+        """pages: of KV. states: of one slot each; None: the model has none. write_bytes: see WorkerReady."""
         self.page_tokens, self.page_bytes = pages.page_slots, pages.page_bytes
-        self._pages = pages
-        self._states = states
-        self._store = store
-        self._writes: SimpleQueue[tuple[bytes, memoryview]] = SimpleQueue()
-        self._loads: SimpleQueue[tuple[bytes, CachePages, Slots]] = SimpleQueue()
+        self.write_bytes = write_bytes
+        self.tiers = tiers.names
+        self._pages, self._states = pages, states
+        self._ram, self._disk, self._buffers = tiers.ram, tiers.disk, tiers.buffers
+        self._copied: SimpleQueue[_Copied] = SimpleQueue()
+        self._to_disk: SimpleQueue[bytes] = SimpleQueue()
+        self._ram_loads: SimpleQueue[_Load] = SimpleQueue()
+        self._disk_loads: SimpleQueue[_Load] = SimpleQueue()
         self._changed = threading.Condition()  # guards all below
-        self._stored = store.keys()
-        self._gone: list[bytes] = []
-        self._refused: list[bytes] = []
-        self._loaded: list[bytes] = []
+        self._ram_log, self._disk_log = TierLog(), TierLog()
         self._failed: list[bytes] = []
-        self._news = (self._stored, self._gone, self._refused, self._loaded, self._failed)
         self._is_first = True
         self._under_way = 0  # orders not reported yet
-        self._loading = 0
-        self._loading_since = 0.0
-        self._load_s = 0.0
         self._has_warned = False
-        for target in (self._write, *[self._load] * READERS):
-            threading.Thread(target=target, name="kv-disk", daemon=True).start()
+        self._list_all()
+        targets: list[Callable[[], None]] = [self._write]
+        if self._ram is not None:
+            targets += [self._load_from_ram, self._copy_to_disk][: len(self.tiers)]
+        if self._disk is not None:
+            targets += [self._load_from_disk] * DISK_READERS
+        for target in targets:
+            threading.Thread(target=target, name="kv-pages", daemon=True).start()
+
+    def _list_all(self) -> None:
+        if self._ram is not None:
+            self._ram_log.stored += self._ram.keys()
+        if self._disk is not None:
+            self._disk_log.stored += self._disk.keys()
+
+    # ---------------------------------------------------------------- orders
 
     def write(self, orders: PageOrders) -> None:
-        """Between two steps; returns when what is to be written has been copied."""
+        """Between two steps; what is computed after it may overwrite the slots of what is to be written."""
+        if self._ram is not None and orders.used:
+            used = orders.used
+            self._ram.use(used[at : at + PAGE_KEY_BYTES] for at in range(0, len(used), PAGE_KEY_BYTES))
         with self._changed:
-            self._under_way += len(orders.writes) + len(orders.state_writes)
-        for key, pages, slots in self._each(orders.writes, orders.state_writes):
-            page = memoryview(bytearray(pages.page_bytes))
-            pages.gather(slots, page)
-            self._writes.put((key, page))
+            self._under_way += len(orders.writes) + len(orders.state_writes) + len(orders.to_disk)
+        for source, copies in self._kinds(orders.writes, orders.state_writes):
+            keys: list[bytes] = []
+            moves: list[Move] = []
+            for key, slots in copies:
+                page = self._room_for(key, source.page_bytes)
+                if page is not None:
+                    keys.append(key)
+                    moves.append(Move(slots, page))
+            if moves:
+                self._copied.put(_Copied(source.out(moves), keys, [page for _, page in moves]))
+        for key in orders.to_disk:
+            self._to_disk.put(key)
+
+    def _room_for(self, key: bytes, num_bytes: int) -> HostPage | None:
+        """None: there is none, which is reported."""
+        gone: list[bytes] = []
+        if self._ram is not None:
+            page, gone = self._ram.reserve(key, num_bytes)
+        else:
+            page = self._buffers.take(num_bytes)
+        self._tell(self._ram_log.gone, gone, ends=0)
+        if page is None:
+            self._tell((self._disk_log if self._ram is None else self._ram_log).skipped, [key])
+        return page
 
     def load(self, orders: PageOrders) -> None:
         """After `write` and the plan's state copies, whose slots the loads may have."""
-        count = len(orders.loads) + len(orders.state_loads)
-        with self._changed:
-            self._under_way += count
-            if count and not self._loading:
-                self._loading_since = time.perf_counter()
-            self._loading += count
-        for load in self._each(orders.loads, orders.state_loads):
-            self._loads.put(load)
+        for to, copies in self._kinds(orders.loads, orders.state_loads):
+            mark = to.mark() if copies else None
+            for key, slots in copies:
+                page = None if self._ram is None else self._ram.get(key)
+                with self._changed:
+                    if page is None and self._disk is None:
+                        self._failed.append(key)
+                        continue
+                    self._under_way += 1
+                    (self._disk_log if page is None else self._ram_log).loads_begin()
+                (self._disk_loads if page is None else self._ram_loads).put(_Load(key, to, slots, page, mark))
 
-    def _each(
-        self, pages: list[PageCopy], states: list[StateCopy]
-    ) -> Iterator[tuple[bytes, CachePages, Slots]]:
-        for page in pages:
-            yield page.key, self._pages, np.frombuffer(page.slots, np.int32)
-        for state in states:
+    def _kinds(
+        self, pages: Sequence[PageCopy], states: Sequence[StateCopy]
+    ) -> Iterator[tuple[CachePages, list[tuple[bytes, Slots]]]]:
+        yield self._pages, [(page.key, np.frombuffer(page.slots, np.int32)) for page in pages]
+        if states:
             assert self._states is not None
-            yield state.key, self._states, np.array([state.slot], np.int32)
+            yield self._states, [(state.key, np.array([state.slot], np.int32)) for state in states]
+
+    # ---------------------------------------------------------------- reports
 
     def start_again(self) -> None:
         """For another router, which knows of no page and of no order. Returns when no load writes to slots any more:
         they may be anybody's then. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._under_way, LOST_ROUTER_WAIT_S):
-                raise TimeoutError("the disk of the disk tier does not answer")
-            for keys in self._news:
-                keys.clear()
-            self._stored += self._store.keys()
+                raise TimeoutError("the tiers of the prefix cache do not answer")
+            self._take_report()
+            self._list_all()
             self._is_first = True
-            self._load_s = 0.0
 
     def report(self, *, may_wait: bool = False) -> PageReport | None:
         """What has happened since the last report; None: nothing. may_wait: for a moment, while orders are under way
@@ -108,80 +181,106 @@ class PageMover:
             if not self._has_news:
                 return None
             self._is_first = False
-            self._count_load_time()
-            report = PageReport(
-                stored=b"".join(self._stored),
-                gone=b"".join(self._gone),
-                refused=b"".join(self._refused),
-                loaded=b"".join(self._loaded),
-                failed=b"".join(self._failed),
-                load_ms=self._load_s * 1e3,
-            )
-            for keys in self._news:
-                keys.clear()
-            self._load_s = 0.0
-            return report
+            return self._take_report()
+
+    def _take_report(self) -> PageReport:
+        report = PageReport(self._ram_log.take(), self._disk_log.take(), b"".join(self._failed))
+        self._failed.clear()
+        return report
 
     @property
     def _has_news(self) -> bool:
-        return self._is_first or any(self._news)
+        return self._is_first or bool(self._failed) or self._ram_log.has_news or self._disk_log.has_news
+
+    def _tell(self, news: list[bytes], keys: Sequence[bytes], *, ends: int = 1) -> None:
+        """Adds keys to what is reported. ends: orders that end with each."""
+        if keys:
+            with self._changed:
+                news += keys
+                self._under_way -= ends * len(keys)
+                self._changed.notify()
+
+    # ---------------------------------------------------------------- threads
 
     def _write(self) -> None:
         while True:
-            key, page = self._writes.get()
-            try:
-                gone = self._store.write(key, page)
-            except OSError as error:
-                self._warn(error)
-                self._done(refused=key)
-            else:
-                self._done(stored=key, gone=gone)
+            wait, keys, pages = self._copied.get()
+            wait()
+            for key, page in zip(keys, pages, strict=True):
+                if self._ram is not None:
+                    self._ram.commit(key)
+                else:
+                    self._write_to_disk(key, page)
+                    self._buffers.give(page)
+            if self._ram is not None:
+                self._tell(self._ram_log.stored, keys)
 
-    def _warn(self, error: OSError) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning("the disk tier cannot write: %s. It will be tried again; this is said once", error)
-
-    def _load(self) -> None:
-        of_kv = memoryview(bytearray(self._pages.page_bytes))
+    def _copy_to_disk(self) -> None:
+        assert self._ram is not None
         while True:
-            key, pages, slots = self._loads.get()
-            page = of_kv if pages is self._pages else memoryview(bytearray(pages.page_bytes))
-            if self._store.read(key, page):
-                pages.scatter(slots, page)
-                self._done(loaded=key)
+            key = self._to_disk.get()
+            page = self._ram.get(key)
+            if page is None:
+                self._tell(self._disk_log.skipped, [key])
             else:
-                self._done(failed=key)
+                self._write_to_disk(key, page)
+                self._ram.release(key)
 
-    def _done(
-        self,
-        *,
-        stored: bytes | None = None,
-        gone: list[bytes] | None = None,
-        refused: bytes | None = None,
-        loaded: bytes | None = None,
-        failed: bytes | None = None,
-    ) -> None:
+    def _write_to_disk(self, key: bytes, page: HostPage) -> None:
+        assert self._disk is not None
+        try:
+            gone = self._disk.write(key, _view(page.joined()))
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "the disk tier cannot write: %s. It will be tried again; this is said once", error
+                )
+            self._tell(self._disk_log.refused, [key])
+        else:
+            self._tell(self._disk_log.gone, gone, ends=0)
+            self._tell(self._disk_log.stored, [key])
+
+    def _load_from_ram(self) -> None:
+        assert self._ram is not None
+        while True:
+            loads = [self._ram_loads.get()]
+            try:
+                while len(loads) < MOST_AT_ONCE:
+                    loads.append(self._ram_loads.get_nowait())
+            except Empty:
+                pass
+            for to in (self._pages, self._states):
+                of_kind = [load for load in loads if load.to is to]
+                if of_kind:
+                    moves = [Move(load.slots, load.page) for load in of_kind if load.page is not None]
+                    self._put(of_kind, moves, self._ram_log)
+                for load in of_kind:
+                    self._ram.release(load.key)
+
+    def _load_from_disk(self) -> None:
+        assert self._disk is not None
+        of_kv = self._buffer(self.page_bytes)
+        while True:
+            load = self._disk_loads.get()
+            page = of_kv if load.to is self._pages else self._buffer(load.to.page_bytes)
+            if self._disk.read(load.key, _view(page)):
+                self._put([load], [Move(load.slots, HostPage([page], []))], self._disk_log)
+            else:
+                with self._changed:
+                    self._disk_log.loads_end()
+                    self._tell(self._failed, [load.key])
+
+    def _put(self, loads: Sequence[_Load], moves: Sequence[Move], tier: TierLog) -> None:
+        """Into the slots; the newest load's mark stands for all."""
+        loads[-1].to.into(moves, loads[-1].mark)
         with self._changed:
-            self._under_way -= 1
-            if loaded is not None or failed is not None:
-                self._loading -= 1
-                if not self._loading:
-                    self._load_s += time.perf_counter() - self._loading_since
-            for key, keys in (
-                (stored, self._stored),
-                (refused, self._refused),
-                (loaded, self._loaded),
-                (failed, self._failed),
-            ):
-                if key is not None:
-                    keys.append(key)
-            self._gone += gone or []
-            self._changed.notify()
+            tier.loads_end(len(loads))
+            self._tell(tier.loaded, [load.key for load in loads])
 
-    def _count_load_time(self) -> None:
-        """Up to now, where pages are still being loaded."""
-        if self._loading:
-            now = time.perf_counter()
-            self._load_s += now - self._loading_since
-            self._loading_since = now
+    def _buffer(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._buffers.is_pinned)
+
+
+def _view(memory: torch.Tensor) -> memoryview:
+    return memoryview(memory.numpy().data)

@@ -40,7 +40,7 @@ def ready_message(
     adapters: Sequence[Adapter] = (),
 ) -> WorkerReady:
     """When everything is allocated: the process's memory is taken now. weight_bytes: on all devices together. pages: of
-    the disk tier, if there is one."""
+    the tiers behind the KV pool, if there are any."""
     return WorkerReady(
         num_kv_slots=capacity.num_slots,
         max_num_seqs=config.max_num_seqs,
@@ -56,6 +56,8 @@ def ready_message(
         num_state_slots=num_state_slots,
         kv_page_tokens=0 if pages is None else pages.page_tokens,
         kv_page_bytes=0 if pages is None else pages.page_bytes,
+        kv_write_bytes=0 if pages is None else pages.write_bytes,
+        kv_tiers=[] if pages is None else pages.tiers,
         state_bytes=layout.state_bytes(),
         adapters={adapter.name: adapter.key for adapter in adapters},
         adapter_bytes={adapter.key: adapter.num_bytes for adapter in adapters},

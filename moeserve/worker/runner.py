@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 
+import msgspec
 import numpy as np
 
 from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWanted
@@ -37,7 +38,8 @@ class Runner:
         pages: PageMover | None = None,
         adapters: ResidentAdapters | None = None,
     ) -> None:
-        """pages: of the disk tier, if there is one. adapters: None where requests cannot ask for any."""
+        """pages: of the tiers behind the KV pool, if there are any. adapters: None
+        where requests cannot ask for any."""
         self.engine = engine
         self._ready = ready
         self._adapters = adapters
@@ -46,6 +48,7 @@ class Runner:
         self._constraints = constraints
         self._dump = dump
         self._pages = pages
+        self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
         self._step_ended = time.perf_counter()
 
     def ready(self) -> WorkerReady:
@@ -56,6 +59,7 @@ class Runner:
         started = time.perf_counter()
         idle_ms = (started - self._step_ended) * 1e3
         self._move_state(plan)
+        self._hold_grammars(plan)
         if not plan.rows:
             return StepResult(plan.step, [], {}, 0.0, idle_ms, pages=self._page_report(may_wait=True))
         compiled_before = self.engine.kernels_compiled
@@ -96,6 +100,11 @@ class Runner:
         if pages is not None and plan.pages is not None:
             pages.load(plan.pages)
 
+    def _hold_grammars(self, plan: StepPlan) -> None:
+        self._grammars |= plan.grammars
+        for number in plan.dropped_grammars:
+            del self._grammars[number]
+
     def _page_report(self, *, may_wait: bool = False) -> PageReport | None:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)
 
@@ -110,6 +119,7 @@ class Runner:
 
     def router_lost(self) -> None:
         """The next plan is another router's, which knows nothing of the plans so far."""
+        self._grammars.clear()
         if self._pages is not None:
             self._pages.start_again()
         if self._adapters is not None:
@@ -130,7 +140,10 @@ class Runner:
         tokens = self._sequences.bind(seq)
         log_bound(seq, len(tokens))
         self.engine.bind(seq, tokens)
-        self._constraints.bind(seq.req_slot, seq.sampling, tokens[seq.num_prompt :], seq.tenant)
+        sampling = seq.sampling
+        if seq.grammar:
+            sampling = msgspec.structs.replace(sampling, grammar=self._grammars[seq.grammar])
+        self._constraints.bind(seq.req_slot, sampling, tokens[seq.num_prompt :], seq.tenant)
 
     def _prompt_logprobs(self, rows: list[Row], layout: StepLayout) -> dict[int, list[TokenLogprob]]:
         found: dict[int, list[TokenLogprob]] = {}

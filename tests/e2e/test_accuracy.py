@@ -37,16 +37,8 @@ def test_packaged_model(server: Server) -> None:
     assert_no_worse_than_llama_cpp(measure(server.base_url, fixture))
 
 
-OFTEN = "q8_0"  # the others take as long, and change with this and with the packaged one
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(model, id=model.stem, marks=() if model.stem.endswith(OFTEN) else pytest.mark.slow)
-        for model in wide_models()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [pytest.param(model, id=model.stem) for model in wide_models()])
 def test_wider_fixtures(model: Path) -> None:
     fixture = Fixture.load(model.with_suffix(".golden.json"))
     with running_server(model) as server:

@@ -103,6 +103,7 @@ def test_a_chat_names_its_adapter(server: Server) -> None:
     assert server.post("/v1/chat/completions", body)["model"] == "first"
 
 
+@pytest.mark.slow
 def test_a_bad_adapter_ends_the_start(server: Server, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "adapter_config.json").write_text('{"peft_type": "LORA", "use_dora": true}')
@@ -219,7 +220,10 @@ def test_as_many_as_the_limit_and_their_room_comes_back(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("nothing_stays")
-@pytest.mark.parametrize("process", ["worker", "router", "httpserver"])
+@pytest.mark.parametrize(
+    "process",
+    ["worker", *(pytest.param(other, marks=pytest.mark.slow) for other in ("router", "httpserver"))],
+)
 def test_what_was_loaded_outlives_the_processes(server: Server, process: str) -> None:
     assert within(10, lambda: order(server, "load", lora_name="new", lora_path="third")[0] == 200)
     alone = complete(server, "new")["choices"][0]["text"]

@@ -97,6 +97,7 @@ def q8_server(tiny_model: Path) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.slow  # a server of its own; tests/kernels has the same of the kernels
 @whoever_shares_its_steps
 def test_a_kv_cache_of_8_bits(q8_server: Server, requests: list[dict[str, Any]], alone: list[Any]) -> None:
     """One by one, in a crowd that finds its prompts cached, and in one that does not."""

@@ -57,6 +57,7 @@ def test_a_table_for_people() -> None:
     assert "decode" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.cpu_engine("it counts the bytes of every step")
 def test_other_tokens_use_other_experts() -> None:
     flags = [*common_flags(), "--threads", "2", "--prompt", "8", "--gen", "12", "--batch", "2", "--json"]
@@ -75,6 +76,7 @@ def test_a_bad_argument_is_named(flag: str, value: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_figures_are_saved_to_be_compared(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     flags = [*common_flags(), "--threads", "2", "--prompt", "40", "--gen", "6", "--batch", "2"]
@@ -90,6 +92,7 @@ def test_the_figures_are_saved_to_be_compared(tmp_path: Path) -> None:
     assert figures["memory read"].unit == "GB/s"
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     path = tmp_path / "no folder" / "result.json"
     done = bench(*common_flags(), "--prompt", "8", "--gen", "1", "--batch", "1", "--save-result", str(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+import pytest
 
 from benchmarks.server import running_server
 from moeserve.cli import main
@@ -13,6 +14,7 @@ from moeserve.dump.reader import Dump
 PROMPT = list(range(20, 40))
 
 
+@pytest.mark.slow  # tests/kernels/test_dump.py has the dump
 def test_the_first_steps_are_dumped_and_the_server_goes_on(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "dump"
     body = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, "ignore_eos": True}

@@ -108,6 +108,7 @@ def test_a_killed_server_of_a_recurrent_model(tmp_path: Path) -> None:
     assert again["timings"]["disk_tokens"] == cached(again) == border
 
 
+@pytest.mark.slow
 def test_damaged_pages_are_computed_again(restarted: Server, folder: Path) -> None:
     answer = ask(restarted, PROMPT)
     restarted.named("worker").kill()

@@ -45,6 +45,7 @@ def test_it_answers_as_transformers_does(
         assert_as_transformers(server.base_url, tmp_path / "tiny-moe")
 
 
+@pytest.mark.slow
 def test_bf16_by_its_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "repositories/acme/tiny-moe")
     with running_hub(tmp_path / "repositories") as hub:

@@ -86,6 +86,7 @@ def test_sigterm_drains_and_leaves_nothing(own_server: Server) -> None:
         httpx.get(own_server.base_url + "/health")
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_whole_process_group_drains_too(own_server: Server) -> None:
     """As a terminal's Ctrl-C or a service manager does it."""
     expected = from_cache(own_server, prompt=TEXT, max_tokens=150)["text"]

@@ -113,6 +113,7 @@ def agreed_length(case: Case) -> int:
     return next((i for i, margin in enumerate(case.margins) if margin < CLEAR_MARGIN), len(case.greedy))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(fixtures_dir() is None, reason="the wider fixtures are not here (MOESERVE_FIXTURES)")
 def test_greedy_text_is_llama_cpps() -> None:
     """Of F16 weights: with quantised ones llama.cpp's own rounding decides."""
@@ -219,6 +220,7 @@ def moeserve(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_plan_has_all_its_weights() -> None:
     source = open_model(MODEL)
     stored = {name: tensor.nbytes for name, tensor in source.tensors.items()}
@@ -245,6 +247,7 @@ def test_a_gpus_plan_has_the_shared_expert_where_attention_is() -> None:
     assert sum("shexp" in part for part in of_layer) == 4
 
 
+@pytest.mark.slow
 def test_its_engine_is_measured() -> None:
     # In place: panels have rows without content, which are read too.
     threads = ("--device", "cpu", "--weight-layout", "file", "--threads", "2")

@@ -154,6 +154,7 @@ def test_it_says_what_it_cannot_do(client: openai.OpenAI) -> None:
     assert ask(client, "What is the capital of France?").message.content == smalltalk.DO_NOT_KNOW
 
 
+@pytest.mark.slow
 def test_it_thinks_when_it_may(client: openai.OpenAI) -> None:
     thought = ask(client, "What is 37 + 45?", thinking=True)
     assert "7 + 5 = 12" in thought.message.reasoning_content

@@ -36,13 +36,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("experts", "threshold", "tokens", "answers"),
     [
         (2, 1000, 2, 1),
-        pytest.param(4, 1000, 2, 2, marks=pytest.mark.slow),
-        pytest.param(2, 1000, 17, 2, marks=pytest.mark.slow),
-        pytest.param(2, 1, 17, 1, marks=pytest.mark.slow),
+        (4, 1000, 2, 2),
+        (2, 1000, 17, 2),
+        (2, 1, 17, 1),
     ],
     ids=["shared", "all on the GPU", "shared, many rows", "streamed"],
 )

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import qwen3moe
 from moeserve.models.blocks.gpu.workspace import make_workspaces
+from moeserve.models.interface import ModelShape
+from moeserve.models.open import open_model
+from moeserve.models.registry import read_shape
 from moeserve.models.step_buffers import Buffer, arena_bytes, gpu_arena_bytes, gpu_step_buffers, step_sizes
+from tests.support.gemma_file import write_gemma
 
 SHAPE = qwen3moe(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=4, top_k=2,
                  expert_width=96, vocab_size=300)  # fmt: skip
@@ -20,16 +26,31 @@ SHAPE = qwen3moe(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, head
 def test_a_gpus_workspaces_lie_within_the_arena_that_was_planned(
     max_tokens: int, float_weights: bool
 ) -> None:
-    planned = gpu_arena_bytes(SHAPE, max_tokens, "float32", float_weights=float_weights)
+    assert_planned(SHAPE, max_tokens, float_weights=float_weights)
+
+
+def test_the_workspaces_of_layers_whose_heads_differ(tmp_path: Path) -> None:
+    shape = read_shape(open_model(write_gemma(tmp_path / "gemma.gguf", Type.F16)))
+    for max_tokens in (16, 300):
+        assert_planned(shape, max_tokens, float_weights=True)
+    space = make_workspaces(shape, 16, torch.float32, torch.device("cpu"), float_weights=True)[16]
+    of_form = [space.forms[form] for form in shape.forms]
+    assert [tuple(each.q.shape) for each in of_form] == [(16, 2, 32), (16, 2, 64)]
+    assert [each.attended.x.shape[1] for each in of_form if each.attended.x is not None] == [64, 128]
+    assert of_form[0].q.data_ptr() == of_form[1].q.data_ptr() == space.q.data_ptr()
+
+
+def assert_planned(shape: ModelShape, max_tokens: int, *, float_weights: bool) -> None:
+    planned = gpu_arena_bytes(shape, max_tokens, "float32", float_weights=float_weights)
     spaces = make_workspaces(
-        SHAPE, max_tokens, torch.float32, torch.device("cpu"), float_weights=float_weights
+        shape, max_tokens, torch.float32, torch.device("cpu"), float_weights=float_weights
     )
     assert list(spaces) == step_sizes(max_tokens)
     storages = {
         space.x.untyped_storage().data_ptr(): space.x.untyped_storage().nbytes() for space in spaces.values()
     }
     assert list(storages.values()) == [planned]  # one arena for all sizes
-    largest = gpu_step_buffers(SHAPE, step_sizes(max_tokens)[-1], "float32", float_weights=float_weights)
+    largest = gpu_step_buffers(shape, step_sizes(max_tokens)[-1], "float32", float_weights=float_weights)
     assert len({buffer.name for buffer in largest}) == len(largest)
     assert arena_bytes(largest) == planned
 

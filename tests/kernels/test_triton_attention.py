@@ -124,7 +124,7 @@ def random_sinks(heads: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("window", "has_sinks", "scale"), VARIANTS)
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_decode_variants(window: int, has_sinks: bool, scale: float | None, splits: int) -> None:
     """Also of new tokens, with a partial rotation and without norms."""
     heads, kv_heads, dim, rotary = 4, 2, 32, 16

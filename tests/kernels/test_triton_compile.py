@@ -45,6 +45,7 @@ CALLS = {
     "linear, many": "linear(200, Q4, 512, 96, Q6, 32)",
     "linear, looked up": "linear(20, IQ4, 512, 96, None, 0)",
     "linear, floats": "linear(2, F32, 512, 96, None, 0)",
+    "gated rows": "op.gated_rows(empty(4, 6000), empty(1, dtype=i32), GpuActivations(*both(4, 3000)))",
     "linear, exact": "exact(600)",
     "experts, one": "experts(1, Q4, Q6)",
     "experts, two": "experts(2, Q4, Q6)",
@@ -53,6 +54,7 @@ CALLS = {
     "experts, many": "experts(2000, Q4, Q6)",
     "experts and linear, unpacked": "large_batch(4096, Q4, Q6), large_batch(4096, BF16, BF16)",
     "rows": "rows(3, Q4)",
+    "norms behind blocks": "sandwiched(3), experts(2, Q4, Q6, activation='gelu')",
     "rows, looked up": "rows(3, IQ4)",
     "attention": "attention(3)",
     "linear, bias": "linear(4, Q4, 512, 96, Q6, 32, bias=True), linear(20, Q4, 512, 96, Q6, 32, bias=True)",
@@ -92,10 +94,12 @@ from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_u
 from moeserve.kernels.latent import op as latent
 from moeserve.kernels.linear import op
 from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linear
-from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
+from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.from_panels import PanelLayout
 from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
+from moeserve.kernels.pointwise.library import softcap
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.kernels.routing.options import RouterOptions
@@ -128,14 +132,14 @@ def exact(n):
     op.linear(empty(n, 512), None, None, empty(1, dtype=i32), weight(BF16, 128, 512), int(BF16), None, 0,
                 512, empty(n, 128))
 
-def experts(n, kind, down, experts=128, top_k=8, oai=False):
+def experts(n, kind, down, experts=128, top_k=8, oai=False, activation="silu"):
     hidden, ff, wide = 512, 256, top_k + 1 if experts == 1 else top_k
     room, ids = BlockWorkspace(n, top_k, experts, "meta"), empty(n, wide, dtype=i32)[:, :top_k]
     count, few = empty(1, dtype=i32), room.method.up is None
     dtype = f32 if few else torch.bfloat16
     gate, half = weight(kind, experts, ff, hidden), empty(n * top_k, ff, dtype=dtype)
     biases = [empty(experts, size) if oai else None for size in (ff, ff, hidden)]
-    options = op.Gated("swiglu_oai" if oai else "silu", *biases[:2])
+    options = op.Gated("swiglu_oai" if oai else activation, *biases[:2])
     if few:
         h = both(n * top_k, ff, dtype)
         small_batch_up(*both(n, hidden, dtype), gate, int(kind), gate, int(kind), hidden, ids, *h, options=options)
@@ -173,6 +177,31 @@ def rows(n, kind):
     pool = empty(50, kv_heads, dim, dtype=torch.float16)
     rope_store(q, k, k, empty(dim), empty(dim), 1e-6, empty(9, dim // 2), empty(9, dim // 2), at, at, count,
                empty(n, heads, dim, dtype=torch.float16), pool, pool)
+
+def sandwiched(n):
+    count, wide, at = empty(1, dtype=i32), 2816, empty(n, dtype=i32)
+    x, norms = empty(n, wide), SandwichNorms(*[empty(wide)] * 7, empty(1))
+    y = GpuActivations(*both(n, wide))
+    sandwich_inputs(x, x, norms, count, 1e-6, y, x, GpuActivations(empty(n, wide, dtype=torch.bfloat16), None, None))
+    parts = empty(n, 9, wide, dtype=torch.bfloat16)
+    weights, ids = empty(n, 9)[:, :8], empty(n, 9, dtype=i32)[:, :8]
+    sandwich_sum(x, parts[:, 8:], parts[:, :8], weights, ids, x, None, count, norms, empty(wide), 1e-6, y)
+    sandwich_sum(x, empty(n, 1, wide), None, None, None, x, at, count, norms, empty(wide), 1e-6, y)
+    route(empty(n, 128), None, count, ids, None, weights, None, expert_scale=empty(128))
+    softcap.launch(empty(n, 262144), 30.0, out=empty(n, 262144))
+    table, angles = empty(3, 64, dtype=i32), empty(64, 256)
+    for heads, kv_heads, dim in ((16, 2, 512), (16, 8, 256)):
+        q, k = empty(n, heads * dim), empty(n, kv_heads * dim)
+        pool = empty(50, kv_heads, dim, dtype=torch.float16)
+        rotated = empty(n, heads, dim, dtype=torch.float16)
+        of_dim = (empty(dim), empty(dim), 1e-6, angles[:, : dim // 2].contiguous(), angles[:, : dim // 2].contiguous())
+        rope_store(q, k, k, *of_dim, at, at, count, rotated, pool, pool, v_eps=1e-6)
+        room = DecodeWorkspace(n, heads, kv_heads, dim, "meta")
+        for new, query in ((None, rotated.flatten(1)), (NewTokens(k, k, *of_dim, at, 1e-6), q)):
+            decode_attention(query, new, pool, pool, table, at, at, count, room.sums, room.stats, room.counters,
+                             *both(n, heads * dim), window=1024 if dim == 256 else 0, scale=1.0)
+        prefill_attention(rotated, pool, pool, table, empty(2, 4, dtype=i32),
+                          empty(n, heads * dim, dtype=torch.bfloat16), scale=1.0)
 
 def attention(n):
     heads, kv_heads, dim, at = 32, 4, 128, empty(n, dtype=i32)

@@ -108,6 +108,7 @@ def test_experts_with_more_routes_than_a_block_has() -> None:
     assert nmse(got, expected) < 1e-8
 
 
+@pytest.mark.slow
 def test_experts_of_gpt_oss() -> None:
     got, expected = layer((Type.MXFP4, Type.MXFP4, Type.F16), 12, 3, "swiglu_oai", biased=True)
     assert nmse(got, expected) < 1e-8

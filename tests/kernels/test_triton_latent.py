@@ -71,7 +71,7 @@ def test_decode(heads: int, splits: int) -> None:
         assert not room.counters.any()
 
 
-@pytest.mark.parametrize("heads", [6, 150])
+@pytest.mark.parametrize("heads", [6, pytest.param(150, marks=pytest.mark.slow)])
 def test_prefill(heads: int) -> None:
     """150 heads are more than a tile's rows."""
     chunks = [(1, 40, 0, 0), (41, 1, 70, 2), (42, 20, 61, 1)]

@@ -141,6 +141,7 @@ def test_the_health_port_answers_while_the_api_is_full() -> None:
         "max_num_seqs": 1,
         "api_key": ("k",),
         "shutdown_timeout": 60.0,
+        "max_idle_connections_per_address": 1 << 20,  # all are from one here
     }
     server = HttpServer(health_port=address_of(health)[1], **config)
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Fork, NewSeq, Row, Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
-from tests.support.virtual_disk import UNREADABLE, VirtualDisk
+from tests.support.virtual_tiers import UNREADABLE, VirtualTiers
 
 STOP_TOKEN = 999
 NOTHING = 0  # the prefix without tokens
@@ -67,7 +67,9 @@ class CheckingWorker:
         self.bound: dict[int, Bound] = {}
         self.kv = np.full(limits.num_kv_slots, UNREADABLE)  # slot -> the prefix that it ends
         self.states: dict[int, int] = {}  # state slot -> the prefix that it has consumed
-        self.disk = VirtualDisk(limits.page_tokens)
+        self.tiers = VirtualTiers(
+            limits.page_tokens, ram_pages=1000 * ("ram" in limits.tiers), has_disk="disk" in limits.tiers
+        )
         self.copies = 0  # between state slots
         self.last_step = 0
         self.computed = 0  # positions
@@ -81,10 +83,10 @@ class CheckingWorker:
         self.last_step = plan.step
         self._check_limits(plan)
         if plan.pages is not None:
-            self.disk.write(plan.pages, self.kv, self.states)
+            self.tiers.write(plan.pages, self.kv, self.states)
         self._copy_states(ints(plan.state_copies))
         if plan.pages is not None:
-            self.disk.load(plan.pages, self.kv, self.states)
+            self.tiers.load(plan.pages, self.kv, self.states)
         for new in plan.new_seqs:
             self._bind(new)
         for fork in plan.forks:
@@ -114,7 +116,7 @@ class CheckingWorker:
                 prompt_logprobs[index] = [TokenLogprob(t, -1.0, 1, [], []) for t in tokens]
         pages = None
         if self.limits.page_tokens:
-            pages = self.disk.report(self.kv, self.states, may_wait=not plan.rows)
+            pages = self.tiers.report(self.kv, self.states, may_wait=not plan.rows)
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=0.0, idle_ms=0.0, pages=pages)
 
     def _bind(self, new: NewSeq) -> None:

@@ -31,6 +31,7 @@ from moeserve.messages.schema import (
     Abort,
     EngineReady,
     ExpertUseRequest,
+    GenerateBatch,
     GenerateRequest,
     ProcessFailed,
     ProcessReady,
@@ -188,9 +189,10 @@ class HttpServer:
     def _run(self) -> None:
         while self._running:
             message = self._router.recv(timeout=0.05)
-            if isinstance(message, GenerateRequest):
-                self.requests.append(message)
-                self.answer(self, message)
+            if isinstance(message, GenerateRequest | GenerateBatch):
+                for request in message.unpacked() if isinstance(message, GenerateBatch) else [message]:
+                    self.requests.append(request)
+                    self.answer(self, request)
             elif isinstance(message, Abort):
                 self.aborted.append(message.id)
             elif isinstance(message, ExpertUseRequest):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from moeserve.messages.kv_events import encode_batch
+from moeserve.messages.pages import Tier
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import (
     DetokenizeEnd,
@@ -121,8 +122,8 @@ class World:
         before = self.worker
         self.worker = CheckingWorker(self.limits)
         self.worker.script, self.worker.last_step = before.script, self.scheduler.last_planned
-        self.worker.disk = before.disk
-        self.worker.disk.connect()
+        self.worker.tiers = before.tiers
+        self.worker.tiers.connect()
         self.scheduler.worker_ready("signal 9", crashed_by_itself=crashed_by_itself)
         self._read()
 
@@ -214,6 +215,7 @@ def make_world(
     max_model_len: int = 500,
     num_state_slots: int = 0,
     page_tokens: int = 0,
+    tiers: tuple[Tier, ...] = ("disk",),
 ) -> World:
     return World(
         Limits(
@@ -224,6 +226,7 @@ def make_world(
             max_num_queued_reqs,
             num_state_slots=num_state_slots,
             page_tokens=page_tokens,
+            tiers=tiers,
         )
     )
 

@@ -6,20 +6,14 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from moeserve.kv.disk.segment import Segment
-from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.steps import StepResult
-from moeserve.router.core.limits import Limits
 from moeserve.worker.loading import CpuModel, build_cpu_runner, load_cpu_model
-from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
-from tests.support.router_world import World, request
+from tests.support.real_time_world import RealTimeWorld
 
 PROMPT_TOKENS = 167  # 5 whole pages; with its last token in none
 NUM_PROMPTS = 12
@@ -36,40 +30,6 @@ def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuMode
 def prompt(number: int) -> list[int]:
     rng = random.Random(number)
     return [rng.randrange(300, 4000) for _ in range(PROMPT_TOKENS)]
-
-
-class RealTimeWorld(World):
-    """A world whose seconds and whose steps are real; `step_ms` may tell another duration of theirs."""
-
-    def __init__(
-        self, runner: Runner, step_ms: Callable[[StepResult], float] = lambda result: result.compute_ms
-    ) -> None:
-        ready = runner.ready()
-        limits = Limits(
-            num_kv_slots=ready.num_kv_slots,
-            max_num_seqs=ready.max_num_seqs,
-            max_model_len=ready.max_model_len,
-            max_num_batched_tokens=64,
-            max_num_queued_reqs=100,
-            page_tokens=ready.kv_page_tokens,
-            page_bytes=ready.kv_page_bytes,
-        )
-        super().__init__(limits, step_ms)
-        self.worker = runner  # type: ignore[assignment]
-
-    def turn(self) -> None:
-        while self.plan() is not None:
-            pass
-        self.now = time.monotonic() - 1.0  # a result adds a second
-        self.result()
-
-    def ask(self, id: int, tokens: list[int], max_tokens: int = 4) -> None:
-        greedy = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        self.add(msgspec.structs.replace(request(id, tokens, max_tokens), sampling=greedy))
-
-    def finish(self) -> None:
-        while self.in_flight or not self.scheduler.is_idle or self.scheduler._memory.disk.has_work:  # type: ignore[union-attr]
-            self.turn()
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +94,9 @@ def test_a_folder_that_goes_away(
     model: CpuModel, expected: dict[int, list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is open is still read, what is new cannot be written, and every answer is what it was."""
-    assert model.disk is not None
-    folder = model.disk.directory.path
+    assert model.tiers is not None
+    assert model.tiers.directory is not None
+    folder = model.tiers.directory.path
     world = RealTimeWorld(build_cpu_runner(model))
     shutil.rmtree(folder)
     for id in range(4):

@@ -13,7 +13,8 @@ import torch
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.kv.cache import KvCache
-from moeserve.kv.cache_pages import CachePages, kv_tensors
+from moeserve.kv.cache_pages import CachePages, Move, kv_tensors
+from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq, Row
@@ -97,11 +98,11 @@ def test_a_page_on_disk_has_the_vectors_once(folder: Path) -> None:
     before, slots = [layer.keys.clone() for layer in layers], np.array([1, 3, 4, 8], np.int32)
     pages = CachePages(kv_tensors(layers), len(slots))
     assert pages.page_bytes == len(slots) * layout.token_bytes(range(2))
-    page = memoryview(bytearray(pages.page_bytes))
-    pages.gather(slots, page)
+    page = HostPage([torch.zeros(pages.page_bytes, dtype=torch.uint8)], [0])
+    pages.out([Move(slots, page)])()
     for layer in layers:
         layer.keys[torch.from_numpy(slots).long()] = 0
-    pages.scatter(slots, page)
+    pages.into([Move(slots, page)], pages.mark())
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(layers, before, strict=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 
 from moeserve.messages.sampling import SamplingParams
+from moeserve.models.blocks.cpu import forms
+from moeserve.models.blocks.cpu.forms import RopeTables
+from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.errors import ModelError
 from moeserve.worker.engines.cpu import CpuEngine
-from moeserve.worker.loading import load_cpu_runner, load_runner
+from moeserve.worker.loading import load_cpu_model, load_cpu_runner, load_runner, try_cpu_model
 from moeserve.worker.self_test import check_logits
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import VOCAB_ROWS
@@ -52,18 +56,57 @@ def test_a_folder_with_weights_that_are_not_finite_is_refused(
         load_runner(small_config(folder, device="cpu", threads=1), lambda *_: None)
 
 
-@pytest.mark.parametrize("layout", ["panels", "file"])
-def test_a_gguf_with_weights_that_are_not_finite_is_refused(
-    tiny_model: Path, tmp_path: Path, layout: str
-) -> None:
-    model = tmp_path / "broken.gguf"
+def broken_gguf(tiny_model: Path, folder: Path) -> Path:
+    model = folder / "broken.gguf"
     shutil.copy(tiny_model, model)
     reader = GGUFReader(model, "r+")
     (norm,) = (tensor for tensor in reader.tensors if tensor.name == "blk.0.attn_norm.weight")
     norm.data[3] = np.nan
     reader.data.flush()
+    return model
+
+
+@pytest.mark.parametrize("layout", ["panels", "file"])
+def test_a_gguf_with_weights_that_are_not_finite_is_refused(
+    tiny_model: Path, tmp_path: Path, layout: str
+) -> None:
+    model = broken_gguf(tiny_model, tmp_path)
     with pytest.raises(ModelError, match=r"broken.gguf: this model's logits are not finite"):
         load_runner(small_config(model, device="cpu", threads=1, weight_layout=layout), lambda *_: None)
+
+
+@pytest.mark.parametrize(("layout", "is_tried_again"), [("panels", False), ("file", True)])
+def test_a_later_worker_tries_only_what_may_have_changed(
+    tiny_model: Path, tmp_path: Path, layout: str, is_tried_again: bool
+) -> None:
+    """Answers wait for it. Panels are private memory, which the first worker has tried."""
+    model = broken_gguf(tiny_model, tmp_path)
+    config = small_config(model, device="cpu", threads=1, weight_layout=layout)
+    loaded = load_cpu_model(config, lambda *_: None)
+    with pytest.raises(ModelError, match="not finite"):
+        try_cpu_model(loaded, is_first=True)
+    if is_tried_again:
+        with pytest.raises(ModelError, match="not finite"):
+            try_cpu_model(loaded, is_first=False)
+    else:
+        try_cpu_model(loaded, is_first=False)
+
+
+def test_later_workers_do_not_compute_the_angles_again(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a context of 262,144 tokens they take more than half a second."""
+    computed: list[object] = []
+
+    def tables(*what: Any) -> RopeTables:
+        computed.append(what)
+        return rope_tables(*what)
+
+    monkeypatch.setattr(forms, "rope_tables", tables)
+    loaded = load_cpu_model(small_config(tiny_model, device="cpu", threads=1), lambda *_: None)
+    for is_first in (True, False):
+        try_cpu_model(loaded, is_first=is_first)
+    assert len(computed) == 1
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def filled(counts: dict[int, int]) -> StepInputs:
 
 
 def test_decode_rows_and_prompts_in_one_step() -> None:
-    states = filled({4: 1, 1: 1, 0: 70, 3: 64}).batch(2, torch.zeros(1, 4), 0.0).states
+    states = filled({4: 1, 1: 1, 0: 70, 3: 64}).batch(2, (torch.zeros(1, 4),), 0.0).states
     assert states is not None
     every = states.sequences
     assert every.first.tolist() == [0, 1, 2, 72, 0, 0]

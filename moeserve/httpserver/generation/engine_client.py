@@ -35,6 +35,7 @@ from moeserve.messages.schema import (
     Abort,
     EngineLost,
     EngineReady,
+    GenerateBatch,
     GenerateRequest,
     HeartbeatRequest,
     LoadProgress,
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_CONSTRAINT_BYTES: Final = 256 << 20  # of the grammars of all requests under way
+MAX_BATCH_BYTES: Final = 32 << 20  # of the tokens in a message, unless one request has more
 SILENCE_S: Final = 5.0  # without a load report, of which a router sends at least one a second
 
 
@@ -87,7 +89,9 @@ class EngineClient:
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
         self._open: dict[int, RunningGeneration] = {}
-        self._constraint_bytes = 0  # of the grammars of the open generations, each of which keeps its own
+        self._constraint_bytes = (
+            0  # of the open generations' grammars, in each of which the worker keeps a place
+        )
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -156,21 +160,32 @@ class EngineClient:
     def next_id(self) -> int:
         return next(self._ids)
 
-    async def submit(self, stream: GenerationStream, index: int, request: GenerateRequest) -> None:
+    async def submit(self, stream: GenerationStream, requests: Sequence[GenerateRequest]) -> None:
+        """All of a stream."""
         self.require_ready()
-        size = len(request.sampling.grammar)
+        size = sum(len(request.sampling.grammar) for request in requests)
         if size and self._constraint_bytes + size > MAX_CONSTRAINT_BYTES:
             raise ApiError(
                 503, "the grammars of the requests under way take too much memory", code="overloaded"
             )
         self._constraint_bytes += size
-        self._open[request.id] = RunningGeneration(index, stream, request)
+        for index, request in enumerate(requests):
+            self._open[request.id] = RunningGeneration(index, stream, request)
+            stream.open.add(request.id)
         self._idle.clear()
-        stream.open.add(request.id)
         try:
-            await self.to_router.send(request)
+            await self._send(requests)
         except ChannelFull as error:
             raise ApiError(503, "the engine takes no requests at the moment", code="overloaded") from error
+
+    async def _send(self, requests: Sequence[GenerateRequest]) -> None:
+        """Those of one stream, which have one grammar, if any. Raises ChannelFull."""
+        for batch in _batches(requests):
+            still_open = [request for request in batch if request.id in self._open]
+            if len(still_open) > 1:
+                await self.to_router.send(GenerateBatch.of(still_open))
+            elif still_open:
+                await self.to_router.send(still_open[0])
 
     def abort(self, stream: GenerationStream) -> None:
         """Aborts what still runs of a stream, without waiting: the caller may be a cancelled task."""
@@ -326,8 +341,8 @@ class EngineClient:
             if lost.process != "router":
                 await self.to_router.send(Abort(request_id))
         self._totals.lost(sum(generation.has_begun for generation in self._open.values()))
-        for request_id in list(self._open):
-            await self._resume(request_id, router_knows=lost.process != "router")
+        for stream in dict.fromkeys(generation.stream for generation in self._open.values()):
+            await self._resume(stream, router_knows=lost.process != "router")
 
     def _not_to_resume(self, lost: ProcessLost) -> list[int]:
         """Which open generations end: all that have begun, where nothing is to be continued; and those that may be what
@@ -341,15 +356,32 @@ class EngineClient:
                 generation.crashed_at = len(generation.output)
         return ending
 
-    async def _resume(self, request_id: int, *, router_knows: bool) -> None:
-        generation = self._open.pop(request_id, None)
-        if generation is None:
-            return  # its client has disconnected meanwhile
-        request = generation.resumed(self.next_id())
-        self._open[request.id] = generation
-        generation.stream.open.remove(request_id)
-        generation.stream.open.add(request.id)
-        if router_knows:
-            await self.to_router.send(Abort(request_id))
-        if request.id in self._open:
-            await self.to_router.send(request)
+    async def _resume(self, stream: GenerationStream, *, router_knows: bool) -> None:
+        """Sends what a stream still awaits again, under other ids. Raises ChannelFull."""
+        for batch in _batches([self._open[request_id].request for request_id in sorted(stream.open)]):
+            again: list[GenerateRequest] = []
+            for old in batch:
+                generation = self._open.pop(old.id, None)
+                if generation is None:
+                    continue  # its client has disconnected meanwhile
+                again.append(generation.resumed(self.next_id()))
+                self._open[again[-1].id] = generation
+                stream.open.remove(old.id)
+                stream.open.add(again[-1].id)
+                if router_knows:
+                    await self.to_router.send(Abort(old.id))
+            await self._send(again)
+
+
+def _batches(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
+    """What is sent in one message: requests with a grammar as far as their tokens leave room, and others alone."""
+    batches: list[list[GenerateRequest]] = []
+    room = 0
+    for request in requests:
+        size = len(request.token_ids) + (0 if request.resumed is None else len(request.resumed.token_ids))
+        if not request.sampling.grammar or size > room:
+            batches.append([])
+            room = MAX_BATCH_BYTES
+        batches[-1].append(request)
+        room -= size
+    return batches

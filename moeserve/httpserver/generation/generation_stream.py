@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from moeserve.httpserver.generation.prompt_scores import PromptScores
 from moeserve.httpserver.observability import generation_span
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.metrics import Metrics
@@ -32,7 +33,7 @@ class Submitter(Protocol):
     metrics: Metrics
     request_timeout: float | None  # seconds from a request's arrival until its answer must be whole
 
-    async def submit(self, stream: GenerationStream, index: int, request: GenerateRequest) -> None: ...
+    async def submit(self, stream: GenerationStream, requests: Sequence[GenerateRequest]) -> None: ...
 
     def abort(self, stream: GenerationStream) -> None: ...
 
@@ -90,20 +91,21 @@ class GenerationStream:
         self._operation = operation
         self._queue: asyncio.Queue[tuple[int, TextItem] | ApiError] = asyncio.Queue()
         self._unfinished = len(requests)
+        self._scores = PromptScores(requests)
         self._span: Span | None = None
         self.record = record_of_request.get() or RequestRecord(time.monotonic())
         self.record.started(requests)
         self.open: set[int] = set()  # ids that will get a final message; written by EngineClient
 
     def put(self, message: tuple[int, TextItem] | ApiError) -> None:
-        self._queue.put_nowait(message)
+        for one in [message] if isinstance(message, ApiError) else self._scores.given_out(*message):
+            self._queue.put_nowait(one)
 
     async def __aenter__(self) -> GenerationStream:
         """Sends the requests. Raises ApiError 503."""
         self._begin_span()
         try:
-            for index, request in enumerate(self._requests):
-                await self._engine.submit(self, index, request)
+            await self._engine.submit(self, self._requests)
         except BaseException:  # cancellation too; it is raised again
             await self.__aexit__()
             raise

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, cast
 
+import orjson
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from moeserve.httpserver.generation.model_text import ModelText
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 
+TOKENS_AT_ONCE: Final = 256  # with 20 others each 1 ms of encoding, during which nothing else runs
 LOWEST = -9999.0  # in place of minus infinity, which JSON cannot hold (vLLM's)
 
 
@@ -37,7 +40,8 @@ PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 def prompt_logprobs(text: ModelText, items: Sequence[TextItem], top: int) -> PromptLogprobs:
-    """Returns those of the prompt, from the items of one of its choices."""
+    """Returns those of the prompt, from the items of one of its choices, as JSON that is encoded with a response and is
+    good for nothing else. For a thread: they may be a million entries, and are encoded a few at a time."""
 
     def ranked(token: TokenLogprob) -> dict[str, RankedLogprob]:
         pairs = [*zip(token.top_ids[:top], token.top_logprobs, strict=False)]
@@ -56,7 +60,11 @@ def prompt_logprobs(text: ModelText, items: Sequence[TextItem], top: int) -> Pro
         }
         return found | {str(token.token_id): own}
 
-    return [None, *(ranked(token) for item in items for token in item.prompt_logprobs or ())]
+    tokens = [token for item in items for token in item.prompt_logprobs or ()]
+    pieces = [b"null"]
+    for first in range(0, len(tokens), TOKENS_AT_ONCE):
+        pieces.append(orjson.dumps([ranked(token) for token in tokens[first : first + TOKENS_AT_ONCE]])[1:-1])
+    return cast("PromptLogprobs", orjson.Fragment(b"[" + b",".join(pieces) + b"]"))
 
 
 def chat_logprobs(

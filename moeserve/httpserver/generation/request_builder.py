@@ -70,6 +70,7 @@ class RequestBuilder:
                         max_tokens=max_tokens,
                         seed=(seed + choice) & INT64_MAX,
                         stop_token_ids=stop_token_ids,
+                        scores_prompt=choice == 0,
                     ),
                     text=spec.text_options(),
                     arrival=spec.arrival,
@@ -110,8 +111,8 @@ class RequestBuilder:
 
 
 def check_sizes(prompts: Sequence[Sequence[int]], spec: GenerationSpec) -> None:
-    """Raises ApiError 400 where a small body asks for very much: each choice of each prompt is sent and kept by itself,
-    with its own copy of what the others have too."""
+    """Raises ApiError 400 where a small body asks for very much: each choice of each prompt is kept by itself, with
+    its own stop strings, biases and place in the grammar."""
     total = len(prompts) * spec.n
     if (each := constraint_bytes(spec)) * total > MAX_CONSTRAINT_BYTES:
         message = (

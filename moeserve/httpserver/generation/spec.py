@@ -92,8 +92,11 @@ class GenerationSpec:
     shown_tokens: tuple[int, ...] = ()  # control tokens that the chat format reads from the text
     format_stop_token_ids: tuple[int, ...] = ()  # the chat format's, after which the answer is complete
 
-    def sampling(self, *, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-        """Returns the frozen parameters of one choice; the arguments depend on its prompt and on the model."""
+    def sampling(
+        self, *, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...], scores_prompt: bool
+    ) -> SamplingParams:
+        """Returns the frozen parameters of one choice; the arguments depend on its prompt and on the model.
+        scores_prompt: one choice of a prompt does, for all (`prompt_scores.py`)."""
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -107,7 +110,7 @@ class GenerationSpec:
             logit_bias=self.logit_bias,
             seed=seed,
             logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self.prompt_logprobs if scores_prompt else None,
             stop_token_ids=stop_token_ids,
             bad_sequences=self.bad_sequences,
             grammar=self.compiled_grammar,

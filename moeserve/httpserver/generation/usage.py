@@ -39,7 +39,8 @@ class Timings(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    disk_tokens: int  # of the cached ones, those read from disk
+    ram_tokens: int  # of the cached ones, those from the tier in RAM
+    disk_tokens: int  # and those read from disk
     prefill_tokens_per_second: float | None
     decode_tokens_per_second: float | None
 
@@ -112,6 +113,7 @@ class UsageTally:
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": sum(self._completion),
             "cached_tokens": self._cached_tokens,
+            "ram_tokens": sum(u.ram_tokens for i, u in self._finished.items() if i % self._n == 0),
             "disk_tokens": sum(u.disk_tokens for i, u in self._finished.items() if i % self._n == 0),
             "prefill_tokens_per_second": _rate(computed, _length(prefill_spans)),
             "decode_tokens_per_second": _rate(decoded, _length(decode_spans)),

@@ -26,6 +26,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from moeserve.messages.adapters import ServedAdapter
+from moeserve.messages.pages import Tier
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import HistogramCounts, LoadReport, Usage
 from moeserve.version import version
@@ -97,18 +98,15 @@ _EXPERT_CACHE_COUNTERS: Final = (
     ("promotions", "Experts brought to GPU memory as the text used them."),
     ("bytes", "Bytes of weights brought to GPU memory by the expert cache."),
 )
-# Of the prefix cache's tier on disk, after kv_disk_.
-_DISK_COUNTERS: Final = (
-    ("tokens", "tokens", "Prompt tokens whose KV was read from disk."),
-    ("bytes_written", "written_bytes", "Bytes of KV written to disk."),
-    ("bytes_read", "read_bytes", "Bytes of KV read from disk."),
-    (
-        "declined",
-        "declined",
-        "Prompts on disk that were recomputed because that was expected to be faster.",
-    ),
-    ("failed_pages", "failed_pages", "Pages on disk that were corrupt, truncated or unreadable."),
+# Of the prefix cache's tiers, after kv_ram_ and kv_disk_; {} is where they are.
+_TIER_COUNTERS: Final = (
+    ("tokens", "tokens", "Prompt tokens whose KV was read from {}."),
+    ("bytes_written", "written_bytes", "Bytes of KV written to {}."),
+    ("bytes_read", "read_bytes", "Bytes of KV read from {}."),
+    ("declined", "declined", "Prompts in {} that were recomputed because that was expected to be faster."),
+    ("failed_pages", "failed_pages", "Pages in {} that were corrupt, truncated or unreadable."),
 )
+_TIERS: Final[tuple[tuple[Tier, str], ...]] = (("ram", "the tier in RAM"), ("disk", "the tier on disk"))
 # The router's histograms, which it keeps in milliseconds.
 _HISTOGRAMS: Final = (
     ("decode_step_ms", "decode_step_seconds", "Duration of worker steps without prompt tokens."),
@@ -141,7 +139,7 @@ class _RouterCollector(Collector):
             counter.add_metric(labels, getattr(load, name))
             yield counter
         yield from self._adapters()
-        yield from self._disk()
+        yield from self._tiers()
         yield from self._expert_cache()
         for name, metric, text in _HISTOGRAMS:
             histogram = HistogramMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
@@ -165,17 +163,26 @@ class _RouterCollector(Collector):
             gauge.add_metric(labels, value)
             yield gauge
 
-    def _disk(self) -> Iterable[Metric]:
-        disk, labels = self._metrics.load.disk, [self._metrics.model_name]
-        pages = GaugeMetricFamily("moeserve:kv_disk_pages", "Pages of KV and states on disk.", labels=_LABELS)
-        pages.add_metric(labels, disk.pages)
-        yield pages
-        counts = [(metric, text, float(getattr(disk, name))) for name, metric, text in _DISK_COUNTERS]
-        counts.append(("load_seconds", "Time in which KV was being read from disk.", disk.load_ms / 1e3))
-        for metric, text, value in counts:
-            counter = CounterMetricFamily(f"moeserve:kv_disk_{metric}", text, labels=_LABELS)
-            counter.add_metric(labels, value)
-            yield counter
+    def _tiers(self) -> Iterable[Metric]:
+        load, labels = self._metrics.load, [self._metrics.model_name]
+        for tier, place in _TIERS:
+            of = load.ram if tier == "ram" else load.disk
+            pages = GaugeMetricFamily(
+                f"moeserve:kv_{tier}_pages", f"Pages of KV and states in {place}.", labels=_LABELS
+            )
+            pages.add_metric(labels, of.pages)
+            yield pages
+            counts = [
+                (metric, text.format(place), float(getattr(of, name)))
+                for name, metric, text in _TIER_COUNTERS
+            ]
+            counts.append(
+                ("load_seconds", f"Time in which KV was being read from {place}.", of.load_ms / 1e3)
+            )
+            for metric, text, value in counts:
+                counter = CounterMetricFamily(f"moeserve:kv_{tier}_{metric}", text, labels=_LABELS)
+                counter.add_metric(labels, value)
+                yield counter
 
     def _expert_cache(self) -> Iterable[Metric]:
         counts, labels = self._metrics.load.expert_cache, [self._metrics.model_name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
@@ -75,7 +76,10 @@ class ChatHandler:
             "timings": prepared.tally.timings(),
         }
         if self.body.prompt_logprobs is not None:
-            whole["prompt_logprobs"] = prompt_logprobs(prepared.text, answers[0], self.body.prompt_logprobs)
+            top = self.body.prompt_logprobs
+            whole["prompt_logprobs"] = await asyncio.to_thread(
+                prompt_logprobs, prepared.text, answers[0], top
+            )
         return whole
 
     async def chunks(self) -> AsyncGenerator[ChatCompletionChunk, None]:

@@ -1,10 +1,17 @@
-"""Log-probabilities in the form of /v1/completions."""
+"""Log-probabilities in the form of /v1/completions.
+
+Those of an echoed prompt may be a million entries, which all choices of the prompt have: `EchoedLogprobs` writes them
+once, as JSON, on a thread beside the streams.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from moeserve.httpserver.generation.logprobs import finite
+import orjson
+
+from moeserve.httpserver.generation.logprobs import TOKENS_AT_ONCE, finite
 from moeserve.httpserver.generation.model_text import ModelText
 from moeserve.httpserver.openai.objects import CompletionLogprobs
 from moeserve.messages.sampling import TokenLogprob
@@ -21,7 +28,7 @@ class CompletionLogprobsWriter:
         self._text = text
         self._top = top
         self._as_ids = as_ids
-        self._offset = 0
+        self.offset = 0  # of the next token
 
     def first_prompt_token(self, token_id: int) -> CompletionLogprobs:
         """Writes the first token of a prompt, which has no log-probability."""
@@ -39,14 +46,18 @@ class CompletionLogprobsWriter:
     ) -> CompletionLogprobs:
         offsets = []
         for token_id in ids:
-            offsets.append(self._offset)
-            self._offset += len(self._text.token_text(token_id))
+            offsets.append(self.offset)
+            self.offset += self.width(token_id)
         return {
             "tokens": [self._name(token_id) for token_id in ids],
             "token_logprobs": logprobs,
             "top_logprobs": tops,
             "text_offset": offsets,
         }
+
+    def width(self, token_id: int) -> int:
+        """Characters of the token's own string."""
+        return len(self._text.token_text(token_id))
 
     def _top_of(self, token: TokenLogprob) -> dict[str, float]:
         """Returns the most likely tokens, and the chosen one if it is not among them."""
@@ -58,6 +69,35 @@ class CompletionLogprobsWriter:
 
     def _name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._text.token_text(token_id)
+
+
+class EchoedLogprobs:
+    """Of one prompt, as JSON. The lists of a choice are those of its prompt and then of its answer."""
+
+    def __init__(
+        self, writer: CompletionLogprobsWriter, first_id: int, tokens: Sequence[TokenLogprob]
+    ) -> None:
+        """`writer` has written nothing. first_id: the prompt's first token; `tokens` are those behind it."""
+        written = [writer.first_prompt_token(first_id)]
+        pieces = [_encoded(written[0])]
+        for first in range(0, len(tokens), TOKENS_AT_ONCE):
+            pieces.append(_encoded(writer.write(tokens[first : first + TOKENS_AT_ONCE])))
+        self._lists = [b",".join(parts) for parts in zip(*pieces, strict=True)]
+        self._names = list(written[0])
+        self.end = writer.offset
+
+    def followed_by(self, answer: CompletionLogprobs) -> CompletionLogprobs:
+        """All of a choice's, to be encoded with the response and for nothing else."""
+        lists = [
+            b'"' + name.encode() + b'":[' + b",".join(filter(None, parts)) + b"]"
+            for name, *parts in zip(self._names, self._lists, _encoded(answer), strict=True)
+        ]
+        return cast("CompletionLogprobs", orjson.Fragment(b"{" + b",".join(lists) + b"}"))
+
+
+def _encoded(written: CompletionLogprobs) -> list[bytes]:
+    """Each list without its brackets."""
+    return [orjson.dumps(entries)[1:-1] for entries in written.values()]
 
 
 def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

@@ -16,7 +16,7 @@ from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import prompt_progress
 from moeserve.httpserver.openai.best_of import best_answers
 from moeserve.httpserver.openai.completion_body import CompletionRequest, Prompt
-from moeserve.httpserver.openai.completion_logprobs import CompletionLogprobsWriter, joined
+from moeserve.httpserver.openai.completion_logprobs import CompletionLogprobsWriter, EchoedLogprobs, joined
 from moeserve.httpserver.openai.objects import (
     Completion,
     CompletionChoice,
@@ -26,6 +26,7 @@ from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import EventStream, answer
+from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 
 router = APIRouter(tags=["OpenAI"])
@@ -46,16 +47,20 @@ async def create_completion(request: Request) -> Response:
 
 @dataclass(slots=True)
 class Echo:
-    """A prompt, and its text if it is echoed."""
+    """A prompt, its text if it is echoed, and what its choices share."""
 
     ids: list[int]
     text: str = ""
+    scored: EchoedLogprobs | None = None
+    # In a stream the choices get a piece of the prompt's log-probabilities one after the other.
+    last_piece: tuple[list[TokenLogprob], CompletionLogprobs] | None = None
 
 
 class ChoiceWriter:
     """Turns the items of one choice into text and logprobs; the first item also gives the echo."""
 
     def __init__(self, text: ModelText, body: CompletionRequest, prompt: Echo) -> None:
+        self._prompt = prompt
         self._echo: Echo | None = prompt if body.echo else None
         self._prompt_ids: list[int] | None = prompt.ids
         self._with_ids = body.return_token_ids
@@ -70,11 +75,33 @@ class ChoiceWriter:
         if self._logprobs is None:
             return text, None
         parts = [] if echo is None else [self._logprobs.first_prompt_token(echo.ids[0])]
-        of_prompt = item.prompt_logprobs if self._echoes else None
-        for tokens in (of_prompt, item.logprobs):
-            if tokens:
-                parts.append(self._logprobs.write(tokens))
+        if item.prompt_logprobs and self._echoes:
+            parts.append(self._of_prompt(self._logprobs, item.prompt_logprobs))
+        if item.logprobs:
+            parts.append(self._logprobs.write(item.logprobs))
         return text, joined(parts)
+
+    def _of_prompt(self, writer: CompletionLogprobsWriter, tokens: list[TokenLogprob]) -> CompletionLogprobs:
+        """The same objects for all choices of the prompt."""
+        last = self._prompt.last_piece
+        if last is None or last[0] is not tokens:
+            last = self._prompt.last_piece = tokens, writer.write(tokens)
+        writer.offset = last[1]["text_offset"][-1] + writer.width(tokens[-1].token_id)
+        return last[1]
+
+    def whole(self, items: Sequence[TextItem]) -> tuple[str, CompletionLogprobs | None]:
+        """Text and logprobs of all items."""
+        if self._logprobs is None or not self._echoes:
+            parts = [self.write(item) for item in items]
+            logprobs = [part for _, part in parts if part is not None]
+            return "".join(text for text, _ in parts), joined(logprobs) if logprobs else None
+        prompt, writer = self._prompt, self._logprobs
+        if prompt.scored is None:
+            of_prompt = [token for item in items for token in item.prompt_logprobs or ()]
+            prompt.scored = EchoedLogprobs(writer, prompt.ids[0], of_prompt)
+        writer.offset = prompt.scored.end
+        answer = writer.write([token for item in items for token in item.logprobs or ()])
+        return prompt.text + "".join(item.text for item in items), prompt.scored.followed_by(answer)
 
     def choice(
         self, index: int, text: str, logprobs: CompletionLogprobs | None, end: TextItem, token_ids: list[int]
@@ -115,15 +142,17 @@ class CompletionHandler:
             tally.take(index, items[-1])
         if self.body.num_candidates > self.body.n:
             answers = best_answers(answers, self.body.num_candidates, self.body.n)
-        if (
-            self.body.echo and self.body.logprobs is not None
-        ):  # may be a million objects: streams go on meanwhile
+        top = self.body.prompt_logprobs
+        if (self.body.echo and self.body.logprobs is not None) or top is not None:
+            # It may be a million objects: streams go on meanwhile.
             choices = await asyncio.to_thread(_choices, answers, writers)
         else:
             choices = _choices(answers, writers)
-        if self.body.prompt_logprobs is not None:
-            for choice, items in zip(choices, answers, strict=True):
-                choice["prompt_logprobs"] = prompt_logprobs(prepared.text, items, self.body.prompt_logprobs)
+        if top is not None:
+            for first in range(0, len(choices), self.body.n):
+                scored = await asyncio.to_thread(prompt_logprobs, prepared.text, answers[first], top)
+                for choice in choices[first : first + self.body.n]:
+                    choice["prompt_logprobs"] = scored
         return self._envelope(choices) | {"usage": tally.usage(), "timings": tally.timings()}
 
     async def chunks(self) -> AsyncGenerator[Completion, None]:
@@ -175,11 +204,9 @@ def _choices(
 ) -> list[CompletionChoice]:
     choices = []
     for index, (items, writer) in enumerate(zip(answers, writers, strict=True)):
-        parts = [writer.write(item) for item in items]
-        text = "".join(text for text, _ in parts)
-        logprobs = [part for _, part in parts if part is not None]
+        text, logprobs = writer.whole(items)
         ids = [token for item in items for token in item.token_ids]
-        choices.append(writer.choice(index, text, joined(logprobs) if logprobs else None, items[-1], ids))
+        choices.append(writer.choice(index, text, logprobs, items[-1], ids))
     return choices
 
 

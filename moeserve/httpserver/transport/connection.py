@@ -18,6 +18,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.httpserver.transport.sse import JsonResponse
 
 MAX_HEAD_BYTES: Final = (
@@ -38,8 +39,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     such a head for another protocol, so that its body would be lost, or read as the next request.) An answer without a
     length to an HTTP/1.0 request ends with the connection instead of coming in chunks."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, idle: IdleConnections | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._idle = idle
+        self._had_request = False
         self._spare_bytes = 0  # of the head that is arriving, or since the last piece of the body
         self._head_timer: asyncio.TimerHandle | None = None  # set while one is awaited or arriving
         self._body_timer: asyncio.TimerHandle | None = None  # set while one is arriving
@@ -54,8 +57,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             transport.abort()
             return
         self._await_head()
+        self._await_request()
+
+    def _await_request(self) -> None:
+        if self._idle is not None and self.client is not None:
+            self._idle.add(self.client[0], self)
+
+    def _awaits_no_request(self) -> None:
+        if self._idle is not None and self.client is not None:
+            self._idle.remove(self.client[0], self)
+
+    def close_idle(self) -> None:
+        """Others of its client's connections wait for a request, too many."""
+        if self._had_request:
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and self.cycle.response_complete:
+            self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._awaits_no_request()
         self._head_arrived()
         self._body_arrived()
         super().connection_lost(exc)
@@ -121,6 +146,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             self._refuse(ApiError(HTTPStatus.BAD_REQUEST, f"there must be one Host header, not {hosts}"))
             return
+        self._had_request = True
+        self._awaits_no_request()
         self._body_due = self.loop.time() + BODY_TIMEOUT_S
         self._await_body()
         app, limit = self.app, self.limit_concurrency

@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.kv_triton import load_kv, store_kv
 from moeserve.kernels.quantize.triton import quantize_groups
-from moeserve.kernels.rope.triton import norm_and_rotate, rotation
+from moeserve.kernels.rope.triton import load_value, norm_and_rotate, rotation
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -58,14 +58,13 @@ def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
 @triton.jit
 def new_token(
     k, v, keys, values, key_scales, value_scales, at, own, other, is_stored,
-    DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
+    DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, V_EPS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The row's own key and value [1, SIZE], stored to the pool if that is so. k, v: pointers to the KV head as
     projected; at: its place in keys and values."""
-    d = tl.arange(0, SIZE)[None, :]
     one = tl.zeros([1, 1], tl.int32)
     key = norm_and_rotate(k + one, one == 0, own, other, None, DIM, ROTARY, EPS, SIZE)
-    value = tl.load(v + d, d < DIM, 0.0).to(tl.float32)
+    value = load_value(v, DIM, V_EPS, SIZE)
     key = store_kv(keys, key_scales, at, key, is_stored, DIM, SIZE)
     return key, store_kv(values, value_scales, at, value, is_stored, DIM, SIZE)
 
@@ -129,8 +128,8 @@ def decode_kernel(
     slots, count, part_sums, part_stats, counters, out, codes, scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr,
-    K_EPS: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
+    K_EPS: tl.constexpr, V_EPS: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, G: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -192,7 +191,7 @@ def decode_kernel(
         at = slot * (KV_HEADS * DIM)
         new_k, new_v = new_token(
             k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys, values, key_scales, value_scales,
-            at, own_k, other_k, (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, SIZE,
+            at, own_k, other_k, (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, V_EPS, SIZE,
         )  # fmt: skip
         some_k = tl.where((tokens == 0)[:, None], new_k, some_k)
         some_v = tl.where((tokens == 0)[:, None], new_v, some_v)

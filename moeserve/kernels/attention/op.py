@@ -27,7 +27,10 @@ class DecodeTile:
     stages: int
 
 
-DECODE = DecodeTile(64, 1, 4, 2)
+DECODE = {  # by the width of a head, a power of two
+    256: DecodeTile(64, 1, 4, 2),
+    512: DecodeTile(32, 1, 4, 2),  # as many numbers of keys and values as of 256
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class NewTokens:
     cos: Tensor  # float32 [positions, rotary_dim / 2]
     sin: Tensor
     slots: Tensor  # int32 [n], below 0: not stored
+    v_eps: float | None = None
 
 
 def decode_attention(
@@ -126,6 +130,7 @@ def decode_attention(
         if norm is not None and len(norm) != dim:
             raise ValueError(f"a norm of {len(norm)} columns, not of a head's {dim}: rope_store makes it")
     splits, group, size = part_sums.shape[2:]
+    tile = DECODE[max(256, next_power_of_2(dim))]
     decode_kernel(
         (n, kv_heads, splits),
         q,
@@ -161,16 +166,17 @@ def decode_attention(
         dim if new is None else rotary_dim(new.cos, dim),
         None if new is None or new.q_norm is None else new.eps,
         None if new is None or new.k_norm is None else new.eps,
+        None if new is None else new.v_eps,
         window,
         _score_scale(scale, dim),
         group,
         size,
-        DECODE.keys,
+        tile.keys,
         splits,
-        DECODE.least,
+        tile.least,
         PDL,
-        num_warps=DECODE.warps,
-        num_stages=DECODE.stages,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
         launch_pdl=PDL,
     )
 

@@ -25,10 +25,17 @@ class KvPlaces:
 
 
 def embed(
-    ids: Tensor, count: Tensor, planes: list[Tensor], kind: int, x: Tensor, places: KvPlaces | None = None
+    ids: Tensor,
+    count: Tensor,
+    planes: list[Tensor],
+    kind: int,
+    x: Tensor,
+    places: KvPlaces | None = None,
+    *,
+    scale: float = 1.0,
 ) -> None:
-    """x[i] = row ids[i] of the table in planes, for i < count[0]; the nearest row for an id beyond them. ids int32 [n],
-    x float32 [n, hidden]. places: to be noted for the same i, by the same launch."""
+    """x[i] = row ids[i] of the table in planes, times `scale`, for i < count[0]; the nearest row for an id beyond
+    them. ids int32 [n], x float32 [n, hidden]. places: to be noted for the same i, by the same launch."""
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
     embed_kernel(
@@ -47,6 +54,7 @@ def embed(
         hidden,
         table.format,
         *((0, 0) if places is None else places.slot_table.shape),
+        scale,
         PDL,
         num_warps=1,
     )

@@ -15,11 +15,11 @@ from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, s
 def embed_kernel(
     ids, count, codes, scales, supers, x, slot_table, req_slots, positions, kv_slots,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, REQUESTS: tl.constexpr, LENGTH: tl.constexpr,
-    PDL: tl.constexpr,
+    SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[i] = row ids[i], float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None. Where
-    slot_table int32 [REQUESTS, LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i]. An id that is
-    none of the ROWS reads the nearest one; what lies beside the slot table is not written.
+    """x[i] = row ids[i] * SCALE, float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None.
+    Where slot_table int32 [REQUESTS, LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i]. An id
+    that is none of the ROWS reads the nearest one; what lies beside the slot table is not written.
 
     A step's first kernel. It starts when what is ahead has ended and is seen (no programmatic dependent launch), so
     that kernels behind it may read a step's inputs before they wait for one another; of the slot table, only what it
@@ -59,4 +59,6 @@ def embed_kernel(
         word, min_word = load_words(scales + (row * UNITS + u) * F.words + c * 0, g, live, F)
         s, m = scale_and_min(word, min_word, d, g, F)
         value = q.to(tl.float32) * s - m
+    if SCALE != 1.0:
+        value *= SCALE
     tl.store(x + i.to(tl.int64) * COLS + u * 128 + c, value, live)

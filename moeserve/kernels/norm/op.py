@@ -1,10 +1,13 @@
-"""Launches residual and norm."""
+"""Launches residual and norm, and what lies between the products of layers with norms behind their blocks."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.norm.sandwich import sandwich_inputs_kernel, sandwich_sum_kernel
+from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.norm.triton import add_norm_kernel
 
 
@@ -52,6 +55,66 @@ def add_norm(
         eps,
         size,
         PDL,
-        num_warps=max(1, min(16, size // 256)),
+        num_warps=_warps(size),
         launch_pdl=PDL,
     )
+
+
+def sandwich_inputs(
+    x: Tensor,
+    attended: Tensor,
+    norms: SandwichNorms,
+    count: Tensor,
+    eps: float,
+    dense: GpuActivations,
+    router: Tensor,
+    experts: GpuActivations,
+) -> None:
+    """x[i] += norm(attended[i]) for i < count[0]; then dense, router and experts: norms of x. x and router float32
+    [n, cols], the others of any floats."""
+    size = next_power_of_2(x.shape[1])
+    sandwich_inputs_kernel(
+        (len(x),), x, attended, norms.attention_output, count,
+        norms.dense_input, dense.x, dense.codes, dense.scales,
+        norms.router_input, router,
+        norms.experts_input, experts.x, experts.codes, experts.scales,
+        x.shape[1], eps, size, PDL,
+        num_warps=_warps(size), launch_pdl=PDL,
+    )  # fmt: skip
+
+
+def sandwich_sum(
+    x: Tensor,
+    dense: Tensor,
+    parts: Tensor | None,
+    part_weights: Tensor | None,
+    part_ids: Tensor | None,
+    extra: Tensor | None,
+    rows: Tensor | None,
+    count: Tensor,
+    norms: SandwichNorms,
+    weight: Tensor,
+    eps: float,
+    y: GpuActivations,
+) -> None:
+    """x[i] = (x[i] + norm(norm(dense[i]) + norm(experts[i]))) * factor, y[i] = RMSNorm(x[i]) * weight, for i <
+    count[0].
+
+    experts[i] = extra[i] + sum_j part_weights[i, j] * parts[i, j] as in `add_norm`, as are rows. dense [n, 1, cols] and
+    parts [n, p, cols] may be columns of wider tensors, and weights and ids then are, too.
+    """
+    cols = x.shape[1]
+    size = next_power_of_2(cols)
+    some = y.x if y.x is not None else y.codes
+    assert some is not None
+    sandwich_sum_kernel(
+        (len(some),), x, dense, parts, part_weights, part_ids, extra, rows, count,
+        norms.dense_output, norms.experts_output, norms.output, norms.factor, weight, y.x, y.codes, y.scales,
+        cols, dense.stride(0) // cols, 0 if parts is None else parts.shape[1],
+        0 if parts is None else parts.stride(0) // cols, eps, size, PDL,
+        num_warps=_warps(size), launch_pdl=PDL,
+    )  # fmt: skip
+
+
+def _warps(size: int) -> int:
+    return max(1, min(16, size // 256))

@@ -13,3 +13,19 @@ def norm(x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> T
     """
     chosen = (x if rows is None else x[rows.long()]).double()
     return chosen * torch.rsqrt(chosen.square().mean(dim=-1, keepdim=True) + eps) * weight.double()
+
+
+def sandwich_sum(
+    x: Tensor,
+    dense: Tensor,
+    experts: Tensor,
+    dense_norm: Tensor,
+    experts_norm: Tensor,
+    output_norm: Tensor,
+    factor: Tensor,
+    eps: float,
+) -> Tensor:
+    """The residual stream behind a layer with norms behind its blocks (Gemma 4's): (x + norm(norm(dense) +
+    norm(experts))) * factor, in float64. x, dense, experts [n, cols]; the norms' weights [cols]; factor [1]."""
+    parts = norm(dense, dense_norm, eps) + norm(experts, experts_norm, eps)
+    return (x.double() + norm(parts, output_norm, eps)) * factor.double()

@@ -6,11 +6,22 @@
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.triton import store_quantized
+
+
+@triton.jit
+def store_activations(x, y, codes, scales, row, COLS: tl.constexpr, SIZE: tl.constexpr):
+    """Row `row` of y and of codes with scales, where given, = x [SIZE], of which COLS columns are the row's."""
+    c = tl.arange(0, SIZE)
+    if y is not None:
+        tl.store(y + row * COLS + c, x.to(y.dtype.element_ty), c < COLS)
+    if codes is not None:
+        store_quantized(x, codes + row * COLS, scales + row * (COLS // 32), 0, COLS, SIZE)
 
 
 @kernel
@@ -59,9 +70,6 @@ def add_norm_kernel(
     scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
     normed = value * scale * gain
     at = i.to(tl.int64)
-    if y is not None:
-        tl.store(y + at * COLS + c, normed.to(y.dtype.element_ty), live)
+    store_activations(normed, y, codes, scales, at, COLS, SIZE)
     if exact is not None:
         tl.store(exact + at * COLS + c, normed, live)
-    if codes is not None:
-        store_quantized(normed, codes + at * COLS, scales + at * (COLS // 32), 0, COLS, SIZE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moeserve.kernels.pointwise.functions import clamp, minimum, sigmoid, silu
+from moeserve.kernels.pointwise.functions import clamp, minimum, sigmoid, silu, tanh
 from moeserve.kernels.pointwise.op import pointwise
 
 
@@ -21,6 +21,19 @@ def swiglu_oai(gate: Any, up: Any) -> Any:
     https://arxiv.org/abs/2508.10925)."""
     gate, up = minimum(gate, 7.0), clamp(up, -7.0, 7.0)
     return (up + 1.0) * gate * sigmoid(1.702 * gate)
+
+
+@pointwise
+def gelu_mul(gate: Any, up: Any) -> Any:
+    """gelu(gate) * up, of GELU's tanh form (https://arxiv.org/abs/1606.08415)."""
+    inner = 1.5957691216057308 * (gate + 0.044715 * gate**3)  # 2 sqrt(2 / pi)
+    return gate * sigmoid(inner) * up  # sigmoid(2 x) is (1 + tanh(x)) / 2, without its cancellation
+
+
+@pointwise
+def softcap(x: Any, cap: Any) -> Any:
+    """cap * tanh(x / cap) (Gemma 2, https://arxiv.org/abs/2408.00118)."""
+    return cap * tanh(x / cap)
 
 
 @pointwise

@@ -25,6 +25,7 @@ def rope_store(
     values: Tensor,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
+    v_eps: float | None = None,
 ) -> None:
     """q_out = rotate(norm(q)) / sqrt(dim); keys, values[slots[i]] = rotate(norm(k[i])), v[i], for i < count[0].
 
@@ -33,7 +34,8 @@ def rope_store(
     key_scales, value_scales [slots, kv_heads, dim / 32].
     q_norm, k_norm: None without a norm, float32 [dim] for a norm of each head, [heads * dim] or [kv_heads * dim] for
     one of all heads together. cos, sin float32 [positions, rotary_dim / 2]: of a head's dim, the first rotary_dim
-    rotate. Raises ValueError for a norm or angles of other sizes.
+    rotate. v_eps: v is normalised by head without a weight, with this epsilon; None: it is not. Raises ValueError for
+    a norm or angles of other sizes.
     """
     (n, heads, dim), kv_heads = q_out.shape, keys.shape[1]
     rotary = rotary_dim(cos, dim)
@@ -64,6 +66,7 @@ def rope_store(
         rotary,
         None if q_norm is None else eps,
         None if k_norm is None else eps,
+        v_eps,
         q_full,
         k_full,
         next_power_of_2(heads // kv_heads),

@@ -45,13 +45,16 @@ def rope_store(
     values: Tensor,
     *,
     scale: float | None = None,
+    v_eps: float | None = None,
 ) -> Tensor:
     """q as attention wants it, float64 [n, heads, dim], times `scale` (None: 1/sqrt(dim)); k and v go to the KV pool.
 
     q [n, heads, dim], k and v [n, kv_heads, dim]; q_norm and k_norm as in `norm_heads`; cos, sin [n, rotary_dim / 2];
     slots [n]. keys, values [slots, kv_heads, dim], float16 (or wider, to see k before it is rounded): rows `slots` are
-    written.
+    written. v_eps: of v's norm by head, which has no weight; None: v has none.
     """
     keys[slots.long()] = rotate(norm_heads(k, k_norm, eps), cos, sin).to(keys.dtype)
+    if v_eps is not None:
+        v = norm(v, torch.ones(v.shape[-1]), v_eps)
     values[slots.long()] = v.to(values.dtype)
     return rotate(norm_heads(q, q_norm, eps), cos, sin) * (q.shape[-1] ** -0.5 if scale is None else scale)

@@ -60,18 +60,28 @@ def full_scale(row, WIDTH: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
     return tl.rsqrt(tl.sum(x * x, 0) / WIDTH + EPS)
 
 
+@triton.jit
+def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
+    """The head of DIM that v points to, normalised without a weight unless EPS is None: float32 [1, SIZE]."""
+    d = tl.arange(0, SIZE)[None, :]
+    value = tl.load(v + d, d < DIM, 0.0).to(tl.float32)
+    if EPS is not None:
+        value *= tl.rsqrt(tl.sum(value * value, 1) / DIM + EPS)[:, None]
+    return value
+
+
 @kernel
 def rope_store_kernel(
     q, k, v, q_norm, k_norm, cos, sin, positions, slots, count, q_out, keys, values, key_scales, value_scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr, Q_FULL: tl.constexpr,
-    K_FULL: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+    DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr, V_EPS: tl.constexpr,
+    Q_FULL: tl.constexpr, K_FULL: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per token and KV head, with the HEADS / KV_HEADS heads that read it; GROUP and SIZE are powers of two
     that hold the group and a head. Nothing is stored for a token whose slot is below 0 but its q.
 
-    Q_EPS, K_EPS: None without a norm. Q_FULL, K_FULL: 0 for a norm of each head, else a power of two that holds all
-    heads, which are normed as one; the norm then has a weight for each of their columns.
+    Q_EPS, K_EPS, V_EPS: None without a norm; v's has no weight. Q_FULL, K_FULL: 0 for a norm of each head, else a
+    power of two that holds all heads, which are normed as one; the norm then has a weight for each of their columns.
     """
     if PDL:
         gdc_launch_dependents()
@@ -111,7 +121,7 @@ def rope_store_kernel(
             own_k, other_k = rotation(k_norm, cos, sin, DIM, ROTARY, SIZE)
             from_k = k + token * K_STRIDE + h * DIM + one
             key = norm_and_rotate(from_k, one == 0, own_k, other_k, None, DIM, ROTARY, K_EPS, SIZE)
-        value = tl.load(v + token * V_STRIDE + h * DIM + d, d < DIM, 0.0).to(tl.float32)
+        value = load_value(v + token * V_STRIDE + h * DIM, DIM, V_EPS, SIZE)
         at = (slot * KV_HEADS + h) * DIM
         store_kv(keys, key_scales, at, key, True, DIM, SIZE)
         store_kv(values, value_scales, at, value, True, DIM, SIZE)

@@ -23,11 +23,13 @@ def route(
     *,
     options: RouterOptions = DEFAULT_ROUTER,
     bias: Tensor | None = None,
+    expert_scale: Tensor | None = None,
 ) -> None:
     """ids int32, weights float32 [n, top_k] of logits [n, experts]; rows from count[0] on get -1 and 0.
 
     ids, weights and local_expert_ids may be columns of wider tensors, all of one width. bias float32 [experts]: added
-    to the scores that choose (`RouterOptions`), not to the weights. Raises ValueError where the options do not fit.
+    to the scores that choose (`RouterOptions`), not to the weights. expert_scale float32 [experts]: a chosen expert's
+    weight is multiplied by its own. Raises ValueError where the options do not fit.
 
     local_expert_ids int32 [n, top_k] = expert_map[ids], int32 [experts]: an expert's place on this device, below 0
     elsewhere.
@@ -41,6 +43,7 @@ def route(
         (n // per_program,),
         logits,
         bias,
+        expert_scale,
         expert_map,
         count,
         ids,

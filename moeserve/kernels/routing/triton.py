@@ -79,13 +79,13 @@ def chosen_weights(
 
 @kernel
 def route_kernel(
-    logits, bias, expert_map, count, ids, local_expert_ids, weights, expert_token_counts,
+    logits, bias, expert_scale, expert_map, count, ids, local_expert_ids, weights, expert_token_counts,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, SCORING: tl.constexpr, NORMALIZE: tl.constexpr,
     SCALE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, BT: tl.constexpr,
     E: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A program per BT rows. logits [n, EXPERTS]; bias float32 [EXPERTS], where given; ids, local_expert_ids int32 and
-    weights float32 [n, TOP_K], rows STRIDE apart. The options are `RouterOptions`'.
+    """A program per BT rows. logits [n, EXPERTS]; bias, expert_scale float32 [EXPERTS], where given; ids,
+    local_expert_ids int32 and weights float32 [n, TOP_K], rows STRIDE apart. The options are `RouterOptions`'.
 
     local_expert_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
     Rows from count[0] on get ids -1 and weights 0. expert_token_counts int64 [EXPERTS], where given: tokens are
@@ -121,6 +121,8 @@ def route_kernel(
             best = tl.max(tl.where(e == at, all_logits, float("-inf")), 1)[:, None]
         scores = tl.where(k == j, best, scores)
     share = chosen_weights(scores, all_logits, TOP_K, K, SCORING, NORMALIZE, SCALE)
+    if expert_scale is not None:
+        share *= tl.load(expert_scale + chosen)
     share = tl.where(live[:, None], share, 0.0)
     at = t[:, None] * STRIDE + k
     stored = (t < tl.num_programs(0) * BT)[:, None] & (k < TOP_K)

@@ -157,7 +157,7 @@ class CpuLoader:
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
             qkv=self._gated_qkv(index, shape.num_heads)
             if shape.is_gated
-            else self._group(index, *_qkv_parts(shape), has_bias=shape.qkv_bias),
+            else self._group(index, *shape.qkv_parts, has_bias=shape.qkv_bias),
             q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
             k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
             output=self._group(index, n.ATTN_OUTPUT, has_bias=shape.output_bias),
@@ -267,10 +267,6 @@ class CpuLoader:
             self._source.advise_done(name)
         self._done += self._source.tensors[name].nbytes
         self._progress("loading weights", self._done, self._total)
-
-
-def _qkv_parts(shape: AttentionShape) -> tuple[str, ...]:
-    return (n.ATTN_Q, n.ATTN_K) if shape.v_from_k else (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
 
 
 def _expert_bytes(layers: list[CpuLayer]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,8 +11,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes, empty_planes
-from moeserve.models.interface import AttentionShape, DenseFfnShape, GatedDeltaNetShape, ModelShape, MoeShape
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import (
+    AttentionShape,
+    DenseFfnShape,
+    GatedDeltaNetShape,
+    ModelShape,
+    MoeShape,
+    SharedExpert,
+)
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
@@ -69,7 +79,12 @@ class GpuLoader:
             layers=[self._layer(index, ids) for index, ids in enumerate(gpu_experts, first_layer)],
             output_norm=self._vector(n.OUTPUT_NORM),
             output=MergedLinear(output),
+            rope_factors=self._rope_factors(),
         )
+
+    def _rope_factors(self) -> Tensor | None:
+        has_them = any(form.has_rope_factors for form in self._shape.forms)
+        return read_floats(self._source, n.ROPE_FREQS) if has_them else None
 
     def _bytes_from(self, first_layer: int, *, with_embedding: bool) -> int:
         total = 0
@@ -121,7 +136,7 @@ class GpuLoader:
         has_norm = shape.qk_norm != "none"
         return GpuAttention(
             norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
-            qkv=self._linear(index, n.ATTN_Q, n.ATTN_K, n.ATTN_V, has_bias=shape.qkv_bias),
+            qkv=self._linear(index, *shape.qkv_parts, has_bias=shape.qkv_bias),
             q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else None,
             k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else None,
             output=self._linear(index, n.ATTN_OUTPUT, has_bias=shape.output_bias)[0],
@@ -140,13 +155,42 @@ class GpuLoader:
 
     def _moe(self, index: int, shape: MoeShape, ids: Sequence[int]) -> GpuMoe:
         num_experts, shared = shape.num_experts, shape.shared
+        is_sandwiched = self._shape.layers[index].is_sandwiched
         return GpuMoe(
             norm=self._ffn_norm(index),
             router=self._linear(index, n.FFN_GATE_INP, has_bias=shape.router_bias)[0],
             experts=self._experts(index, ids, has_bias=shape.expert_bias) if len(ids) else None,
             expert_map=None if len(ids) == num_experts else expert_map_of(ids, num_experts, self._device),
-            shared=None if shared is None else self._shared_expert(index, is_gated=shared.is_gated),
+            shared=None if shared is None else self._shared_expert(index, shared),
             choice_bias=self._vector(n.bias_of_layer(index, n.EXP_PROBS_B)) if shape.choice_bias else None,
+            expert_scale=self._vector(n.in_layer(index, n.scale_of_part(n.FFN_DOWN_EXPS)))
+            if shape.expert_scale
+            else None,
+            sandwich=self._sandwich(index) if is_sandwiched else None,
+        )
+
+    def _sandwich(self, index: int) -> SandwichNorms:
+        """Raises ModelError for a quantised router: it is multiplied with floats alone."""
+        router = self._source.tensors[n.of_layer(index, n.FFN_GATE_INP)]
+        if router.type.is_quantised:
+            raise ModelError(
+                self._source.path,
+                f"tensor {router.name!r} is of type {router.type.name}; floats are expected",
+            )
+
+        def norm(part: str) -> Tensor:
+            return self._vector(n.of_layer(index, part))
+
+        scale = self._vector(n.in_layer(index, n.scale_of_part(n.FFN_GATE_INP)))
+        return SandwichNorms(
+            attention_output=norm(n.POST_ATTENTION_NORM),
+            dense_input=self._ffn_norm(index),
+            router_input=scale / math.sqrt(self._shape.hidden_size),
+            experts_input=norm(n.PRE_FFW_NORM_2),
+            dense_output=norm(n.POST_FFW_NORM_1),
+            experts_output=norm(n.POST_FFW_NORM_2),
+            output=norm(n.POST_FFW_NORM),
+            factor=norm(n.LAYER_OUTPUT_SCALE),
         )
 
     def _dense_ffn(self, index: int) -> GpuDenseFfn:
@@ -155,9 +199,9 @@ class GpuLoader:
     def _ffn_norm(self, index: int) -> Tensor:
         return self._vector(n.of_layer(index, self._shape.layers[index].ffn_norm))
 
-    def _shared_expert(self, index: int, *, is_gated: bool) -> GpuSharedExpert:
-        vector = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if is_gated else None
-        return GpuSharedExpert(self._unrouted(index, n.SHARED_PARTS), vector)
+    def _shared_expert(self, index: int, shape: SharedExpert) -> GpuSharedExpert:
+        vector = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if shape.is_gated else None
+        return GpuSharedExpert(self._unrouted(index, shape.parts), vector)
 
     def _unrouted(self, index: int, parts: tuple[str, str, str]) -> GpuExperts:
         """One expert, of plain matrices."""

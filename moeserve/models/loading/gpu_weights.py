@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes
 from moeserve.quantization.table import F16
 
@@ -46,7 +47,9 @@ class GpuExperts:
 @dataclass(frozen=True, slots=True)
 class GpuAttention:
     norm: Tensor  # [hidden]
-    qkv: list[MergedLinear]  # the rows of q, its gates if it has any, k and v, in that order
+    qkv: list[
+        MergedLinear
+    ]  # the rows of q, its gates if it has any, k and, where it has a matrix, v, in that order
     q_norm: Tensor | None  # [head_dim] or [q_width]; None: q is not normalised
     k_norm: Tensor | None
     output: MergedLinear
@@ -104,6 +107,8 @@ class GpuMoe:
     expert_map: Tensor | None
     shared: GpuSharedExpert | None = None
     choice_bias: Tensor | None = None  # [E]: added to scores, for the choice alone
+    expert_scale: Tensor | None = None  # [E]: times the weights of the chosen
+    sandwich: SandwichNorms | None = None  # None: blocks have no norms behind them
 
     @property
     def dense_bytes(self) -> int:
@@ -154,6 +159,7 @@ class GpuWeights:
     layers: list[GpuLayer]  # all, or the last ones
     output_norm: Tensor
     output: MergedLinear
+    rope_factors: Tensor | None = None  # [rotary_dim / 2], on the CPU: see blocks/rope.py
 
 
 def plane_tensors(planes: Planes) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The owner of every KV slot: free + private to one request or to a load from disk + in the prefix tree = all slots,
+"""The owner of every KV slot: free + private to one request or to a load from a tier + in the prefix tree = all slots,
 after every call.
 
 The slots of a request, by position:
@@ -25,15 +25,15 @@ from dataclasses import replace
 from moeserve.messages.kv_events import KvEvent
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.router.core.block_log import BlockLog
-from moeserve.router.core.disk_tier import DiskTier
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.page_loader import TierSizes
+from moeserve.router.core.page_tiers import PageTiers
 from moeserve.router.core.radix_cache import RadixCache
 from moeserve.router.core.radix_node import Namespace, Node, SnapshotKind
 from moeserve.router.core.request import Request
 from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.snapshot_taker import SnapshotTaker
 from moeserve.router.core.state_memory import StateMemory
+from moeserve.router.core.tier_sizes import TierSizes
 from moeserve.router.core.token_pool import TokenPool
 
 
@@ -48,31 +48,26 @@ class KvMemory:
         isolate_tenants: bool = False,
         num_state_slots: int = 0,
         border_spacing: BorderSpacing = DEFAULT_SPACING,
-        page_tokens: int = 0,
-        page_bytes: int = 1,
-        state_bytes: int = 0,
-        max_running: int = 0,
+        tiers: TierSizes | None = None,
         event_block_size: int | None = None,
     ) -> None:
         """`num_state_slots`: 0 for a model without recurrent state. `border_spacing`: of its snapshots in prompts.
-        `page_tokens` and `page_bytes`: of a page on disk; 0: there is no disk tier. `max_running`: requests, which it
-        leaves as many state slots of `state_bytes`. `event_block_size`: of KV events, in tokens; None: there are
+        `tiers`: behind the pool; None: there are none. `event_block_size`: of KV events, in tokens; None: there are
         none."""
         self._pool = TokenPool(num_slots)
         self._log = None if event_block_size is None else BlockLog(event_block_size)
         self._tree = RadixCache(recurrent=num_state_slots > 0, log=self._log)
         self.states = StateMemory(num_state_slots, self._tree)
-        spacing = replace(border_spacing, align=page_tokens or 1)
+        spacing = replace(border_spacing, align=1 if tiers is None else tiers.page_tokens)
         self._taker = SnapshotTaker(self._tree, self.states, spacing)
         self._is_recurrent = num_state_slots > 0
         self._reuse = reuse
         self._isolate = isolate_tenants
-        self.disk: DiskTier | None = None
-        if page_tokens and reuse:
-            sizes = TierSizes(page_tokens, page_bytes, state_bytes, max_running)
+        self.tiers: PageTiers | None = None
+        if tiers is not None and reuse:
             states = self.states if self._is_recurrent else None
-            self.disk = DiskTier(
-                sizes, self._tree, states, self.take, self._pool.free, lambda: self.available
+            self.tiers = PageTiers(
+                tiers, self._tree, states, self.take, self._pool.free, lambda: self.available
             )
 
     @classmethod
@@ -83,10 +78,7 @@ class KvMemory:
             isolate_tenants=limits.isolate_tenants,
             num_state_slots=limits.num_state_slots,
             border_spacing=limits.border_spacing,
-            page_tokens=limits.page_tokens,
-            page_bytes=limits.page_bytes,
-            state_bytes=limits.state_bytes,
-            max_running=limits.max_running,
+            tiers=limits.tier_sizes,
             event_block_size=limits.event_block_size,
         )
 
@@ -240,24 +232,24 @@ class KvMemory:
         same = (prompt for prompt in prompts if self._namespace(prompt) == namespace)
         return self._taker.ask(self._reusable(request), found, same)
 
-    # ---------------------------------------------------------------- disk
+    # ---------------------------------------------------------------- tiers
 
     def save(self, request: Request) -> None:
-        """Has what is computed of a request written to disk, if there is a disk tier."""
-        if self.disk is not None:
+        """Has what is computed of a request written to a tier, if there is one."""
+        if self.tiers is not None:
             end = min(len(request.slots), len(request.tokens))
-            self.disk.save(self._namespace(request), request.tokens[:end].tobytes())
+            self.tiers.save(self._namespace(request), request.tokens[:end].tobytes())
 
     def begin_load(self, request: Request, now: float) -> bool:
-        """Whether a waiting request is to wait until more of it is loaded from disk, which begins."""
-        if self.disk is None or request.disk_was_asked:
+        """Whether a waiting request is to wait until more of it is loaded from a tier, which begins."""
+        if self.tiers is None or request.tiers_were_asked:
             return False
-        return self.disk.begin_load(request, self._namespace(request), self._reusable(request), now)
+        return self.tiers.begin_load(request, self._namespace(request), self._reusable(request), now)
 
     def clear(self) -> None:
         """Forgets all KV and all state: the worker that had them is lost. No request holds slots."""
-        if self.disk is not None:
-            self.disk.reset()
+        if self.tiers is not None:
+            self.tiers.reset()
         self._pool.free(self._tree.evict(self._tree.num_tokens))
         self.states.clear()
         if self._log is not None:
@@ -282,7 +274,7 @@ class KvMemory:
     def check_counts(self, running: Collection[Request]) -> None:
         """Raises AssertionError when the sizes do not add up. O(running)."""
         private = sum(request.num_slots - request.num_shared for request in running)
-        loading = [] if self.disk is None else self.disk.held_slots()
+        loading = [] if self.tiers is None else self.tiers.held_slots()
         private += sum(len(slots) for slots in loading)
         if self._pool.num_free + private + self._tree.num_tokens != self._pool.num_slots:
             raise AssertionError(
@@ -301,7 +293,7 @@ class KvMemory:
         self._tree.check()
         private = [request.slots[request.num_shared :] for request in running]
         private += [array("i", r.beams.held_slots()) for r in running if r.beams is not None]
-        loading = [] if self.disk is None else self.disk.held_slots()
+        loading = [] if self.tiers is None else self.tiers.held_slots()
         self._pool.check([*private, *loading, *self._tree.held_slots()])
         if self._is_recurrent:
             self.states.check(running)

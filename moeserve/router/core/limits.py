@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moeserve.messages.pages import Tier
 from moeserve.messages.schema import GenerateRequest, RequestError
 from moeserve.router.core.request import INT32_BYTES
 from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, BorderSpacing
+from moeserve.router.core.tier_sizes import TierSizes
 
 DEFAULT_PREFILL_SHARE = 0.4
 PROMPTS_FIRST = 1.0  # the share with which every step takes as many prompt tokens as it has room for
@@ -31,11 +33,26 @@ class Limits:
     num_experts: int = 0  # of a layer; 0: a dense model
     experts_per_token: int = 0
     num_state_slots: int = 0  # of recurrent state; 0: the model has none
-    page_tokens: int = 0  # of a page of KV on disk; 0: there is no disk tier
+    page_tokens: int = 0  # of a page of KV in a tier; 0: there are no tiers
     page_bytes: int = 1
+    page_write_bytes: int = 8 << 20  # copied out before a step whose decode rows would wait for more
+    tiers: tuple[Tier, ...] = ("disk",)  # where there are pages
     state_bytes: int = 0  # of a slot of recurrent state
     border_spacing: BorderSpacing = DEFAULT_SPACING  # of snapshots of recurrent state within a prompt
     event_block_size: int | None = None  # tokens of a block in KV events; None: there are no KV events
+
+    @property
+    def tier_sizes(self) -> TierSizes | None:
+        if not self.page_tokens:
+            return None
+        return TierSizes(
+            self.page_tokens,
+            self.page_bytes,
+            self.state_bytes,
+            self.max_running,
+            self.page_write_bytes,
+            self.tiers,
+        )
 
     @property
     def max_running(self) -> int:

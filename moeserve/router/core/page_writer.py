@@ -1,6 +1,6 @@
-"""Which pages are written to disk, and when: those of prompts once their first token is there, and those of whoever
-leaves, in order, a few at a time, as long as the prefix tree still has them. Behind them go snapshots of recurrent
-state at the ends of pages, one at a time.
+"""Which pages are written to the fastest tier, and when: those of prompts once their first token is there, and those of
+whoever leaves, in order, a few at a time, as long as the prefix tree still has them. Behind them go snapshots of
+recurrent state at the ends of pages, one at a time.
 
 What is written is copied out of its slots before anything else of the plan that orders it, so nothing holds its slots
 until then.
@@ -12,15 +12,14 @@ from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass
 
-from moeserve.messages.pages import PageCopy, PageOrders, StateCopy
+from moeserve.messages.pages import WRITES_UNDER_WAY, PageCopy, PageOrders, StateCopy
 from moeserve.router.core.page_keys import page_keys, state_key
 from moeserve.router.core.radix_cache import RadixCache
 from moeserve.router.core.radix_node import Namespace, Snapshot, SnapshotKind
 from moeserve.router.core.state_memory import StateMemory
+from moeserve.router.core.tier_sizes import TierSizes
 
 MOST_JOBS = 256  # beyond it the oldest is dropped
-BYTES_UNDER_WAY = 64 << 20  # copies that the worker holds until they are on disk
-BYTES_BESIDE_DECODING = 8 << 20  # copied before a step whose decode rows would wait for more
 PAUSE_S = 60.0  # after a write that failed
 
 
@@ -35,32 +34,36 @@ class _SaveJob:
 class PageWriter:
     def __init__(
         self,
-        page_tokens: int,
-        page_bytes: int,
+        sizes: TierSizes,
         tree: RadixCache,
         states: StateMemory | None,
-        on_disk: Container[bytes],
+        in_tier: Container[bytes],
+        *,
+        is_ram: bool,
     ) -> None:
-        self._page_tokens = page_tokens
+        """in_tier: the keys of the fastest tier. is_ram: it is RAM, which gives up what was not used for longest."""
+        self._page_tokens = sizes.page_tokens
+        self._page_bytes, self._state_bytes = sizes.page_bytes, sizes.state_bytes
         self._tree = tree
         self._states = states  # None: the model has none
-        self._on_disk = on_disk
+        self._in_tier = in_tier
+        self._is_ram = is_ram
         self._jobs: deque[_SaveJob] = deque(maxlen=MOST_JOBS)
         self._ordered: set[bytes] = set()
         self._ordered_state: bytes | None = None
-        self._most = max(1, BYTES_UNDER_WAY // page_bytes)
-        self._most_beside_decoding = max(1, BYTES_BESIDE_DECODING // page_bytes)
+        self._most = max(1, WRITES_UNDER_WAY * sizes.write_bytes // sizes.page_bytes)
+        self._most_beside_decoding = max(1, sizes.write_bytes // sizes.page_bytes)
         self._paused_until = 0.0
-        self.num_written = self.num_states_written = 0
 
     @property
     def has_work(self) -> bool:
         return bool(self._jobs or self._ordered) or self._ordered_state is not None
 
     def save(self, namespace: Namespace, tokens: bytes) -> None:
-        """Has the whole pages of `tokens` written that are not on disk, and snapshots of state at their ends."""
+        """Has the whole pages of `tokens` written that are not in the tier, and snapshots of state at their ends."""
         keys = page_keys(namespace, tokens, self._page_tokens)
-        if any(key not in self._on_disk for key in keys) or (keys and self._states is not None):
+        is_of_use = self._is_ram or self._states is not None
+        if keys and (is_of_use or any(key not in self._in_tier for key in keys)):
             self._jobs.append(_SaveJob(namespace, tokens, keys))
 
     def orders(self, now: float, *, beside_decoding: bool) -> PageOrders:
@@ -72,12 +75,21 @@ class PageWriter:
             room = min(room, self._most_beside_decoding)
         pages: list[PageCopy] = []
         states: list[StateCopy] = []
+        used: list[bytes] = []
         while self._jobs and len(pages) < room:
             job = self._jobs[0]
             if not self._order_pages(job, pages, room) or not self._order_state(job, states):
                 break
+            used += self._used(job)
             self._jobs.popleft()
-        return PageOrders(pages, state_writes=states)
+        return PageOrders(pages, state_writes=states, used=b"".join(used))
+
+    def _used(self, job: _SaveJob) -> list[bytes]:
+        """The job's keys from its last page to its first: without a page, those behind it are of no use."""
+        if not self._is_ram:
+            return []
+        keys = reversed(job.keys)
+        return [each for key in keys for each in ((key,) if self._states is None else (state_key(key), key))]
 
     def _order_pages(self, job: _SaveJob, orders: list[PageCopy], room: int) -> bool:
         """Adds a job's next pages; whether none is left."""
@@ -85,7 +97,7 @@ class PageWriter:
         cached = None
         while job.next < len(job.keys):
             key = job.keys[job.next]
-            if key not in self._on_disk and key not in self._ordered:
+            if key not in self._in_tier and key not in self._ordered:
                 if len(orders) == room:
                     return False
                 if cached is None:
@@ -105,7 +117,7 @@ class PageWriter:
             return True
         for snapshot in self._tree.snapshots_of(job.namespace, job.tokens):
             key = self._state_key(job, snapshot)
-            if key is None or key in self._on_disk or key == self._ordered_state:
+            if key is None or key in self._in_tier or key == self._ordered_state:
                 continue
             if self._ordered_state is not None or not self._states.is_copied(snapshot):
                 return False
@@ -121,14 +133,15 @@ class PageWriter:
             return None
         return state_key(job.keys[index - 1])
 
-    def answered(self, key: bytes, *, is_written: bool) -> None:
-        """The worker has written a page or a state, or failed to; or it tells of one that was there at its start."""
+    def answered(self, key: bytes) -> int:
+        """The worker has written a page or a state, or not: its bytes. 0 for one that was there at its start."""
         if key in self._ordered:
             self._ordered.remove(key)
-            self.num_written += is_written
-        elif key == self._ordered_state:
+            return self._page_bytes
+        if key == self._ordered_state:
             self._ordered_state = None
-            self.num_states_written += is_written
+            return self._state_bytes
+        return 0
 
     def pause(self, now: float) -> None:
         """A write has failed: there are none for a while."""

@@ -43,21 +43,21 @@ class Planner:
         self._turns = turns
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share)
         self._order = PromptOrder(waiting, shares)
-        if memory.disk is not None:
-            memory.disk.recompute_ms = self._recompute_ms
+        if memory.tiers is not None:
+            memory.tiers.recompute_ms = self._recompute_ms
 
     def plan(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
         """The next step, or None when there is nothing to do now. `now` is in seconds. The step has no rows where only
-        the disk tier has work."""
-        disk = self._memory.disk
-        if disk is None:
+        a tier has work."""
+        tiers = self._memory.tiers
+        if tiers is None:
             return self._plan_step(step, now, results_awaited=results_awaited)
-        if not disk.is_synced:
+        if not tiers.is_synced:
             return None if results_awaited else ScheduledStep(step)
-        writes = disk.writes(now, beside_decoding=bool(self._batch.decoding))
-        scheduled = self._plan_step(step, now, results_awaited=results_awaited or disk.is_loading)
-        pages = disk.orders(writes)
-        if scheduled is None and (pages is not None or (disk.has_work and not results_awaited)):
+        writes = tiers.writes(now, beside_decoding=bool(self._batch.decoding))
+        scheduled = self._plan_step(step, now, results_awaited=results_awaited or tiers.is_loading)
+        pages = tiers.orders(writes, now)
+        if scheduled is None and (pages is not None or (tiers.has_work and not results_awaited)):
             scheduled = ScheduledStep(step)
             scheduled.state_copies = self._memory.states.take_copies()
         if scheduled is not None:
@@ -161,7 +161,7 @@ class Planner:
     def _next_prompt(self, scheduled: ScheduledStep, now: float) -> Request | None:
         """The request whose chunk is next, bound if it was waiting. When the next waiting request cannot be bound yet,
         no other waiting request overtakes it: otherwise smaller ones would take every freed slot for ever. One that
-        awaits a snapshot of a prompt under way is likewise not overtaken; one that is loaded from disk is."""
+        awaits a snapshot of a prompt under way is likewise not overtaken; one that is loaded from a tier is."""
         batch = self._batch
         under_way = batch.prefilling
         if scheduled.at_border:

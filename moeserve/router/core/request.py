@@ -9,6 +9,7 @@ from array import array
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from moeserve.messages.pages import Tier
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest, PrefillProgress, Resumed, Usage
 from moeserve.router.core.beam_rows import BeamRows
@@ -33,7 +34,7 @@ class State(Enum):
 
     WAITING = auto()  # queued, new or preempted; holds no slots
     POSTPONED = auto()  # awaits its grammar; holds no slots
-    LOADING = auto()  # as WAITING, out of the queue until pages of it are loaded from disk
+    LOADING = auto()  # as WAITING, out of the queue until pages of it are loaded from a tier
     PREFILL = auto()  # bound to a request slot; some of its known tokens are not planned yet
     DECODE = auto()  # all its known tokens are planned; one row in each step
     ENDING = auto()  # its last row is planned; only results are awaited
@@ -55,8 +56,6 @@ class Request:
         "cached_tokens",
         "crashed_at",
         "crashes",
-        "disk_tokens",
-        "disk_was_asked",
         "fairness_preempted_at",
         "first_planned_at",
         "first_token_at",
@@ -86,6 +85,8 @@ class Request:
         "stop_ids",
         "target",
         "tenant",
+        "tier_tokens",
+        "tiers_were_asked",
         "to_be_tried",
         "tokens",
         "wants_progress",
@@ -155,9 +156,9 @@ class Request:
         # ascending.
         self.borders: list[Border] = []
 
-        # Written by DiskTier, and `disk_was_asked` by RunningBatch, too.
-        self.disk_was_asked: bool = False  # whether pages on disk continue it, since it waits
-        self.disk_tokens: int = 0  # loaded for it
+        # Written by PageTiers, and `tiers_were_asked` by RunningBatch, too.
+        self.tiers_were_asked: bool = False  # whether pages in RAM or on disk continue it, since it waits
+        self.tier_tokens: dict[Tier, int] = {}  # loaded for it
 
         # Written by StateMemory. The slot's state is that after positions 0 .. len(slots)-1, once the plans sent so far
         # are executed. -1: none, where it does not run or the model has no recurrent state.
@@ -269,12 +270,15 @@ class Request:
         first_token_at = self.first_token_at or now
         last_token_at = self.last_token_at or first_token_at
         # Clamped, because readings of the clock in two processes may arrive out of order.
+        cached = self.cached_tokens or 0
+        from_ram = min(self.tier_tokens.get("ram", 0), cached)
         return Usage(
             prompt_tokens=self.num_prompt,
             completion_tokens=completion_tokens,
-            cached_tokens=self.cached_tokens or 0,
+            cached_tokens=cached,
             queue_ms=max(first_planned_at - self.arrival, 0.0) * 1e3,
             prefill_ms=max(first_token_at - first_planned_at, 0.0) * 1e3,
             decode_ms=max(last_token_at - first_token_at, 0.0) * 1e3,
-            disk_tokens=min(self.disk_tokens, self.cached_tokens or 0),
+            disk_tokens=min(self.tier_tokens.get("disk", 0), cached - from_ram),
+            ram_tokens=from_ram,
         )

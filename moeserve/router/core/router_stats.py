@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
-from moeserve.messages.pages import DiskCounts
+from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import HistogramCounts, LoadReport
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.running_batch import RunningBatch
@@ -99,5 +99,6 @@ class RouterStats:
             expert_cache=self.expert_cache,
             running_adapters=sorted(key for key in adapters if running[key]),
             waiting_adapters=sorted(key for key, count in adapters.items() if count > running[key]),
-            disk=DiskCounts() if memory.disk is None else memory.disk.counts(),
+            disk=TierCounts() if memory.tiers is None else memory.tiers.counts("disk"),
+            ram=TierCounts() if memory.tiers is None else memory.tiers.counts("ram"),
         )

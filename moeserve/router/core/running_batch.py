@@ -53,7 +53,7 @@ class RunningBatch:
         self._waiting.add(request, len(request.tokens) - matched)
 
     def begin_load(self, request: Request, now: float) -> bool:
-        """Takes a waiting request out of the queue until more of it is loaded from disk; False: nothing is to be
+        """Takes a waiting request out of the queue until more of it is loaded from a tier; False: nothing is to be
         loaded."""
         if not self._memory.begin_load(request, now):
             return False
@@ -144,10 +144,10 @@ class RunningBatch:
         elif request.state is State.POSTPONED:
             self.postponed.remove(request)
         elif request.state is State.LOADING:
-            assert self._memory.disk is not None
+            assert self._memory.tiers is not None
             del self.loading[request.id]
             self.admission.left(request)
-            self._memory.disk.leave(request)
+            self._memory.tiers.leave(request)
         else:
             self._unbind(request, forget=forget)
         request.state = State.FINISHED
@@ -163,7 +163,7 @@ class RunningBatch:
     def _leave(self, request: Request) -> None:
         request.num_lost = len(request.slots)
         request.resume_after = self.last_planned
-        request.disk_was_asked = False
+        request.tiers_were_asked = False
         self._unbind(request, kind=SnapshotKind.PREEMPTED)
         self._begin_again(request)
         self._refused = None
@@ -201,7 +201,7 @@ class RunningBatch:
         self.loading.clear()
         for request in lost:
             request.state = State.WAITING
-            request.disk_was_asked = False
+            request.tiers_were_asked = False
             self.enqueue(request)
         self._refused = None
 

@@ -43,6 +43,7 @@ from moeserve.router.core.plans_in_flight import PlansInFlight
 from moeserve.router.core.request import Request, State
 from moeserve.router.core.router_stats import RouterStats
 from moeserve.router.core.running_batch import RunningBatch
+from moeserve.router.core.sent_grammars import SentGrammars
 from moeserve.router.core.step_cost import StepCost, StepShape, chunk_context
 from moeserve.router.core.waiting_queue import WaitingQueue
 
@@ -58,6 +59,7 @@ class Scheduler:
         self._has_worker = True
         self._open: dict[int, Request] = {}  # every request that still owes its final message, by id
         self._adapters = Counter[str]()  # open requests by adapter; without those of the model itself
+        self._grammars = SentGrammars()
         self._waiting = WaitingQueue()
         self._memory = KvMemory.within(limits)
         self._batch = RunningBatch(limits, self._memory, self._waiting)
@@ -105,6 +107,7 @@ class Scheduler:
         self._open[request.id] = request
         if request.adapter:
             self._adapters[request.adapter] += 1
+        self._grammars.joined(request.sampling.grammar)
         self._shares.joined(request.tenant)
         self._batch.enqueue(request)
         for message in messages:
@@ -158,8 +161,8 @@ class Scheduler:
         """Takes the result of the oldest plan in flight. Raises ProtocolError when it is the result of another."""
         scheduled = self._in_flight.answered(result)
         self._batch.last_finished = scheduled.step
-        if self._memory.disk is not None:
-            self._batch.end_loads(self._memory.disk.report(result.pages, now))
+        if self._memory.tiers is not None:
+            self._batch.end_loads(self._memory.tiers.report(result.pages, now))
         if not scheduled.rows:
             return
         # A step that compiled kernels says nothing about the cost of the next one.
@@ -185,6 +188,7 @@ class Scheduler:
         requests wait, and are then continued from their tokens, as after a preemption; without `go_on` they fail."""
         self._blame.lost({request.id: request for request in self._in_flight.owners()}.values())
         self._in_flight.clear()
+        self._grammars.worker_lost()
         self._has_worker = False
         self._stats.engine_losses += 1
         running = list(self._batch.running.values())
@@ -222,8 +226,8 @@ class Scheduler:
         for request in list(self._open.values()):
             self._fail(request, 503, cause)
         self._out.put(RequestError(id, 503, cause) for id in self._searches.take_gathering())
-        if self._memory.disk is not None:
-            self._memory.disk.reset()
+        if self._memory.tiers is not None:
+            self._memory.tiers.reset()
 
     # ---------------------------------------------------------------- outputs
 
@@ -232,7 +236,7 @@ class Scheduler:
         its rows count as written from here on."""
         if self._closed is not None or not self._has_worker or not self._in_flight.has_room:
             return None
-        if not self._open and (self._memory.disk is None or not self._memory.disk.has_work):
+        if not self._open and (self._memory.tiers is None or not self._memory.tiers.has_work):
             return None
         scheduled = self._planner.plan(
             self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight)
@@ -241,7 +245,7 @@ class Scheduler:
             return None
         self._batch.last_planned = scheduled.step
         self._in_flight.append(scheduled)
-        return scheduled.as_plan()
+        return self._grammars.shared(scheduled.as_plan())
 
     def take_messages(self) -> list[RouterMessage]:
         """The messages to the detokenizer since the last call, in order."""
@@ -378,6 +382,7 @@ class Scheduler:
         if request.adapter:
             self._adapters -= Counter((request.adapter,))  # without those of which none is left
         self._searches.ended(request)
+        self._grammars.left(request.sampling.grammar)
         self._shares.left(request.tenant)
         self._batch.release(request, forget=forget)
 

@@ -31,7 +31,7 @@ class BorderSpacing:
     least: int = 64  # between two borders: a snapshot that would save fewer is not worth a step
     first: int = 512  # between the last border and the one before; the next distances are twice as long each
     align: int = (
-        1  # borders are multiples of it: of a page's tokens, where states are kept on disk with their pages
+        1  # borders are multiples of it: of a page's tokens, where states are kept in a tier with their pages
     )
 
 

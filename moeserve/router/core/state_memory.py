@@ -8,7 +8,7 @@ executed by the worker before the rows of the plan that carries them, hence afte
     take       running -> snapshot              in the plan after the one whose row ended at the border
     keep       (no copy)                        the running slot becomes the snapshot, when its request leaves
 
-A load from disk has a slot of its own until it has ended.
+A load from a tier has a slot of its own until it has ended.
 
 A slot may be handed out again at once: what copied from it or advanced it is executed before.
 """
@@ -117,14 +117,14 @@ class StateMemory:
         copies, self._copies = self._copies.tobytes(), array("i")
         return copies
 
-    # ---------------------------------------------------------------- disk
+    # ---------------------------------------------------------------- tiers
 
     def is_copied(self, snapshot: Snapshot) -> bool:
         """Whether its slot has its state once the plans sent so far are executed."""
         return snapshot.slot not in self._copies[1::2]
 
     def take_for_load(self, max_running: int) -> int | None:
-        """A slot that a state on disk is loaded to, which nobody else uses until `loaded`. None where it might be
+        """A slot that a state in a tier is loaded to, which nobody else uses until `loaded`. None where it might be
         missing for one of `max_running` requests."""
         if len(self._loading) + max_running >= self.num_slots:
             return None

@@ -81,7 +81,12 @@ class GpuEngine:
         self.logit_rows = model.head_sizes[-1]
         self._done = StepCompletion(model.device, self.logit_rows, yields=ram_experts is not None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
-        records_prompts = ram_experts is None and cpu_stage is None and not model.has_states
+        records_prompts = (
+            ram_experts is None
+            and cpu_stage is None
+            and not model.has_states
+            and len(model.shape.forms) == 1  # a recorded step has one list of tiles
+        )
         self._inputs = {
             size: StepInputs(
                 size,
@@ -147,7 +152,7 @@ class GpuEngine:
             yield inputs.batch(size, None, 0.0, rows_independent=independent)
         if size > SMALL_BATCH_ROWS:
             one = np.ones(1, np.int32)
-            tiles = torch.from_numpy(self._tiles_of(one, one, one, one)).to(self._model.device)
+            tiles = self._on_device(self._tiles_of(one, one, one, one))
             for streamed in (0.0, 0.5, 1.0) if self._model.can_stream else (0.0,):
                 yield replace(inputs.batch(0, tiles, streamed), num_decode=1)
 
@@ -173,8 +178,8 @@ class GpuEngine:
         """Of a recorded step with prompts; 0: such steps of this size are launched."""
         if not SMALL_BATCH_ROWS < size <= RECORDED_PROMPT_ROWS:
             return 0
-        heads = self._model.shape.heads
-        return size // tile_tokens(heads.num_heads, heads.num_kv_heads, heads.head_dim) + RECORDED_PROMPTS
+        h = self._model.shape.heads
+        return size // tile_tokens(h.num_heads, h.num_kv_heads, h.head_dim) + RECORDED_PROMPTS
 
     def copy_states(self, pairs: Int32s) -> None:
         self._model.copy_states([(int(source), int(target)) for source, target in pairs])
@@ -220,7 +225,7 @@ class GpuEngine:
         if observer is None and self._replay_prompts(layout, num_decode, each_alone=each_alone):
             return
         inputs.copy()
-        tiles = None if each_alone else self._tiles(layout, num_decode)
+        tiles = None if each_alone else self._on_device(self._tiles(layout, num_decode))
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
         batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent)
         self._before_step(streams=self._model.streams(batch))
@@ -242,7 +247,7 @@ class GpuEngine:
         replay = self._prompts.get(inputs.size)
         if replay is None or num_decode > MAX_RECORDED_DECODE:
             return False
-        tiles = np.zeros((0, 4), np.int32) if each_alone else self._tiles_on_host(layout, num_decode)
+        tiles = np.zeros((0, 4), np.int32) if each_alone else self._tiles(layout, num_decode)[0]
         if len(tiles) > inputs.max_tiles:
             return False
         inputs.fill_prompts(num_decode, tiles)
@@ -309,10 +314,10 @@ class GpuEngine:
         else:
             one = np.array([n, 0], np.int32)
             tiles = self._tiles_of(one[1:], one[:1], one[1:] + start, one[1:] + self._max_num_seqs)
-            batch = inputs.batch(0, torch.from_numpy(tiles).to(self._model.device), streamed)
+            batch = inputs.batch(0, self._on_device(tiles), streamed)
             replay = self._prompts.get(inputs.size)
             if replay is not None:
-                inputs.fill_prompts(0, tiles)
+                inputs.fill_prompts(0, tiles[0])
 
         def run() -> None:
             self._model.begin(batch)
@@ -386,17 +391,18 @@ class GpuEngine:
         inputs.copy()
         self._model.forward(inputs.recorded_prompts())
 
-    def _tiles(self, layout: StepLayout, num_decode: int) -> Tensor:
-        return torch.from_numpy(self._tiles_on_host(layout, num_decode)).to(self._model.device)
+    def _on_device(self, tiles: list[Int32s]) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(of_form).to(self._model.device) for of_form in tiles)
 
-    def _tiles_on_host(self, layout: StepLayout, num_decode: int) -> Int32s:
+    def _tiles(self, layout: StepLayout, num_decode: int) -> list[Int32s]:
         """Of the chunks behind the first `num_decode` rows."""
         chunks = slice(num_decode, None)
         fields = (layout.offset, layout.count, layout.start, layout.req_slot)
         return self._tiles_of(*(field[chunks] for field in fields))
 
-    def _tiles_of(self, offset: Int32s, count: Int32s, start: Int32s, req_slot: Int32s) -> Int32s:
-        heads = self._model.shape.heads
-        return prefill_tiles(
-            offset, count, start, req_slot, heads.num_heads, heads.num_kv_heads, heads.head_dim
-        )
+    def _tiles_of(self, offset: Int32s, count: Int32s, start: Int32s, req_slot: Int32s) -> list[Int32s]:
+        """For each of the model's forms."""
+        return [
+            prefill_tiles(offset, count, start, req_slot, form.num_heads, form.num_kv_heads, form.head_dim)
+            for form in self._model.shape.forms
+        ]

@@ -133,7 +133,12 @@ class StepInputs:
         self._device.copy_(self._host, non_blocking=True)
 
     def batch(
-        self, num_decode: int, tiles: Tensor | None, streamed: float, *, rows_independent: bool = False
+        self,
+        num_decode: int,
+        tiles: tuple[Tensor, ...] | None,
+        streamed: float,
+        *,
+        rows_independent: bool = False,
     ) -> GpuBatch:
         """The step's rows for the model; see GpuBatch. Without tiles, all rows go through the recurrent rule."""
         states = None
@@ -154,7 +159,7 @@ class StepInputs:
 
     def recorded_prompts(self) -> GpuBatch:
         """The batch of a recorded step with prompts: what `fill_prompts` says is read on the device."""
-        batch = self.batch(min(self.size, MAX_RECORDED_DECODE), self._tiles_on_device, 0.0)
+        batch = self.batch(min(self.size, MAX_RECORDED_DECODE), (self._tiles_on_device,), 0.0)
         return replace(batch, decode_counts=self._decode_counts)
 
     def _recurrent_rows(self) -> GpuStateRows:

@@ -205,6 +205,17 @@ def test_streamed_echo_and_logprobs_are_the_whole_answers(server: HttpServer) ->
     assert offsets == [choice["logprobs"]["text_offset"] for choice in whole]
 
 
+def test_a_prompt_is_scored_once_for_all_its_choices(server: HttpServer) -> None:
+    body = {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 2, "echo": True, "logprobs": 2, "n": 3}
+    whole = server.post("/v1/completions", body).json()["choices"]
+    assert [request.sampling.prompt_logprobs for request in server.requests] == [2, None, None] * 2
+    assert [len(choice["logprobs"]["tokens"]) for choice in whole] == [5] * 3 + [4] * 3
+    assert whole[1]["logprobs"] == whole[0]["logprobs"]
+    assert None not in whole[1]["logprobs"]["token_logprobs"][1:]
+    more = server.post("/v1/completions", body | {"echo": False, "prompt_logprobs": 1}).json()["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in more] == [3] * 3 + [2] * 3
+
+
 def test_best_of_returns_the_candidates_with_the_highest_logprob_a_token(server: HttpServer) -> None:
     """The longest is not the last for its length; one without tokens is."""
     logprobs = [[], [-1.0, -1.0], [-0.1, -0.2, -0.3, -0.1], [-0.4]]

@@ -26,7 +26,7 @@ from moeserve.messages.channels import (
     PushChannel,
 )
 from moeserve.messages.codec import CodecError, Decoder, encode
-from moeserve.messages.pages import PageCopy, PageOrders, PageReport
+from moeserve.messages.pages import PageCopy, PageOrders, PageReport, TierNews
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 
 LOGPROB = TokenLogprob(5, -0.25, 1, [5, 7], [-0.25, -2.5])
@@ -43,6 +43,12 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
             8, b"\1\0\0\0", SAMPLING, TEXT, 12.5, resumed=schema.Resumed(b"\2\0\0\0", 0, 1, 13.5)
         ),
     ),
+    (
+        codec.TO_ROUTER,
+        schema.GenerateBatch(
+            '{"grammars": []}', [schema.GenerateRequest(8, b"\1\0\0\0", SAMPLING, TEXT, 12.5)]
+        ),
+    ),
     (codec.TO_ROUTER, schema.Abort(7)),
     (codec.TO_ROUTER, schema.StopHit(7, 3)),
     (codec.TO_ROUTER, schema.Shutdown()),
@@ -53,6 +59,7 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.TO_ROUTER, schema.WorkerExited("signal 9", by_itself=False)),
     (codec.TO_HTTP, schema.ProcessLost("router", "signal 9", by_itself=False)),
     (codec.TO_ROUTER, schema.ExpertUseRequest()),
+    (codec.TO_DETOKENIZER, schema.RouterStarted()),
     (codec.TO_DETOKENIZER, schema.DetokenizeStart(7, TEXT)),
     (codec.TO_DETOKENIZER, schema.DetokenizeEnd(7)),
     (
@@ -73,7 +80,9 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.FROM_WORKER, steps.StepResult(3, [steps.Sampled(5, LOGPROB)], {0: [LOGPROB]}, 1.0, 0.5)),
     (
         codec.FROM_WORKER,
-        steps.StepResult(4, [], {}, 0.0, 0.5, pages=PageReport(b"s", b"g", b"r", b"l", b"f", 1.5)),
+        steps.StepResult(
+            4, [], {}, 0.0, 0.5, pages=PageReport(TierNews(b"s", b"g", b"r", b"k", b"l", 1.5), failed=b"f")
+        ),
     ),
     (
         codec.STEP_PLAN,

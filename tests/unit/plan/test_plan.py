@@ -178,7 +178,7 @@ def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
         "--kv-disk-gib",
         "2",
     )
-    disk = run(capsys, *flags, "--disk-bandwidth", "0.5")["disk"]
+    disk = run(capsys, *flags, "--disk-bandwidth", "0.5")["tiers"]["disk"]
     token_bytes = 6 * 2 * 2 * 64 * 2  # layers, keys and values, heads, numbers, bytes
     assert disk["tokens"] == (2 << 30) // token_bytes
     assert disk["load_s"] == pytest.approx(disk["prompt"] * token_bytes / 0.5e9)
@@ -189,10 +189,26 @@ def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert "tokens in 2.00 GiB" in text
     assert "the disk's speed is assumed" in text
     without = ("--model", str(tiny_model), "--device", "cpu")
-    assert run(capsys, *without)["disk"] is None
+    assert run(capsys, *without)["tiers"] == {}
+    assert "no such tier on the CPU engine" in fails(capsys, *without, "--kv-ram", "2")
     assert "has no effect without --kv-disk" in fails(capsys, *without, "--kv-disk-gib", "2")
-    gpu = ("--model", str(tiny_model), "--gpu-memory", "40", "--kv-disk", "/x")
-    assert "for the CPU engine alone" in fails(capsys, *gpu)
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_tiers_behind_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
+    gpu = ("--model", str(tiny_model), "--gpu-memory", "40", "--ram", "8", "--pcie-bandwidth", "20")
+    found = run(capsys, *gpu, "--kv-ram", "2", "--kv-disk", "/no/such/folder")
+    token_bytes = 6 * 2 * 2 * 64 * 2
+    ram = found["tiers"]["ram"]
+    assert ram["tokens"] == (2 << 30) // token_bytes
+    assert ram["load_s"] == pytest.approx(ram["prompt"] * token_bytes / 20e9)
+    assert found["tiers"]["disk"]["tokens"] == (10 << 30) // token_bytes
+    none = run(capsys, *gpu, "--kv-ram", "0")
+    assert none["tiers"] == {}
+    assert none["memory"]["ram_full"] == found["memory"]["ram_full"] - (2 << 30)
+    by_itself = run(capsys, *gpu)["memory"]
+    assert by_itself["ram_tier"] == 4 * by_itself["gpu_kv"]
+    assert "--kv-ram 9: " in fails(capsys, *gpu, "--kv-ram", "9")
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -16,13 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.snapshot_borders import BorderSpacing
 from tests.support.checking_worker import STOP_TOKEN, ints
 from tests.support.router_world import Seen, World, request
-from tests.support.virtual_disk import VirtualDisk
+from tests.support.virtual_tiers import VirtualTiers
 
 Event: TypeAlias = tuple[Any, ...]  # its kind, then what the kind needs: see EVENT
 Added: TypeAlias = dict[int, tuple[GenerateRequest, list[int]]]  # by id: the request, the worker's script
@@ -161,7 +162,11 @@ def check_complete(
 
 
 def live(
-    limits: Limits, events: Iterable[Event], dies: bool, check_every: int = 1, disk: VirtualDisk | None = None
+    limits: Limits,
+    events: Iterable[Event],
+    dies: bool,
+    check_every: int = 1,
+    tiers: VirtualTiers | None = None,
 ) -> World:
     """One life of a router, checked after every event (the costly checks after every so many) and at its end."""
     times = random.Random(limits.num_kv_slots)
@@ -170,8 +175,8 @@ def live(
         return times.choice([0.0, 1.0, 5.0, 150.0]) * (1 + len(result.sampled))
 
     world = World(limits, step_ms)
-    if disk is not None:
-        world.worker.disk = disk
+    if tiers is not None:
+        world.worker.tiers = tiers
     added: Added = {}
     touched: set[int] = set()
     for number, event in enumerate(events):
@@ -220,12 +225,12 @@ def crowded_events(rng: random.Random, count: int, tenants: list[str], loses: fl
 
 
 def crowded_life(
-    seed: int, loses: float = 0.0, *, recurrent: bool = False, disk: VirtualDisk | None = None
+    seed: int, loses: float = 0.0, *, recurrent: bool = False, tiers: VirtualTiers | None = None
 ) -> World:
     rng = random.Random(seed)
     more: dict[str, Any] = recurrent_limits(random.Random(-seed)) if recurrent else {}
-    if disk is not None:
-        more["page_tokens"] = disk.page_tokens
+    if tiers is not None:
+        more |= {"page_tokens": tiers.page_tokens, "tiers": tiers.tiers}
     limits = Limits(
         num_kv_slots=rng.randint(24, 64),
         max_num_seqs=rng.randint(1, 8),
@@ -244,7 +249,7 @@ def crowded_life(
     tenants = rng.choice([[""], ["a", "b"], ["greedy", "greedy", "greedy", "light", "other"]])
     try:
         return live(
-            limits, crowded_events(rng, 100, tenants, loses), dies=seed % 16 == 0, check_every=8, disk=disk
+            limits, crowded_events(rng, 100, tenants, loses), dies=seed % 16 == 0, check_every=8, tiers=tiers
         )
     except Exception as error:
         error.add_note(f"seed {seed}")
@@ -283,33 +288,49 @@ def test_crowded_lives_of_models_with_recurrent_state(seeds: range) -> None:
         crowded_life(seed, loses=0.4, recurrent=True)
 
 
+def tiers_of(seed: int, faults: float) -> VirtualTiers:
+    """A disk, RAM, or both."""
+    ram_pages, has_disk = [(0, True), (100, False), (8, True), (100, True)][seed % 4]
+    return VirtualTiers(
+        seed % 3 + 1, seed, faults=faults, instant=False, ram_pages=ram_pages, has_disk=has_disk
+    )
+
+
+def tier_counts(world: World) -> list[TierCounts]:
+    report = world.scheduler.load_report()
+    return [report.ram, report.disk]
+
+
 @CROWDED
-def test_crowded_lives_with_a_disk(seeds: range) -> None:
-    """Its pages come late, fail and go; a router that comes after finds those that are left."""
+def test_crowded_lives_with_tiers(seeds: range) -> None:
+    """Their pages come late, fail and go; a router that comes after finds those that are left."""
     counts = []
-    for seed in seeds[::4]:
-        disk = VirtualDisk(seed % 3 + 1, seed, faults=[0.0, 0.02, 0.2][seed % 3], instant=False)
+    for number, seed in enumerate(seeds[::4]):
+        tiers = tiers_of(number, faults=[0.0, 0.02, 0.2][number // 4 % 3])
         for life in (seed, seed + 1):
-            disk.connect()
-            world = crowded_life(life, loses=0.1 * (seed % 8 == 0), disk=disk)
-            counts.append(world.scheduler.load_report().disk)
-    assert sum(count.tokens > 20 for count in counts) > 0.25 * len(counts)
-    assert sum(count.failed_pages > 0 for count in counts) > 0.1 * len(counts)
-    assert sum(count.bytes_written > 0 for count in counts) > 0.6 * len(counts)
+            tiers.connect(is_new=life % 3 > 0)
+            world = crowded_life(life, loses=0.1 * (seed % 8 == 0), tiers=tiers)
+            counts.append(tier_counts(world))
+    some = len(counts)
+    assert sum(sum(count.tokens for count in each) > 20 for each in counts) > 0.25 * some
+    assert sum(sum(count.failed_pages for count in each) > 0 for each in counts) > 0.1 * some
+    assert sum(sum(count.bytes_written for count in each) > 0 for each in counts) > 0.6 * some
+    for tier in range(2):
+        assert sum(each[tier].tokens > 0 for each in counts) > 0.1 * some
 
 
 @CROWDED
-def test_crowded_lives_of_recurrent_models_with_a_disk(seeds: range) -> None:
+def test_crowded_lives_of_recurrent_models_with_tiers(seeds: range) -> None:
     """The worker asserts that a state that was loaded is that of the tokens before each row."""
     counts = []
-    for seed in seeds[::8]:
-        disk = VirtualDisk(seed % 3 + 1, seed, faults=[0.0, 0.02, 0.2][seed // 8 % 3], instant=False)
+    for number, seed in enumerate(seeds[::8]):
+        tiers = tiers_of(number, faults=[0.0, 0.02, 0.2][number // 4 % 3])
         for life in (seed, seed + 1):
-            disk.connect()
-            world = crowded_life(life, loses=0.1 * (seed % 16 == 0), recurrent=True, disk=disk)
-            counts.append(world.scheduler.load_report().disk)
-    assert sum(count.tokens > 0 for count in counts) >= 0.2 * len(counts)
-    assert sum(count.bytes_written > 0 for count in counts) > 0.6 * len(counts)
+            tiers.connect(is_new=life % 3 > 0)
+            world = crowded_life(life, loses=0.1 * (seed % 16 == 0), recurrent=True, tiers=tiers)
+            counts.append(tier_counts(world))
+    assert sum(sum(count.tokens for count in each) > 0 for each in counts) >= 0.2 * len(counts)
+    assert sum(sum(count.bytes_written for count in each) > 0 for each in counts) > 0.6 * len(counts)
 
 
 @CROWDED
@@ -345,10 +366,10 @@ def test_a_hundred_thousand_lives(block: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(100))
-def test_a_hundred_thousand_lives_with_a_disk(block: int) -> None:
-    """Every second one of a recurrent model; five lives follow each other on one disk."""
+def test_a_hundred_thousand_lives_with_tiers(block: int) -> None:
+    """Every second one of a recurrent model; five lives follow each other on the same tiers."""
     for seed in range(200_000 + block * 1000, 200_000 + (block + 1) * 1000, 5):
-        disk = VirtualDisk(seed % 3 + 1, seed, faults=[0.0, 0.02, 0.2][seed // 5 % 3], instant=False)
+        tiers = tiers_of(seed // 10, faults=[0.0, 0.02, 0.2][seed // 5 % 3])
         for life in range(seed, seed + 5):
-            disk.connect()
-            crowded_life(life, loses=0.1 * (life % 4 == 0), recurrent=seed // 5 % 2 == 0, disk=disk)
+            tiers.connect(is_new=life % 3 > 0)
+            crowded_life(life, loses=0.1 * (life % 4 == 0), recurrent=seed // 5 % 2 == 0, tiers=tiers)

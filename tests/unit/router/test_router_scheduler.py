@@ -37,7 +37,7 @@ def test_decode_rows_go_first_and_prompts_share_the_rest() -> None:
 
 def test_no_more_requests_run_than_request_slots_or_tokens_in_a_step() -> None:
     for limits in ({"max_num_seqs": 2}, {"max_num_batched_tokens": 2}):
-        world = make_world(**limits)
+        world = make_world(**limits)  # type: ignore[arg-type]
         for id in range(4):
             world.add(request(id, prompt=1, max_tokens=5))
         world.plan()

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from moeserve import cli
+from moeserve.messages.pages import Tier
 from moeserve.router.core.limits import Limits
-from moeserve.simulate.disk import DiskTierModel
 from moeserve.simulate.simulation import Simulation, SimulationResult, TimeWeightedGauge
 from moeserve.simulate.step_time import StepTime
+from moeserve.simulate.tiers import TierModel
 from moeserve.simulate.worker import Timing
 from moeserve.workload.metrics import Outcome, concurrency, summarize
 from moeserve.workload.shapes import PRESETS, WorkloadShape, generate
@@ -271,7 +272,7 @@ def test_a_thousand_users_for_ten_minutes_take_seconds() -> None:
     assert seconds * 600 / result.duration < 10, f"{result.duration:.0f} s took {seconds:.1f} s"
 
 
-# ---------------------------------------------------------------- the disk tier
+# ---------------------------------------------------------------- the tiers
 
 # Four conversations in a pool that holds one: each turn finds others' KV in its place.
 CROWDED = generate(WorkloadShape(input_len=320, output_len=32, num_turns=5, think_time=4.0), 20, 1.0, 1.0, 2)
@@ -281,9 +282,13 @@ SMALL = {"num_kv_slots": 2200, "max_model_len": 2200, "max_num_seqs": 1}
 
 @cache
 def with_disk(tokens: int, tokens_per_s: float) -> SimulationResult:
-    tier = DiskTierModel(tokens, tokens_per_s)
+    tier = TierModel(tokens, tokens_per_s)
     return Simulation(
-        CROWDED, limits(**SMALL, page_tokens=32, page_bytes=32), ONE_MS_A_TOKEN, NOTHING_ELSE, disk=tier
+        CROWDED,
+        limits(**SMALL, page_tokens=32, page_bytes=32),
+        ONE_MS_A_TOKEN,
+        NOTHING_ELSE,
+        tiers={"disk": tier},
     ).run()
 
 
@@ -308,10 +313,22 @@ def test_a_small_disk_keeps_what_came_last() -> None:
 
 
 def test_a_disk_beside_recurrent_state() -> None:
-    tier = DiskTierModel(1 << 20, 50_000.0)
+    tier = TierModel(1 << 20, 50_000.0)
     few = limits(**SMALL, page_tokens=32, page_bytes=32, num_state_slots=2)
-    result = Simulation(CROWDED, few, ONE_MS_A_TOKEN, NOTHING_ELSE, disk=tier).run()
+    result = Simulation(CROWDED, few, ONE_MS_A_TOKEN, NOTHING_ELSE, tiers={"disk": tier}).run()
     assert result.report.disk.tokens > 1000
+
+
+def test_ram_in_front_of_a_slow_disk() -> None:
+    """The disk has all of RAM's; RAM what was used last, and first."""
+    tiers: dict[Tier, TierModel] = {"ram": TierModel(3200, 50_000.0), "disk": TierModel(1 << 20, 3000.0)}
+    both = limits(**SMALL, page_tokens=32, page_bytes=32, tiers=("ram", "disk"))
+    report = Simulation(CROWDED, both, ONE_MS_A_TOKEN, NOTHING_ELSE, tiers=tiers).run().report
+    assert report.ram.pages == 100 < report.disk.pages
+    assert report.ram.tokens > 500
+    assert report.disk.tokens > 500
+    assert report.ram.load_ms == pytest.approx(report.ram.tokens / 50.0, rel=0.05)
+    assert report.ram.tokens + report.disk.tokens == with_disk(1 << 20, 50_000.0).report.disk.tokens
 
 
 # ---------------------------------------------------------------- the command

@@ -13,7 +13,7 @@ is the result, and there are no logits: a GPU goes on from there (`worker/engine
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,14 @@ from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend
 from moeserve.models.blocks.cpu.delta_net import recur
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
-from moeserve.models.blocks.cpu.forms import forms_of
+from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
 from moeserve.models.blocks.cpu.latent import attend_latent
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
 from moeserve.models.blocks.cpu.sandwich import mix_sandwiched
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.kv_slots import clear_slots
 from moeserve.models.interface import AttentionShape, ModelShape
-from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
     CpuDeltaNet,
@@ -62,9 +62,10 @@ class CpuDecoder:
         states: Sequence[StateLayer] = (),
         pinned: bool = False,
         adapters: CpuAdapters | None = None,
+        angles: Mapping[AttentionForm, RopeTables] | None = None,
     ) -> None:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. pinned: a GPU reads x.
-        adapters: those that rows may ask for."""
+        adapters: those that rows may ask for. angles: `angles_of` the model, where somebody has them already."""
         self.shape = shape
         self._weights = weights
         self._stream = stream
@@ -79,7 +80,11 @@ class CpuDecoder:
         )
         self._num_forwards = 0
         self._num_heads_read = 0
-        self._forms = forms_of(shape, self._space, max_model_len, weights.rope_factors)
+        self._forms = forms_of(
+            shape,
+            self._space,
+            angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles,
+        )
 
     def plan_attention(
         self, rows: Int32s, counts: Int32s, positions: Int32s, req_slots: Int32s, slot_table: Int32s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,8 @@ from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 
+RopeTables = tuple[Tensor, Tensor]  # cos and sin of every position's angles: see `rope_tables`
+
 
 class CpuForm:
     """Heads, the angles of all positions, and a step's buffers, which lie in those of the workspace. Owns `plan`."""
@@ -19,16 +23,14 @@ class CpuForm:
     def __init__(
         self,
         shape: AttentionShape | LatentAttentionShape,
-        model: ModelShape,
         space: CpuWorkspace,
-        max_model_len: int,
-        rope_factors: Tensor | None,
+        angles: RopeTables,
     ) -> None:
         """shape: of any layer of this form."""
         tokens = len(space.x)
         self.heads = _heads_of(shape)
         self.plan = AttentionPlan()  # of the step's sequences
-        self._all_cos, self._all_sin = rope_tables(model, max_model_len, shape.form, rope_factors)
+        self._all_cos, self._all_sin = angles
         self.cos = torch.empty(tokens, shape.rotary_dim // 2)
         self.sin = torch.empty(tokens, shape.rotary_dim // 2)
         if isinstance(shape, AttentionShape):
@@ -49,12 +51,22 @@ class CpuForm:
         torch.index_select(self._all_sin, 0, positions, out=self.sin[:n])
 
 
+def angles_of(
+    model: ModelShape, max_model_len: int, rope_factors: Tensor | None
+) -> dict[AttentionForm, RopeTables]:
+    """For each form of the model's layers, of all positions."""
+    return {form: rope_tables(model, max_model_len, form, rope_factors) for form in _kinds(model)}
+
+
 def forms_of(
-    model: ModelShape, space: CpuWorkspace, max_model_len: int, rope_factors: Tensor | None
+    model: ModelShape, space: CpuWorkspace, angles: Mapping[AttentionForm, RopeTables]
 ) -> dict[AttentionForm, CpuForm]:
     """One for each form of the model's layers."""
-    kinds = {layer.attention.form: layer.attention for layer in model.layers if layer.attention is not None}
-    return {form: CpuForm(shape, model, space, max_model_len, rope_factors) for form, shape in kinds.items()}
+    return {form: CpuForm(shape, space, angles[form]) for form, shape in _kinds(model).items()}
+
+
+def _kinds(model: ModelShape) -> dict[AttentionForm, AttentionShape | LatentAttentionShape]:
+    return {layer.attention.form: layer.attention for layer in model.layers if layer.attention is not None}
 
 
 def _heads_of(shape: AttentionShape | LatentAttentionShape) -> Heads:

@@ -1,8 +1,9 @@
 """output(attention(rope(q), rope(k), v)) with q, k, v = qkv(y), as launches on the current stream. Where attention
-is gated, its output is multiplied by sigmoid(gate(y))."""
+is gated, its output is multiplied by sigmoid(gate(y)); where v has no matrix, it is k's product."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -11,69 +12,65 @@ from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_a
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import (
     MAX_DECODE_ROWS,
     MIXED_DECODE_ROWS,
+    AttentionWorkspace,
     GpuBatch,
     GpuWorkspace,
 )
 from moeserve.models.interface import AttentionShape
+from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.gpu_weights import GpuAttention
 
 
 class GpuAttentionBlock:
-    """The attention of all layers. slot_table: int32 [requests, length], the KV slots of each request by position.
-    cos, sin: float32 [positions, rotary_dim / 2]."""
+    """The attention of all layers. slot_table: int32 [requests, length], the KV slots of each request by position."""
 
-    def __init__(self, eps: float, slot_table: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def __init__(self, eps: float, slot_table: Tensor, forms: Mapping[AttentionForm, GpuForm]) -> None:
         self._eps = eps
         self._slot_table = slot_table
-        self._cos = cos
-        self._sin = sin
+        self._forms = forms
 
     def attend(
         self, shape: AttentionShape, w: GpuAttention, kv: KvLayer, batch: GpuBatch, s: GpuWorkspace
     ) -> None:
         """Reads s.y, the norm of x; leaves the block's output in s.output."""
-        eps, count = self._eps, batch.count
-        gates = [shape.q_width] if shape.is_gated else []
-        q, *gate, k, v = multiply_all(
-            w.qkv,
-            [shape.q_width, *gates, shape.kv_width, shape.kv_width],
-            s.y,
-            count,
-            s.projected,
-            s.unpacked,
-        )
+        eps, count, form, of_form = self._eps, batch.count, self._forms[shape.form], s.forms[shape.form]
+        q, gate, k, v = _project(shape, w, count, s)
+        v_eps = eps if shape.has_v_norm else None
         if batch.rows_independent and shape.qk_norm != "full":
-            new = NewTokens(k, v, w.q_norm, w.k_norm, eps, self._cos, self._sin, batch.kv_slots)
-            self._attend(shape, w, s, batch, kv, q, new)
+            new = NewTokens(k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.kv_slots, v_eps)
+            self._attend(shape, w, of_form, batch, kv, q, new)
         else:
             rope_store(
-                q, k, v, w.q_norm, w.k_norm, eps, self._cos, self._sin, batch.positions, batch.kv_slots, count,
-                s.q, kv.keys, kv.values, kv.key_scales, kv.value_scales,
+                q, k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
+                of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, v_eps,
             )  # fmt: skip
-            self._attend(shape, w, s, batch, kv, s.q.view(s.rows, -1), None)
-        a = s.attended
-        if gate:
+            self._attend(shape, w, of_form, batch, kv, of_form.q.view(s.rows, -1), None)
+        a = of_form.attended
+        if gate is not None:
             assert a.x is not None
-            sigmoid_gate(a.x, gate[0], shape.head_dim, count, a.codes, a.scales)
+            sigmoid_gate(a.x, gate, shape.head_dim, count, a.codes, a.scales)
         multiply(w.output, a, count, s.output.view(s.rows, -1), s.unpacked)
 
     def _attend(
         self,
         shape: AttentionShape,
         w: GpuAttention,
-        s: GpuWorkspace,
+        of_form: AttentionWorkspace,
         batch: GpuBatch,
         kv: KvLayer,
         q: Tensor,
         new: NewTokens | None,
     ) -> None:
-        a = s.attended
+        a = of_form.attended
         together, d = (
-            (MAX_DECODE_ROWS, s.decode) if batch.tiles is None else (MIXED_DECODE_ROWS, s.mixed_decode)
+            (MAX_DECODE_ROWS, of_form.decode)
+            if batch.tiles is None
+            else (MIXED_DECODE_ROWS, of_form.mixed_decode)
         )
         assert a.x is not None
         for first in range(0, batch.num_decode, together):
@@ -86,17 +83,31 @@ class GpuAttentionBlock:
                 q[part], mine, kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
                 count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
                 key_scales=kv.key_scales, value_scales=kv.value_scales, window=shape.window, sinks=w.sinks,
+                scale=shape.scale,
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(
-                s.q,
+                of_form.q,
                 kv.keys,
                 kv.values,
                 self._slot_table,
-                batch.tiles,
+                batch.tiles[self._forms[shape.form].index],
                 a.x,
                 key_scales=kv.key_scales,
                 value_scales=kv.value_scales,
                 window=shape.window,
                 sinks=w.sinks,
+                scale=shape.scale,
             )
+
+
+def _project(
+    shape: AttentionShape, w: GpuAttention, count: Tensor, s: GpuWorkspace
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """q, its gate, k and v of s.y."""
+    gates = [shape.q_width] if shape.is_gated else []
+    values = [] if shape.v_from_k else [shape.kv_width]
+    widths = [shape.q_width, *gates, shape.kv_width, *values]
+    q, *rest = multiply_all(w.qkv, widths, s.y, count, s.projected, s.unpacked)
+    gate = rest.pop(0) if shape.is_gated else None
+    return q, gate, rest[0], rest[-1]

@@ -6,6 +6,8 @@
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
+Of layers with norms behind their blocks, these are applied to what is added (kernels/norm/sandwich.py).
+
 Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`). So may
 the first layers be, whole: then the weights here are the last layers', counted from 0, and x comes from the CPU.
 
@@ -25,16 +27,17 @@ from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
+from moeserve.kernels.pointwise.library import softcap
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.delta_net import recur
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
+from moeserve.models.blocks.gpu.forms import forms_of
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
 from moeserve.models.blocks.kv_slots import clear_slots
-from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.expert_stream import ExpertStream
@@ -90,10 +93,12 @@ class GpuDecoder:
         self._first_rows = weights.embedding if from_cpu is None else _as_planes(from_cpu, self.device)
         self._row_numbers = None if from_cpu is None else _numbers(len(from_cpu), self.device)
         self._slot_table = slot_table
-        cos, sin = (table.to(self.device) for table in rope_tables(shape, max_model_len))
+        # What the CPU gives is scaled already.
+        self._embedding_scale = shape.embedding_scale if from_cpu is None else 1.0
+        forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
         self._mixer_sum = mixer_sum
-        self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, cos, sin)
-        self._latent_attention = GpuLatentAttentionBlock(shape.rms_eps, slot_table, cos, sin)
+        self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms)
+        self._latent_attention = GpuLatentAttentionBlock(shape.rms_eps, slot_table, forms)
         self.forced_routing = (
             ForcedRouting(self.num_layers, shape.num_experts, step_sizes(forced_rows)[-1], self.device)
             if forced_rows
@@ -146,7 +151,9 @@ class GpuDecoder:
         assert table is not None
         ids = batch.token_ids if self._row_numbers is None else self._row_numbers[: s.rows]
         places = KvPlaces(self._slot_table, batch.req_slots, batch.positions, batch.kv_slots)
-        embed(ids, batch.count, plane_tensors(table), int(table.type), s.x, places)
+        embed(
+            ids, batch.count, plane_tensors(table), int(table.type), s.x, places, scale=self._embedding_scale
+        )
         if observer is not None and self._row_numbers is None:
             observer.embedding(s.x)
         for index, layer in enumerate(self._weights.layers):
@@ -164,6 +171,8 @@ class GpuDecoder:
         s, head = self._spaces[size], self._heads[len(rows)]
         self._ffn.add_and_norm(self.num_layers - 1, s, self._weights.output_norm, count, head.final, rows)
         multiply(self._weights.output, head.final, count, head.logits)
+        if self.shape.logit_softcap:
+            softcap(head.logits, self.shape.logit_softcap, out=head.logits)
         return head.logits
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -236,6 +245,7 @@ class GpuDecoder:
             if ids is not None:
                 each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
             output = output + each.sum(dim=1)
+        output = self._ffn.behind_norms(index, s, output)
         after_attention = s.x
         if self._ffn.fuses_router_norm(index, s):
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()

@@ -2,7 +2,8 @@
 
 Three ways through a layer: its experts on the GPU; those in RAM, which the CPU pool computes at the same time
 (`kernels/handoff`); those in RAM, streamed to the GPU. A layer without experts has one feed-forward, which every token
-passes as it would a shared expert. A layer's sum is left in parts, which the next norm adds to x.
+passes as it would a shared expert. A layer's sum is left in parts, which the next norm adds to x. Where blocks have
+norms behind them, so do the experts and the feed-forward beside them, each by itself, and their sum.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_u
 from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
-from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
-from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.linear.op import Gated, RouteBlocks
+from moeserve.kernels.norm import reference
+from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
+from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
+from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
@@ -128,7 +132,10 @@ class GpuFfnBlock:
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
             self._norm(index, s, count)
-            self._add_unrouted(index, ffn.expert, s, count)
+            if takes_dense_products(ffn.expert.experts, s):
+                multiply_dense(ffn.expert.experts, s, count, self._routes(index, s).parts[:, 0])
+            else:
+                self._add_unrouted(index, ffn.expert, s, count)
         else:
             self._mix_experts(index, ffn, s, count)
         all_reduce = self._sums[index]
@@ -146,7 +153,7 @@ class GpuFfnBlock:
         local = None if ffn.expert_map is None else routes.local_expert_ids[:, : shape.top_k]
         route(
             s.router_logits, ffn.expert_map, count, ids, local, weights, self.expert_token_counts[index],
-            options=shape.router, bias=ffn.choice_bias,
+            options=shape.router, bias=ffn.choice_bias, expert_scale=ffn.expert_scale,
         )  # fmt: skip
         if local is None:
             assert ffn.experts is not None
@@ -167,6 +174,11 @@ class GpuFfnBlock:
     ) -> None:
         """x += what layer `index` has left, and y = the norm of that; of `rows` alone, x stays as it was."""
         parts, weights, ids, extra = self.pending(index, s)
+        norms = self._sandwich(index)
+        if norms is not None:
+            dense = self._unrouted_part(index, s)
+            sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
+            return
         if self.fuses_router_norm(index, s):
             extra = s.output.view(s.rows, -1)  # still to be added
         add_norm(
@@ -176,14 +188,39 @@ class GpuFfnBlock:
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
         """Returns the layer's pending residual contributions."""
         routes, is_shared = self._routes(index, s), self._is_shared(index)
+        pool_sum = s.pool_sum if is_shared and self._pool_works else None
+        if self._sandwich(index) is not None:
+            return self._pending_experts(index, s, pool_sum)
         has_parts = self._has_routed_parts(index) or self._shapes[index].unrouted_width > 0
         parts = routes.parts if has_parts else None
-        pool_sum = s.pool_sum if is_shared and self._pool_works else None
         if s.is_small_batch:
             return PendingSum(parts, None, None, pool_sum)  # summed, in one part
         if self._sums[index] is not None:
             return PendingSum(s.output, None, None, pool_sum)
         return PendingSum(parts, routes.weights, self._ids_here(index, routes), pool_sum)
+
+    def _pending_experts(self, index: int, s: GpuWorkspace, pool_sum: Tensor | None) -> PendingSum:
+        """Without what every token passes."""
+        routes, top_k = self._routes(index, s), self._shapes[index].num_routes
+        if not self._has_routed_parts(index):
+            return PendingSum(None, None, None, pool_sum)
+        if s.is_small_batch:
+            return PendingSum(routes.parts, None, None, pool_sum)
+        ids = self._ids_here(index, routes)[:, :top_k]
+        return PendingSum(routes.parts[:, :top_k], routes.weights[:, :top_k], ids, pool_sum)
+
+    def behind_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
+        """What the layer adds to x, for an observer: float32 [rows, hidden] on the CPU. pending: the sum of what
+        `pending` gives."""
+        norms = self._sandwich(index)
+        if norms is None:
+            return pending
+        x = s.x.cpu()
+        after = reference.sandwich_sum(
+            x, self._unrouted_part(index, s)[:, 0].cpu(), pending, norms.dense_output.cpu(),
+            norms.experts_output.cpu(), norms.output.cpu(), norms.factor.cpu(), self._eps,
+        )  # fmt: skip
+        return (after - x).float()
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
         """Of the layer's rows, for an observer."""
@@ -195,7 +232,7 @@ class GpuFfnBlock:
     def fuses_router_norm(self, index: int, s: GpuWorkspace) -> bool:
         """The norm before the router and its product are one kernel, and the next norm adds the attention's output."""
         ffn = self._layers[index]
-        if isinstance(ffn, GpuDenseFfn) or not s.is_small_batch:
+        if isinstance(ffn, GpuDenseFfn) or ffn.sandwich is not None or not s.is_small_batch:
             return False
         return not self._is_shared(index) and not ffn.router.first.quantised
 
@@ -212,6 +249,25 @@ class GpuFfnBlock:
         """Below 0 for a route whose expert is elsewhere."""
         is_partial = self._expert_maps[index] is not None
         return routes.local_expert_ids if is_partial else routes.expert_ids
+
+    def _sandwich(self, index: int) -> SandwichNorms | None:
+        ffn = self._layers[index]
+        return ffn.sandwich if isinstance(ffn, GpuMoe) else None
+
+    def _experts_input(self, index: int, s: GpuWorkspace) -> GpuActivations:
+        """What the routed experts read."""
+        if self._sandwich(index) is None:
+            return s.y
+        assert s.experts_input is not None
+        return s.experts_input
+
+    def _unrouted_part(self, index: int, s: GpuWorkspace) -> Tensor:
+        """[rows, 1, hidden]: where the output of what every token passes goes."""
+        routes, at = self._routes(index, s), self._shapes[index].num_routes
+        if not s.is_small_batch:
+            return routes.parts[:, at : at + 1]
+        # With the experts' sum; or by itself, where attention's output has been added to x by then.
+        return routes.parts if self._sandwich(index) is None else s.output
 
     def _is_shared(self, index: int) -> bool:
         """Some experts of the layer are in RAM."""
@@ -249,7 +305,11 @@ class GpuFfnBlock:
                 bias=moe.router.bias,
             )  # fmt: skip
             return
-        self._norm(index, s, count)
+        if moe.sandwich is None:
+            self._norm(index, s, count)
+        else:
+            experts = self._experts_input(index, s)
+            sandwich_inputs(s.x, output, moe.sandwich, count, self._eps, y, s.router_input, experts)
         into_router = y if moe.router.first.quantised else GpuActivations(s.router_input, None, None)
         multiply(moe.router, into_router, count, s.router_logits)
 
@@ -264,7 +324,9 @@ class GpuFfnBlock:
         if self._pool_works:
             assert self._handoff is not None
             left = None if stream is None else stream.left(index)
-            self._handoff.publish(index, s.router_input, ids, routes.weights[:, :top_k], left)
+            x = s.router_input if moe.sandwich is None else self._experts_input(index, s).x
+            assert x is not None
+            self._handoff.publish(index, x, ids, routes.weights[:, :top_k], left)
         if moe.experts is not None:
             self._run_experts(index, moe.experts, local_expert_ids, s, count)
         if stream is not None:
@@ -286,6 +348,7 @@ class GpuFfnBlock:
         weights = routes.weights[:, column]
         shared_gate(s.router_input, w.gate, count, weights[:, 0], ids[:, 0])
         run = _ExpertRun(
+            s.y,
             w.experts,
             self._hidden,
             shape.unrouted_width,
@@ -293,9 +356,10 @@ class GpuFfnBlock:
             weights,
             s.unrouted_h[shape.unrouted_width],
             s.unrouted_blocks,
-            routes.parts if s.is_small_batch else routes.parts[:, column],
+            self._unrouted_part(index, s),
+            Gated(shape.unrouted_activation),
         )
-        run.launch(s, count, adds=self._has_routed_parts(index))
+        run.launch(s, count, adds=self._has_routed_parts(index) and self._sandwich(index) is None)
 
     def _run_experts(
         self,
@@ -313,8 +377,8 @@ class GpuFfnBlock:
         weights = routes.weights[:, : shape.top_k]
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
         run = _ExpertRun(
-            experts, self._hidden, shape.width, local_expert_ids, weights, s.h, s.blocks, parts,
-            _gated(shape, experts),
+            self._experts_input(index, s), experts, self._hidden, shape.width, local_expert_ids, weights, s.h,
+            s.blocks, parts, _gated(shape, experts),
         )  # fmt: skip
         run.launch(s, count, adds=adds)
 
@@ -329,6 +393,7 @@ def _gated(shape: MoeShape, experts: GpuExperts) -> Gated:
 class _ExpertRun(NamedTuple):
     """Some experts for the routes of all rows, and where what they compute goes."""
 
+    y: GpuActivations  # what they read
     experts: GpuExperts
     hidden: int
     width: int
@@ -337,7 +402,7 @@ class _ExpertRun(NamedTuple):
     h: GpuActivations
     blocks: BlockWorkspace
     parts: Tensor  # [rows, routes, hidden] a part for every route, or of few rows [rows, 1, hidden] their sum
-    options: Gated = SILU
+    options: Gated
 
     def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
         """adds: where a token has one part, it holds others' sum already."""
@@ -345,7 +410,7 @@ class _ExpertRun(NamedTuple):
         bias = None if self.experts.biases is None else self.experts.biases[2]
         matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
         of_down = (plane_tensors(down), int(down.type), self.width)
-        y, h, b = s.y, self.h, self.blocks
+        y, h, b = self.y, self.h, self.blocks
         if s.is_small_batch:
             h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
             small_batch_up(

@@ -3,31 +3,34 @@ stream: the same as blocks/cpu/latent.py."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from moeserve.kernels.latent.op import decode_latent, latent_store, linear_by_head, norm_rows, prefill_latent
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import (
     MAX_DECODE_ROWS,
     MIXED_DECODE_ROWS,
+    AttentionWorkspace,
     GpuBatch,
     GpuWorkspace,
     LatentWorkspace,
 )
-from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.gpu_weights import GpuLatentAttention, plane_tensors
 
 
 class GpuLatentAttentionBlock:
     """The latent attention of all layers. The arguments are those of `GpuAttentionBlock`."""
 
-    def __init__(self, eps: float, slot_table: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def __init__(self, eps: float, slot_table: Tensor, forms: Mapping[AttentionForm, GpuForm]) -> None:
         self._eps = eps
         self._slot_table = slot_table
-        self._cos = cos
-        self._sin = sin
+        self._forms = forms
 
     def attend(
         self,
@@ -38,7 +41,8 @@ class GpuLatentAttentionBlock:
         s: GpuWorkspace,
     ) -> None:
         """Reads s.y, the norm of x; leaves the block's output in s.output."""
-        count, space, a = batch.count, s.latent, s.attended
+        count, space, form, of_form = batch.count, s.latent, self._forms[shape.form], s.forms[shape.form]
+        a = of_form.attended
         assert space is not None
         assert a.x is not None
         widths = [width for _, width in shape.input_parts]
@@ -49,19 +53,23 @@ class GpuLatentAttentionBlock:
             q = space.q
             multiply(w.q_b, space.q_a, count, q, s.unpacked)
         latent_store(
-            q, latent, w.latent_norm, self._eps, self._cos, self._sin, batch.positions, batch.kv_slots, count,
+            q, latent, w.latent_norm, self._eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
             shape.scale, space.nope, space.rotated, kv.keys,
         )  # fmt: skip
         _by_head(space.nope, w.k_b, count, space, space.queries)
-        self._attend(kv, batch, s, space)
+        self._attend(kv, batch, of_form, space)
         _by_head(space.attended, w.v_b, count, space, a.x)
         if a.codes is not None:
             norm_rows(a.x, None, 0.0, count, None, a.codes, a.scales, parts=shape.num_heads)
         multiply(w.output, a, count, s.output.view(s.rows, -1), s.unpacked)
 
-    def _attend(self, kv: KvLayer, batch: GpuBatch, s: GpuWorkspace, space: LatentWorkspace) -> None:
+    def _attend(
+        self, kv: KvLayer, batch: GpuBatch, of_form: AttentionWorkspace, space: LatentWorkspace
+    ) -> None:
         together, workspace = (
-            (MAX_DECODE_ROWS, s.decode) if batch.tiles is None else (MIXED_DECODE_ROWS, s.mixed_decode)
+            (MAX_DECODE_ROWS, of_form.decode)
+            if batch.tiles is None
+            else (MIXED_DECODE_ROWS, of_form.mixed_decode)
         )
         for first in range(0, batch.num_decode, together):
             part = slice(first, min(first + together, batch.num_decode))
@@ -71,9 +79,8 @@ class GpuLatentAttentionBlock:
                 batch.positions[part], count, workspace, space.attended[part],
             )  # fmt: skip
         if batch.tiles is not None:
-            prefill_latent(
-                space.queries, space.rotated, kv.keys, self._slot_table, batch.tiles, space.attended
-            )
+            (tiles,) = batch.tiles  # all layers have one form
+            prefill_latent(space.queries, space.rotated, kv.keys, self._slot_table, tiles, space.attended)
 
 
 def _by_head(x: Tensor, planes: Planes, count: Tensor, space: LatentWorkspace, out: Tensor) -> None:

@@ -21,8 +21,8 @@ from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.kernels.linear.op import gemv_tokens
-from moeserve.models.interface import GatedDeltaNetShape, ModelShape
-from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.interface import AttentionShape, GatedDeltaNetShape, ModelShape
+from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.step_buffers import (
     ALIGNMENT,
     INT8_GROUP,
@@ -66,7 +66,8 @@ class GpuBatch:
     kv_slots: Tensor  # where a row's KV goes
     req_slots: Tensor  # whose row of the slot table it reads
     num_decode: int  # the first rows, each of which attends by itself; of a small batch, all
-    tiles: Tensor | None  # of the other rows, attention.op.prefill_tiles; None where there are none
+    # Of the other rows, attention.op.prefill_tiles for each of the model's forms; None where there are none.
+    tiles: tuple[Tensor, ...] | None
     rows_independent: bool = False  # no row attends to another row's token of this step
     streamed: float = 0.0  # part of the experts in RAM that comes to the GPU, instead of the rows to them
     states: GpuStateRows | None = None  # where the model has recurrent state
@@ -83,6 +84,15 @@ class Routes(NamedTuple):
     streamed_expert_ids: Tensor  # among those streamed to it
     weights: Tensor  # float32 [rows, parts]
     parts: Tensor  # [rows, parts, hidden], of few rows [rows, 1, hidden]: the sum
+
+
+class AttentionWorkspace(NamedTuple):
+    """Of the layers whose attention has one form."""
+
+    q: Tensor  # float16 [rows, heads, head_dim]
+    attended: GpuActivations
+    decode: DecodeWorkspace
+    mixed_decode: DecodeWorkspace  # beside prompts
 
 
 class DeltaWorkspace:
@@ -117,27 +127,37 @@ class GpuWorkspace:
         arena: Tensor,
         rows: int,
         floats: torch.dtype,
-        mixed_decode: DecodeWorkspace,
+        decode: dict[AttentionForm, DecodeWorkspace],
+        mixed_decode: dict[AttentionForm, DecodeWorkspace],
         *,
         float_weights: bool,
     ) -> None:
-        """arena: uint8, shared with the workspaces of other sizes, as `mixed_decode` is. floats: of what the tensor
-        cores multiply."""
+        """arena: uint8, shared with the workspaces of other sizes, as `decode` and `mixed_decode` may be. floats: of
+        what the tensor cores multiply."""
         device = arena.device
         buffers = gpu_step_buffers(shape, rows, FLOATS[floats], float_weights=float_weights)
         views = _views(arena, buffers)
-        heads = shape.heads
         self.rows = rows
         self.is_small_batch = rows <= SMALL_BATCH_ROWS
         self.x = views["x"]
         self.y = _activations(views, "y")
         self.projected = views["projected"]
-        self.q = views["q"].view(rows, heads.num_heads, -1)
-        self.attended = _activations(views, "attended", heads.output_width)
+        self.q = views["q"]  # of the widest form
+        self.forms = {
+            each.form: AttentionWorkspace(
+                _queries(self.q, each),
+                _activations(views, "attended", each.output_width),
+                decode[each.form],
+                mixed_decode[each.form],
+            )
+            for each in _attentions(shape)
+        }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
         self.delta = None if shape.delta_net is None else DeltaWorkspace(views, shape.delta_net)
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
+        # What routed experts read, where that is another norm than what every token's feed-forward does.
+        self.experts_input = _activations(views, "experts_input") if shape.is_sandwiched else None
         self.router_logits = views["router_logits"]
         self.h = _activations(views, "h")
         # By how many feed-forwards a token of a layer adds up.
@@ -158,13 +178,12 @@ class GpuWorkspace:
         # Of feed-forwards that every token passes, by their width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
+        self.dense_products = views.get("dense_products")
         self.unrouted_blocks = (
             BlockWorkspace(rows, 1, 1, device, is_large_batch=can_unpack and unpacks_experts(rows, 1, 1))
             if widths
             else None
         )
-        self.decode = _decode_workspace(shape, min(rows, MAX_DECODE_ROWS), device)
-        self.mixed_decode = mixed_decode  # beside prompts
 
 
 class GpuHead:
@@ -189,19 +208,46 @@ def make_workspaces(
     """By size, over one another."""
     nbytes = gpu_arena_bytes(shape, max_tokens, FLOATS[floats], float_weights=float_weights)
     arena = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    mixed = _decode_workspace(shape, MIXED_DECODE_ROWS, device, MIXED_SPLITS)
+    mixed = _decode_workspaces(shape, MIXED_DECODE_ROWS, device, MIXED_SPLITS)
+    sizes = step_sizes(max_tokens)
+    by_rows = {n: _decode_workspaces(shape, n, device) for n in {min(s, MAX_DECODE_ROWS) for s in sizes}}
     return {
-        size: GpuWorkspace(shape, arena, size, floats, mixed, float_weights=float_weights)
-        for size in step_sizes(max_tokens)
+        size: GpuWorkspace(
+            shape,
+            arena,
+            size,
+            floats,
+            by_rows[min(size, MAX_DECODE_ROWS)],
+            mixed,
+            float_weights=float_weights,
+        )
+        for size in sizes
     }
 
 
-def _decode_workspace(
+def _attentions(shape: ModelShape) -> list[AttentionShape | LatentAttentionShape]:
+    """Some layer's of each form."""
+    return list({a.form: a for layer in shape.layers if (a := layer.attention) is not None}.values())
+
+
+def _queries(memory: Tensor, shape: AttentionShape | LatentAttentionShape) -> Tensor:
+    """Of the form's heads, in the memory of the widest form's."""
+    if isinstance(shape, LatentAttentionShape):
+        return memory.view(len(memory), shape.num_heads, -1)
+    return _narrowed(memory, shape.q_width).view(len(memory), shape.num_heads, shape.head_dim)
+
+
+def _decode_workspaces(
     shape: ModelShape, rows: int, device: torch.device, splits: int | None = None
+) -> dict[AttentionForm, DecodeWorkspace]:
+    return {each.form: _decode_workspace(each, rows, device, splits) for each in _attentions(shape)}
+
+
+def _decode_workspace(
+    h: AttentionShape | LatentAttentionShape, rows: int, device: torch.device, splits: int | None
 ) -> DecodeWorkspace:
-    h = shape.heads
-    if shape.latent is not None:
-        return decode_workspace(rows, h.num_heads, shape.latent.rank, device, splits)
+    if isinstance(h, LatentAttentionShape):
+        return decode_workspace(rows, h.num_heads, h.rank, device, splits)
     return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.head_dim, device, splits)
 
 

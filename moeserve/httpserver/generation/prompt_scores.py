@@ -1,0 +1,56 @@
+"""The log-probabilities of a prompt are computed once, and all choices of the prompt have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moeserve.messages.schema import GenerateRequest, TextItem
+
+Numbered = tuple[int, TextItem]  # the index of a choice, and what came for it
+
+
+@dataclass(slots=True)
+class _Prompt:
+    others: list[int] = field(default_factory=list)  # its choices but the first, which is scored
+    left: int = 0  # positions whose log-probabilities are to come
+    held: list[Numbered] = field(default_factory=list)  # what has come for the others before those
+
+
+class PromptScores:
+    """The engine scores a prompt for its first choice (`RequestBuilder`). The others get what that one gets, the same
+    objects, and before anything else."""
+
+    def __init__(self, requests: Sequence[GenerateRequest]) -> None:
+        """All choices, prompt by prompt."""
+        self._scored: dict[int, _Prompt] = {}  # by the index of the first choice
+        self._of_others: dict[int, _Prompt] = {}  # by the index of another
+        prompt: _Prompt | None = None
+        for index, request in enumerate(requests):
+            if request.sampling.prompt_logprobs is not None:
+                prompt = self._scored[index] = _Prompt(left=len(request.token_ids) // 4 - 1)
+            elif prompt is not None:
+                prompt.others.append(index)
+                self._of_others[index] = prompt
+
+    def given_out(self, index: int, item: TextItem) -> list[Numbered]:
+        """What to pass on now that an item has come."""
+        prompt = self._of_others.get(index)
+        if prompt is not None:
+            if prompt.left:
+                prompt.held.append((index, item))
+                return []
+            return [(index, item)]
+        prompt = self._scored.get(index)
+        passed = [(index, item)]
+        if prompt is None or not prompt.left:
+            return passed
+        if item.prompt_logprobs is not None:
+            passed += [
+                (i, TextItem(item.id, "", [], prompt_logprobs=item.prompt_logprobs)) for i in prompt.others
+            ]
+            prompt.left -= len(item.prompt_logprobs)
+        if not prompt.left:
+            passed += prompt.held
+            prompt.held = []
+        return passed

@@ -1,0 +1,98 @@
+"""What lies between the products of a layer whose blocks have norms before and behind them: `reference.py` has it."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.norm.triton import store_activations
+
+
+@triton.jit
+def inverse_rms(x, COLS: tl.constexpr, EPS: tl.constexpr):
+    return tl.rsqrt(tl.sum(x * x, 0) / COLS + EPS)
+
+
+@kernel
+def sandwich_inputs_kernel(
+    x, block, block_norm, count, dense_norm, dense, dense_codes, dense_scales, router_norm, router, experts_norm,
+    experts, experts_codes, experts_scales,
+    COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program per row i < count[0]: x += norm(block), then three norms of x. Each norm has a weight [COLS]; x
+    float32, block [n, COLS]; dense, router and experts with their codes and scales: [n, COLS] each, where given. SIZE:
+    COLS or the power of two above."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i = tl.program_id(0)
+    row = i.to(tl.int64)
+    existing = tl.load(count)
+    c = tl.arange(0, SIZE)
+    live = c < COLS
+    value = tl.load(x + row * COLS + c, live, 0.0)
+    added = tl.load(block + row * COLS + c, live, 0.0).to(tl.float32)
+    gain = tl.load(block_norm + c, live, 0.0)
+    of_dense = tl.load(dense_norm + c, live, 0.0)
+    of_router = tl.load(router_norm + c, live, 0.0)
+    of_experts = tl.load(experts_norm + c, live, 0.0)
+    if i >= existing:
+        return
+    value += added * inverse_rms(added, COLS, EPS) * gain
+    tl.store(x + row * COLS + c, value, live)
+    value *= inverse_rms(value, COLS, EPS)
+    store_activations(value * of_dense, dense, dense_codes, dense_scales, row, COLS, SIZE)
+    store_activations(value * of_router, router, None, None, row, COLS, SIZE)
+    store_activations(value * of_experts, experts, experts_codes, experts_scales, row, COLS, SIZE)
+
+
+@kernel
+def sandwich_sum_kernel(
+    x, dense, parts, part_weights, part_ids, extra, rows, count, dense_norm, experts_norm, output_norm, factor, weight,
+    y, codes, scales,
+    COLS: tl.constexpr, DENSE_STRIDE: tl.constexpr, P: tl.constexpr, PART_STRIDE: tl.constexpr, EPS: tl.constexpr,
+    SIZE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program per row i < count[0]; row rows[i] of what is read where rows is given (x is then not written).
+
+    x = (x + norm(norm(dense) + norm(experts))) * factor and y = norm(x), with the norms' weights dense_norm,
+    experts_norm, output_norm and weight [COLS]. experts: the sum of extra float32 [n, COLS], where given, and of P
+    parts, by part_weights and without those whose part_ids are below 0, where given. Of a row, dense and the parts,
+    [COLS] each, are DENSE_STRIDE and PART_STRIDE rows behind those of the row before, as weights and ids are.
+    factor float32 [1]. y, codes with scales: [m, COLS] each, where given. SIZE: COLS or the power of two above.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i = tl.program_id(0)
+    existing = tl.load(count)
+    token = i if rows is None else tl.where(i < existing, tl.load(rows + i), 0)
+    row = token.to(tl.int64)
+    c = tl.arange(0, SIZE)
+    live = c < COLS
+    value = tl.load(x + row * COLS + c, live, 0.0)
+    d = tl.load(dense + row * (DENSE_STRIDE * COLS) + c, live, 0.0).to(tl.float32)
+    e = tl.zeros([SIZE], tl.float32)
+    if extra is not None:
+        e += tl.load(extra + row * COLS + c, live, 0.0)
+    if i >= existing:
+        return
+    for j in tl.static_range(P):
+        part = tl.load(parts + (row * PART_STRIDE + j) * COLS + c, live, 0.0).to(tl.float32)
+        if part_weights is not None:
+            part *= tl.load(part_weights + row * PART_STRIDE + j)
+        if part_ids is not None:
+            part = tl.where(tl.load(part_ids + row * PART_STRIDE + j) >= 0, part, 0.0)
+        e += part
+    total = d * inverse_rms(d, COLS, EPS) * tl.load(dense_norm + c, live, 0.0)
+    total += e * inverse_rms(e, COLS, EPS) * tl.load(experts_norm + c, live, 0.0)
+    value += total * inverse_rms(total, COLS, EPS) * tl.load(output_norm + c, live, 0.0)
+    value *= tl.load(factor)
+    if rows is None:
+        tl.store(x + row * COLS + c, value, live)
+    normed = value * inverse_rms(value, COLS, EPS) * tl.load(weight + c, live, 0.0)
+    store_activations(normed, y, codes, scales, i.to(tl.int64), COLS, SIZE)

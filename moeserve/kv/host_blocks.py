@@ -1,0 +1,113 @@
+"""RAM for pages of KV in blocks of one size; next to a GPU, pinned, so that it copies to and from them by itself."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 64 << 20  # that is allocated at once: torch pins powers of two
+
+log = logging.getLogger(__name__)
+
+
+class HostPage(NamedTuple):
+    """A page or a state in some blocks."""
+
+    parts: list[Tensor]  # uint8, one after another
+    blocks: list[int]
+
+    def buffer(self) -> Tensor:
+        """uint8 for all of it: its own memory where that is one block."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        return torch.empty(sum(len(part) for part in self.parts), dtype=torch.uint8)
+
+    def joined(self) -> Tensor:
+        """All of it; a copy where there are several blocks."""
+        return self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts)
+
+    def fill(self, whole: Tensor) -> None:
+        """Copies all of it from `whole`, which may be its `buffer` or on a GPU: then on the current stream."""
+        for part, piece in self._pieces(whole):
+            if part.data_ptr() != piece.data_ptr():
+                part.copy_(piece, non_blocking=True)
+
+    def copy_to(self, whole: Tensor) -> None:
+        """Copies all of it to `whole`, which may be on a GPU: then on the current stream."""
+        for part, piece in self._pieces(whole):
+            piece.copy_(part, non_blocking=True)
+
+    def _pieces(self, whole: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.parts, torch.split(whole, [len(part) for part in self.parts]), strict=True)
+
+
+class HostBlocks:
+    """May be used by several threads. Memory comes with its first use, a chunk at a time, and stays."""
+
+    def __init__(self, block_bytes: int, max_bytes: int, *, pinned: bool) -> None:
+        self.block_bytes = block_bytes
+        self.is_pinned = pinned
+        self._most = max_bytes // block_bytes
+        self._chunk = max(1, min(self._most, CHUNK_BYTES // block_bytes))
+        self._lock = threading.Lock()  # of what follows
+        self._growing = threading.Lock()
+        self._chunks: list[Tensor] = []
+        self._free: list[int] = []
+
+    @property
+    def max_bytes(self) -> int:
+        return self._most * self.block_bytes
+
+    def take(self, num_bytes: int) -> HostPage | None:
+        """Room for so many bytes; None: there is none."""
+        count = -(-num_bytes // self.block_bytes)
+        while True:
+            with self._lock:
+                if len(self._free) >= count:
+                    blocks = [self._free.pop() for _ in range(count)]
+                    return HostPage(self._parts(blocks, num_bytes), blocks)
+            if not self.grow():
+                return None
+
+    def give(self, page: HostPage) -> None:
+        """Back what `take` has returned."""
+        with self._lock:
+            self._free += page.blocks
+
+    def grow_ahead(self) -> None:
+        """Allocates the next chunk before it is wanted, where little is left: to pin one takes longer than a step may
+        wait."""
+        with self._lock:
+            is_low = len(self._free) < self._chunk
+        if is_low:
+            self.grow()
+
+    def grow(self) -> bool:
+        """Adds a chunk; False: there are all, or the machine has no more memory."""
+        with self._growing:
+            first = len(self._chunks) * self._chunk
+            count = min(self._chunk, self._most - first)
+            if count <= 0:
+                return False
+            try:
+                chunk = torch.empty(
+                    self._chunk, self.block_bytes, dtype=torch.uint8, pin_memory=self.is_pinned
+                )
+            except (RuntimeError, MemoryError) as error:
+                self._most = first
+                log.warning("RAM for pages of KV ends at %d MiB: %s", self.max_bytes >> 20, error)
+                return False
+            with self._lock:
+                self._chunks.append(chunk)
+                self._free += reversed(range(first, first + count))
+            return True
+
+    def _parts(self, blocks: list[int], num_bytes: int) -> list[Tensor]:
+        parts = [self._chunks[block // self._chunk][block % self._chunk] for block in blocks]
+        parts[-1] = parts[-1][: num_bytes - (len(blocks) - 1) * self.block_bytes]
+        return parts

@@ -1,0 +1,134 @@
+"""The tiers behind the KV pool in virtual time: each reads pages one after another at a rate, and writes behind in no
+time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from moeserve.messages.pages import PAGE_KEY_BYTES, TIERS, PageOrders, PageReport, Tier, TierNews
+
+
+@dataclass(frozen=True, slots=True)
+class TierModel:
+    """What a simulated server has as --kv-ram or --kv-disk."""
+
+    tokens: int  # whose KV it holds
+    tokens_per_s: float  # that are read
+
+
+class _Tier:
+    """Pages count alike; states of recurrent layers take no time and no room. The least recently used page goes
+    first."""
+
+    def __init__(self, model: TierModel, page_tokens: int) -> None:
+        self._most_pages = model.tokens // page_tokens
+        self._page_s = page_tokens / model.tokens_per_s
+        self._pages: OrderedDict[bytes, None] = OrderedDict()
+        self._states: set[bytes] = set()
+        self._stored: list[bytes] = []  # since the last report
+        self._gone: list[bytes] = []
+        self._skipped: list[bytes] = []
+        # (when it is there, key, seconds of reading)
+        self._loads: deque[tuple[float, bytes, float]] = deque()
+        self._free_at = 0.0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._pages or key in self._states
+
+    def write(self, key: bytes, *, is_state: bool) -> None:
+        if is_state:
+            self._states.add(key)
+        elif key not in self._pages:
+            if len(self._pages) == self._most_pages:
+                self._gone.append(self._pages.popitem(last=False)[0])
+            self._pages[key] = None
+        self._stored.append(key)
+
+    def skip(self, key: bytes) -> None:
+        """What cannot be written: it is not where it would come from."""
+        self._skipped.append(key)
+
+    def is_state(self, key: bytes) -> bool:
+        return key in self._states
+
+    def use(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if key in self._pages:
+                self._pages.move_to_end(key)
+
+    def load(self, key: bytes, now: float) -> None:
+        seconds = 0.0 if key in self._states else self._page_s
+        self._free_at = max(self._free_at, now) + seconds
+        self._loads.append((self._free_at, key, seconds))
+
+    @property
+    def next_at(self) -> float | None:
+        return self._loads[0][0] if self._loads else None
+
+    def news(self, now: float, failed: list[bytes]) -> TierNews:
+        """What has happened up to `now` since the last call. failed: gets what is not here any more."""
+        loaded: list[bytes] = []
+        seconds = 0.0
+        while self._loads and self._loads[0][0] <= now:
+            _, key, each = self._loads.popleft()
+            seconds += each
+            if key in self:
+                self.use([key])
+                loaded.append(key)
+            else:
+                failed.append(key)
+        news = TierNews(
+            stored=b"".join(self._stored),
+            gone=b"".join(self._gone),
+            skipped=b"".join(self._skipped),
+            loaded=b"".join(loaded),
+            load_ms=seconds * 1e3,
+        )
+        for keys in (self._stored, self._gone, self._skipped):
+            keys.clear()
+        return news
+
+
+class SimulatedTiers:
+    """The worker's side of the tiers; one at least."""
+
+    def __init__(self, models: Mapping[Tier, TierModel], page_tokens: int) -> None:
+        self._tiers: dict[Tier, _Tier] = {
+            name: _Tier(models[name], page_tokens) for name in TIERS if name in models
+        }
+        self._in_order = list(self._tiers.values())  # the fastest first
+        self._is_first = True
+
+    def order(self, orders: PageOrders, now: float) -> None:
+        fastest, slowest = self._in_order[0], self._in_order[-1]
+        used = orders.used
+        fastest.use(used[at : at + PAGE_KEY_BYTES] for at in range(0, len(used), PAGE_KEY_BYTES))
+        for write in orders.writes:
+            fastest.write(write.key, is_state=False)
+        for state in orders.state_writes:
+            fastest.write(state.key, is_state=True)
+        for key in orders.to_disk:
+            if key in fastest:
+                slowest.write(key, is_state=fastest.is_state(key))
+            else:
+                slowest.skip(key)
+        for key in [*(page.key for page in orders.loads), *(state.key for state in orders.state_loads)]:
+            tier = next((tier for tier in self._in_order if key in tier), slowest)
+            tier.load(key, now)
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next load is there, in virtual seconds; None: none is under way."""
+        return min((tier.next_at for tier in self._in_order if tier.next_at is not None), default=None)
+
+    def report(self, now: float) -> PageReport | None:
+        """What has happened up to `now` since the last report; None: nothing."""
+        failed: list[bytes] = []
+        news = {name: tier.news(now, failed) for name, tier in self._tiers.items()}
+        report = PageReport(
+            ram=news.get("ram", TierNews()), disk=news.get("disk", TierNews()), failed=b"".join(failed)
+        )
+        is_first, self._is_first = self._is_first, False
+        return report if is_first or report != PageReport() else None
