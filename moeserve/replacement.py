@@ -69,7 +69,7 @@ class Replacement:
         return True
 
     def _replace_router(self) -> bool:
-        """And the detokenizer, whose text states belong to requests of that router."""
+        """The detokenizer, which takes the longest to start, stays; the next router tells it to forget its requests."""
         router = self._processes[ROUTER]
         if not self._may_try_again(router):
             return False
@@ -78,7 +78,6 @@ class Replacement:
             worker.give_up("the worker does not answer")  # the next router could not connect to it
         self._tell(self._paths.http, ProcessLost(ROUTER, router.cause_of_death(), router.died_by_itself))
         self._start_again(ROUTER)
-        self._start_again(DETOKENIZER)
         return True
 
     def _replace_detokenizer(self) -> bool:

@@ -26,6 +26,7 @@ from moeserve.messages.schema import (
     DetokenizeStart,
     HeartbeatRequest,
     RequestError,
+    RouterStarted,
     Shutdown,
     StopHit,
     TextItem,
@@ -119,6 +120,12 @@ class Detokenizer:
     def close(self, request_id: int) -> None:
         self._open.pop(request_id, None)  # a request that was refused never had a DetokenizeStart
 
+    def close_all(self) -> list[int]:
+        """Returns the ids of the requests that were open."""
+        closed = list(self._open)
+        self._open.clear()
+        return closed
+
     def tokens(self, message: TokensOut) -> tuple[list[TextItem], list[StopHit]]:
         """The messages to httpserver and to the router for a step's tokens."""
         items: list[TextItem] = []
@@ -126,7 +133,7 @@ class Detokenizer:
         for item in message.items:
             text = self._open.get(item.id)
             if text is None:
-                log.debug("tokens for request %d, which the last detokenizer had", item.id)
+                log.debug("tokens for request %d, which the last detokenizer or router had", item.id)
                 continue
             out, hit = self._advance(text, item)
             if out is not None:
@@ -162,6 +169,10 @@ def serve(
     while True:
         message = inbox.recv()
         match message:
+            case RouterStarted():
+                for request_id in detokenizer.close_all():
+                    if request_tracer is not None:
+                        request_tracer.closed(request_id, "its router was lost")
             case DetokenizeStart():
                 detokenizer.open(message)
                 if request_tracer is not None:

@@ -98,6 +98,10 @@ class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
 # ---------------------------------------------------------------- router -> detokenizer
 
 
+class RouterStarted(msgspec.Struct, frozen=True, tag=True):
+    """The first message of a router: the requests of one before it are nobody's, and come again under other ids."""
+
+
 class DetokenizeStart(msgspec.Struct, frozen=True, tag=True):
     """A request was accepted: create its text state, that after `output`."""
 
@@ -345,7 +349,9 @@ ToRouter = (
     | HeartbeatRequest
     | Shutdown
 )
-ToDetokenizer = DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
+ToDetokenizer = (
+    RouterStarted | DetokenizeStart | DetokenizeEnd | TokensOut | RequestError | HeartbeatRequest | Shutdown
+)
 ToHttp = (
     TextOut
     | RequestError

@@ -9,7 +9,7 @@ from moeserve.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.config import ServerConfig
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.schema import EngineReady, Shutdown, ToRouter
+from moeserve.messages.schema import EngineReady, RouterStarted, Shutdown, ToRouter
 from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.process import Process, run_process
@@ -87,6 +87,7 @@ def main(process: Process) -> None:
     http = PushChannel(process.context, process.paths.http)
     launcher = PushChannel(process.context, process.paths.launcher)
     kv_events = KvEventPublisher.wanted(process.context, process.config)
+    detokenizer.send(RouterStarted())
     try:
         serve(process, inbox, detokenizer, http, launcher, kv_events)
     finally:

@@ -183,6 +183,7 @@ def test_answers_go_on_when_processes_are_killed(own_server: Server) -> None:
         expected = [future.result()[0] for future in futures]
     for name in ("router", "detokenizer", "worker"):
         process, worker = own_server.named(name), own_server.named("worker")
+        detokenizer = own_server.named("detokenizer")
         before = generated(own_server)
         with all_at_once(own_server, requests) as futures:
             assert within(60, partial(has_generated, own_server, before + 100))
@@ -191,6 +192,7 @@ def test_answers_go_on_when_processes_are_killed(own_server: Server) -> None:
         assert not process.is_running()
         assert generated(own_server) > before + 100
         assert (own_server.named("worker") == worker) == (name != "worker")
+        assert (own_server.named("detokenizer") == detokenizer) == (name != "detokenizer")
     assert within(5, lambda: is_empty(own_server))
     assert within(5, lambda: own_server.metrics()["moeserve:engine_losses_total"] == 3)
     assert own_server.metrics()["moeserve:requests_continued_total"] > 3

@@ -30,6 +30,7 @@ from moeserve.messages.schema import (
     ProcessFailed,
     ProcessReady,
     RequestError,
+    RouterStarted,
     Shutdown,
     StopHit,
     TextItem,
@@ -326,3 +327,14 @@ def test_process_reports_a_bad_model_to_the_launcher_in_words(
         assert "Traceback" not in process.stderr.read()
     assert isinstance(message, ProcessFailed)
     assert "bad.gguf" in message.message
+
+
+def test_a_new_router_has_the_requests_of_the_lost_one_forgotten(
+    wires: tuple[PushChannel, PullChannel[object], PullChannel[object]],
+) -> None:
+    push, _, http = wires
+    push.send(DetokenizeStart(1, TextOptions()))
+    push.send(RouterStarted())
+    push.send(DetokenizeStart(2, TextOptions(), output=array("i", list(b"ab")).tobytes()))
+    push.send(TokensOut([item(b"a", 1), item(b"c", 2)]))
+    assert http.recv(timeout=5) == TextOut([TextItem(2, "c", list(b"c"))])

@@ -59,6 +59,7 @@ EXAMPLES: list[tuple[Decoder[Any], msgspec.Struct]] = [
     (codec.TO_ROUTER, schema.WorkerExited("signal 9", by_itself=False)),
     (codec.TO_HTTP, schema.ProcessLost("router", "signal 9", by_itself=False)),
     (codec.TO_ROUTER, schema.ExpertUseRequest()),
+    (codec.TO_DETOKENIZER, schema.RouterStarted()),
     (codec.TO_DETOKENIZER, schema.DetokenizeStart(7, TEXT)),
     (codec.TO_DETOKENIZER, schema.DetokenizeEnd(7)),
     (
