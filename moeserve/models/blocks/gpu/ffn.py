@@ -29,6 +29,7 @@ from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_pr
 from moeserve.models.blocks.gpu.expert_run import ExpertRun
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
 from moeserve.models.interface import ModelShape, MoeShape
 from moeserve.models.loading.expert_stream import ExpertStream
@@ -40,6 +41,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuSharedExpert,
 )
 from moeserve.models.observer import LayerRouting
+from moeserve.models.sources.gguf import names
 
 
 class PendingSum(NamedTuple):
@@ -125,25 +127,31 @@ class GpuFfnBlock:
             for layer in range(len(self._layers)):
                 self._handoff.expert_token_counts(layer).zero_()
 
-    def mix(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+    def mix(self, index: int, s: GpuWorkspace, count: Tensor, adapters: LayerAdapters | None = None) -> None:
         """Reads s.x and s.output, attention's; leaves what `pending` gives."""
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
             self._norm(index, s, count)
-            if takes_dense_products(ffn.expert.experts, s):
+            changed = adapters is not None and adapters.change(names.FFN_PARTS)
+            if takes_dense_products(ffn.expert.experts, s) and not changed:
                 multiply_dense(ffn.expert.experts, s, count, self._routes(index, s).parts[:, 0])
             else:
-                self._add_unrouted(index, ffn.expert, s, count)
+                self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         else:
-            self._mix_experts(index, ffn, s, count)
+            self._mix_experts(index, ffn, s, count, adapters)
         all_reduce = self._sums[index]
         if all_reduce is not None:
             self._sum_over_gpus(index, all_reduce, s, count)
 
-    def _mix_experts(self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
+    def _mix_experts(
+        self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor, adapters: LayerAdapters | None
+    ) -> None:
         shape = self._shapes[index].moe
         assert shape is not None
         self._router(index, ffn, s, count)
+        if adapters is not None:
+            exact = GpuActivations(s.router_input, None, None)
+            adapters.add(exact, (names.FFN_GATE_INP,), [s.router_logits])
         if self._forced_routing is not None:
             self._forced_routing.apply(index, s.router_logits)
         routes = self._routes(index, s)
@@ -155,11 +163,12 @@ class GpuFfnBlock:
         )  # fmt: skip
         if local is None:
             assert ffn.experts is not None
-            self._run_experts(index, ffn.experts, ids, s, count)
+            mine = None if adapters is None else adapters.experts(names.EXPERT_PARTS)
+            self._run_experts(index, ffn.experts, ids, s, count, adapters=mine)
         else:
             self._share_experts(index, ffn, local, s, count)
         if ffn.shared is not None:
-            self._add_unrouted(index, ffn.shared, s, count)
+            self._add_unrouted(index, ffn.shared, s, count, adapters, names.SHARED_PARTS)
 
     def add_and_norm(
         self,
@@ -337,7 +346,15 @@ class GpuFfnBlock:
             assert self._handoff is not None
             self._handoff.collect(index, s.pool_sum)
 
-    def _add_unrouted(self, index: int, w: GpuSharedExpert, s: GpuWorkspace, count: Tensor) -> None:
+    def _add_unrouted(
+        self,
+        index: int,
+        w: GpuSharedExpert,
+        s: GpuWorkspace,
+        count: Tensor,
+        adapters: LayerAdapters | None,
+        names_of: Sequence[str],
+    ) -> None:
         """What every token passes, as one route more of it: the column behind those of the router."""
         shape, routes = self._shapes[index], self._routes(index, s)
         column = slice(shape.num_routes, shape.num_routes + 1)
@@ -356,6 +373,7 @@ class GpuFfnBlock:
             s.unrouted_blocks,
             self._unrouted_part(index, s),
             Gated(shape.unrouted_activation),
+            None if adapters is None else adapters.experts(names_of),
         )
         run.launch(s, count, adds=self._has_routed_parts(index) and self._sandwich(index) is None)
 
@@ -368,6 +386,7 @@ class GpuFfnBlock:
         count: Tensor,
         *,
         adds: bool = False,
+        adapters: ExpertAdapters | None = None,
     ) -> None:
         """Parts of the routes whose id in `experts` is not below 0."""
         shape, routes = self._shapes[index].moe, self._routes(index, s)
@@ -376,7 +395,7 @@ class GpuFfnBlock:
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
         run = ExpertRun(
             self._experts_input(index, s), experts, self._hidden, shape.width, local_expert_ids, weights, s.h,
-            s.blocks, parts, _gated(shape, experts),
+            s.blocks, parts, _gated(shape, experts), adapters,
         )  # fmt: skip
         run.launch(s, count, adds=adds)
 
