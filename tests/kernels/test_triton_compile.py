@@ -78,6 +78,7 @@ CALLS = {
     "piecewise attention, wide": "piecewise(torch.float16, 256)",
     "piecewise attention, floats": "piecewise(f32, 80)",
     "sums over GPUs": "over_gpus(f32), over_gpus(torch.bfloat16)",
+    "pages": "pages(1024), pages(6)",
     "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
 OPERATORS = """
@@ -96,6 +97,7 @@ from moeserve.kernels.linear import op
 from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linear
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
+from moeserve.kernels.pages.op import PageRows
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.from_panels import PanelLayout
 from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
@@ -352,6 +354,11 @@ def panels(*kinds):
         nbytes = 2 * 64 // 32 * (768 // layout.cols) * layout.block_bytes
         unpack_panels(empty(nbytes, dtype=torch.uint8), empty_planes(kind, (2, 64, 768), "meta"), 2)
         unpack_scattered(empty(3, 4, dtype=torch.int64), kind, 64, 768)
+
+def pages(size):
+    rows = PageRows([empty(40, size, dtype=torch.uint8)] * 2, 4)
+    for move in (rows.gather, rows.scatter):
+        move(empty(8, dtype=torch.int64), empty(2, 8 * size, dtype=torch.uint8))
 
 eval(sys.argv[1])
 """
