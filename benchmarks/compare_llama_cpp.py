@@ -24,7 +24,7 @@ from pathlib import Path
 from moeserve.bench.engine import EngineBench
 from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.cpu_loading import load_cpu_runner
 
 CHILD = Path(__file__).with_name("llama_cpp_child.py")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

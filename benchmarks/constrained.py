@@ -25,7 +25,7 @@ from moeserve.grammar.spec import JsonSchema, Regex
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 
 ITEM = {

@@ -27,9 +27,10 @@ from moeserve.config import ServerConfig
 from moeserve.kv.layout import KV_BLOCK
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
+from moeserve.worker.cpu_loading import build_cpu_runner, load_cpu_model
 from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.engines.gpu import GpuEngine
-from moeserve.worker.loading import build_cpu_runner, load_cpu_model, load_runner
+from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
 
 TYPES = ("f16", "q8_0")

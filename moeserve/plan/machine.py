@@ -32,7 +32,7 @@ from moeserve.plan.speed import CpuSpeed, Step
 from moeserve.quantization import QuantType
 from moeserve.quantization.table import Q8_0
 from moeserve.units import GIB
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.worker.thread_placement import place_threads
 

@@ -16,8 +16,9 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
     # Here, not above: torch takes seconds to import, and a machine on which it or our extension cannot be
     # loaded gets told so through the launcher.
     from moeserve.worker import keeper
+    from moeserve.worker.cpu_loading import load_cpu_model, try_cpu_model
     from moeserve.worker.device import choose_device
-    from moeserve.worker.loading import load_cpu_model, load_runner, try_cpu_model
+    from moeserve.worker.loading import load_runner
     from moeserve.worker.runner import Runner
     from moeserve.worker.service import serve
 

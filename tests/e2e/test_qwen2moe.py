@@ -95,7 +95,7 @@ def test_logprobs_are_the_engines_own(
     qwen2: Server, first_answer: dict[str, Any], prompts: list[list[int]]
 ) -> None:
     """To the bit: what the engine computes in this process, of the same tokens."""
-    from moeserve.worker.loading import load_cpu_runner  # torch
+    from moeserve.worker.cpu_loading import load_cpu_runner  # torch
     from tests.gpu.driver import Driver, small_config
 
     request = requests_of(prompts)[2]

@@ -66,7 +66,7 @@ def _run(path: Path) -> None:
 
     from moeserve.messages.sampling import SamplingParams
     from moeserve.messages.steps import NewSeq, Row, StepPlan
-    from moeserve.worker.loading import load_cpu_runner
+    from moeserve.worker.cpu_loading import load_cpu_runner
 
     config = ServerConfig(
         model=str(path), max_total_tokens=64, max_num_seqs=1, max_num_batched_tokens=16, threads=1

@@ -17,11 +17,11 @@ from benchmarks.header import qwen3moe, write_header
 from moeserve.expert_cache.policy import Mask, Move
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.models.open import open_dummy_model
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import Driver, small_config
 

@@ -19,8 +19,8 @@ from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.models.open import open_dummy_model
 from moeserve.models.sources.gguf import names as n
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, Driver, small_config
 

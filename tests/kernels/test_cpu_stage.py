@@ -24,10 +24,10 @@ from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.engines.cpu import cpu_batch
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Sequences, StepLayout
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config

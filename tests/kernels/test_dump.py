@@ -25,7 +25,7 @@ from moeserve.errors import ConfigError
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.cpu_loading import load_cpu_runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.test_model import hugging_face_model, own_fixture

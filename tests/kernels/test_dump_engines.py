@@ -17,8 +17,8 @@ from moeserve.dump.compare import Tolerances, compare
 from moeserve.dump.reader import Dump
 from moeserve.messages.sampling import SamplingParams
 from moeserve.models.open import open_dummy_model, open_model
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.loading import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import write_family
 

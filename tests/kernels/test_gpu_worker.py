@@ -17,10 +17,10 @@ from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq, Row
 from moeserve.models.open import open_dummy_model
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve

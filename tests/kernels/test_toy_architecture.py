@@ -19,8 +19,8 @@ from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, place
 from moeserve.placement.sizes import plane_bytes
 from moeserve.units import GIB
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.gpu_loading import load_gpu_runner
-from moeserve.worker.loading import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_model import Engine

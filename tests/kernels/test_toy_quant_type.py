@@ -28,7 +28,7 @@ from moeserve.placement.sizes import plane_bytes
 from moeserve.quantization import BitField, BlockLayout, QuantType, StoredScales, registered
 from moeserve.quantization import reference as blocks_reference
 from moeserve.units import GIB
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.cpu_loading import load_cpu_runner
 from tests.gpu.driver import small_config
 from tests.kernels.weights import activations, nmse
 from tests.support.gguf_bytes import Tensor, gguf_bytes, model_metadata, model_tensors

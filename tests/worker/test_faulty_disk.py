@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.kv.disk.segment import Segment
-from moeserve.worker.loading import CpuModel, build_cpu_runner, load_cpu_model
+from moeserve.worker.cpu_loading import CpuModel, build_cpu_runner, load_cpu_model
 from tests.gpu.driver import small_config
 from tests.support.real_time_world import RealTimeWorld
 

@@ -16,10 +16,10 @@ from moeserve.kernels.experts.op import method_for
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.plan.command import SHARED, command_parser
 from moeserve.plan.gpu_machine import measure_gpu
-from moeserve.worker import loading
+from moeserve.worker import cpu_loading
 from moeserve.worker.adapter_memory import open_adapters
 from moeserve.worker.adapters import cpu_adapters
-from moeserve.worker.loading import load_cpu_model
+from moeserve.worker.cpu_loading import load_cpu_model
 from tests.conftest import TINY_MODEL
 from tests.unit.adapters.test_read_peft import GATE, SHAPE, pair, write
 
@@ -63,7 +63,7 @@ def test_what_is_planned_for_adapters_is_what_they_take(
     config = resolve(read_options({name: getattr(shared, name) for name in SHARED}, {}))
     left = (2 << 30) - memory["ram_weights"] - memory["ram_other"]  # once weights and processes have theirs
     of_files = sum(one.nbytes for one in open_adapters(config, SHAPE))
-    monkeypatch.setattr(loading, "available_bytes", lambda: left - of_files)
+    monkeypatch.setattr(cpu_loading, "available_bytes", lambda: left - of_files)
     loaded = load_cpu_model(config, lambda *_: None)
     assert loaded.capacity.num_slots == memory["kv_tokens"] < 4096 * SHAPE.context_length
     engine = cpu_adapters(config, SHAPE, loaded.adapters, loaded.most_rows)

@@ -10,7 +10,7 @@ import pytest
 from moeserve.bench.engine import EngineBench
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.self_test import check_logits
 from tests.conftest import OWN_FIXTURES, family_models

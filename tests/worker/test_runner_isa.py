@@ -10,7 +10,8 @@ import pytest
 from moeserve import cli
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.worker.loading import SAMPLER_ISA, load_runner
+from moeserve.worker.cpu_loading import SAMPLER_ISA
+from moeserve.worker.loading import load_runner
 
 
 def config(model: Path, isa: str) -> ServerConfig:

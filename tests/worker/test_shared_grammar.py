@@ -14,7 +14,7 @@ from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import Abort, GenerateBatch, GenerateRequest, ProcessLost
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import small_config

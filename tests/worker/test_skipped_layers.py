@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
 from moeserve.models.registry import read_checked_shape
-from moeserve.worker.loading import load_cpu_runner
+from moeserve.worker.cpu_loading import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import write_family
 

@@ -105,7 +105,7 @@ def main() -> int:
     config = dataclasses.replace(config, debug_dump=None, debug_dump_steps=None)
     set_up_logging(f"worker rank {start.rank}", "error", config.log_format)  # the leader says the rest
     from moeserve.worker.gpu_loading import load_gpu_engine
-    from moeserve.worker.loading import open_weights, set_up_torch
+    from moeserve.worker.setup import open_weights, set_up_torch
 
     group = FollowerGroup(line, start)
     try:
