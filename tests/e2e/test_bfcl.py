@@ -95,7 +95,9 @@ def test_no_request_of_the_leaderboard_fails(server: Server, tmp_path: Path) -> 
             for row in rows.values()
             if "Error during inference" in str(row["result"])
         ]
-    print(f"{answered} tests")
+    counts = server.metrics()
+    requests, prompt = counts["moeserve:request_success_total"], counts["moeserve:prompt_tokens_total"]
+    print(f"{answered} tests, {requests:.0f} requests, {prompt:.0f} prompt tokens")
     assert failed == []
     assert "Traceback" not in server.log
     bfcl(server, tmp_path, "evaluate", "--partial-eval", "--test-category", ",".join(CATEGORIES))

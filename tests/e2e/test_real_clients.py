@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say
+from moeserve.messages.schema import GenerateRequest
+from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say, tokens_of
 from tests.support.scripted_answers import prompt_of
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -196,3 +197,43 @@ def test_claude_code(server: HttpServer, tmp_path: Path) -> None:
     prompts = [prompt_of(server)]
     assert prompts[-1].count("Rain.\n</tool_response>") == 2
     assert "x-anthropic-billing-header" not in prompts[-1]
+
+
+def call_twice(server: HttpServer, name: str, arguments: dict[str, object]) -> None:
+    """As `script_calls`, for agents that also ask beside the conversation, such as for its title."""
+    server.requests.clear()
+
+    def answer(one: HttpServer, request: GenerateRequest) -> None:
+        prompt = one.tokenizer.decode(tokens_of(request), skip_special=False)
+        must_call = f'"name": "{name}"' in prompt and prompt.count("<tool_response>") < 2
+        (call(name, arguments) if must_call else say("It rains in Paris."))(one, request)
+
+    server.answer = answer
+
+
+def was_told_twice(server: HttpServer, said: str) -> None:
+    assert "It rains in Paris." in said
+    assert prompt_of(server).count("<tool_response>") == 2
+    assert prompt_of(server).count("Rain.\n") >= 2
+
+
+def test_qwen_code(server: HttpServer, tmp_path: Path) -> None:
+    command = {"command": "echo Rain.", "description": "Says rain.", "is_background": False}
+    call_twice(server, "run_shell_command", command)
+    said = run(
+        [binary("qwen"), "-p", "Go.", "-y"],
+        tmp_path,
+        OPENAI_BASE_URL=f"{server.url}/v1",
+        OPENAI_API_KEY="none",
+        OPENAI_MODEL=NAME,
+    )
+    was_told_twice(server, said)
+
+
+def test_opencode(server: HttpServer, tmp_path: Path) -> None:
+    call_twice(server, "bash", {"command": "echo Rain.", "description": "Says rain."})
+    options = {"baseURL": f"{server.url}/v1", "apiKey": "none"}
+    local = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {NAME: {}}}
+    settings = {"provider": {"local": local}, "permission": {"bash": "allow"}, "autoupdate": False}
+    (tmp_path / "opencode.json").write_text(json.dumps(settings))
+    was_told_twice(server, run([binary("opencode"), "run", "--model", f"local/{NAME}", "Go."], tmp_path))

@@ -25,7 +25,7 @@ from tests.scale.gateways import GATEWAYS, free_port
 from tests.scale.test_replicas import POOL, cached_share, stream
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "replicas"
-START_S = 180
+START_S = 420  # on a busy machine; Ray gives its own proxy three tries
 FLAGS = f"--max-total-tokens {POOL} --threads 1"
 
 pytestmark = [

@@ -19,7 +19,7 @@ from moeserve.httpserver.anthropic.content import (
     MAX_BLOCKS,
     Block,
     DocumentBlock,
-    ReadableBlock,
+    ResultBlock,
     SearchResultBlock,
     TextBlock,
     Texts,
@@ -82,8 +82,8 @@ class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: Label
     content: Annotated[
-        list[ReadableBlock],
-        BeforeValidator(text_to_block, json_schema_input_type=str | list[ReadableBlock]),
+        list[ResultBlock],
+        BeforeValidator(text_to_block, json_schema_input_type=str | list[ResultBlock]),
         Field(max_length=MAX_BLOCKS, default_factory=list),
     ]
     is_error: Annotated[bool, Field(description='True puts "Error: " before the content.')] = False
@@ -167,12 +167,18 @@ class MessageTool(Block):
     input_schema: Parameters
     strict: Annotated[bool, Field(description="Input validates by construction.")] = False
     eager_input_streaming: Annotated[bool, NO_EFFECT] = True
-    input_examples: Annotated[Any, unsupported("input_examples", [])] = None
-    defer_loading: Annotated[Any, unsupported("defer_loading", False)] = None
+    input_examples: Annotated[
+        list[FreeDict], Field(max_length=64, default_factory=list, description="Part of the description.")
+    ]
+    defer_loading: Annotated[bool, Field(description="Has no effect: all tools are in the prompt.")] = False
     allowed_callers: Annotated[Any, unsupported("other callers", ["direct"])] = None
 
     def tool(self) -> Tool:
-        return Tool(self.name, self.description, {"type": "object"} | self.input_schema, self.strict)
+        described = self.description
+        if self.input_examples:
+            examples = [json.dumps(example, ensure_ascii=False) for example in self.input_examples]
+            described = "\n".join([*([described] if described else []), "Examples of its input:", *examples])
+        return Tool(self.name, described, {"type": "object"} | self.input_schema, self.strict)
 
 
 # Of tools that run at Anthropic.
@@ -196,7 +202,10 @@ class MessageToolChoice(RequestModel):
 class ThinkingConfig(RequestModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
-    display: Annotated[Any, unsupported("another display", "full", "summarized")] = None
+    display: Annotated[
+        Literal["full", "summarized", "omitted"] | None,
+        Field(description="Omitted leaves the thought out of the answer; there are no summaries."),
+    ] = None
 
     @model_validator(mode="after")
     def _budget_where_it_belongs(self) -> ThinkingConfig:
@@ -336,6 +345,7 @@ class CountTokensRequest(RequestModel):
             chosen=self.model_fields_set,
             tools=self.tool_use(),
             thinking=self.thinking_options(),
+            show_reasoning=self.thinking is None or self.thinking.display != "omitted",
             grammar=self.grammar_constraint(),
         )
 

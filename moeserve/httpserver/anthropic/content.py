@@ -100,4 +100,17 @@ def _tagged(tag: str, about: dict[str, str | None], text: str) -> str:
     return "\n".join([f"<{tag}>", *lines, text, f"</{tag}>"])
 
 
-ReadableBlock = Annotated[TextBlock | DocumentBlock | SearchResultBlock, Field(discriminator="type")]
+class ToolReferenceBlock(RequestModel):
+    """A tool that a search among tools found: it is in the prompt anyway."""
+
+    type: Literal["tool_reference"]
+    tool_name: Label
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
+ResultBlock = Annotated[
+    TextBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock, Field(discriminator="type")
+]

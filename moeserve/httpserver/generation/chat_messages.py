@@ -20,6 +20,9 @@ from moeserve.httpserver.transport.request_model import (
 from moeserve.httpserver.transport.unknown_fields import drop_unknown
 from moeserve.tokenizer.renderer import RESERVED
 
+# The field that has the text, by a part's type; the last two are of the responses API.
+_TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+
 
 def _parts_to_text(content: Any) -> Any:
     """Joins text parts by newlines, as vLLM does: the templates we serve take strings."""
@@ -30,20 +33,21 @@ def _parts_to_text(content: Any) -> Any:
         if isinstance(part, str):
             texts.append(part)
             continue
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+        kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else None
+        field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+        if field is None or not isinstance(part.get(field), str):
             raise PydanticCustomError(
                 "content_part",
                 "a part of the type {kind} is not supported, only texts are: {form}",
                 {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
             )
         given = {name for name, value in part.items() if value is not None}
-        unknown = given - {"type", kind} - IDLE_ANYWHERE
+        unknown = given - {"type", field} - IDLE_ANYWHERE
         if unknown and not drop_unknown("messages[].content[].", unknown):
             raise PydanticCustomError(
                 "content_part", "a text part has no field {name}", {"name": repr(min(unknown))[:80]}
             )
-        texts.append(part[kind])
+        texts.append(part[field])
     return "\n".join(texts)
 
 

@@ -119,14 +119,25 @@ def _kind_of_choice(choice: Any) -> str:
     return "allowed_tools" if kind == "allowed_tools" else "function"
 
 
+def _mode_alone(choice: Any) -> Any:
+    """Takes {"type": "auto"}, as some clients write a mode, as the mode."""
+    modes = ("none", "auto", "required")
+    return (
+        choice["type"]
+        if isinstance(choice, dict) and choice in [{"type": mode} for mode in modes]
+        else choice
+    )
+
+
 # Told apart by their type: a model that is tried in vain takes the other's fields for unknown ones, and tells them.
-ToolChoice = (
+ToolChoice = Annotated[
     ToolMode
     | Annotated[
         Annotated[NamedToolChoice, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
         Discriminator(_kind_of_choice),
-    ]
-)
+    ],
+    BeforeValidator(_mode_alone),
+]
 
 
 def chat_tool_use(tools: list[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:

@@ -24,7 +24,16 @@ from moeserve.httpserver.generation.thinking import BUDGETS, Effort, ThinkingOpt
 from moeserve.httpserver.generation.tool_use import ToolUse
 from moeserve.httpserver.openai import other_servers
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
-from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, unsupported
+from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel, unsupported
+
+
+class ReasoningOptions(RequestModel):
+    """OpenRouter's form of the fields for reasoning."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX, description="thinking_token_budget.")] = None
+    enabled: Annotated[bool, Field(description="False: the effort none.")] = True
+    exclude: Annotated[bool, Field(description="True leaves the thought out of the answer.")] = False
 
 
 class ChatCompletionRequest(OpenAIRequest):
@@ -67,6 +76,7 @@ class ChatCompletionRequest(OpenAIRequest):
             ge=-1, le=INT32_MAX, description="Tokens of thought; 0 switches thinking off, -1 sets no bound."
         ),
     ] = None
+    reasoning: ReasoningOptions | None = None
     include_reasoning: Annotated[bool, Field(description="False leaves the thought out of the answer.")] = (
         True
     )
@@ -126,8 +136,14 @@ class ChatCompletionRequest(OpenAIRequest):
         return tool_use(tools, choice, False, params=params)
 
     def thinking(self) -> ThinkingOptions:
-        budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
-        return thinking_options(self.reasoning_effort, budget, self.chat_template_kwargs)
+        effort, budget = self.reasoning_effort, self.thinking_token_budget
+        if self.reasoning is not None:
+            if effort is not None or budget is not None:
+                message = "cannot be combined with reasoning_effort or thinking_token_budget"
+                raise PydanticCustomError("reasoning", message)
+            effort = self.reasoning.effort if self.reasoning.enabled else "none"
+            budget = self.reasoning.max_tokens if self.reasoning.enabled else None
+        return thinking_options(effort, None if budget == -1 else budget, self.chat_template_kwargs)
 
     def generation_spec(self, arrival: float) -> GenerationSpec:
         """Returns what the request asks the engine for."""
@@ -139,7 +155,7 @@ class ChatCompletionRequest(OpenAIRequest):
         spec.add_generation_prompt = self.add_generation_prompt and not self.continue_final_message
         spec.tools = self.tool_use()
         spec.thinking = self.thinking()
-        spec.show_reasoning = self.include_reasoning
+        spec.show_reasoning = self.include_reasoning and not (self.reasoning and self.reasoning.exclude)
         spec.separate_reasoning = self.separate_reasoning
         spec.logprobs = self.top_logprobs if self.logprobs else None
         spec.max_tokens = self.max_tokens

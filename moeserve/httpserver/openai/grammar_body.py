@@ -39,14 +39,23 @@ class JsonSchemaFormat(RequestModel):
 class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[
+        JsonSchemaDict | None,
+        Field(alias="schema", description="Of either JSON type, as llama-server's clients send it."),
+    ] = None
 
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> ResponseFormat:
-        if (self.type == "json_schema") != (self.json_schema is not None):
+        if self.schema_ is not None:
+            if self.type == "text" or self.json_schema is not None:
+                raise PydanticCustomError("schema", "goes with a JSON type, without json_schema")
+        elif (self.type == "json_schema") != (self.json_schema is not None):
             raise PydanticCustomError("json_schema", "goes with type json_schema, and only with it")
         return self
 
     def grammar_spec(self) -> grammar.GrammarSpec | None:
+        if self.schema_ is not None:
+            return grammar.JsonSchema(json.dumps(self.schema_))
         if self.json_schema is not None:
             return grammar.JsonSchema(json.dumps(self.json_schema.schema_))
         return grammar.ANY_OBJECT if self.type == "json_object" else None

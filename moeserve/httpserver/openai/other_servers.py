@@ -101,7 +101,6 @@ CHAT: Final[Mapping[str, Elsewhere]] = {
     "input_ids": _UNUSED,
     "media_io_kwargs": _NONE,
     "mm_processor_kwargs": _NONE,
-    "reasoning": Elsewhere(({},), "reasoning_effort"),
     "reasoning_control": _OFF,
     "reasoning_format": Elsewhere(("auto", "deepseek"), "--reasoning-parser"),
     "return_meta_info": _OFF,

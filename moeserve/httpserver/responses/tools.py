@@ -57,6 +57,9 @@ _INPUT_PARAMETERS: Final[dict[str, Any]] = {
 }
 
 
+_ALL_LOADED: Final[Any] = Field(description="Has no effect: all tools are in the prompt.")
+
+
 class FunctionTool(RequestModel):
     type: Literal["function"]
     name: ToolName
@@ -64,7 +67,7 @@ class FunctionTool(RequestModel):
     parameters: Parameters | None = None
     strict: Annotated[bool, Field(description="Arguments validate by construction. Default: false.")] = False
 
-    defer_loading: Annotated[Any, unsupported("defer_loading", False)] = None
+    defer_loading: Annotated[bool, _ALL_LOADED] = False
     allowed_callers: Annotated[Any, unsupported("other callers", ["direct"])] = None
     output_schema: Annotated[Any, unsupported("output_schema")] = None
 
@@ -84,7 +87,7 @@ class CustomTool(RequestModel):
     description: Description | None = None
     format: FreeDict | None = None
 
-    defer_loading: Annotated[Any, unsupported("defer_loading", False)] = None
+    defer_loading: Annotated[bool, _ALL_LOADED] = False
     allowed_callers: Annotated[Any, unsupported("other callers", ["direct"])] = None
 
     def for_model(self, name: str) -> Tool:

@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.options import Activation
 from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.linear.gated_rows import gated_rows_kernel
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
 from moeserve.kernels.linear.sliced_k_gemm import gated_sliced_k_gemm_kernel, sliced_k_gemm_kernel
 from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import QUANT_TYPES, BlockLayout
 
+GATED_COLUMNS = 1024  # of a program
 GEMV_TOKENS = 16  # above, a dense product is faster on the tensor cores
 MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has programs enough for that from fewer tokens on
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # a router's few rows fill no tensor cores until here
@@ -63,6 +66,7 @@ class Gated:
     activation: Activation = "silu"
     gate_bias: Tensor | None = None  # float32 [experts, ff]
     up_bias: Tensor | None = None
+    by_route: bool = False  # the biases are [routes, ff], floats: each route's own
 
 
 SILU = Gated()
@@ -154,6 +158,15 @@ def linear(
     else:
         assert x is not None
         run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows), bias=bias)
+
+
+def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, activation: Activation = "silu") -> None:
+    """h[i] = gated(gate, up) for rows i < count[0], whose products float32 [n, 2 * cols] stand side by side."""
+    n, cols = products.shape[0], products.shape[1] // 2
+    gated_rows_kernel(
+        (n, -(-cols // GATED_COLUMNS)), products, count, h.x, h.codes, h.scales, cols, activation, GATED_COLUMNS, PDL,
+        num_warps=4, launch_pdl=PDL,
+    )  # fmt: skip
 
 
 def floats_and_integers(
@@ -308,6 +321,7 @@ def run_gated_gemm(
         gate.format,
         up.format,
         options.activation,
+        options.by_route,
         top_k,
         t.bm,
         t.bn,

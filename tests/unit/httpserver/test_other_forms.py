@@ -84,10 +84,54 @@ def test_flat_tools_are_the_wrapped_ones(server: HttpServer) -> None:
     assert server.requests[-1].sampling.grammar
 
 
-def test_plain_strings_among_the_parts(server: HttpServer) -> None:
-    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]
+def test_modes_as_objects(server: HttpServer) -> None:
+    tools = {"tools": [WEATHER]}
+    for mode in ("auto", "none", "required"):
+        grammars = []
+        for choice in (mode, {"type": mode}):
+            chat_prompt(server, tool_choice=choice, **tools)
+            grammars.append(server.requests[-1].sampling.grammar)
+        assert grammars[0] == grammars[1]
+
+
+def test_other_forms_of_text_parts(server: HttpServer) -> None:
+    parts: list[Any] = [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}]
     wanted = chat_prompt(server, messages=[{"role": "user", "content": parts}])
-    assert chat_prompt(server, messages=[{"role": "user", "content": ["One", parts[1]]}]) == wanted
+    for first in ("One", {"text": "One"}, {"type": "input_text", "text": "One"}):
+        assert chat_prompt(server, messages=[{"role": "user", "content": [first, parts[1]]}]) == wanted
+    said = [{"type": "output_text", "text": "Well", "annotations": []}]
+    assert "Well" in chat_prompt(server, messages=[HI, {"role": "assistant", "content": said}, HI])
+
+
+def test_reasoning_as_an_object(server: HttpServer) -> None:
+    for given, ours in (
+        ({"effort": "low"}, {"reasoning_effort": "low"}),
+        ({"max_tokens": 7}, {"thinking_token_budget": 7}),
+        ({"enabled": False}, {"reasoning_effort": "none"}),
+        ({"enabled": True}, {}),
+    ):
+        prompts, budgets = [], []
+        for field in ({"reasoning": given}, ours):
+            prompts.append(chat_prompt(server, **field))
+            budgets.append(server.requests[-1].sampling.thinking)
+        assert (prompts[0], budgets[0]) == (prompts[1], budgets[1])
+    server.answer = say(*ANSWER)
+    (choice,) = taken(server, CHAT, {"messages": [HI], "reasoning": {"exclude": True}})["choices"]
+    assert "reasoning_content" not in choice["message"]
+    refused = server.post(CHAT, {"messages": [HI], "reasoning": {"effort": "low"}, "reasoning_effort": "low"})
+    assert refused.json()["error"]["param"] == "reasoning"
+
+
+def test_a_schema_beside_the_type_of_the_answer(server: HttpServer) -> None:
+    grammars = []
+    for format in (
+        {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+        {"type": "json_schema", "schema": SCHEMA},
+        {"type": "json_object", "schema": SCHEMA},
+    ):
+        chat_prompt(server, response_format=format)
+        grammars.append(server.requests[-1].sampling.grammar)
+    assert grammars[0] == grammars[1] == grammars[2] != ""
 
 
 def test_minus_one_is_no_bound(server: HttpServer) -> None:
@@ -175,6 +219,23 @@ def test_documents_and_search_results_are_text(server: HttpServer) -> None:
     refused = messages(server, messages=[{"role": "user", "content": [pdf]}])
     assert refused.status_code == 400
     assert "the type 'base64' is not supported" in refused.json()["error"]["message"]
+
+
+def test_tools_that_a_search_finds_are_in_the_prompt(server: HttpServer) -> None:
+    tool = {"name": "weather", "input_schema": SCHEMA, "defer_loading": True, "input_examples": [PARIS]}
+    found = {"type": "tool_reference", "tool_name": "weather"}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": [found]}]}
+    assert messages(server, tools=[tool], messages=[HI, result]).status_code == 200
+    prompt = prompt_of(server)
+    assert '"description": "Examples of its input:\\n{\\"city\\": \\"Paris\\"}"' in prompt
+    assert "<tool_response>\nweather\n</tool_response>" in prompt
+
+
+def test_thinking_that_is_not_shown(server: HttpServer) -> None:
+    server.answer = say("<think>", "\nHm.\n", "</think>", "\n\nA fox.")
+    for display, kinds in (("omitted", ["text"]), ("summarized", ["thinking", "text"])):
+        shown = messages(server, thinking={"type": "adaptive", "display": display}).json()["content"]
+        assert [block["type"] for block in shown] == kinds
 
 
 def test_tools_that_run_at_anthropic_are_left_out(server: HttpServer) -> None:

@@ -64,7 +64,8 @@ OPENAI: dict[str, list[Any]] = {
     "diversity_penalty": [*NOT_NUMBERS, -0.1, 101, 0.5],
     "response_format": [
         *[5, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}],
-        *[{"type": "text", "json_schema": {"schema": {}}}],
+        *[{"type": "text", "json_schema": {"schema": {}}}, {"type": "text", "schema": {}}],
+        {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}},
         *[{"type": "json_schema", "json_schema": {"schema": schema}} for schema in BAD_SCHEMAS],
     ],
     "guided_json": [5, [], "{", "[]", *BAD_SCHEMAS],
@@ -142,6 +143,7 @@ CHAT = OPENAI | {
     "audio": [{"voice": "x"}],
     "reasoning_effort": ["some", 5],
     "web_search_options": [{}],
+    "reasoning": [5, {"effort": "some"}, {"max_tokens": -1}, {"enabled": 1}, {"exclude": 1}],
 }
 PARAMETERS: dict[str, list[Any]] = {
     "do_sample": NOT_BOOLEANS,

@@ -70,7 +70,7 @@ MESSAGES: dict[str, list[Any]] = {
     "tools": [
         *[5, [5], [{}], [{"name": "f"}], [tool("f g")], [tool(), tool()], [tool()] * 513],
         *[[{"type": "bash_20250124", "name": "bash"}], [tool(input_schema={"type": "array"})]],
-        *[[tool(strict="yes")], [tool(defer_loading=True)]],
+        *[[tool(strict="yes")], [tool(input_examples=[5])]],
         [tool(strict=True, input_schema={"properties": {"a": {"type": "nothing"}}})],
     ],
     "tool_choice": [
@@ -80,7 +80,7 @@ MESSAGES: dict[str, list[Any]] = {
     "thinking": [
         *[5, {}, {"type": "enabled"}, {"type": "enabled", "budget_tokens": 0}, {"type": "on"}],
         *[{"type": "disabled", "budget_tokens": 5}, {"type": "enabled", "budget_tokens": 20}],
-        {"type": "adaptive", "display": "omitted"},
+        {"type": "adaptive", "display": "none"},
     ],
     "output_config": [
         *[5, {"effort": "some"}, {"format": {"type": "text"}}, {"format": {"type": "json_schema"}}],

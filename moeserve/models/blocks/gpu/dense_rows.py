@@ -1,0 +1,30 @@
+"""The feed-forward of a layer without experts for a few rows: dense products, which read their weights once for several
+rows. As a mixture of one expert each row would read them. One row is a mixture's: it takes a launch less."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.linear.op import gated_rows, gemv_tokens
+from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.workspace import GpuWorkspace
+from moeserve.models.loading.gpu_weights import GpuExperts, MergedLinear
+
+
+def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:
+    """Whether a step of these rows does."""
+    is_gemv = s.rows <= min(gemv_tokens(w.gate.rows), gemv_tokens(w.down.rows))
+    return s.dense_products is not None and is_gemv and w.gate.quantised == w.up.quantised
+
+
+def multiply_dense(w: GpuExperts, s: GpuWorkspace, count: Tensor, out: Tensor) -> None:
+    """out [rows, hidden] = down(silu(gate y) * up y) with y of the workspace."""
+    width = w.gate.rows
+    assert s.dense_products is not None
+    products = s.dense_products.view(-1)[: s.rows * 2 * width].view(s.rows, 2 * width)
+    multiply(MergedLinear(w.gate, w.up), s.y, count, products)
+    h = s.unrouted_h[width]
+    h = GpuActivations(None, h.codes, h.scales) if w.down.quantised else GpuActivations(h.x, None, None)
+    gated_rows(products, count, h)
+    multiply(MergedLinear(w.down), h, count, out)

@@ -1,0 +1,53 @@
+"""The feed-forward of a layer without experts for a few rows on a GPU, as dense products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
+from benchmarks.header import qwen3moe
+from moeserve.kernels.experts.reference import experts
+from moeserve.kernels.planes import dequantize
+from moeserve.kernels.quantize.reference import quantize, round_trip
+from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
+from moeserve.models.blocks.gpu.workspace import make_workspaces
+from moeserve.models.interface import DenseFfnShape
+from moeserve.models.loading.gpu_weights import GpuExperts
+from tests.kernels.test_triton_linear import GUARD, planes_of
+from tests.kernels.weights import Type, activations, nmse
+
+HIDDEN, WIDTH, LIVE = 32, 32, 3
+
+
+def test_dense_products_are_a_mixture_of_one_expert() -> None:
+    """Of a layer that is narrower than the widest: its products lie in the beginning of their room."""
+    shape = qwen3moe(hidden_size=HIDDEN, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32, num_experts=1, top_k=1,
+                     expert_width=32, vocab_size=40)  # fmt: skip
+    layers = [
+        replace(layer, ffn=DenseFfnShape(width))
+        for layer, width in zip(shape.layers, (WIDTH, 64), strict=True)
+    ]
+    spaces = make_workspaces(
+        replace(shape, layers=tuple(layers)), 32, torch.float32, torch.device(DEVICE), float_weights=False
+    )
+    w = GpuExperts(
+        planes_of(Type.Q8_0, WIDTH, HIDDEN), planes_of(Type.Q5_0, WIDTH, HIDDEN), planes_of(Type.Q8_0, HIDDEN, WIDTH)
+    )  # fmt: skip
+    assert [rows for rows, s in spaces.items() if takes_dense_products(w, s)] == [2, 4, 8, 16]
+    floats = planes_of(Type.F32, WIDTH, HIDDEN)
+    assert not takes_dense_products(replace(w, up=floats), spaces[4])  # no launch has both kinds
+
+    s, y = spaces[4], activations("gaussian", 4, HIDDEN)
+    q = quantize(y)
+    for mine, values in ((s.y.x, y), (s.y.codes, q.codes), (s.y.scales, q.scales)):
+        assert mine is not None
+        mine.copy_(values)
+    out = torch.full((4, HIDDEN), GUARD, device=DEVICE)
+    multiply_dense(w, s, counter(LIVE), out)
+    matrices = (dequantize(m, 0).cpu()[None] for m in (w.gate, w.up, w.down))
+    ids, weights = torch.zeros(LIVE, 1, dtype=torch.int32), torch.ones(LIVE, 1)
+    expected = experts(y[:LIVE], *matrices, ids, weights, round_trip, round_trip, round_trip)
+    assert nmse(out[:LIVE].cpu(), expected) < 1e-6
+    assert (out[LIVE:] == GUARD).all()
