@@ -1,61 +1,53 @@
-"""Decode steps whose rows ask for LoRA adapters, and the same steps without: what adapters cost on the CPU.
+"""Decode steps whose rows ask for LoRA adapters, and the same steps without: what adapters cost.
 
     python -m benchmarks.header 12-layers.gguf --layers 12
-    python -m benchmarks.adapters --model 12-layers.gguf [--adapters 8] [--batch 16] [--rank 16] [--experts]
+    python -m benchmarks.adapters --model 12-layers.gguf [--device cpu] [--adapters 8] [--batch 16] [--rank 16]
+        [--change attention router experts]
 
 Weights and adapters are random, of the file's shapes, and KV is made up. One engine does both, a few steps of either,
 which of them first in turn, so that what else the machine does meets both alike. The adapters change attention and the
-routers; with --experts the routed experts too. Printed: milliseconds a step, and the median of the ratios with its 90%
-interval by bootstrap.
+routers, or what --change says. Printed: milliseconds a step, and the median of the ratios with its 90% interval by
+bootstrap.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.paired import median_interval
-from moeserve.adapters.adapter import Adapter, LowRank, ProductKey
-from moeserve.adapters.products import products_of
+from benchmarks.random_adapters import write_random_adapter
+from moeserve.adapters.products import QKV_PARTS
 from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import NewSeq, Row, StepPlan
-from moeserve.models.interface import ModelShape
-from moeserve.worker.loading import build_cpu_runner, load_cpu_model
+from moeserve.models.open import open_dummy_model
+from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import names as n
+from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
 
-STEPS = 3  # of a turn
 CONTEXT = 256
-
-
-def random_adapter(name: str, shape: ModelShape, rank: int, *, experts: bool) -> Adapter:
-    random = np.random.default_rng(len(name))
-    products = {}
-    for layer in range(shape.num_layers):
-        for part, product in products_of(shape, layer).items():
-            if product.is_routed and not experts:
-                continue
-            for expert in range(product.experts):
-                a = random.normal(scale=0.01, size=(rank, product.cols)).astype(np.float32)
-                b = random.normal(scale=0.01, size=(product.rows, rank)).astype(np.float32)
-                products[ProductKey(layer, part, expert)] = LowRank(
-                    a * np.float32(0.01), b * np.float32(0.01)
-                )
-    return Adapter(name, name, products)
+KINDS = {
+    "attention": (*QKV_PARTS, n.ATTN_OUTPUT),
+    "router": (n.FFN_GATE_INP,),
+    "experts": n.EXPERT_PARTS,
+}
 
 
 class Decoder:
     """Sequences of one runner that decode side by side."""
 
-    def __init__(self, runner: Runner, first_seq: int, adapters: list[str]) -> None:
-        """adapters: of each sequence; "": none."""
+    def __init__(self, runner: Runner, first_seq: int, adapters: list[str], steps: int) -> None:
+        """adapters: the key of each sequence's; "": none. steps: of a turn."""
         self._runner = runner
+        self._steps = steps
         self._seqs = range(first_seq, first_seq + len(adapters))
         self._position = CONTEXT
         self._step = 0
@@ -75,9 +67,9 @@ class Decoder:
         )
 
     def seconds(self) -> float:
-        """Of STEPS steps."""
+        """Of a turn."""
         began = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(self._steps):
             self._run([])
         return time.perf_counter() - began
 
@@ -102,32 +94,42 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--experts", action="store_true", help="adapters of the routed experts, too")
+    parser.add_argument("--steps", type=int, default=3, help="of a turn")
+    parser.add_argument("--change", nargs="+", choices=KINDS, default=["attention", "router"])
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     args = parser.parse_args()
-    length = CONTEXT + STEPS * (args.rounds + 1) + 2
-    config = ServerConfig(
-        model=str(args.model),
-        load_format="dummy",
-        device="cpu",
-        max_num_seqs=2 * args.batch,
-        max_model_len=length,
-        max_total_tokens=2 * args.batch * length,
-    )
-    model = load_cpu_model(resolve(config), lambda *_: None)
-    names = [f"adapter-{'x' * number}" for number in range(args.adapters)]
-    made = [random_adapter(name, model.shape, args.rank, experts=args.experts) for name in names]
-    runner = build_cpu_runner(dataclasses.replace(model, adapters=made))
+    parts = [part for kind in args.change for part in KINDS[kind]]
+    shape = read_shape(open_dummy_model(args.model))
+    names = [f"adapter-{number}" for number in range(args.adapters)]
+    length = CONTEXT + args.steps * (args.rounds + 1) + 2
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in names]
+        for seed, path in enumerate(paths):
+            write_random_adapter(path, shape, args.rank, seed, parts=parts, size=0.01)
+        config = ServerConfig(
+            model=str(args.model),
+            load_format="dummy",
+            device=args.device,
+            max_num_seqs=2 * args.batch,
+            max_model_len=length,
+            max_total_tokens=2 * args.batch * length,
+            max_num_batched_tokens=512,
+            lora_modules=tuple(f"{path.name}={path}" for path in paths),
+        )
+        runner = load_runner(resolve(config), lambda *_: None)
+    print(f"{', '.join(args.change)}: {args.adapters} of rank {args.rank}, {runner.ready().device}")
+    keys = [runner.ready().adapters[names[row % len(names)]] for row in range(args.batch)]
     decoders = {
-        "without": Decoder(runner, 0, [""] * args.batch),
-        "with": Decoder(runner, args.batch, [names[row % len(names)] for row in range(args.batch)]),
+        "without": Decoder(runner, 0, [""] * args.batch, args.steps),
+        "with": Decoder(runner, args.batch, keys, args.steps),
     }
     took: dict[str, list[float]] = {name: [] for name in decoders}
     for number in range(args.rounds):
         for name in decoders if number % 2 == 0 else reversed(list(decoders)):
             took[name].append(decoders[name].seconds())
     for name, seconds in took.items():
-        steps = np.array(seconds) / STEPS * 1e3
-        print(f"{name:<8} {np.median(steps):.1f} ms a step (quickest {steps.min():.1f})")
+        steps = np.array(seconds) / args.steps * 1e3
+        print(f"{name:<8} {np.median(steps):.2f} ms a step (quickest {steps.min():.2f})")
     ratios = [a / b for a, b in zip(took["with"], took["without"], strict=True)]
     median, low, high = median_interval(ratios)
     print(f"with / without: {median:.3f} (90% of the median {low:.3f} to {high:.3f})")

@@ -33,12 +33,12 @@ def report(runner: Runner, deferred: list[int], batches: list[int]) -> None:
     for n in deferred:
         handoff.defer(n)
         engine.record()
-        recorded[n] = dict(engine._decode), dict(engine._recorded_logits)
+        recorded[n] = engine._recorded
     rates: dict[tuple[int, int], list[float]] = {(n, batch): [] for n in deferred for batch in batches}
     for _ in range(ROUNDS):
         for n in deferred:
             handoff.defer(n)
-            engine._decode, engine._recorded_logits = recorded[n]
+            engine._recorded = recorded[n]
             for batch in batches:
                 bench.prefill(batch, PROMPT)
                 bench.decode(batch, PROMPT, WARM_UP)

@@ -11,6 +11,7 @@ from moeserve.errors import ConfigError
 MAX_NAME_CHARS = 200
 DEFAULT_MOST = 16  # --max-loras
 DEFAULT_MEMORY_GIB = 1.0  # --lora-memory
+GPU_RANK = 64  # that a GPU engine has room for, or the largest of --lora-modules if that is more
 
 
 def is_name(text: str) -> bool:

@@ -19,6 +19,7 @@ from moeserve.adapters.errors import AdapterError
 from moeserve.adapters.floats import TYPES, to_floats
 from moeserve.adapters.peft_config import MAX_RANK
 from moeserve.adapters.products import ProductShape, products_of
+from moeserve.adapters.scope import AdapterScope, scope_of
 from moeserve.adapters.sizes import PairSize, read_bytes
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
@@ -33,7 +34,7 @@ class GgufAdapter:
     def __init__(self, name: str, path: Path, shape: ModelShape) -> None:
         """Raises AdapterError, which names the tensor or the key."""
         self._name = name
-        self._path = path
+        self.path = path
         self._shape = shape
         try:
             self._file = open_gguf(path)
@@ -62,6 +63,10 @@ class GgufAdapter:
             for a, b in self._pairs.values()
         ]
 
+    @property
+    def scope(self) -> AdapterScope:
+        return scope_of(part for _, part in self._pairs)
+
     def read(self) -> Adapter:
         """Raises AdapterError for numbers that are not finite, MemoryError."""
         products: dict[ProductKey, LowRank] = {}
@@ -81,9 +86,9 @@ class GgufAdapter:
         ):
             value = metadata.require_str(key)
             if value != expected:
-                raise AdapterError(self._path, f"{key} is {value!r}; {expected!r} is expected")
+                raise AdapterError(self.path, f"{key} is {value!r}; {expected!r} is expected")
         if "adapter.alora.invocation_tokens" in metadata:
-            raise AdapterError(self._path, "adapter.alora.invocation_tokens: activated LoRA is not supported")
+            raise AdapterError(self.path, "adapter.alora.invocation_tokens: activated LoRA is not supported")
         return metadata.require_float("adapter.lora.alpha", 0.0, 1e6)
 
     def _checked(self, layer: int, part: str, pair: dict[str, TensorInfo]) -> tuple[TensorInfo, TensorInfo]:
@@ -128,4 +133,4 @@ class GgufAdapter:
         return digest.hexdigest()
 
     def _bad(self, tensor: TensorInfo, problem: str) -> AdapterError:
-        return AdapterError(self._path, f"tensor {tensor.name!r} {problem}")
+        return AdapterError(self.path, f"tensor {tensor.name!r} {problem}")

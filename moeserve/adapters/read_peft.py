@@ -19,6 +19,7 @@ from moeserve.adapters.fused_experts import FusedForm, fused_form, size_of_fused
 from moeserve.adapters.peft_config import CONFIG_FILE, read_peft_config
 from moeserve.adapters.peft_names import FUSED_EXPERTS, Place, parse_name, place_of
 from moeserve.adapters.products import ProductShape, products_of
+from moeserve.adapters.scope import AdapterScope, scope_of
 from moeserve.adapters.sizes import PairSize, read_bytes
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
@@ -45,7 +46,7 @@ class PeftAdapter:
     def __init__(self, name: str, folder: Path, shape: ModelShape) -> None:
         """Raises AdapterError, which names the tensor or the setting."""
         self._name = name
-        self._folder = folder
+        self.path = folder
         self._shape = shape
         self._config = read_peft_config(folder)
         self._modules = [self._checked(*found) for found in self._pairs()]
@@ -60,6 +61,12 @@ class PeftAdapter:
     @property
     def sizes(self) -> list[PairSize]:
         return [self._size(module) for module in self._modules]
+
+    @property
+    def scope(self) -> AdapterScope:
+        fused = n.FFN_GATE_EXPS  # and up, or down
+        parts = [module.place.part for module in self._modules]
+        return scope_of(fused if part == FUSED_EXPERTS else part for part in parts)
 
     def read(self) -> Adapter:
         """Raises AdapterError for numbers that are not finite, MemoryError."""
@@ -85,7 +92,7 @@ class PeftAdapter:
 
     def _pairs(self) -> Iterator[tuple[str, StoredTensor, StoredTensor]]:
         """Each module's A and B."""
-        path = self._folder / WEIGHTS_FILE
+        path = self.path / WEIGHTS_FILE
         try:
             _, tensors = read_tensors(path)
         except ModelError as error:
@@ -143,7 +150,7 @@ class PeftAdapter:
                 raise self._bad(tensor, f"is {_by(tensor)}; the model and {CONFIG_FILE} ask for {wanted}")
 
     def _product(self, layer: int, part: str, tensor: str) -> ProductShape:
-        path = self._folder / WEIGHTS_FILE
+        path = self.path / WEIGHTS_FILE
         if layer >= self._shape.num_layers:
             raise AdapterError(
                 path, f"tensor {tensor!r} is of layer {layer}; the model has {self._shape.num_layers}"
@@ -163,12 +170,12 @@ class PeftAdapter:
 
     def _key(self) -> str:
         digest = hashlib.blake2b(digest_size=KEY_BYTES)
-        digest.update((self._folder / CONFIG_FILE).read_bytes())
+        digest.update((self.path / CONFIG_FILE).read_bytes())
         digest.update(self._modules[0].a.buffer)
         return digest.hexdigest()
 
     def _bad(self, tensor: StoredTensor, problem: str) -> AdapterError:
-        return AdapterError(self._folder / WEIGHTS_FILE, f"tensor {tensor.name!r} {problem}")
+        return AdapterError(self.path / WEIGHTS_FILE, f"tensor {tensor.name!r} {problem}")
 
 
 def _by(tensor: StoredTensor) -> str:

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from moeserve.adapters.adapter import FLOAT32_BYTES
+from moeserve.adapters.products import products_of
 from moeserve.models.interface import ModelShape
 
 # As the CPU's kernels read them: B in panels of so many rows, and ranks a multiple of RANK_STEP.
 PANEL_ROWS = 32
 RANK_STEP = 4
+GPU_RANK_STEP = 16  # as the GPU's do
+GPU_ENTRY_BYTES = 32  # of a product's place in their table
 MOST_TABLES = 4  # of one product over one input
 
 
@@ -35,6 +38,23 @@ def panel_bytes(sizes: Iterable[PairSize]) -> int:
         rank, rows = _up(size.rank, RANK_STEP), _up(size.rows, PANEL_ROWS)
         floats += size.copies * rank * (size.cols + rows)
     return FLOAT32_BYTES * floats
+
+
+def gpu_matrix_bytes(sizes: Iterable[PairSize], float_bytes: int) -> int:
+    """As the GPU's kernels read them (`kernels/lora/triton.py`)."""
+    floats = sum(size.copies * _up(size.rank, GPU_RANK_STEP) * (size.cols + size.rows) for size in sizes)
+    return float_bytes * floats
+
+
+def gpu_table_bytes(shape: ModelShape, capacity: int) -> int:
+    """Of the table that says where the matrices of so many adapters are."""
+    products = (p for layer in range(shape.num_layers) for p in products_of(shape, layer).values())
+    return capacity * GPU_ENTRY_BYTES * sum(product.experts for product in products)
+
+
+def gpu_rank(rank: int) -> int:
+    """As the GPU's kernels count it."""
+    return _up(rank, GPU_RANK_STEP)
 
 
 def workspace_bytes(shape: ModelShape, tokens: int, rank: int) -> int:

@@ -49,7 +49,7 @@ class ServerConfig(ApiConfig):
         (),
         "Model",
         "serve LoRA adapters beside the model (PEFT's folders, llama.cpp's GGUF files), each as a model of its own "
-        "name; further pairs may follow, or give the flag again (CPU engine)",
+        "name; further pairs may follow, or give the flag again (CPU, or one GPU)",
         metavar="NAME=PATH",
         several=True,
     )
@@ -57,7 +57,7 @@ class ServerConfig(ApiConfig):
         None,
         "Model",
         "allow LoRA adapters that lie in this folder to be loaded and unloaded while the server runs: whoever may use "
-        "the server may POST to /v1/load_lora_adapter and /v1/unload_lora_adapter (CPU engine)",
+        "the server may POST to /v1/load_lora_adapter and /v1/unload_lora_adapter (CPU, or one GPU)",
         metavar="PATH",
     )
     max_loras: int | None = option(

@@ -84,7 +84,7 @@ class DevicePages(CachePages):
             with torch.cuda.stream(staging.out_stream):
                 for whole, (_, page) in zip(pages, batch, strict=True):
                     page.fill(whole)
-                staging.out_is_free = torch.cuda.Event()
+                staging.out_is_free = torch.cuda.Event(blocking=True)  # a thread sleeps until then
                 staging.out_is_free.record()
         return self._waiting(staging.out_is_free)
 

@@ -62,10 +62,10 @@ def step_sizes(max_tokens: int) -> list[int]:
 
 
 def gpu_step_buffers(
-    model: ModelShape, rows: int, floats: GpuFloat, *, float_weights: bool
+    model: ModelShape, rows: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
 ) -> tuple[Buffer, ...]:
     """Of a GPU's step of up to `rows` rows. floats: what the tensor cores multiply. float_weights: attention or experts
-    are not quantised."""
+    are not quantised. adapter_rank: the largest that LoRA adapters may have, 0: there are none."""
     wide = "float32" if rows <= FLOAT32_ROWS or float_weights else floats
     small = rows <= SMALL_BATCH_ROWS
     acts = "float32" if small else floats
@@ -130,6 +130,11 @@ def gpu_step_buffers(
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
+    if adapter_rank:
+        # Between the two matrices of adapters, of q, k and v or of each route's gate and up; and what these add.
+        inner = max(top_k * model.expert_width, model.unrouted_width)
+        buffers.append(Buffer("adapter_shrunk", (rows * max(3, 2 * top_k) * adapter_rank,)))
+        buffers.append(Buffer("adapter_gate_up", (rows * 2 * inner,), wide))
     return tuple(buffers)
 
 
@@ -158,10 +163,14 @@ def arena_bytes(buffers: Iterable[Buffer]) -> int:
     return sum(-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for buffer in buffers)
 
 
-def gpu_arena_bytes(model: ModelShape, max_tokens: int, floats: GpuFloat, *, float_weights: bool) -> int:
+def gpu_arena_bytes(
+    model: ModelShape, max_tokens: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
+) -> int:
     """Of the steps of all sizes up to `max_tokens` rows, which lie over one another."""
     return max(
-        arena_bytes(gpu_step_buffers(model, size, floats, float_weights=float_weights))
+        arena_bytes(
+            gpu_step_buffers(model, size, floats, float_weights=float_weights, adapter_rank=adapter_rank)
+        )
         for size in step_sizes(max_tokens)
     )
 

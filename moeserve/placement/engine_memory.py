@@ -28,16 +28,18 @@ def gpu_reserved_bytes(
     float_weights: bool,
     floats: GpuFloat = "bfloat16",
     overhead: int = GPU_OVERHEAD_BYTES,
+    adapter_rank: int = 0,
 ) -> int:
     """Of a GPU engine whose largest step has `max_tokens` rows: the steps' buffers, logits, tables of slots and angles,
-    the sampler, what pages of KV pass through, and CUDA's own `overhead`. floats: what tensor cores multiply."""
+    the sampler, what pages of KV pass through, and CUDA's own `overhead`. floats: what tensor cores multiply.
+    adapter_rank: as `gpu_step_buffers` has it."""
     length = config.max_model_len or shape.context_length
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
     logits = 4 * head_rows * shape.vocab_size
     slot_table = 4 * (config.max_num_seqs + 1) * length
     angles = 4 * length * sum(form.rotary_dim for form in shape.forms)
     return (
-        gpu_arena_bytes(shape, max_tokens, floats, float_weights=float_weights)
+        gpu_arena_bytes(shape, max_tokens, floats, float_weights=float_weights, adapter_rank=adapter_rank)
         + logits
         + slot_table
         + angles

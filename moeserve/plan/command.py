@@ -29,7 +29,12 @@ from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_tiers
 from moeserve.units import GIB
-from moeserve.worker.adapter_memory import adapter_memory, open_adapters, refuse_adapters
+from moeserve.worker.adapter_memory import (
+    AdapterMemory,
+    adapter_memory,
+    open_adapters,
+    plan_gpu_adapters,
+)
 from moeserve.worker.device import choose_device
 from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.workload.options import real
@@ -68,6 +73,7 @@ SHARED = (
 STREAMS = (1, 4, 16, 64)
 PROMPTS = (512, 4096)
 CONTEXT = 512
+GPU_FLOAT_BYTES = 2  # of what tensor cores multiply
 SHORT_STEP_S = 1e-3  # below it, what the server does between two steps counts (measured on two cores)
 USERS = (2048, 8192, 32768)  # tokens of each
 
@@ -94,15 +100,18 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     sizes = ModelSizes.of(gguf.tensors, layout_of(config, model))
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
-    if gpu is not None:
-        refuse_adapters(config)
+    gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
     options = placement_options(config, model)
     usable = None if gpu is None else options.gpu_memory_budget or gpu - CUDA_CONTEXT_BYTES
     in_a_step = step_tokens(config.max_num_batched_tokens, model, usable)
     float_weights = has_float_weights(gguf.tensors, model)
     most_rows = max(in_a_step, config.max_num_seqs)
-    reserved = gpu_reserved_bytes(config, model, most_rows, float_weights=float_weights)
-    room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
+    adapter_rank = 0 if gpu_adapters is None else gpu_adapters.rank
+    reserved = gpu_reserved_bytes(
+        config, model, most_rows, float_weights=float_weights, adapter_rank=adapter_rank
+    )
+    adapter_bytes = 0 if gpu_adapters is None else gpu_adapters.num_bytes
+    room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved + adapter_bytes)
     routing = RoutingProbabilities(model, options.counts)
     if gpu is None:
         options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
@@ -110,8 +119,12 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         options = with_state_slots(options, config, sizes, room)
     placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
-    adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)
-    memory = predict(config, model, sizes, placement, ram, gpu_other, in_a_step, adapters)
+    adapters = AdapterMemory()
+    if gpu is None:
+        adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)
+    memory = predict(
+        config, model, sizes, placement, ram, gpu_other, in_a_step, adapters, gpu_adapters=adapter_bytes
+    )
     note = limit_note() if args.ram is None else ""
     _check_ram(memory, ram, note)
     cpu_rates = cpu_rates_of(args, config, gguf, model)

@@ -43,6 +43,7 @@ class Memory:
     gpu_kv: int
     gpu_states: int
     gpu_stream: int  # buffers for streamed experts
+    gpu_adapters: int  # LoRA adapters, and what is kept free for more
     gpu_other: int
     kv_tokens: int
     max_model_len: int
@@ -57,7 +58,14 @@ class Memory:
 
     @property
     def gpu(self) -> int:
-        return self.gpu_weights + self.gpu_kv + self.gpu_states + self.gpu_stream + self.gpu_other
+        return (
+            self.gpu_weights
+            + self.gpu_kv
+            + self.gpu_states
+            + self.gpu_stream
+            + self.gpu_adapters
+            + self.gpu_other
+        )
 
 
 def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placement, step_tokens: int) -> int:
@@ -105,9 +113,11 @@ def predict(
     gpu_other: int,
     step_tokens: int,
     adapters: AdapterMemory,
+    *,
+    gpu_adapters: int = 0,
 ) -> Memory:
-    """ram: bytes that the server may take. The KV pool gets what `kv/capacity.py` would give it, and the GPU's
-    share of it what the placement says."""
+    """ram: bytes that the server may take. adapters, gpu_adapters: what these take of RAM and of a GPU's memory. The KV
+    pool gets what `kv/capacity.py` would give it, and the GPU's share of it what the placement says."""
     wanted = config.max_model_len or model.context_length
     other = processes_bytes(config, model, placement, step_tokens)
     cpu_layers = placement.layers_in_ram
@@ -138,6 +148,7 @@ def predict(
         gpu_kv=gpu_kv,
         gpu_states=slots * sizes.state_bytes(cpu_layers),
         gpu_stream=placement.stream_bytes,
+        gpu_adapters=gpu_adapters,
         gpu_other=gpu_other,
         kv_tokens=tokens,
         max_model_len=min(wanted, tokens),

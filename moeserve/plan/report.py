@@ -172,6 +172,7 @@ def _memory(plan: PlacementPlan) -> str:
             _row("GPU, KV", _gib(m.gpu_kv)),
             *([_row("GPU, recurrent states", _gib(m.gpu_states))] if m.gpu_states else []),
             _row("GPU, streamed experts", _gib(m.gpu_stream)),
+            *([_row("GPU, LoRA adapters", _gib(m.gpu_adapters))] if m.gpu_adapters else []),
             _row("GPU, buffers and CUDA", _gib(m.gpu_other)),
             _row("GPU together", f"{_gib(m.gpu)} of {_gib(plan.gpu)}"),
         ]

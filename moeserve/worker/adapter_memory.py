@@ -1,4 +1,4 @@
-"""The LoRA adapters of the flags by their headers, and the RAM that they take.
+"""The LoRA adapters of the flags by their headers, and the memory that they take.
 
 It needs no torch: `moeserve plan` counts with it what the worker takes."""
 
@@ -8,11 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeserve.adapters.modules import DEFAULT_MEMORY_GIB, parse_modules
+from moeserve.adapters.modules import DEFAULT_MEMORY_GIB, DEFAULT_MOST, GPU_RANK, parse_modules
 from moeserve.adapters.open import open_adapter
 from moeserve.adapters.read_gguf import GgufAdapter
 from moeserve.adapters.read_peft import PeftAdapter
-from moeserve.adapters.sizes import panel_bytes, workspace_bytes
+from moeserve.adapters.sizes import (
+    gpu_matrix_bytes,
+    gpu_rank,
+    gpu_table_bytes,
+    panel_bytes,
+    workspace_bytes,
+)
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
@@ -21,16 +27,39 @@ from moeserve.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class AdapterMemory:
-    """Bytes of RAM, on the CPU engine."""
+    """Bytes of RAM, on the CPU engine; on a GPU there are none of them."""
 
-    as_read: int  # until the engine is built
-    resident: int  # as the kernels read them, and what a step has between the two matrices
-    later: int  # kept free for those of --lora-dir
+    as_read: int = 0  # until the engine is built
+    resident: int = 0  # as the kernels read them, and what a step has between the two matrices
+    later: int = 0  # kept free for those of --lora-dir
 
     @property
     def reserved(self) -> int:
         """What the KV pool leaves for adapters."""
         return self.as_read + self.resident + self.later
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAdapterPlan:
+    """The adapters of a GPU engine, before anything is loaded."""
+
+    checked: list[PeftAdapter | GgufAdapter]  # of --lora-modules
+    capacity: int  # how many there may be at once
+    rank: int  # the largest that one may have
+    num_bytes: int  # GPU memory for them all, beside the steps' buffers
+
+
+def plan_gpu_adapters(config: ServerConfig, shape: ModelShape, float_bytes: int) -> GpuAdapterPlan | None:
+    """None where there can never be any. float_bytes: of a number of their matrices. Raises AdapterError for one that
+    does not fit the model."""
+    if not config.lora_modules and config.lora_dir is None:
+        return None
+    checked = open_adapters(config, shape)
+    sizes = [size for adapter in checked for size in adapter.sizes]
+    capacity = len(checked) if config.lora_dir is None else config.max_loras or DEFAULT_MOST
+    rank = max((size.rank for size in sizes), default=0)
+    num_bytes = gpu_matrix_bytes(sizes, float_bytes) + gpu_table_bytes(shape, capacity) + later_bytes(config)
+    return GpuAdapterPlan(checked, capacity, gpu_rank(max(rank, GPU_RANK)), num_bytes)
 
 
 def open_adapters(config: ServerConfig, shape: ModelShape) -> list[PeftAdapter | GgufAdapter]:
@@ -52,15 +81,14 @@ def adapter_memory(
 
 
 def later_bytes(config: ServerConfig) -> int:
-    """RAM that is kept free for adapters that are loaded while the server runs."""
+    """Memory that is kept free for adapters that are loaded while the server runs."""
     if config.lora_dir is None:
         return 0
     return int((DEFAULT_MEMORY_GIB if config.lora_memory is None else config.lora_memory) * GIB)
 
 
 def refuse_adapters(config: ServerConfig) -> None:
-    """On a GPU. Raises ConfigError."""
-    if config.lora_modules:
-        raise ConfigError("--lora-modules is for the CPU engine alone; leave it out, or choose --device cpu")
-    if config.lora_dir is not None:
-        raise ConfigError("--lora-dir is for the CPU engine alone; leave it out, or choose --device cpu")
+    """With several GPUs. Raises ConfigError."""
+    for flag, value in (("--lora-modules", config.lora_modules), ("--lora-dir", config.lora_dir)):
+        if value:
+            raise ConfigError(f"{flag}: adapters are for one GPU or the CPU; leave it out, or --gpus")

@@ -25,10 +25,12 @@ from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.gpu_loader import GpuLoader
+from moeserve.models.loading.gpu_weights import float_type
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
@@ -41,12 +43,13 @@ from moeserve.placement import Placement
 from moeserve.placement.heat import read_heat
 from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
-from moeserve.worker.adapter_memory import refuse_adapters
+from moeserve.worker.adapter_memory import plan_gpu_adapters, refuse_adapters
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.streaming import Streaming
+from moeserve.worker.gpu_adapters import load_gpu_adapters
 from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.measure.steps import measure_steps
@@ -56,6 +59,7 @@ from moeserve.worker.moving_experts import MovingExperts
 from moeserve.worker.page_mover import PageMover
 from moeserve.worker.page_tiers import claim_directory, plan_tiers, ram_tier_bytes, refuse_tiers
 from moeserve.worker.ready import log_skipped, ready_message
+from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
 from moeserve.worker.step_dump import StepDump, open_dump
 
@@ -72,6 +76,7 @@ class LoadedGpuEngine:
     ready: WorkerReady
     dump: StepDump | None
     pages: PageMover | None
+    adapters: ResidentAdapters[GpuAdapterMatrices] | None
 
 
 def load_gpu_runner(
@@ -85,7 +90,7 @@ def load_gpu_runner(
     file, ConfigError where the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source)
     loaded = load_gpu_engine(config, source, on_progress, device, forced_rows)
-    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump, loaded.pages)
+    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump, loaded.pages, loaded.adapters)
 
 
 def gpu_constraints(config: ServerConfig, source: ModelSource) -> Constraints:
@@ -107,9 +112,11 @@ def load_gpu_engine(
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if ranks is not None:
         refuse_tiers(config, "with several GPUs")
+        refuse_adapters(config)
     directory = claim_directory(config)
-    refuse_adapters(config)
     shape = read_checked_shape(source)
+    # One that does not fit the model ends the start now.
+    of_adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape)
     check_lanes(source, shape, "GPU")
     share = None
@@ -124,7 +131,7 @@ def load_gpu_engine(
     max_tokens = max(in_a_step, config.max_num_seqs)
     all_reduce = None if ranks is None else ranks.connect(sum_sizes(shape, max_tokens))
     dump = open_dump(config, shape, max_tokens)
-    placement = plan_placement(config, layout, source, max_tokens, device, share)
+    placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters)
     if placement.layers_in_ram:
         refuse_tiers(config, "where the first layers are the CPU's")
     gpu_experts = [layer.gpu_experts for layer in placement.gpu_layers] if share is None else share.experts
@@ -132,6 +139,7 @@ def load_gpu_engine(
         gpu_experts, placement.layers_in_ram, with_embedding=not placement.begins_in_ram
     )
     in_ram = _in_ram(config, shape, source, placement, device, on_progress)
+    adapters = load_gpu_adapters(config, of_adapters, shape, placement, float_type(weights, device), device)
     _empty_cache(device)
     capacity = plan_capacity(config, layout, _kv_budgets(placement, layout))
     if ranks is not None:
@@ -161,6 +169,7 @@ def load_gpu_engine(
         forced_rows=forced_rows,
         mixer_sum=all_reduce if share is not None and share.divides_attention else None,
         ffn_sums=None if share is None else _ffn_sums(share, all_reduce),
+        adapters=None if adapters is None else adapters.slots,
     )
     name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
     cache = moving.cache(weights, placement, model.expert_token_counts)
@@ -187,13 +196,21 @@ def load_gpu_engine(
         pages = _open_tiers(config, directory, source, layout, kv_bytes, device, kv, states)
     ready = msgspec.structs.replace(
         ready_message(
-            config, layout, capacity, weight_bytes, engine.description, in_a_step, state_slots, pages
+            config,
+            layout,
+            capacity,
+            weight_bytes,
+            engine.description,
+            in_a_step,
+            state_slots,
+            pages,
+            () if adapters is None else adapters.at_start,
         ),
         kv_bytes=kv_bytes,
         prompts_first=in_ram is None,
         measured_steps=measured,
     )
-    return LoadedGpuEngine(engine, ready, dump, pages)
+    return LoadedGpuEngine(engine, ready, dump, pages, None if adapters is None else adapters.resident)
 
 
 def _open_tiers(

@@ -19,6 +19,7 @@ from moeserve.placement.options import placement_options, with_expert_cache, wit
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.units import GIB
+from moeserve.worker.adapter_memory import GpuAdapterPlan
 from moeserve.worker.memory import available_bytes
 
 log = logging.getLogger(__name__)
@@ -45,9 +46,10 @@ def plan_placement(
     max_tokens: int,
     device: torch.device,
     share: RankShare | None = None,
+    adapters: GpuAdapterPlan | None = None,
 ) -> Placement:
-    """Where every part of the model goes. share: this GPU's, if there are several; all of it is placed there. Raises
-    ConfigError where that cannot be, with what would fit."""
+    """Where every part of the model goes. share: this GPU's, if there are several; all of it is placed there. adapters:
+    for which room is left. Raises ConfigError where that cannot be, with what would fit."""
     shape, on_cuda = layout.shape, device.type == "cuda"
     reserved = gpu_reserved_bytes(
         config,
@@ -57,7 +59,10 @@ def plan_placement(
         # As gpu_weights.float_type: of two bytes, or not.
         floats="bfloat16" if on_cuda else "float32",
         overhead=GPU_OVERHEAD_BYTES if on_cuda else 0,
+        adapter_rank=0 if adapters is None else adapters.rank,
     )
+    if adapters is not None:
+        reserved += adapters.num_bytes
     gpu = Gpu(free_bytes(device), reserved)
     sizes = ModelSizes.of(source.tensors, layout)
     if share is not None:

@@ -41,7 +41,7 @@ from moeserve.worker.engines.cpu import CpuEngine
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.page_tiers import PageTiersPlan, claim_directory, plan_tiers
 from moeserve.worker.ready import log_skipped, ready_message
-from moeserve.worker.resident_adapters import ResidentAdapters
+from moeserve.worker.resident_adapters import AdapterAtStart, ResidentAdapters
 from moeserve.worker.runner import Runner
 from moeserve.worker.sampler import CpuSampler
 from moeserve.worker.self_test import check_logits
@@ -187,9 +187,10 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
     kv = KvCache(layout, capacity.num_slots, range(shape.num_layers)).layers
     states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
     adapters = cpu_adapters(config, shape, loaded.adapters, loaded.most_rows)
+    at_start = [AdapterAtStart(adapter.name, adapter.key, adapter.num_bytes) for adapter in loaded.adapters]
     resident = None
     if adapters is not None:
-        resident = ResidentAdapters(adapters, loaded.adapters, later_bytes(config))
+        resident = ResidentAdapters(adapters, at_start, later_bytes(config))
     model = CpuDecoder(
         shape,
         loaded.weights,
@@ -213,7 +214,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         loaded.step_tokens,
         loaded.state_slots,
         pages,
-        loaded.adapters,
+        at_start,
     )
     return Runner(engine, ready, constraints, loaded.dump, pages, resident)
 

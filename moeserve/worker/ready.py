@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import psutil
 
-from moeserve.adapters.adapter import Adapter
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import KvCapacity
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.interface import ModelShape
 from moeserve.worker.page_mover import PageMover
+from moeserve.worker.resident_adapters import AdapterAtStart
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def ready_message(
     step_tokens: int,
     num_state_slots: int,
     pages: PageMover | None = None,
-    adapters: Sequence[Adapter] = (),
+    adapters: Sequence[AdapterAtStart] = (),
 ) -> WorkerReady:
     """When everything is allocated: the process's memory is taken now. weight_bytes: on all devices together. pages: of
     the tiers behind the KV pool, if there are any."""

@@ -12,30 +12,82 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from moeserve.adapters.adapter import Adapter
 from moeserve.adapters.open import open_adapter
+from moeserve.adapters.read_gguf import GgufAdapter
+from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.errors import UserError
 from moeserve.messages.adapters import AdapterSource, AdaptersReport, AdapterState, AdaptersWanted
-from moeserve.models.blocks.cpu.lora import AdapterPanels, CpuAdapters
+from moeserve.models.interface import ModelShape
 from moeserve.units import MIB
 from moeserve.worker.memory import available_bytes
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadAdapter:
+Matrices = TypeVar("Matrices")
+
+
+class AdapterSlots(Protocol[Matrices]):
+    """An engine's adapters by number. Matrices: an adapter as its kernels read it."""
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def capacity(self) -> int:
+        """Numbers that there are."""
+        ...
+
+    def check(self, checked: PeftAdapter | GgufAdapter) -> None:
+        """Raises AdapterError for one that cannot be here."""
+        ...
+
+    def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:
+        """Of the adapters' memory, while it is read."""
+        ...
+
+    def prepare(self, adapter: Adapter) -> Matrices:
+        """Beside the steps, in another thread. Raises MemoryError."""
+        ...
+
+    def held_bytes(self, matrices: Matrices) -> int:
+        """Of the adapters' memory, from then on."""
+        ...
+
+    def put(self, number: int, matrices: Matrices) -> None:
+        """Only between two steps. Raises MemoryError."""
+        ...
+
+    def remove(self, number: int) -> None:
+        """Only between two steps, and when no row asks for it any more."""
+        ...
+
+
+class AdapterAtStart(NamedTuple):
+    """One of --lora-modules."""
+
+    name: str
     key: str
-    panels: AdapterPanels
     num_bytes: int
 
 
-class ResidentAdapters:
+@dataclass(frozen=True, slots=True)
+class _ReadAdapter(Generic[Matrices]):
+    key: str
+    matrices: Matrices
+    num_bytes: int
+
+
+class ResidentAdapters(Generic[Matrices]):
     """One writer: the thread that executes plans. `numbers` has the number of each key, -1 for the model itself."""
 
-    def __init__(self, engine: CpuAdapters, at_start: Sequence[Adapter], budget: int) -> None:
-        """at_start: what `engine` has already, in order. budget: bytes of RAM for adapters that come later."""
+    def __init__(
+        self, engine: AdapterSlots[Matrices], at_start: Sequence[AdapterAtStart], budget: int
+    ) -> None:
+        """at_start: what `engine` has already, in order. budget: bytes of memory for adapters that come later."""
         self._engine = engine
         self._sizes = {adapter.key: adapter.num_bytes for adapter in at_start}
         self._budget = budget + sum(self._sizes.values())
@@ -43,7 +95,7 @@ class ResidentAdapters:
         self._free = [number for number in range(engine.capacity) if number >= len(at_start)]
         self._outcomes: dict[int, AdapterState] = {}  # by order, of those that were read
         self._reader = ThreadPoolExecutor(1, "adapters")  # its thread starts with the first order
-        self._reading: tuple[AdapterSource, Future[_ReadAdapter]] | None = None
+        self._reading: tuple[AdapterSource, Future[_ReadAdapter[Matrices]]] | None = None
 
     @property
     def numbers(self) -> Mapping[str, int]:
@@ -91,11 +143,11 @@ class ResidentAdapters:
             state = AdapterState(source.order, error=f"{source.path}: {type(error).__name__}: {error}")
         self._outcomes[source.order] = state
 
-    def _install(self, source: AdapterSource, adapter: _ReadAdapter) -> AdapterState:
+    def _install(self, source: AdapterSource, adapter: _ReadAdapter[Matrices]) -> AdapterState:
         if adapter.key not in self._numbers:
             if not self._free:
                 return AdapterState(source.order, error="there are as many adapters as --max-loras allows")
-            self._engine.put(self._free[-1], adapter.panels)
+            self._engine.put(self._free[-1], adapter.matrices)
             self._numbers[adapter.key] = self._free.pop()
             self._sizes[adapter.key] = adapter.num_bytes
         return AdapterState(source.order, adapter.key, self._sizes[adapter.key])
@@ -110,22 +162,24 @@ class ResidentAdapters:
             room = self._budget - sum(self._sizes.values())
             self._reading = source, self._reader.submit(self._read, source, room)
 
-    def _read(self, source: AdapterSource, room: int) -> _ReadAdapter:
+    def _read(self, source: AdapterSource, room: int) -> _ReadAdapter[Matrices]:
         """In the helper thread. Raises UserError, OSError, MemoryError."""
         checked = open_adapter(source.name, Path(source.path), self._engine.shape)
-        self._check_size(source, 2 * checked.nbytes, room)  # as it is read, and as the kernels take it
+        self._engine.check(checked)
+        # In RAM as it is read, and as the kernels take it.
+        self._check_size(source, 2 * checked.nbytes, available_bytes())
+        self._check_size(source, self._engine.needed_bytes(checked), room)
         adapter = checked.read()
-        panels = AdapterPanels.of(adapter)
-        size = panels.num_bytes + self._engine.workspace_bytes(panels.rank)
+        matrices = self._engine.prepare(adapter)
+        size = self._engine.held_bytes(matrices)
         self._check_size(source, size, room)
         log.info(
             "adapter %s: %d products, rank up to %d, %.1f MiB",
-            *(source.name, len(adapter.products), adapter.rank, panels.num_bytes / MIB),
+            *(source.name, len(adapter.products), adapter.rank, size / MIB),
         )
-        return _ReadAdapter(adapter.key, panels, size)
+        return _ReadAdapter(adapter.key, matrices, size)
 
-    def _check_size(self, source: AdapterSource, size: int, room: int) -> None:
-        left = min(room, available_bytes())
+    def _check_size(self, source: AdapterSource, size: int, left: int) -> None:
         if size > left:
             raise UserError(
                 f"{source.path}: needs {size / MIB:.1f} MiB of memory, and {max(left, 0) / MIB:.1f} MiB are left for "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,7 +37,7 @@ class Runner:
         constraints: Constraints,
         dump: StepDump | None = None,
         pages: PageMover | None = None,
-        adapters: ResidentAdapters | None = None,
+        adapters: ResidentAdapters[Any] | None = None,
     ) -> None:
         """pages: of the tiers behind the KV pool, if there are any. adapters: None
         where requests cannot ask for any."""

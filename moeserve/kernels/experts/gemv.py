@@ -71,9 +71,9 @@ def dot_row(
 
 @triton.jit
 def load_bias(bias, expert, r, ROWS: tl.constexpr):
-    """float32 [BR, NB] of an expert's rows r [1, BR, NB]; zeros beyond ROWS, where r is -1."""
+    """float32 [BR, NB] of an expert's (or route's) rows r [1, BR, NB]; zeros beyond ROWS, where r is -1."""
     rows = tl.reshape(r, [r.shape[1], r.shape[2]])
-    return tl.load(bias + expert * ROWS + rows, (rows >= 0) & (rows < ROWS), 0.0)
+    return tl.load(bias + expert * ROWS + rows, (rows >= 0) & (rows < ROWS), 0.0).to(tl.float32)
 
 
 @kernel
@@ -81,11 +81,12 @@ def up_kernel(
     x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, experts, out, out_codes,
     out_scales,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
-    TOP_K: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
+    BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 of out_codes and
     out_scales, by the matrices of experts[route] (nothing where that is below 0), of experts [.., TOP_K] with rows
-    STRIDE apart. bias, up_bias: float32 [experts, ROWS], where given. Grid (row tiles, routes)."""
+    STRIDE apart. bias, up_bias: [experts, ROWS], where given; BY_ROUTE: [routes, ROWS]. Grid (row tiles, routes)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -113,10 +114,11 @@ def up_kernel(
     else:
         y = dot_row(x, x_codes, x_scales, codes, scales, supers, r, COLS, F, BK)
         z = dot_row(x, x_codes, x_scales, up_codes, up_scales, up_supers, r, COLS, F_UP, BK)
+    owner = route.to(tl.int64) if BY_ROUTE else expert
     if bias is not None:
-        y += load_bias(bias, expert, r, ROWS)
+        y += load_bias(bias, owner, r, ROWS)
     if up_bias is not None:
-        z += load_bias(up_bias, expert, r, ROWS)
+        z += load_bias(up_bias, owner, r, ROWS)
     h = tl.reshape(gated(y, z, ACTIVATION), [BR * NB])
     at = route.to(tl.int64) * ROWS
     if out_codes is not None:

@@ -92,6 +92,7 @@ def small_batch_up(
         g.format,
         u.format,
         options.activation,
+        options.by_route,
         ids.shape[1],
         row_stride(ids),
         t.br,

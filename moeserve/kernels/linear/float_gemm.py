@@ -45,14 +45,25 @@ def column_bias(y, bias, expert, column, COLUMNS: tl.constexpr):
     return y
 
 
+@triton.jit
+def gate_bias(y, bias, expert, routes, live, column, COLUMNS: tl.constexpr, BY_ROUTE: tl.constexpr):
+    """The same of a gated product; BY_ROUTE: plus each route's own, of bias [.., COLUMNS]."""
+    if BY_ROUTE:
+        at = bias + tl.where(live, routes, 0).to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        y += tl.load(at, live[:, None] & (column < COLUMNS)[None, :], 0.0).to(tl.float32)
+    else:
+        y = column_bias(y, bias, expert, column, COLUMNS)
+    return y
+
+
 @kernel
 def float_gemm_kernel(
     x, w, bias, up_bias, block_expert, block_routes, group, count, out,
-    ROWS: tl.constexpr, COLS: tl.constexpr, ACTIVATION: tl.constexpr, X_TOP_K: tl.constexpr, TOP_K: tl.constexpr,
-    PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, ACTIVATION: tl.constexpr, BY_ROUTE: tl.constexpr, X_TOP_K: tl.constexpr,
+    TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out[i] = W x[i // X_TOP_K] + bias, or with an ACTIVATION gated(those of even rows, those of odd ones), with a
-    bias each. Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
+    bias each (BY_ROUTE: its own for each route). Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
 
     w: [experts of the group, ROWS, COLS] of x's type; group: int32 [2], its first expert and the one behind its last,
     the blocks of others are left out. out has PARTS rows for each token, of which the first TOP_K are its routes'.
@@ -77,8 +88,8 @@ def float_gemm_kernel(
     if ACTIVATION is not None:
         column = tile * (BN // 2) + tl.arange(0, BN // 2)
         gate, up = tl.split(tl.reshape(y, [BM, BN // 2, 2]))
-        gate = column_bias(gate, bias, expert, column, ROWS // 2)
-        up = column_bias(up, up_bias, expert, column, ROWS // 2)
+        gate = gate_bias(gate, bias, expert, routes, live, column, ROWS // 2, BY_ROUTE)
+        up = gate_bias(up, up_bias, expert, routes, live, column, ROWS // 2, BY_ROUTE)
         y = gated(gate, up, ACTIVATION)
         at = out + to * (ROWS // 2) + column[None, :]
         tl.store(at, y.to(out.dtype.element_ty), live[:, None] & (column < ROWS // 2)[None, :])

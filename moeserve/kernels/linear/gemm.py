@@ -230,6 +230,17 @@ def add_bias(y, bias, expert, row, ROWS: tl.constexpr):
 
 
 @triton.jit
+def add_gate_bias(y, bias, expert, routes, live, row, ROWS: tl.constexpr, BY_ROUTE: tl.constexpr):
+    """The same of a gated product; BY_ROUTE: plus each route's own, of bias [.., ROWS]."""
+    if BY_ROUTE:
+        at = bias + tl.where(live, routes, 0).to(tl.int64)[None, :] * ROWS + row[:, None]
+        y += tl.load(at, live[None, :] & (row < ROWS)[:, None], 0.0).to(tl.float32)
+    else:
+        y = add_bias(y, bias, expert, row, ROWS)
+    return y
+
+
+@triton.jit
 def part_rows(routes, TOP_K: tl.constexpr, PARTS: tl.constexpr):
     """The rows of out that routes have where each token has PARTS of them, the first TOP_K for its routes."""
     if PARTS != TOP_K:
@@ -289,10 +300,11 @@ def gemm_kernel(
 def gated_gemm_kernel(
     x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes, out,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
-    TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
+    BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS]; grid (tiles, blocks). bias,
-    up_bias: float32 [experts, ROWS], where given, added to the products."""
+    up_bias: float32 [experts, ROWS], where given, added to the products; BY_ROUTE: [routes, ROWS]."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -312,5 +324,6 @@ def gated_gemm_kernel(
     else:
         y = multiply(codes, scales, supers, rows, live, r, COLS, F, BM, KB)
         z = multiply(up_codes, up_scales, up_supers, rows, live, r, COLS, F_UP, BM, KB)
-    y, z = add_bias(y, bias, expert, row, ROWS), add_bias(z, up_bias, expert, row, ROWS)
+    y = add_gate_bias(y, bias, expert, routes, live, row, ROWS, BY_ROUTE)
+    z = add_gate_bias(z, up_bias, expert, routes, live, row, ROWS, BY_ROUTE)
     store_tile(gated(y, z, ACTIVATION), out, routes, live, row, ROWS, ROWS)

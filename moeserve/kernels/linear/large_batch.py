@@ -139,6 +139,7 @@ def run_float_gemm(
         rows,
         cols,
         None if options is None else options.activation,
+        options is not None and options.by_route,
         1 if experts is None else experts.x_top_k,
         1 if experts is None else experts.top_k,
         1 if experts is None else experts.parts,

@@ -66,6 +66,7 @@ class Gated:
     activation: Activation = "silu"
     gate_bias: Tensor | None = None  # float32 [experts, ff]
     up_bias: Tensor | None = None
+    by_route: bool = False  # the biases are [routes, ff], floats: each route's own
 
 
 SILU = Gated()
@@ -320,6 +321,7 @@ def run_gated_gemm(
         gate.format,
         up.format,
         options.activation,
+        options.by_route,
         top_k,
         t.bm,
         t.bn,

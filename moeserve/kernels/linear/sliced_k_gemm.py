@@ -23,6 +23,7 @@ from moeserve.kernels.launch import COMPILED, kernel
 from moeserve.kernels.linear.gated import gated
 from moeserve.kernels.linear.gemm import (
     add_bias,
+    add_gate_bias,
     field_codes,
     field_numbers,
     next_parts,
@@ -332,8 +333,8 @@ def sliced_k_gemm_kernel(
 def gated_sliced_k_gemm_kernel(
     x, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, block_expert, block_routes, out,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, ACTIVATION: tl.constexpr,
-    TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr,
+    RB: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As gemm.gated_gemm_kernel."""
     if PDL:
@@ -368,5 +369,6 @@ def gated_sliced_k_gemm_kernel(
         RB,
         STAGES,
     )
-    y, z = add_bias(y, bias, expert, row, ROWS), add_bias(z, up_bias, expert, row, ROWS)
+    y = add_gate_bias(y, bias, expert, routes, live, row, ROWS, BY_ROUTE)
+    z = add_gate_bias(z, up_bias, expert, routes, live, row, ROWS, BY_ROUTE)
     store_tile(gated(y, z, ACTIVATION), out, routes, live, row, ROWS, ROWS)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from moeserve.adapters.scope import AdapterScope
 from moeserve.kernels.attention.op import prefill_tiles, tile_tokens
 from moeserve.kernels.launch import compile_ahead, first_launches
 from moeserve.messages.expert_cache import ExpertCacheCounts
@@ -31,7 +31,7 @@ from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.gpu_weight_reads import GpuWeightReads
-from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches
+from moeserve.worker.engines.recorded_steps import RecordedSteps, StepKind
 from moeserve.worker.engines.row_counts import leading_ones, padded, rounded
 from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import MAX_RECORDED_DECODE, StepInputs
@@ -94,17 +94,12 @@ class GpuEngine:
                 max_num_seqs,
                 model.device,
                 has_states=model.has_states,
+                has_adapters=model.adapters is not None,
                 max_tiles=self._most_tiles(size) * records_prompts,
             )
             for size in model.sizes
         }
-        # By size: recorded steps of rows that are independent of one another, and of small batches of which some rows
-        # are of one prompt.
-        self._decode: dict[int, Launches] = {}
-        self._small: dict[int, Launches] = {}
-        # Steps with prompts, without the head: launched one by one, their 500 kernels take the host 25 ms.
-        self._prompts: dict[int, Launches] = {}
-        self._recorded_logits: dict[int, Tensor] = {}  # by size: where a recorded step leaves its logits
+        self._recorded = RecordedSteps(model, self._inputs)
         self.streaming = Streaming()  # which part of the RAM experts a step with a prompt streams: none
         # Of the step under way.
         self._step = self._inputs[model.sizes[0]]
@@ -148,31 +143,23 @@ class GpuEngine:
         in RAM can take."""
         inputs = self._inputs[size]
         inputs.fill_dummy(size, self._model.shape.vocab_size)
-        for independent in (True, False):
-            yield inputs.batch(size, None, 0.0, rows_independent=independent)
-        if size > SMALL_BATCH_ROWS:
-            one = np.ones(1, np.int32)
-            tiles = self._on_device(self._tiles_of(one, one, one, one))
-            for streamed in (0.0, 0.5, 1.0) if self._model.can_stream else (0.0,):
-                yield replace(inputs.batch(0, tiles, streamed), num_decode=1)
+        one = np.ones(1, np.int32)
+        tiles = self._on_device(self._tiles_of(one, one, one, one))
+        for scope in self._recorded.scopes:
+            for independent in (True, False):
+                yield inputs.batch(size, None, 0.0, rows_independent=independent, scope=scope)
+            if size > SMALL_BATCH_ROWS:
+                for streamed in (0.0, 0.5, 1.0) if self._model.can_stream else (0.0,):
+                    yield replace(inputs.batch(0, tiles, streamed, scope=scope), num_decode=1)
 
     @property
     def kernels_compiled(self) -> int:
         return first_launches()
 
     def record(self) -> None:
-        """Compiles and records the decode steps of all sizes up to max_num_seqs. Before the first step."""
-        recorder = CudaGraphRecorder(self._model.device)
-        most = rounded(self._max_num_seqs, self._model.sizes)
-        for size in reversed([size for size in self._model.head_sizes if size <= most]):
-            for recorded, independent in ((self._decode, True), (self._small, False)):
-                if independent or 1 < size <= SMALL_BATCH_ROWS:
-                    launches = partial(self._decode_step, size, independent)
-                    recorded[size] = recorder.record(launches, self._model.begin)
-
-        for size, inputs in self._inputs.items():
-            if inputs.max_tiles:
-                self._prompts[size] = recorder.record(partial(self._prompt_step, size), self._model.begin)
+        """Compiles and records steps. Before the first one; again, it records them anew."""
+        self._recorded = RecordedSteps(self._model, self._inputs)
+        self._recorded.record(self._max_num_seqs)
 
     def _most_tiles(self, size: int) -> int:
         """Of a recorded step with prompts; 0: such steps of this size are launched."""
@@ -212,8 +199,10 @@ class GpuEngine:
         # A request that is new may read the KV of rows of this very step, beside its own.
         independent = layout.n == 1 or (layout.n == len(layout.count) and not has_new)
         each_alone = layout.n <= SMALL_BATCH_ROWS or layout.n == len(layout.count)
-        graphs = self._decode if independent else self._small
-        recorded = graphs.get(inputs.size) if each_alone and observer is None else None
+        kind = StepKind(inputs.size, self._scope_of(layout, sequences))
+        recorded = None
+        if each_alone and observer is None:
+            recorded = self._recorded.decode(kind, independent=independent)
         self._has_logits = recorded is not None
         if recorded is not None:
             self._before_step()
@@ -222,16 +211,22 @@ class GpuEngine:
             self._after_launch()
             return
         num_decode = layout.n if each_alone else leading_ones(layout.count)
-        if observer is None and self._replay_prompts(layout, num_decode, each_alone=each_alone):
+        if observer is None and self._replay_prompts(kind, layout, num_decode, each_alone=each_alone):
             return
         inputs.copy()
         tiles = None if each_alone else self._on_device(self._tiles(layout, num_decode))
         streamed = 0.0 if tiles is None else self.streaming.part(layout.n)
-        batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent)
+        batch = inputs.batch(num_decode, tiles, streamed, rows_independent=independent, scope=kind.scope)
         self._before_step(streams=self._model.streams(batch))
         self._model.begin(batch)
         self._model.forward(batch, observer)
         self._after_launch()
+
+    def _scope_of(self, layout: StepLayout, sequences: Sequences) -> AdapterScope:
+        adapters = self._model.adapters
+        if adapters is None:
+            return AdapterScope.NONE
+        return adapters.scope_for(sequences.adapters[layout.req_slot].tolist())
 
     def _before_step(self, *, streams: bool = False) -> None:
         if self.expert_cache is not None:
@@ -241,10 +236,12 @@ class GpuEngine:
         if self.expert_cache is not None:
             self.expert_cache.after_launch()
 
-    def _replay_prompts(self, layout: StepLayout, num_decode: int, *, each_alone: bool) -> bool:
+    def _replay_prompts(
+        self, kind: StepKind, layout: StepLayout, num_decode: int, *, each_alone: bool
+    ) -> bool:
         """Whether the step fits a recorded one, which then runs."""
         inputs = self._step
-        replay = self._prompts.get(inputs.size)
+        replay = self._recorded.prompts(kind)
         if replay is None or num_decode > MAX_RECORDED_DECODE:
             return False
         tiles = np.zeros((0, 4), np.int32) if each_alone else self._tiles(layout, num_decode)[0]
@@ -270,7 +267,7 @@ class GpuEngine:
         size = self._step.size if self._has_logits else rounded(n, self._model.head_sizes)
         rows, slots, count = self._step.head(first // self.logit_rows, size)
         if self._has_logits:
-            logits = self._recorded_logits[size]
+            logits = self._recorded.logits[size]
         else:
             logits = self._model.logits(self._step.size, rows, count)
         self._rows = _LogitRows(logits, slots, count)
@@ -306,16 +303,17 @@ class GpuEngine:
         """What runs a step of n random tokens of a prompt that belongs to nobody, from position `start` on, with this
         part of the RAM experts streamed, and waits for it. For timing, before the first request."""
         inputs = self._inputs[rounded(n, self._model.sizes)]
+        kind = StepKind(inputs.size, AdapterScope.NONE)
         inputs.fill_dummy(n, self._model.shape.vocab_size, start)
         if self._cpu_stage is not None:
             self._cpu_stage.fill_dummy(n)
         if n <= SMALL_BATCH_ROWS:
-            batch, replay = inputs.batch(n, None, 0.0), self._small.get(inputs.size)
+            batch, replay = inputs.batch(n, None, 0.0), self._recorded.decode(kind, independent=False)
         else:
             one = np.array([n, 0], np.int32)
             tiles = self._tiles_of(one[1:], one[:1], one[1:] + start, one[1:] + self._max_num_seqs)
             batch = inputs.batch(0, self._on_device(tiles), streamed)
-            replay = self._prompts.get(inputs.size)
+            replay = self._recorded.prompts(kind)
             if replay is not None:
                 inputs.fill_prompts(0, tiles[0])
 
@@ -335,7 +333,8 @@ class GpuEngine:
         """What runs a recorded step of so many rows (one of the sizes) that belong to nobody, and waits for it. For
         timing, before the first request."""
         self._inputs[rows].fill_dummy(rows, self._model.shape.vocab_size, is_prompt=False)
-        recorded = self._decode[rows]
+        recorded = self._recorded.decode(StepKind(rows, AdapterScope.NONE), independent=True)
+        assert recorded is not None
 
         def run() -> None:
             self._model.begin()
@@ -376,20 +375,6 @@ class GpuEngine:
 
     def read_weights(self) -> tuple[float, int]:
         return self._weights.read()
-
-    def _decode_step(self, size: int, independent: bool) -> None:
-        """What is recorded: a step of `size` rows, each of which attends by itself, all sampled."""
-        inputs = self._inputs[size]
-        inputs.copy()
-        self._model.forward(inputs.batch(size, None, 0.0, rows_independent=independent))
-        rows, _, count = inputs.head(0, size)
-        self._recorded_logits[size] = self._model.logits(size, rows, count)
-
-    def _prompt_step(self, size: int) -> None:
-        """What is recorded: a step of `size` rows, of which some attend each by itself and others in tiles."""
-        inputs = self._inputs[size]
-        inputs.copy()
-        self._model.forward(inputs.recorded_prompts())
 
     def _on_device(self, tiles: list[Int32s]) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(of_form).to(self._model.device) for of_form in tiles)

@@ -23,10 +23,10 @@ class CudaGraphRecorder:
     def record(self, launches: Launches, before: Launches) -> Launches:
         """Runs `before` and `launches` once, which compiles their kernels, and gives what runs the launches again from
         the current stream. `before` is no part of that: what the host does for each run."""
-        before()
-        launches()
         if not self._is_gpu:
             return launches
+        before()
+        launches()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Of this thread alone: NCCL has one that asks for events meanwhile.

@@ -4,7 +4,8 @@ counts     [COUNTS]   the step's rows, then how many of them are sampled by each
                       attend each by itself, MIXED_DECODE_ROWS together; 16 bytes apart, as kernels are compiled for
                       aligned addresses
 then int32 [stride] each: token ids, positions, KV slots, request slots, sampled rows, their request slots; and where
-there is recurrent state: of each sequence its first row, rows and state slot, and of each row its sequence
+there is recurrent state: of each sequence its first row, rows and state slot, and of each row its sequence; and where
+rows may ask for adapters, the adapter's slot of each row
 then int32 [tiles, 4]: of a recorded step, the tiles of its prompts (attention.op.prefill_tiles), empty ones behind
 """
 
@@ -16,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeserve.adapters.scope import AdapterScope
 from moeserve.kernels.delta_net.op import StepSequences, chunks_of
+from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.workspace import MIXED_DECODE_ROWS, GpuBatch, GpuStateRows
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
@@ -45,12 +48,13 @@ class StepInputs:
         device: torch.device,
         *,
         has_states: bool = False,
+        has_adapters: bool = False,
         max_tiles: int = 0,
     ) -> None:
-        """max_tiles: that a recorded step of this size has room for."""
+        """max_tiles: that a recorded step of this size has room for. has_adapters: rows may ask for some."""
         stride = -(-(size + head_rows) // _ALIGN) * _ALIGN
         self._nobody = nobody
-        fields = _FIELDS + (_STATE_FIELDS if has_states else 0)
+        fields = _FIELDS + (_STATE_FIELDS if has_states else 0) + has_adapters
         self._host = torch.zeros(
             COUNTS + fields * stride + 4 * max_tiles, dtype=torch.int32, pin_memory=device.type == "cuda"
         )
@@ -73,6 +77,9 @@ class StepInputs:
             first, count, slot = (field[: self._max_sequences] for field in on_device[6:9])
             self._sequences = StepSequences(first, count, slot, on_device[9, :size])
         self._num_sequences = 0
+        # Behind all others. -1: the model itself.
+        self._adapters = self._fields[fields - 1, :size] if has_adapters else None
+        self._adapters_on_device = on_device[fields - 1, :size]
 
     def fill(self, layout: StepLayout, sequences: Sequences) -> None:
         """On the host; the copy before must have been made."""
@@ -92,6 +99,9 @@ class StepInputs:
         f[3, n : self.size] = self._nobody
         f[4, :m] = layout.sampled_rows
         f[5, :m] = layout.sampled_slots
+        if self._adapters is not None:
+            self._adapters[:n] = sequences.adapters[layout.sequence]
+            self._adapters[n:] = -1
         if self._sequences is not None:
             self._fill_sequences(layout.offset, layout.count, sequences.state_slots[layout.req_slot])
 
@@ -105,6 +115,8 @@ class StepInputs:
         f[1, : self.size] = start + np.arange(self.size)
         f[2, : self.size] = np.where(np.arange(self.size) < n, np.arange(self.size), -1)
         f[3, : self.size] = self._nobody
+        if self._adapters is not None:
+            self._adapters[:] = -1
         if self._sequences is not None:
             sequences = 1 if is_prompt else min(n, self._max_sequences)
             count = np.full(sequences, n if is_prompt else 1, np.int32)
@@ -139,8 +151,10 @@ class StepInputs:
         streamed: float,
         *,
         rows_independent: bool = False,
+        scope: AdapterScope = AdapterScope.NONE,
     ) -> GpuBatch:
-        """The step's rows for the model; see GpuBatch. Without tiles, all rows go through the recurrent rule."""
+        """The step's rows for the model; see GpuBatch. Without tiles, all rows go through the recurrent rule. scope: of
+        the adapters that they ask for."""
         states = None
         if self._sequences is not None:
             states = self._recurrent_rows() if tiles is None else self._rows_by_chunks(num_decode)
@@ -155,11 +169,13 @@ class StepInputs:
             rows_independent,
             streamed,
             states,
+            adapters=GpuAdapterRows(self._adapters_on_device, scope) if scope else None,
         )
 
-    def recorded_prompts(self) -> GpuBatch:
+    def recorded_prompts(self, scope: AdapterScope) -> GpuBatch:
         """The batch of a recorded step with prompts: what `fill_prompts` says is read on the device."""
-        batch = self.batch(min(self.size, MAX_RECORDED_DECODE), (self._tiles_on_device,), 0.0)
+        tiles = (self._tiles_on_device,)
+        batch = self.batch(min(self.size, MAX_RECORDED_DECODE), tiles, 0.0, scope=scope)
         return replace(batch, decode_counts=self._decode_counts)
 
     def _recurrent_rows(self) -> GpuStateRows:

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.header import QWEN3_30B_A3B, qwen3moe, write_header
 from moeserve.adapters.read_peft import PeftAdapter
+from moeserve.adapters.sizes import gpu_table_bytes
 from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
@@ -161,9 +162,26 @@ def test_adapters_count(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert f"--lora-modules a={adapter} --lora-dir {tmp_path}" in shown["command"]
     assert main(["plan", *flags, *later]) == 0
     assert "kept for adapters" in capsys.readouterr().out
-    gpu = ("--model", str(TINY_MODEL), "--gpu-memory", "40", "--lora-modules", f"a={adapter}")
-    assert "for the CPU engine alone" in fails(capsys, *gpu)
     assert "has no effect without --lora-dir" in fails(capsys, *flags, "--lora-memory", "2")
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_adapters_count_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Theirs are the GPU's memory and the steps' buffers, and no RAM."""
+    adapter = write_peft(tmp_path / "a", r=2)
+    flags = ["--model", str(TINY_MODEL), "--gpu-memory", "40"]
+    without = run(capsys, *flags)["memory"]
+    later = ["--lora-dir", str(tmp_path), "--lora-memory", "0.125"]
+    shown = run(capsys, *flags, "--lora-modules", f"a={adapter}", *later)["memory"]
+    matrices = sum(
+        size.copies * 16 * (size.cols + size.rows) * 2 for size in PeftAdapter("a", adapter, SHAPE).sizes
+    )
+    table = gpu_table_bytes(SHAPE, 16)
+    assert shown["gpu_adapters"] == matrices + table + (1 << 27)
+    assert without["gpu_adapters"] == shown["ram_adapters"] == shown["ram_later_adapters"] == 0
+    assert shown["gpu_other"] > without["gpu_other"]
+    assert main(["plan", *flags, *later]) == 0
+    assert "GPU, LoRA adapters" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from moeserve.adapters.adapter import FLOAT32_BYTES, Adapter, ProductKey
 from moeserve.adapters.products import products_of
+from moeserve.adapters.read_gguf import GgufAdapter
+from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.adapters.sizes import workspace_bytes
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, LoraTable
 from moeserve.kernels.lora.reference import Pair, to_panels
@@ -63,8 +65,22 @@ class CpuAdapters:
         for number, adapter in enumerate(adapters):
             self.put(number, AdapterPanels.of(adapter))
 
-    def workspace_bytes(self, rank: int) -> int:
-        """Of what is between the two matrices of adapters up to `rank`."""
+    def check(self, checked: PeftAdapter | GgufAdapter) -> None:
+        """Raises AdapterError for one that cannot be here: none, whatever fits the model."""
+
+    def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:
+        """RAM while it is read: as it is read, and as the kernels take it."""
+        return 2 * checked.nbytes
+
+    def held_bytes(self, panels: AdapterPanels) -> int:
+        """RAM for its matrices, and for what is between two of them."""
+        return panels.num_bytes + self._workspace_bytes(panels.rank)
+
+    def prepare(self, adapter: Adapter) -> AdapterPanels:
+        """Beside the steps, in another thread. Raises MemoryError."""
+        return AdapterPanels.of(adapter)
+
+    def _workspace_bytes(self, rank: int) -> int:
         return workspace_bytes(self.shape, self._tokens, rank)
 
     def put(self, number: int, panels: AdapterPanels) -> None:
@@ -73,7 +89,7 @@ class CpuAdapters:
         for key, (a, b) in panels.products.items():
             self._table(key.layer, key.part).set(number, key.expert, a, b)
         rank = max((table.most_rank for table in self._tables.values()), default=0)
-        floats = self.workspace_bytes(rank) // FLOAT32_BYTES
+        floats = self._workspace_bytes(rank) // FLOAT32_BYTES
         if len(self._shrunk) < floats:
             self._shrunk = torch.empty(floats)
 

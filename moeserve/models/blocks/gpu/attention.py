@@ -8,12 +8,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from moeserve.adapters.products import QKV_PARTS
+from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
+from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.workspace import (
     MAX_DECODE_ROWS,
     MIXED_DECODE_ROWS,
@@ -24,6 +27,7 @@ from moeserve.models.blocks.gpu.workspace import (
 from moeserve.models.interface import AttentionShape
 from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.gpu_weights import GpuAttention
+from moeserve.models.sources.gguf import names
 
 
 class GpuAttentionBlock:
@@ -35,11 +39,19 @@ class GpuAttentionBlock:
         self._forms = forms
 
     def attend(
-        self, shape: AttentionShape, w: GpuAttention, kv: KvLayer, batch: GpuBatch, s: GpuWorkspace
+        self,
+        shape: AttentionShape,
+        w: GpuAttention,
+        kv: KvLayer,
+        batch: GpuBatch,
+        s: GpuWorkspace,
+        adapters: LayerAdapters | None,
     ) -> None:
         """Reads s.y, the norm of x; leaves the block's output in s.output."""
         eps, count, form, of_form = self._eps, batch.count, self._forms[shape.form], s.forms[shape.form]
         q, gate, k, v = _project(shape, w, count, s)
+        if adapters is not None:
+            adapters.add(s.y, QKV_PARTS, [k, v] if shape.is_gated else [q, k, v])
         v_eps = eps if shape.has_v_norm else None
         if batch.rows_independent and shape.qk_norm != "full":
             new = NewTokens(k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.kv_slots, v_eps)
@@ -54,7 +66,10 @@ class GpuAttentionBlock:
         if gate is not None:
             assert a.x is not None
             sigmoid_gate(a.x, gate, shape.head_dim, count, a.codes, a.scales)
-        multiply(w.output, a, count, s.output.view(s.rows, -1), s.unpacked)
+        output = s.output.view(s.rows, -1)
+        multiply(w.output, a, count, output, s.unpacked)
+        if adapters is not None:
+            adapters.add(GpuActivations(a.x, None, None), (names.ATTN_OUTPUT,), [output])
 
     def _attend(
         self,

@@ -36,6 +36,8 @@ from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.lora import GpuAdapters
+from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
 from moeserve.models.blocks.kv_slots import clear_slots
 from moeserve.models.interface import AttentionShape, ModelShape
@@ -75,15 +77,17 @@ class GpuDecoder:
         forced_rows: int = 0,
         mixer_sum: AllReduce | None = None,
         ffn_sums: Sequence[AllReduce | None] | None = None,
+        adapters: GpuAdapters | None = None,
     ) -> None:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. slot_table: int32
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
         `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
         from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`.
         mixer_sum, ffn_sums: where several GPUs compute the model, by what the mixers' outputs and each layer's
-        feed-forward's are summed over them; None: they are whole."""
+        feed-forward's are summed over them; None: they are whole. adapters: those that rows may ask for."""
         self.shape = shape
         self.device = slot_table.device
+        self.adapters = adapters
         self.num_layers = len(weights.layers)
         self._first_layer = shape.num_layers - self.num_layers
         self._weights = weights
@@ -110,7 +114,12 @@ class GpuDecoder:
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
         self._spaces = make_workspaces(
-            shape, max_tokens, floats, self.device, float_weights=has_float_weights(weights)
+            shape,
+            max_tokens,
+            floats,
+            self.device,
+            float_weights=has_float_weights(weights),
+            adapter_rank=0 if adapters is None else adapters.rank,
         )
         self.head_sizes = [size for size in self.sizes if size <= GPU_LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], shape.vocab_size, device=self.device)
@@ -158,10 +167,11 @@ class GpuDecoder:
             observer.embedding(s.x)
         for index, layer in enumerate(self._weights.layers):
             self._mixer_norm(index, s, batch.count)
-            self._mix_tokens(index, layer, batch, s)
+            adapters = self._adapters_of(index, batch, s)
+            self._mix_tokens(index, layer, batch, s, adapters)
             if self._mixer_sum is not None:
                 self._mixer_sum(s.output)
-            self._ffn.mix(index, s, batch.count)
+            self._ffn.mix(index, s, batch.count, adapters)
             if observer is not None:
                 self._show_layer(index, s, observer)
 
@@ -210,12 +220,24 @@ class GpuDecoder:
                 total += experts.nbytes * count // experts.gate.experts
         return total
 
-    def _mix_tokens(self, index: int, layer: GpuLayer, batch: GpuBatch, s: GpuWorkspace) -> None:
+    def _adapters_of(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> LayerAdapters | None:
+        if self.adapters is None or batch.adapters is None:
+            return None
+        return LayerAdapters(self._first_layer + index, self.adapters, batch.adapters, batch.count, s)
+
+    def _mix_tokens(
+        self,
+        index: int,
+        layer: GpuLayer,
+        batch: GpuBatch,
+        s: GpuWorkspace,
+        adapters: LayerAdapters | None,
+    ) -> None:
         """Reads s.y; leaves the mixer's output in s.output."""
         w, mixer = layer.mixer, self.shape.layers[self._first_layer + index].mixer
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, GpuAttention)
-            self._attention.attend(mixer, w, self._kv[index], batch, s)
+            self._attention.attend(mixer, w, self._kv[index], batch, s, adapters)
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)

@@ -16,20 +16,20 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.collectives.all_reduce import AllReduce
-from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
-from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
-from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
-from moeserve.kernels.linear.op import Gated, RouteBlocks
+from moeserve.kernels.linear.op import Gated
 from moeserve.kernels.norm import reference
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
+from moeserve.models.blocks.gpu.expert_run import ExpertRun
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
 from moeserve.models.interface import ModelShape, MoeShape
 from moeserve.models.loading.expert_stream import ExpertStream
@@ -39,9 +39,9 @@ from moeserve.models.loading.gpu_weights import (
     GpuLayer,
     GpuMoe,
     GpuSharedExpert,
-    plane_tensors,
 )
 from moeserve.models.observer import LayerRouting
+from moeserve.models.sources.gguf import names
 
 
 class PendingSum(NamedTuple):
@@ -127,25 +127,31 @@ class GpuFfnBlock:
             for layer in range(len(self._layers)):
                 self._handoff.expert_token_counts(layer).zero_()
 
-    def mix(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+    def mix(self, index: int, s: GpuWorkspace, count: Tensor, adapters: LayerAdapters | None = None) -> None:
         """Reads s.x and s.output, attention's; leaves what `pending` gives."""
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
             self._norm(index, s, count)
-            if takes_dense_products(ffn.expert.experts, s):
+            changed = adapters is not None and adapters.change(names.FFN_PARTS)
+            if takes_dense_products(ffn.expert.experts, s) and not changed:
                 multiply_dense(ffn.expert.experts, s, count, self._routes(index, s).parts[:, 0])
             else:
-                self._add_unrouted(index, ffn.expert, s, count)
+                self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         else:
-            self._mix_experts(index, ffn, s, count)
+            self._mix_experts(index, ffn, s, count, adapters)
         all_reduce = self._sums[index]
         if all_reduce is not None:
             self._sum_over_gpus(index, all_reduce, s, count)
 
-    def _mix_experts(self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
+    def _mix_experts(
+        self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor, adapters: LayerAdapters | None
+    ) -> None:
         shape = self._shapes[index].moe
         assert shape is not None
         self._router(index, ffn, s, count)
+        if adapters is not None:
+            exact = GpuActivations(s.router_input, None, None)
+            adapters.add(exact, (names.FFN_GATE_INP,), [s.router_logits])
         if self._forced_routing is not None:
             self._forced_routing.apply(index, s.router_logits)
         routes = self._routes(index, s)
@@ -157,11 +163,12 @@ class GpuFfnBlock:
         )  # fmt: skip
         if local is None:
             assert ffn.experts is not None
-            self._run_experts(index, ffn.experts, ids, s, count)
+            mine = None if adapters is None else adapters.experts(names.EXPERT_PARTS)
+            self._run_experts(index, ffn.experts, ids, s, count, adapters=mine)
         else:
             self._share_experts(index, ffn, local, s, count)
         if ffn.shared is not None:
-            self._add_unrouted(index, ffn.shared, s, count)
+            self._add_unrouted(index, ffn.shared, s, count, adapters, names.SHARED_PARTS)
 
     def add_and_norm(
         self,
@@ -339,7 +346,15 @@ class GpuFfnBlock:
             assert self._handoff is not None
             self._handoff.collect(index, s.pool_sum)
 
-    def _add_unrouted(self, index: int, w: GpuSharedExpert, s: GpuWorkspace, count: Tensor) -> None:
+    def _add_unrouted(
+        self,
+        index: int,
+        w: GpuSharedExpert,
+        s: GpuWorkspace,
+        count: Tensor,
+        adapters: LayerAdapters | None,
+        names_of: Sequence[str],
+    ) -> None:
         """What every token passes, as one route more of it: the column behind those of the router."""
         shape, routes = self._shapes[index], self._routes(index, s)
         column = slice(shape.num_routes, shape.num_routes + 1)
@@ -347,7 +362,7 @@ class GpuFfnBlock:
         ids = self._ids_here(index, routes)[:, column]
         weights = routes.weights[:, column]
         shared_gate(s.router_input, w.gate, count, weights[:, 0], ids[:, 0])
-        run = _ExpertRun(
+        run = ExpertRun(
             s.y,
             w.experts,
             self._hidden,
@@ -358,6 +373,7 @@ class GpuFfnBlock:
             s.unrouted_blocks,
             self._unrouted_part(index, s),
             Gated(shape.unrouted_activation),
+            None if adapters is None else adapters.experts(names_of),
         )
         run.launch(s, count, adds=self._has_routed_parts(index) and self._sandwich(index) is None)
 
@@ -370,15 +386,16 @@ class GpuFfnBlock:
         count: Tensor,
         *,
         adds: bool = False,
+        adapters: ExpertAdapters | None = None,
     ) -> None:
         """Parts of the routes whose id in `experts` is not below 0."""
         shape, routes = self._shapes[index].moe, self._routes(index, s)
         assert shape is not None
         weights = routes.weights[:, : shape.top_k]
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
-        run = _ExpertRun(
+        run = ExpertRun(
             self._experts_input(index, s), experts, self._hidden, shape.width, local_expert_ids, weights, s.h,
-            s.blocks, parts, _gated(shape, experts),
+            s.blocks, parts, _gated(shape, experts), adapters,
         )  # fmt: skip
         run.launch(s, count, adds=adds)
 
@@ -388,46 +405,3 @@ def _gated(shape: MoeShape, experts: GpuExperts) -> Gated:
         return Gated(shape.activation)
     gate, up, _ = experts.biases
     return Gated(shape.activation, gate, up)
-
-
-class _ExpertRun(NamedTuple):
-    """Some experts for the routes of all rows, and where what they compute goes."""
-
-    y: GpuActivations  # what they read
-    experts: GpuExperts
-    hidden: int
-    width: int
-    ids: Tensor  # int32 [rows, routes]: places in `experts`, below 0: elsewhere
-    weights: Tensor  # float32 [rows, routes]
-    h: GpuActivations
-    blocks: BlockWorkspace
-    parts: Tensor  # [rows, routes, hidden] a part for every route, or of few rows [rows, 1, hidden] their sum
-    options: Gated
-
-    def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
-        """adds: where a token has one part, it holds others' sum already."""
-        gate, up, down = self.experts.gate, self.experts.up, self.experts.down
-        bias = None if self.experts.biases is None else self.experts.biases[2]
-        matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
-        of_down = (plane_tensors(down), int(down.type), self.width)
-        y, h, b = self.y, self.h, self.blocks
-        if s.is_small_batch:
-            h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
-            small_batch_up(
-                y.x, y.codes, y.scales, *matrices, self.ids, h.x, h.codes, h.scales, options=self.options
-            )
-            small_batch_down(
-                h.x, h.codes, h.scales, *of_down, self.ids, self.weights, count, self.parts[:, 0], adds=adds,
-                bias=bias,
-            )  # fmt: skip
-            return
-        assert y.x is not None
-        assert h.x is not None
-        align_routes(self.ids, count, gate.experts, b.expert, b.routes)
-        if b.is_large_batch and s.unpacked is not None:
-            routing = RouteBlocks(b.expert, b.routes)
-            large_batch_up(y.x, *matrices, routing, self.ids.shape[1], h.x, s.unpacked, options=self.options)
-            large_batch_down(h.x, *of_down, routing, self.parts, s.unpacked, bias=bias)
-            return
-        experts_up(y.x, *matrices, b.expert, b.routes, self.ids.shape[1], h.x, options=self.options)
-        experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)

@@ -21,6 +21,7 @@ from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.kernels.linear.op import gemv_tokens
+from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import AttentionShape, GatedDeltaNetShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.step_buffers import (
@@ -74,6 +75,7 @@ class GpuBatch:
     # Of a recorded step with prompts: int32 [1] each, how many of the first rows, MIXED_DECODE_ROWS together, attend by
     # themselves; None: all of num_decode.
     decode_counts: tuple[Tensor, ...] | None = None
+    adapters: GpuAdapterRows | None = None  # None: no row asks for any
 
 
 class Routes(NamedTuple):
@@ -131,11 +133,14 @@ class GpuWorkspace:
         mixed_decode: dict[AttentionForm, DecodeWorkspace],
         *,
         float_weights: bool,
+        adapter_rank: int,
     ) -> None:
         """arena: uint8, shared with the workspaces of other sizes, as `decode` and `mixed_decode` may be. floats: of
-        what the tensor cores multiply."""
+        what the tensor cores multiply. adapter_rank: as `gpu_step_buffers` has it."""
         device = arena.device
-        buffers = gpu_step_buffers(shape, rows, FLOATS[floats], float_weights=float_weights)
+        buffers = gpu_step_buffers(
+            shape, rows, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
+        )
         views = _views(arena, buffers)
         self.rows = rows
         self.is_small_batch = rows <= SMALL_BATCH_ROWS
@@ -166,6 +171,8 @@ class GpuWorkspace:
             for parts in {layer.num_parts for layer in shape.layers}
         }
         self.pool_sum = views["pool_sum"]
+        self.adapter_shrunk = views.get("adapter_shrunk")
+        self.adapter_gate_up = views.get("adapter_gate_up")
         self.unpacked = UnpackScratch(views["unpacked"]) if "unpacked" in views else None
         can_unpack = self.unpacked is not None
         self.blocks = BlockWorkspace(
@@ -203,10 +210,18 @@ class GpuHead:
 
 
 def make_workspaces(
-    shape: ModelShape, max_tokens: int, floats: torch.dtype, device: torch.device, *, float_weights: bool
+    shape: ModelShape,
+    max_tokens: int,
+    floats: torch.dtype,
+    device: torch.device,
+    *,
+    float_weights: bool,
+    adapter_rank: int = 0,
 ) -> dict[int, GpuWorkspace]:
     """By size, over one another."""
-    nbytes = gpu_arena_bytes(shape, max_tokens, FLOATS[floats], float_weights=float_weights)
+    nbytes = gpu_arena_bytes(
+        shape, max_tokens, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
+    )
     arena = torch.empty(nbytes, dtype=torch.uint8, device=device)
     mixed = _decode_workspaces(shape, MIXED_DECODE_ROWS, device, MIXED_SPLITS)
     sizes = step_sizes(max_tokens)
@@ -220,6 +235,7 @@ def make_workspaces(
             by_rows[min(size, MAX_DECODE_ROWS)],
             mixed,
             float_weights=float_weights,
+            adapter_rank=adapter_rank,
         )
         for size in sizes
     }

@@ -1,0 +1,34 @@
+"""Which kinds of products an adapter changes: a GPU records steps that leave out the others' launches."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from moeserve.adapters.products import QKV_PARTS
+from moeserve.models.sources.gguf import names as n
+
+
+class AdapterScope(enum.IntFlag):
+    NONE = 0
+    ATTENTION = 1
+    ROUTER = 2
+    ROUTED_EXPERTS = 4
+    FEED_FORWARD = 8  # that every token passes: shared experts, layers without experts
+    ALL = 15
+
+
+_SCOPES = {
+    **dict.fromkeys((*QKV_PARTS, n.ATTN_OUTPUT), AdapterScope.ATTENTION),
+    n.FFN_GATE_INP: AdapterScope.ROUTER,
+    **dict.fromkeys(n.EXPERT_PARTS, AdapterScope.ROUTED_EXPERTS),
+    **dict.fromkeys((*n.FFN_PARTS, *n.SHARED_PARTS), AdapterScope.FEED_FORWARD),
+}
+
+
+def scope_of(parts: Iterable[str]) -> AdapterScope:
+    """Of an adapter that changes the matrices of these names (products.py)."""
+    found = AdapterScope.NONE
+    for part in parts:
+        found |= _SCOPES[part]
+    return found

@@ -1,0 +1,181 @@
+"""Launches what adapters add on a GPU: first A x for all parts of a product's group, then B of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
+from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.kernels.lora.triton import expand_kernel, expand_sum_kernel, shrink_kernel
+
+ROWS_BY_THEMSELVES = 64  # steps of up to so many rows take each by itself; larger ones in blocks
+BLOCK = 64
+RANK_TILE = 16
+_ENTRY = 4  # int64s of a product of an adapter
+_FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTable:
+    """The products of a launch, of all slots: `parts` consecutive ones, each of `experts` matrices over `cols`."""
+
+    entries: Tensor  # int64 [slots, parts * experts, 4], a view of all products'; see triton.py
+    parts: int
+    experts: int
+    cols: int
+    rank: int  # the largest that an adapter may have
+    dtype: torch.dtype  # of the matrices
+
+    @property
+    def slot_stride(self) -> int:
+        return int(self.entries.stride(0))
+
+    @property
+    def float(self) -> tl.dtype:
+        return _FLOATS[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What the rows of a step are to a product: they themselves, or their routes to experts."""
+
+    slots: Tensor  # int32 [n]: each row's adapter, -1 for none
+    count: Tensor  # int32 [1]: rows that exist
+    top_k: int = 1
+    ids: Tensor | None = (
+        None  # int32 [n, top_k], the experts, below 0: no route; perhaps columns of a wider tensor
+    )
+    blocks: RouteBlocks | None = None  # the routes sorted, for a large batch
+
+    def tiling(self) -> tuple[int, int]:
+        """Items of a block, and blocks."""
+        if self.blocks is not None:
+            return self.blocks.routes.shape[1], len(self.blocks.expert)
+        items = len(self.slots) * self.top_k
+        block = 1 if self.ids is not None or len(self.slots) <= ROWS_BY_THEMSELVES else BLOCK
+        return block, -(-items // block)
+
+    def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
+        """ids, block_expert, block_routes, count."""
+        if self.blocks is not None:
+            return None, self.blocks.expert, self.blocks.routes, self.count
+        return self.ids, None, None, self.count
+
+    @property
+    def ids_stride(self) -> int:
+        return 0 if self.ids is None else row_stride(self.ids)
+
+
+def shrink(x: GpuActivations, table: AdapterTable, items: Items, shrunk: Tensor, *, x_top_k: int = 1) -> None:
+    """shrunk[item, part] = A x[item // x_top_k]. x: where it has no floats, its int8, of rows by themselves. shrunk:
+    float32, flat, with room for [items, table.parts, table.rank]."""
+    block, blocks = items.tiling()
+    is_row = block == 1
+    shrink_kernel(
+        (min(4, table.rank // RANK_TILE) if is_row else 1, table.parts, blocks),
+        x.x,
+        x.codes if x.x is None else None,
+        x.scales if x.x is None else None,
+        items.slots,
+        table.entries,
+        *items.operands(),
+        shrunk,
+        table.cols,
+        table.cols if x.x is None else row_stride(x.x),
+        x_top_k,
+        table.parts,
+        table.experts,
+        table.slot_stride,
+        items.top_k,
+        items.ids_stride,
+        table.rank,
+        table.float,
+        block,
+        RANK_TILE // 4 if is_row else RANK_TILE,
+        min(next_power_of_2(table.cols), 512 if is_row else 64),
+        PDL,
+        num_warps=4,
+        launch_pdl=PDL,
+    )
+
+
+def expand(
+    shrunk: Tensor,
+    table: AdapterTable,
+    items: Items,
+    out: Sequence[Tensor],
+    *,
+    adds: bool = True,
+    biases: Sequence[Tensor | None] = (None, None),
+    out_top_k: int | None = None,
+) -> None:
+    """out[part][item] += B shrunk[item, part], for each of table.parts, 3 at most. adds=False: = instead of +=, 0 for
+    items without adapters, and bias float32 [experts, rows] more of the first two parts. out: [items, rows] each; or
+    with out_top_k [n * out_top_k, rows], of which each row's first top_k are its items'."""
+    block, blocks = items.tiling()
+    bn = 128 if block == 1 else 64
+    outs = [*out, None, None][:3]
+    widths = [0 if o is None else o.shape[1] for o in outs]
+    strides = [0 if o is None else row_stride(o) for o in outs]
+    expand_kernel(
+        (sum(-(-width // bn) for width in widths), blocks),
+        shrunk,
+        items.slots,
+        table.entries,
+        *items.operands(),
+        *biases,
+        *outs,
+        *widths,
+        *strides,
+        table.parts,
+        table.experts,
+        table.slot_stride,
+        items.top_k,
+        items.top_k if out_top_k is None else out_top_k,
+        items.ids_stride,
+        table.rank,
+        adds,
+        table.float,
+        block,
+        bn,
+        RANK_TILE,
+        PDL,
+        num_warps=4,
+        launch_pdl=PDL,
+    )
+
+
+def expand_sum(shrunk: Tensor, table: AdapterTable, items: Items, weights: Tensor, out: Tensor) -> None:
+    """out[row] += sum over j of weights[row, j] * B shrunk[row * top_k + j], over the row's routes. weights float32 [n,
+    top_k], perhaps columns of a wider tensor; out [n, rows]."""
+    bn = 128
+    expand_sum_kernel(
+        (-(-out.shape[1] // bn), len(items.slots)),
+        shrunk,
+        items.slots,
+        table.entries,
+        items.ids,
+        weights,
+        items.count,
+        out,
+        out.shape[1],
+        row_stride(out),
+        table.experts,
+        table.slot_stride,
+        items.top_k,
+        items.ids_stride,
+        row_stride(weights),
+        table.rank,
+        table.float,
+        bn,
+        RANK_TILE,
+        PDL,
+        num_warps=4,
+        launch_pdl=PDL,
+    )

@@ -1,0 +1,103 @@
+"""What the adapters of a step's rows add to the products of one layer, as launches on the current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from moeserve.adapters.scope import AdapterScope, scope_of
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.experts.op import BlockWorkspace
+from moeserve.kernels.linear.op import Gated, RouteBlocks
+from moeserve.kernels.lora.op import RANK_TILE, AdapterTable, Items, expand, expand_sum, shrink
+from moeserve.models.blocks.gpu.lora import GpuAdapterRows, GpuAdapters
+from moeserve.models.blocks.gpu.workspace import GpuWorkspace
+
+
+class LayerAdapters:
+    """Those of one layer in one step."""
+
+    def __init__(
+        self, layer: int, adapters: GpuAdapters, rows: GpuAdapterRows, count: Tensor, s: GpuWorkspace
+    ) -> None:
+        self._layer = layer
+        self._adapters = adapters
+        self._rows = rows
+        self._count = count
+        self._s = s
+
+    def change(self, parts: Sequence[str]) -> bool:
+        """Those of the step's rows may change these products."""
+        return scope_of(parts) & self._rows.scope != AdapterScope.NONE
+
+    def add(self, x: GpuActivations, parts: Sequence[str], out: Sequence[Tensor]) -> None:
+        """To the products of `parts`, those of them that adapters may change, over x. out: [rows, width] each."""
+        table = self._table(parts)
+        if table is None:
+            return
+        assert self._s.adapter_shrunk is not None
+        items = Items(self._rows.slots, self._count)
+        shrink(x, table, items, self._s.adapter_shrunk)
+        expand(self._s.adapter_shrunk, table, items, out)
+
+    def experts(self, parts: Sequence[str]) -> ExpertAdapters | None:
+        """For the products of a mixture: gate, up and down."""
+        gate_up, down = self._table(parts[:2]), self._table(parts[2:])
+        if gate_up is None or down is None:
+            return None
+        assert self._s.adapter_shrunk is not None
+        assert self._s.adapter_gate_up is not None
+        return ExpertAdapters(
+            gate_up,
+            down,
+            Items(self._rows.slots, self._count),
+            self._s.adapter_shrunk,
+            self._s.adapter_gate_up,
+        )
+
+    def _table(self, parts: Sequence[str]) -> AdapterTable | None:
+        if not self.change(parts):
+            return None
+        return self._adapters.table(self._layer, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAdapters:
+    """Of the experts of a layer; of a step's routes once `of_routes` has named them."""
+
+    gate_up: AdapterTable
+    down: AdapterTable
+    items: Items
+    shrunk: Tensor
+    scratch: Tensor  # flat: what is added to gate and up
+
+    def of_routes(self, ids: Tensor, blocks: BlockWorkspace | None) -> ExpertAdapters:
+        """ids: int32 [rows, routes], the experts. blocks: of a large batch, the routes sorted."""
+        top_k = ids.shape[1]
+        if blocks is not None and blocks.routes.shape[1] >= RANK_TILE:  # what tensor cores multiply at least
+            sorted_routes = RouteBlocks(blocks.expert, blocks.routes)
+            return replace(self, items=replace(self.items, top_k=top_k, blocks=sorted_routes))
+        return replace(self, items=replace(self.items, top_k=top_k, ids=ids))
+
+    def gated(self, y: GpuActivations, width: int, options: Gated) -> Gated:
+        """`options` with what adapters add to the products with gate and up, for each route by itself."""
+        items = self.items
+        num = len(items.slots) * items.top_k
+        gate, up = self.scratch[: 2 * num * width].view(2, num, width)
+        shrink(y, self.gate_up, items, self.shrunk, x_top_k=items.top_k)
+        biases = (options.gate_bias, options.up_bias)
+        expand(self.shrunk, self.gate_up, items, (gate, up), adds=False, biases=biases)
+        return Gated(options.activation, gate, up, by_route=True)
+
+    def add_down(self, h: GpuActivations, parts: Tensor) -> None:
+        """To each route's part. parts: [rows, routes, hidden], perhaps columns of a wider tensor."""
+        shrink(h, self.down, self.items, self.shrunk)
+        hidden = parts.shape[2]
+        expand(self.shrunk, self.down, self.items, [parts[0]], out_top_k=parts.stride(0) // hidden)
+
+    def add_down_sum(self, h: GpuActivations, weights: Tensor, out: Tensor) -> None:
+        """To the weighed sum of each row's routes. out: [rows, hidden]."""
+        shrink(h, self.down, self.items, self.shrunk)
+        expand_sum(self.shrunk, self.down, self.items, weights, out)
