@@ -16,18 +16,17 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.collectives.all_reduce import AllReduce
-from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
-from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
-from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
-from moeserve.kernels.linear.op import Gated, RouteBlocks
+from moeserve.kernels.linear.op import Gated
 from moeserve.kernels.norm import reference
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
+from moeserve.models.blocks.gpu.expert_run import ExpertRun
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
@@ -40,7 +39,6 @@ from moeserve.models.loading.gpu_weights import (
     GpuLayer,
     GpuMoe,
     GpuSharedExpert,
-    plane_tensors,
 )
 from moeserve.models.observer import LayerRouting
 from moeserve.models.sources.gguf import names
@@ -364,7 +362,7 @@ class GpuFfnBlock:
         ids = self._ids_here(index, routes)[:, column]
         weights = routes.weights[:, column]
         shared_gate(s.router_input, w.gate, count, weights[:, 0], ids[:, 0])
-        run = _ExpertRun(
+        run = ExpertRun(
             s.y,
             w.experts,
             self._hidden,
@@ -395,7 +393,7 @@ class GpuFfnBlock:
         assert shape is not None
         weights = routes.weights[:, : shape.top_k]
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
-        run = _ExpertRun(
+        run = ExpertRun(
             self._experts_input(index, s), experts, self._hidden, shape.width, local_expert_ids, weights, s.h,
             s.blocks, parts, _gated(shape, experts), adapters,
         )  # fmt: skip
@@ -407,57 +405,3 @@ def _gated(shape: MoeShape, experts: GpuExperts) -> Gated:
         return Gated(shape.activation)
     gate, up, _ = experts.biases
     return Gated(shape.activation, gate, up)
-
-
-class _ExpertRun(NamedTuple):
-    """Some experts for the routes of all rows, and where what they compute goes."""
-
-    y: GpuActivations  # what they read
-    experts: GpuExperts
-    hidden: int
-    width: int
-    ids: Tensor  # int32 [rows, routes]: places in `experts`, below 0: elsewhere
-    weights: Tensor  # float32 [rows, routes]
-    h: GpuActivations
-    blocks: BlockWorkspace
-    parts: Tensor  # [rows, routes, hidden] a part for every route, or of few rows [rows, 1, hidden] their sum
-    options: Gated
-    adapters: ExpertAdapters | None
-
-    def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
-        """adds: where a token has one part, it holds others' sum already."""
-        gate, up, down = self.experts.gate, self.experts.up, self.experts.down
-        bias = None if self.experts.biases is None else self.experts.biases[2]
-        matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
-        of_down = (plane_tensors(down), int(down.type), self.width)
-        y, h, b, options = self.y, self.h, self.blocks, self.options
-        if s.is_small_batch:
-            h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
-            mine = None if self.adapters is None else self.adapters.of_routes(self.ids, None)
-            if mine is not None:
-                options = mine.gated(y, self.width, options)
-            small_batch_up(
-                y.x, y.codes, y.scales, *matrices, self.ids, h.x, h.codes, h.scales, options=options
-            )
-            small_batch_down(
-                h.x, h.codes, h.scales, *of_down, self.ids, self.weights, count, self.parts[:, 0], adds=adds,
-                bias=bias,
-            )  # fmt: skip
-            if mine is not None:
-                mine.add_down_sum(h, self.weights, self.parts[:, 0])
-            return
-        assert y.x is not None
-        assert h.x is not None
-        align_routes(self.ids, count, gate.experts, b.expert, b.routes)
-        mine = None if self.adapters is None else self.adapters.of_routes(self.ids, b)
-        if mine is not None:
-            options = mine.gated(y, self.width, options)
-        if b.is_large_batch and s.unpacked is not None:
-            routing = RouteBlocks(b.expert, b.routes)
-            large_batch_up(y.x, *matrices, routing, self.ids.shape[1], h.x, s.unpacked, options=options)
-            large_batch_down(h.x, *of_down, routing, self.parts, s.unpacked, bias=bias)
-        else:
-            experts_up(y.x, *matrices, b.expert, b.routes, self.ids.shape[1], h.x, options=options)
-            experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
-        if mine is not None:
-            mine.add_down(h, self.parts)
