@@ -78,6 +78,8 @@ CALLS = {
     "piecewise attention, wide": "piecewise(torch.float16, 256)",
     "piecewise attention, floats": "piecewise(f32, 80)",
     "sums over GPUs": "over_gpus(f32), over_gpus(torch.bfloat16)",
+    "adapters, few rows": "adapters(16, f32)",
+    "adapters, many rows": "adapters(2000, torch.bfloat16)",
     "pages": "pages(1024), pages(6)",
     "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
@@ -95,6 +97,7 @@ from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_u
 from moeserve.kernels.latent import op as latent
 from moeserve.kernels.linear import op
 from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linear
+from moeserve.kernels.lora import op as lora
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.pages.op import PageRows
@@ -153,6 +156,39 @@ def experts(n, kind, down, experts=128, top_k=8, oai=False, activation="silu"):
                half, options=options)
     experts_down(half, weight(down, experts, hidden, ff), int(down), ff, room.expert, room.routes, count,
                  empty(n, wide, hidden, dtype=dtype)[:, :top_k], bias=biases[2])
+
+def adapters(n, dtype):
+    # Of q, k and v, and of experts, whose quantised products take what theirs add.
+    hidden, ff, num, top_k, count = 512, 256, 128, 8, empty(1, dtype=i32)
+    entries, slots = empty(16, 3 * num, 4, dtype=torch.int64), empty(n, dtype=i32)
+    table = lambda parts, num, cols: lora.AdapterTable(entries[:, : parts * num], parts, num, cols, 64, torch.bfloat16)
+    rows, of_rows, shrunk = lora.Items(slots, count), table(3, 1, hidden), empty(n * 2 * top_k * 64)
+    y = GpuActivations(*both(n, hidden, dtype))
+    lora.shrink(y, of_rows, rows, shrunk)
+    lora.expand(shrunk, of_rows, rows, empty(n, 1024, dtype=dtype)[:, :768].split((512, 128, 128), 1))
+    room, ids = BlockWorkspace(n, top_k, num, "meta"), empty(n, top_k + 1, dtype=i32)[:, :top_k]
+    few, gate, up = room.method.up is None, empty(n * top_k, ff, dtype=dtype), empty(n * top_k, ff, dtype=dtype)
+    blocks = op.RouteBlocks(room.expert, room.routes)
+    items = lora.Items(slots, count, top_k, ids) if few else lora.Items(slots, count, top_k, blocks=blocks)
+    lora.shrink(y, table(2, num, hidden), items, shrunk, x_top_k=top_k)
+    biases = (empty(num, ff), empty(num, ff))
+    lora.expand(shrunk, table(2, num, hidden), items, (gate, up), adds=False, biases=biases)
+    options, planes, h = op.Gated("silu", gate, up, True), weight(Q4, num, ff, hidden), both(n * top_k, ff, dtype)
+    parts = empty(n, top_k + 1, hidden, dtype=dtype)
+    if few:
+        small_batch_up(*both(n, hidden), planes, int(Q4), planes, int(Q4), hidden, ids, *h, options=options)
+        lora.shrink(GpuActivations(None, *h[1:]), table(1, num, ff), items, shrunk)
+        lora.expand_sum(shrunk, table(1, num, ff), items, empty(n, top_k + 1)[:, :top_k], parts[:, 0].contiguous())
+        return
+    experts_up(y.x, planes, int(Q4), planes, int(Q4), hidden, room.expert, room.routes, top_k, h[0], options=options)
+    few_blocks, scratch = BlockWorkspace(30, top_k, num, "meta"), UnpackScratch(empty(1 << 24, dtype=dtype))
+    experts_up(y.x[:30], planes, int(Q4), planes, int(Q4), hidden, few_blocks.expert, few_blocks.routes, top_k,
+               h[0][:240], options=options)
+    wide = BlockWorkspace(n, top_k, num, "meta", is_large_batch=True)
+    large_batch_up(y.x, planes, int(Q4), planes, int(Q4), hidden, op.RouteBlocks(wide.expert, wide.routes), top_k, h[0],
+                   scratch, options=options)
+    lora.shrink(GpuActivations(h[0], None, None), table(1, num, ff), items, shrunk)
+    lora.expand(shrunk, table(1, num, ff), items, [parts[0]], out_top_k=top_k + 1)
 
 def large_batch(n, kind, down):
     hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16
