@@ -78,7 +78,7 @@ def test_each_kind_of_product_and_the_base_in_a_step(
         near, far = distance(ours, truth), distance(base, truth)
         print(f"{name or 'base'}: {near:.4f}, what the adapter changes {far:.4f}")
         assert near < 0.05
-        assert not name or near < far / 5
+        assert not name or near < far / 2  # without the adapter they would be equal
 
 
 def last_of(runner: Runner, prompts: list[list[int]], adapters: list[str]) -> list[TokenLogprob]:
