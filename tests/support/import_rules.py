@@ -257,6 +257,14 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher.exit_codes": set(),
     "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
 }
+# Who alone may import what stands above the processes: the command line, what it starts and what it runs.
+IMPORTED_FROM_ABOVE = {
+    "moeserve.cli": {"moeserve.__main__"},
+    "moeserve.launcher": {"moeserve.cli", "moeserve.remote.command", "moeserve.remote.host"},
+    "moeserve.bench": {"moeserve.cli", "moeserve.plan"},
+    "moeserve.plan": {"moeserve.cli"},
+    "moeserve.simulate": {"moeserve.cli", "moeserve.bench"},
+}
 TORCH_ALLOWED = (
     "moeserve.worker",
     "moeserve.models",
