@@ -227,19 +227,8 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.open",
         "moeserve.command_line",
         "moeserve.remote",
-        "moeserve.runtime_directory",
     },
-    "moeserve.remote.host": FRAME
-    | {
-        "moeserve.child_process",
-        "moeserve.crash_count",
-        "moeserve.launched_config",
-        "moeserve.launcher",
-        "moeserve.process_table",
-        "moeserve.remote",
-        "moeserve.signal_events",
-        "moeserve.systemd",
-    },
+    "moeserve.remote.host": FRAME | {"moeserve.launcher", "moeserve.remote"},
     "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
     "moeserve.control_groups": set(),
     "moeserve.cpus": {"moeserve.control_groups"},
@@ -265,39 +254,9 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
     | {"moeserve.workload", "moeserve.router", "moeserve.command_line", "moeserve.placement.step_tokens"},
-    "moeserve.launcher": FRAME
-    | {
-        "moeserve.child_process",
-        "moeserve.heartbeats",
-        "moeserve.launched_config",
-        "moeserve.listeners",
-        "moeserve.process_table",
-        "moeserve.replacement",
-        "moeserve.runtime_directory",
-        "moeserve.signal_events",
-        "moeserve.succession",
-        "moeserve.systemd",
-    },
-    "moeserve.replacement": FRAME
-    | {
-        "moeserve.child_process",
-        "moeserve.crash_count",
-        "moeserve.heartbeats",
-        "moeserve.process_table",
-    },
-    "moeserve.succession": {"moeserve.config", "moeserve.listeners", "moeserve.systemd"},
-    "moeserve.reload": {"moeserve.runtime_directory", "moeserve.succession"},
-    "moeserve.process_table": {
-        "moeserve.child_process",
-        "moeserve.listeners",
-        "moeserve.process",
-        "moeserve.runtime_paths",
-    },
-    "moeserve.crash_count": set(),
-    "moeserve.launched_config": {"moeserve.config", "moeserve.messages", "moeserve.runtime_paths"},
+    "moeserve.launcher": FRAME | {"moeserve", "moeserve.listeners"},
+    "moeserve.launcher.exit_codes": set(),
     "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
-    "moeserve.child_process": FRAME | {"moeserve"},
-    "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
 TORCH_ALLOWED = (
     "moeserve.worker",
