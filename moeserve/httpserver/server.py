@@ -15,7 +15,6 @@ from typing import Any, Final
 import uvicorn
 import zmq.asyncio
 
-from moeserve.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
@@ -35,6 +34,7 @@ from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
 from moeserve.messages.schema import EngineReadyRequest
+from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_metadata
 from moeserve.process import Process

@@ -100,7 +100,7 @@ HTTPSERVER: dict[str, set[str]] = {
         for api in HTTP_APIS
     },
     "moeserve.httpserver.native": {
-        "moeserve.adapters.modules",
+        "moeserve.models.adapters.modules",
         "moeserve.httpserver.generation",
         "moeserve.httpserver.transport",
         "moeserve.messages",
@@ -122,11 +122,11 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.process_limits": {"moeserve.errors", "moeserve.units"},
     "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
-    "moeserve.router": FRAME | {"moeserve.adapters.modules"},
+    "moeserve.router": FRAME | {"moeserve.models.adapters.modules"},
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
-        "moeserve.adapters.modules",
+        "moeserve.models.adapters.modules",
         "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
@@ -189,14 +189,14 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
-    "moeserve.adapters": {
+    "moeserve.models.adapters": {
         "moeserve.errors",
         "moeserve.models.errors",
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.huggingface",
     },
-    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization", "moeserve.adapters"},
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.models.rank_share": {"moeserve.models.interface", "moeserve.models.sources.gguf"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
@@ -214,7 +214,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
     "moeserve.remote": FRAME
     | {
-        "moeserve.adapters.modules",
+        "moeserve.models.adapters.modules",
         "moeserve.models.open",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
@@ -234,7 +234,6 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
-        "moeserve.adapters",
         "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",
@@ -271,6 +270,7 @@ TORCH_ALLOWED = (
     "moeserve.bench.engine",
 )
 TORCH_FORBIDDEN_WITHIN = (
+    "moeserve.models.adapters",
     *MODEL_FILES,
     *KERNEL_OPTIONS,
     "moeserve.models.rank_share",
