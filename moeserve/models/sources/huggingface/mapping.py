@@ -70,6 +70,7 @@ class HuggingFaceMapping:
     skipped_layers: tuple[str, ...] = ()
     # model_type of a config.json whose text_config is of this one: wrapped_text.py.
     wrapped_in: str | None = None
+    tied_by_default: bool = False  # tie_word_embeddings, where config.json does not say
     flattened: frozenset[str] = frozenset()  # GGUF's names of vectors that are [1, n] there
 
     @property
@@ -123,6 +124,11 @@ SHARED_EXPERT: dict[str, str] = {  # behind a gate
     n.of_part(n.FFN_UP_SHEXP): "mlp.shared_expert.up_proj.weight",
     n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_expert.down_proj.weight",
     n.of_part(n.FFN_GATE_INP_SHEXP): "mlp.shared_expert_gate.weight",
+}
+SHARED_EXPERTS: dict[str, str] = {  # as one, without a gate
+    n.of_part(n.FFN_GATE_SHEXP): "mlp.shared_experts.gate_proj.weight",
+    n.of_part(n.FFN_UP_SHEXP): "mlp.shared_experts.up_proj.weight",
+    n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_experts.down_proj.weight",
 }
 MOE_EXPERTS: dict[str, str] = {
     n.of_part(n.FFN_GATE_EXPS): "gate_proj.weight",
