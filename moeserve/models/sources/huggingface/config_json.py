@@ -50,7 +50,8 @@ def metadata_of(
             values[f"{architecture}.{ours}"] = value
         elif ours not in DEFAULTED:
             raise ModelError(path, f"{names[0]!r} is missing")
-    more = _rope(path, config, mapping) | _skipped_layers(config, mapping)
+    rope = _rope(path, config, mapping) if mapping.rope is None else mapping.rope(path, config)
+    more = rope | _skipped_layers(config, mapping)
     more |= mapping.metadata
     if mapping.derived is not None:
         more |= mapping.derived(path, config)

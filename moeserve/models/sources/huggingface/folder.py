@@ -62,6 +62,9 @@ class HuggingFaceFolder:
         for name in [name for name, tensor in stored.items() if self._is_passed_over(tensor)]:
             del stored[name]
         self._add_made_of_layers(stored)
+        if mapping.made_of_none is not None:
+            for name, made in mapping.made_of_none(metadata):
+                self._add_made(name, made)
         for name, theirs in self._names(stored):
             self._add(name, theirs, stored)
         if mapping.interleaved_experts is not None:

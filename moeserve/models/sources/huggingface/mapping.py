@@ -49,6 +49,8 @@ class HuggingFaceMapping:
     made: (
         Callable[[Path, str, Metadata, dict[str, StoredTensor]], Iterator[tuple[str, MadeTensor]]] | None
     ) = None
+    # Tensors of no layer that follow from the metadata.
+    made_of_none: Callable[[Metadata], Iterator[tuple[str, MadeTensor]]] | None = None
     # GGUF's names, within a layer or of none, of norms that are stored less 1.
     less_one: frozenset[str] = frozenset()
     skipped: tuple[str, ...] = ()  # what the names of tensors that are not loaded begin with
@@ -58,6 +60,8 @@ class HuggingFaceMapping:
     # config.json's settings, and its path, to GGUF's keys without the architecture: what follows from several settings.
     # Raises ModelError.
     derived: Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]] | None = None
+    # The same of RoPE, in place of what config_json.py makes of it.
+    rope: Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]] | None = None
     rope_settings: frozenset[str] = (
         frozenset()
     )  # of YaRN, beside those that all families have: `derived` reads them
