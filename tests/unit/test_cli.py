@@ -122,7 +122,7 @@ def test_unknown_words_are_refused(
 def test_variables_that_only_look_like_ours_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("moeserve.launcher.launch", lambda config: 0)
+    monkeypatch.setattr("moeserve.launcher.launch.launch", lambda config: 0)
     monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
     monkeypatch.setenv("MOESERVE_PROT", "9000")
     monkeypatch.setenv("MOESERVE_PORT", "9000")
@@ -154,7 +154,7 @@ def test_serve_may_be_named_or_left_out(
         launched.append(config)
         return 7
 
-    monkeypatch.setattr("moeserve.launcher.launch", launch)
+    monkeypatch.setattr("moeserve.launcher.launch.launch", launch)
     monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
     caplog.set_level("INFO")
     for arguments in (["serve", "--port", "1"], ["--port", "1"]):

@@ -17,7 +17,6 @@ from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstrain
 from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere, RequestModel
 
 _OFF: Final = Elsewhere((False,))
-_NONE: Final = Elsewhere(([], {}, ""))
 
 
 def _no_grammar(value: Any) -> Any:
@@ -36,15 +35,15 @@ class CompletionBody(RequestModel):
     elsewhere: ClassVar = {
         "dry_multiplier": Elsewhere((0,)),
         "dynatemp_range": Elsewhere((0,)),
-        "image_data": _NONE,
-        "lora": _NONE,
+        "image_data": Elsewhere(),
+        "lora": Elsewhere(),
         "min_keep": Elsewhere((0,)),
         "mirostat": Elsewhere((0,)),
         "n_cmpl": Elsewhere((1,)),
         "n_indent": Elsewhere((0,)),
         "n_probs": Elsewhere((0,), "/v1/completions with logprobs"),
         "post_sampling_probs": _OFF,
-        "response_fields": _NONE,
+        "response_fields": Elsewhere(),
         "samplers": Elsewhere(),
         "t_max_predict_ms": Elsewhere((0, -1)),
         "timings_per_token": _OFF,
