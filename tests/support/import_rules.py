@@ -56,6 +56,7 @@ READERS = {
     "moeserve.models.sources.huggingface.delta_net",
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.mapping",
+    "moeserve.models.sources.huggingface.proportional_rope",
     "moeserve.models.sources.source",
     "moeserve.quantization",
 }

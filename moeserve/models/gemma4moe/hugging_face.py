@@ -3,17 +3,15 @@ the text's model alone: config.json and the tensors' names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from moeserve.models.errors import ModelError
-from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.huggingface.made_tensor import MadeTensor, bytes_of
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DECODER_LAYER,
@@ -24,15 +22,9 @@ from moeserve.models.sources.huggingface.mapping import (
     MOE_KEYS,
     HuggingFaceMapping,
 )
-from moeserve.quantization.table import F32
+from moeserve.models.sources.huggingface.proportional_rope import FULL, SLIDING, rope, rope_factors
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 PERIOD = 6  # layers, of which the last sees all, where `layer_types` is missing
-NOT_ROTATED = 1e30  # by which llama.cpp's converter divides the frequency of a pair that does not rotate
-_ROPES: Mapping[str, Mapping[str, Any]] = {  # transformers' own, where there is no `rope_parameters`
-    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-    FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-}
 _KEYS = {
     ours: theirs for ours, theirs in DECODER_KEYS.items() if ours not in (HEAD_DIM, "attention.head_count_kv")
 }
@@ -70,7 +62,7 @@ def _layer_types(path: Path, config: Mapping[str, Any]) -> list[str]:
 
 def _heads(path: Path, config: Mapping[str, Any], types: list[str]) -> tuple[int, list[int]]:
     """The width of a head of layers that see all, and each layer's KV heads. Published files have settings of such
-    layers; transformers writes what differs by layer (since 5.20)."""
+    layers; transformers 5.23 writes what differs by layer."""
     base = {name: config.get(name) for name in ("head_dim", "num_key_value_heads")}
     by_layer = config.get("per_layer_config")
     if by_layer is None:
@@ -96,45 +88,6 @@ def _heads(path: Path, config: Mapping[str, Any], types: list[str]) -> tuple[int
     if len(dims[FULL]) > 1 or not dims[SLIDING] <= {base["head_dim"]}:
         raise ModelError(path, "'per_layer_config' has heads of several widths in layers of one type")
     return dims[FULL].pop(), [layer["num_key_value_heads"] for layer in layers]
-
-
-def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Raises ModelError for what would be computed wrongly."""
-    ropes = config.get("rope_parameters") or _ROPES
-    if not isinstance(ropes, dict) or not all(isinstance(ropes.get(kind), dict) for kind in _ROPES):
-        raise ModelError(path, f"'rope_parameters' is {ropes!r}; an object for each of {' and '.join(_ROPES)}"
-                               " is expected")  # fmt: skip
-    for kind, supported in ((SLIDING, ("default",)), (FULL, ("proportional", "default"))):
-        given = {key: value for key, value in ropes[kind].items() if value is not None}
-        found = given.get("rope_type", "default")
-        if found not in supported:
-            raise ModelError(
-                path, f"rope_type {found!r} of {kind} is not supported; {' and '.join(supported)} is"
-            )
-        unknown = given.keys() - {"rope_type", "rope_theta", "partial_rotary_factor"}
-        if unknown - {"factor"} or given.get("factor", 1) != 1:
-            raise ModelError(path, f"{min(unknown)!r} of rope_type {found!r} is not supported")
-        if "rope_theta" not in given:
-            raise ModelError(path, f"'rope_theta' of {kind} is missing")
-    full = ropes[FULL]
-    # Of the default type transformers rotates all, whatever the share says.
-    share = full.get("partial_rotary_factor", 1.0) if full.get("rope_type") == "proportional" else 1.0
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ModelError(path, f"'partial_rotary_factor' is {share!r}; a number up to 1 is expected")
-    return {
-        "rope.freq_base": full["rope_theta"],
-        "rope.freq_base_swa": ropes[SLIDING]["rope_theta"],
-        n.ROTATED_SHARE: float(share),
-    }
-
-
-def rope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
-    """By what frequencies of the layers that see all are divided, as a GGUF has it: the first pairs alone rotate."""
-    dim = metadata.require_int("gemma4.attention.key_length", 2, 1024)
-    share = metadata.require_float(f"gemma4.{n.ROTATED_SHARE}", 0.0, 1.0)
-    factors = np.full(dim // 2, NOT_ROTATED, np.float32)
-    factors[: int(share * dim // 2)] = 1.0
-    yield n.ROPE_FREQS, MadeTensor(factors.shape, F32, (), lambda: bytes_of(factors))
 
 
 LAYER = (
