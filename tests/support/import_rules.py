@@ -194,6 +194,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.errors",
         "moeserve.models.errors",
         "moeserve.models.interface",
+        "moeserve.models.registry",  # what of checkpoints no shape says
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.huggingface",
     },
