@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from moeserve.certificate_flags import check_certificate
 from moeserve.command_line import add_options, demonstration_model, read_options, resolve, unknown_variables
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
@@ -61,6 +62,7 @@ def serve(arguments: list[str]) -> int:
     try:
         asked = parse(parser, arguments, os.environ)
         check_server(asked)
+        check_certificate(asked)
     except UserError as error:
         parser.error(str(error))
     set_up_logging("launcher", asked.log_level, asked.log_format)

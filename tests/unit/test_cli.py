@@ -31,6 +31,18 @@ def test_defaults_are_the_configs() -> None:
     assert parse() == ServerConfig()
 
 
+def test_a_key_and_its_certificate_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cert.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    for flag, file, missing in (
+        ("--ssl-keyfile", "key.pem", "--ssl-keyfile: needs --ssl-certfile"),
+        ("--ssl-certfile", "cert.pem", "--ssl-certfile: needs --ssl-keyfile"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["serve", flag, str(tmp_path / file)])
+        assert ended.value.code == 2
+        assert missing in capsys.readouterr().err
+
+
 def test_each_option_is_a_flag_and_an_environment_variable_of_the_right_type() -> None:
     parser = cli.serve_parser()
     for option in dataclasses.fields(ServerConfig):

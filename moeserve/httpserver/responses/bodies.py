@@ -209,8 +209,21 @@ class ResponsesRequest(InputTokensRequest):
     seed: Annotated[int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] = None
     stop: Annotated[StopStrings, Field(default_factory=list)]
     top_logprobs: Annotated[
-        int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="With include message.output_text.logprobs.")
+        int,
+        Field(
+            ge=0,
+            le=MAX_TOP_LOGPROBS,
+            description="Above 0 as with include message.output_text.logprobs, which alone brings the tokens' own.",
+        ),
     ] = 0
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(
+            ge=-1,
+            le=INT32_MAX,
+            description="Only the prompt's last tokens are read; -1: as many as fit (vLLM).",
+        ),
+    ] = None
     include: Annotated[list[Include], Field(max_length=8, default_factory=list)]
 
     cache_salt: CacheSalt = ""
@@ -233,14 +246,14 @@ class ResponsesRequest(InputTokensRequest):
     image: Annotated[Any, unsupported("image")] = None
 
     @model_validator(mode="after")
-    def _logprobs_are_included(self) -> ResponsesRequest:
-        if self.top_logprobs and not self.wants_logprobs:
-            raise PydanticCustomError("top_logprobs", "needs include message.output_text.logprobs")
+    def _truncates_to_something(self) -> ResponsesRequest:
+        if self.truncate_prompt_tokens == 0:
+            raise PydanticCustomError("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
         return self
 
     @property
     def wants_logprobs(self) -> bool:
-        return "message.output_text.logprobs" in self.include
+        return self.top_logprobs > 0 or "message.output_text.logprobs" in self.include
 
     @property
     def wants_encrypted_reasoning(self) -> bool:
@@ -254,6 +267,7 @@ class ResponsesRequest(InputTokensRequest):
         spec.seed = self.seed
         spec.stop = tuple(self.stop)
         spec.logprobs = self.top_logprobs if self.wants_logprobs else None
+        spec.truncate_prompt_tokens = self.truncate_prompt_tokens
         spec.max_tokens = self.max_output_tokens
         spec.max_tokens_param = "max_output_tokens"
         spec.cache_salt = self.cache_salt

@@ -152,7 +152,7 @@ THERE: dict[tuple[str, str], Any] = {
     ("/v1/responses", "stream_options"): {"stream_options": {"include_obfuscation": False}, "stream": True},
     ("/v1/responses", "tools"): [FLAT_TOOL],
     ("/v1/responses", "tool_choice"): {"tool_choice": "auto", "tools": [FLAT_TOOL]},
-    ("/v1/responses", "top_logprobs"): {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    ("/v1/responses", "top_logprobs"): 2,
     **{(path, "tools"): [THEIR_TOOL] for path in ("/v1/messages", "/v1/messages/count_tokens")},
     **{
         (path, "tool_choice"): {"tool_choice": {"type": "auto"}, "tools": [THEIR_TOOL]}

@@ -210,6 +210,8 @@ def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert run(capsys, *without)["tiers"] == {}
     assert "no such tier on the CPU engine" in fails(capsys, *without, "--kv-ram", "2")
     assert "has no effect without --kv-disk" in fails(capsys, *without, "--kv-disk-gib", "2")
+    assert "--prefix-cache off switches off" in fails(capsys, *flags, "--prefix-cache", "off")
+    assert run(capsys, *flags, "--prefix-cache", "per-key")["tiers"]["disk"]["tokens"] == disk["tokens"]
 
 
 @pytest.mark.usefixtures("no_measuring")
