@@ -99,9 +99,9 @@ def test_what_peft_computes(
     model = write_adapter(tmp_path / "adapter", base, 3, **(PLAIN | settings))
     ours, plain = Engine(folder, [adapter_of(tmp_path / "adapter", folder)]).logits(PROMPTS[:2], [0, -1])
     truth = logits_of(model, PROMPTS[0])
-    assert error(ours, truth) < 1e-5
-    assert error(logits_of(base, PROMPTS[0]), truth) > 1e-4  # it changes something
-    assert error(plain, logits_of(base, PROMPTS[1])) < 1e-5
+    assert error(ours, truth) < 1e-4
+    assert error(logits_of(base, PROMPTS[0]), truth) > 1e-3  # it changes something
+    assert error(plain, logits_of(base, PROMPTS[1])) < 1e-4
 
 
 def error(logits: torch.Tensor, truth: torch.Tensor) -> float:
@@ -153,7 +153,7 @@ def test_a_pissa_that_peft_has_made_plain(written: dict[str, Path], tmp_path: Pa
     model.save_pretrained(str(last), path_initial_model_for_weight_conversion=str(first))
     assert json.loads((last / "adapter_config.json").read_text())["init_lora_weights"] is True
     ours = Engine(folder, [adapter_of(last, folder)]).logits(PROMPTS[:1], [0])[0]
-    assert nmse(ours, logits_of(model, PROMPTS[0])) < 1e-5
+    assert nmse(ours, logits_of(model, PROMPTS[0])) < 1e-4
 
 
 def test_a_module_without_a_place_is_named(written: dict[str, Path], tmp_path: Path) -> None:
