@@ -89,7 +89,7 @@ class Scene:
 
 
 class ClientFaults:
-    """Badly behaved clients. They cost nobody else an answer, but for 503s while the queue is full."""
+    """Badly behaved clients. They cost nobody else an answer, but for refusals while the queue is full."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -169,7 +169,7 @@ class ClientFaults:
                 scene.ledger.failure(sent, error)
 
         async with self._one_burst:
-            with scene.ledger.fault("a full queue", Loss.REFUSED) as fault:
+            with scene.ledger.fault("a full queue", Loss.OVERLOADED) as fault:
                 async with client(scene.server) as http:
                     await asyncio.gather(*(one(http) for _ in range(scene.burst)))
                 fault.details |= {"answered": codes.count(200), "refused": codes.count(503)}
@@ -195,7 +195,8 @@ async def _read_late(http: httpx.AsyncClient, body: dict[str, Any], pause_s: flo
 
 
 class ProcessFaults:
-    """A lost httpserver takes its connections with it; of the others nobody notices more than a 503 (survival.md)."""
+    """A lost httpserver takes its connections with it, and another one has to load its tokenizer; a router that says
+    nothing for five seconds makes httpserver refuse. Of a lost process besides, nobody notices more than a pause."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -210,7 +211,7 @@ class ProcessFaults:
 
     async def kill(self) -> None:
         name, process = await self._scene.process(*ENGINE)
-        with self._scene.ledger.fault(f"{name} killed", Loss.REFUSED):
+        with self._scene.ledger.fault(f"{name} killed", *_excuses(name)):
             await self._killed(name, process)
 
     async def kill_httpserver(self) -> None:
@@ -239,7 +240,8 @@ class ProcessFaults:
     async def limit_memory(self) -> None:
         """One that has none left ends, as a crash: a request that is open at two of them ends with an error."""
         name, process = await self._scene.process(*PYTHON_ONLY)
-        with self._scene.ledger.fault(f"{name} has little memory", Loss.ERROR, *_excuses(name)):
+        excuses = (*_excuses(name), Loss.ERROR, *([Loss.OUT_OF_MEMORY] if name == "httpserver" else []))
+        with self._scene.ledger.fault(f"{name} has little memory", *excuses):
             await self._limit(process, psutil.RLIMIT_DATA, process.memory_info().data + MEMORY_LEFT)
 
     async def _limit(self, process: psutil.Process, which: int, soft: int) -> None:
@@ -255,7 +257,7 @@ class ProcessFaults:
         assert self._scene.runtime is not None
         full = self._scene.runtime / "full"
         name, process = await self._scene.process(*ENGINE)
-        with self._scene.ledger.fault(f"a full runtime directory, {name} killed", Loss.REFUSED):
+        with self._scene.ledger.fault(f"a full runtime directory, {name} killed", *_excuses(name)):
             with contextlib.suppress(OSError), full.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))
@@ -276,7 +278,9 @@ class ProcessFaults:
 
 def _excuses(name: str) -> tuple[Loss, ...]:
     """What the loss of this process costs."""
-    return (Loss.REFUSED, Loss.CONNECTION) if name == "httpserver" else (Loss.REFUSED,)
+    if name == "httpserver":
+        return Loss.CONNECTION, Loss.LOADING
+    return (Loss.UNRESPONSIVE,) if name == "router" else ()
 
 
 @contextlib.contextmanager

@@ -19,17 +19,17 @@ from typing import IO, Any, Final
 
 import httpx
 
-DOCUMENTED_503: Final = frozenset(
-    {"overloaded", "loading", "restarting", "unresponsive", "out_of_memory"}
-)  # docs/reference/http.md
 GRACE_S: Final = 2.0  # after a fault's end, until everybody has heard that all is well
 REMEMBERED: Final = 4096  # faults that have ended; more than any request lives through
 
 
 class Loss(StrEnum):
     CONNECTION = "a connection that ended"
-    REFUSED = "a 503"
     ERROR = "an error in the stream or a 500"
+    OVERLOADED = "a 503, overloaded"
+    LOADING = "a 503, loading"
+    UNRESPONSIVE = "a 503, unresponsive"
+    OUT_OF_MEMORY = "a 503, out_of_memory"
 
 
 @dataclass(slots=True)
@@ -113,13 +113,16 @@ def read_failure(error: Exception) -> tuple[Loss | None, str]:
         status, code = error.response.status_code, code_of(error.response)
         text = f"status {status}, code {code}: {error.response.text[:300]}"
         if status == 503:
-            return (Loss.REFUSED if code in DOCUMENTED_503 else None), text
+            return _REFUSALS.get(f"a 503, {code}"), text
         return (Loss.ERROR if status == 500 and code == "engine_error" else None), text
     if isinstance(error, httpx.TransportError | EOFError):
         return Loss.CONNECTION, text
     if isinstance(error, RuntimeError):  # `streams.ask`: an error event
         return Loss.ERROR, text
     return None, text
+
+
+_REFUSALS: Final = {str(loss): loss for loss in Loss if loss.startswith("a 503")}
 
 
 def code_of(response: httpx.Response) -> str | None:

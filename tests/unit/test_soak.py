@@ -14,8 +14,6 @@ from benchmarks.soak import grown, report
 from benchmarks.soak_faults import _read_late
 from benchmarks.soak_ledger import GRACE_S, Ledger, Loss
 
-REFUSED = ("overloaded", "loading", "restarting", "unresponsive", "out_of_memory")
-
 
 class Clock:
     now = 100.0
@@ -33,22 +31,22 @@ def status(code: int, error: Any) -> httpx.HTTPStatusError:
 def test_a_fault_excuses_what_it_names_and_nothing_else() -> None:
     ledger = Ledger()
     sent = ledger.clock()
-    with ledger.fault("httpserver killed", Loss.CONNECTION), ledger.fault("a full queue", Loss.REFUSED):
+    with ledger.fault("httpserver killed", Loss.CONNECTION), ledger.fault("a full queue", Loss.OVERLOADED):
         pass
     ledger.failure(sent, httpx.ReadError("gone"))
     ledger.failure(sent, httpx.RemoteProtocolError("incomplete chunked read"))
-    for code in REFUSED:
-        ledger.failure(sent, status(503, code))
+    ledger.failure(sent, status(503, "overloaded"))
     assert not ledger.lost
     assert ledger.excused == {
         f"{Loss.CONNECTION}: httpserver killed": 2,
-        f"{Loss.REFUSED}: a full queue": len(REFUSED),
+        f"{Loss.OVERLOADED}: a full queue": 1,
     }
-    for error in (status(503, "shutting_down"), status(400, "overloaded"), status(500, "internal_error")):
+    for error in (status(503, "loading"), status(503, "shutting_down"), status(400, "overloaded")):
         ledger.failure(sent, error)
+    ledger.failure(sent, status(500, "internal_error"))
     ledger.failure(sent, RuntimeError("the engine crashed"))
     ledger.failure(sent, ValueError("not JSON"))
-    assert len(ledger.lost) == 5
+    assert len(ledger.lost) == 6
     assert "httpserver killed" in ledger.lost[0]
 
 
@@ -90,7 +88,7 @@ def test_another_answer_is_never_excused() -> None:
 def test_each_fault_has_a_line() -> None:
     log = io.StringIO()
     ledger = Ledger(log, Clock())
-    with ledger.fault("worker stopped", Loss.REFUSED, stopped_s=2.5) as fault:
+    with ledger.fault("worker stopped", Loss.OVERLOADED, stopped_s=2.5) as fault:
         fault.details["tokens"] = 3
     ledger.lose("an answer")
     assert [json.loads(line) for line in log.getvalue().splitlines()] == [
@@ -101,7 +99,7 @@ def test_each_fault_has_a_line() -> None:
 
 def test_the_verdict() -> None:
     ledger = Ledger()
-    with ledger.fault("worker killed", Loss.REFUSED):
+    with ledger.fault("worker killed", Loss.OVERLOADED):
         ledger.failure(ledger.clock(), status(503, "overloaded"))
     assert report(ledger)[-1] == "verdict: nothing was lost"
     assert [line.split() for line in report(ledger)[:2]] == [["1", "worker", "killed"], ["1", "FAULTS"]]

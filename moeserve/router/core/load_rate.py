@@ -49,10 +49,18 @@ class LoadRates:
         self._declined_since[slowest] += 1
         if self._declined_since[slowest] < RETRY_AFTER:
             return False
-        self._declined_since[slowest] = 0
-        self.bytes_per_ms[slowest] = None
-        self._num_bytes[slowest] = self._ms[slowest] = 0.0
+        self._forget(slowest)
         return True
+
+    def reset(self) -> None:
+        """What was measured is another worker's."""
+        for tier in range(len(self.bytes_per_ms)):
+            self._forget(tier)
+
+    def _forget(self, tier: int) -> None:
+        self._declined_since[tier] = 0
+        self.bytes_per_ms[tier] = None
+        self._num_bytes[tier] = self._ms[tier] = self._ms_without_bytes[tier] = 0.0
 
     def _times(self, num_bytes: Sequence[int]) -> list[float]:
         """Milliseconds of each tier."""

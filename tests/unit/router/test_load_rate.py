@@ -63,3 +63,12 @@ def test_a_slow_tier_is_slow_where_a_report_parts_the_time_from_the_bytes() -> N
         rates.observe(0, 1000, 200.0)
         rates.observe(0, 1000, 0.01)
         assert (rates.bytes_per_ms[0] or 0.0) < 2 * 2000 / 200
+
+
+def test_another_worker_s_tiers_are_tried() -> None:
+    rates = LoadRates(2)
+    rates.observe(1, 10, 1000.0)
+    assert not rates.admits([0, 1000], 100.0)
+    rates.reset()
+    assert rates.admits([0, 1000], 100.0)
+    assert rates.num_declined == [0, 1]
