@@ -56,6 +56,7 @@ READERS = {
     "moeserve.models.sources.huggingface.delta_net",
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.mapping",
+    "moeserve.models.sources.huggingface.proportional_rope",
     "moeserve.models.sources.source",
     "moeserve.quantization",
 }
@@ -193,6 +194,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.errors",
         "moeserve.models.errors",
         "moeserve.models.interface",
+        "moeserve.models.registry",  # what of checkpoints no shape says
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.huggingface",
     },

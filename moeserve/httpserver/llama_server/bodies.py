@@ -14,7 +14,7 @@ from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.fields import INT32_MAX, INT64_MAX, ModelName, StopStrings, TokenId
 from moeserve.httpserver.generation.grammar_fields import Grammar, Schema
 from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere, RequestModel
+from moeserve.httpserver.transport.request_model import NO_EFFECT, SAMPLERS, Elsewhere, RequestModel
 
 _OFF: Final = Elsewhere((False,))
 
@@ -44,7 +44,7 @@ class CompletionBody(RequestModel):
         "n_probs": Elsewhere((0,), "/v1/completions with logprobs"),
         "post_sampling_probs": _OFF,
         "response_fields": Elsewhere(),
-        "samplers": Elsewhere(),
+        "samplers": SAMPLERS,
         "t_max_predict_ms": Elsewhere((0, -1)),
         "timings_per_token": _OFF,
         "top_n_sigma": Elsewhere((-1, 0)),

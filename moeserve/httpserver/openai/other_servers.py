@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from moeserve.httpserver.transport.request_model import Elsewhere
+from moeserve.httpserver.transport.request_model import SAMPLERS, Elsewhere
 
 _UNUSED: Final = Elsewhere()  # unless it is empty
 _OFF: Final = Elsewhere((False,))
@@ -79,7 +79,7 @@ SHARED: Final[Mapping[str, Elsewhere]] = {
     "return_tokens": _OFF,
     "routed_experts_prompt_start": _UNUSED,
     "routed_experts_start_len": _UNUSED,
-    "samplers": _UNUSED,
+    "samplers": SAMPLERS,
     "session_params": _UNUSED,
     "stop_regex": Elsewhere((), "stop"),
     "t_max_predict_ms": Elsewhere((0, -1)),
