@@ -26,7 +26,9 @@ PLACEMENTS = {
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(
-    "golden", sorted(OWN_FIXTURES.glob("tiny-*.golden.json")), ids=lambda path: path.stem
+    "golden",
+    [path.with_suffix(".json") for path in sorted(OWN_FIXTURES.glob("tiny-*.golden.npz"))],
+    ids=lambda path: path.stem,
 )
 def test_distance_from_the_truth(golden: Path, placement: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixtures' prompts are short: they pass for long ones."""
