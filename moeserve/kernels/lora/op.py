@@ -18,7 +18,9 @@ from moeserve.kernels.lora.triton import expand_kernel, expand_sum_kernel, shrin
 ROWS_BY_THEMSELVES = 64  # steps of up to so many rows take each by itself; larger ones in blocks
 BLOCK = 64
 RANK_TILE = 16
-RANKS_OF_PROGRAM = 2  # that a program of a small batch multiplies at once
+# What a program of a small batch multiplies at once, which it holds in registers.
+RANKS_OF_PROGRAM = 2
+COLS_OF_PROGRAM = 4096
 _ENTRY = 4  # int64s of a product of an adapter
 _FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -165,7 +167,7 @@ def expand(
 
 
 def _shrink_small_batch(x: Tensor, table: AdapterTable, items: Items, shrunk: Tensor) -> None:
-    bk = min(next_power_of_2(table.cols), 4096)  # what a program holds in registers
+    bk = min(next_power_of_2(table.cols), COLS_OF_PROGRAM)
     shrink_small_batch_kernel(
         (min(RANK_TILE, table.rank) // RANKS_OF_PROGRAM, table.parts, len(items.slots)),
         x,
