@@ -30,6 +30,7 @@ class BorderSpacing:
     tail: int = 8  # from the last border to the prompt's end; Qwen's longest generation prompt has 7 tokens
     least: int = 64  # between two borders: a snapshot that would save fewer is not worth a step
     first: int = 512  # between the last border and the one before; the next distances are twice as long each
+    is_even: bool = False  # all distances are `first`: where a border costs no step
     align: int = (
         1  # borders are multiples of it: of a page's tokens, where states are kept in a tier with their pages
     )
@@ -64,5 +65,5 @@ def snapshot_borders(start: int, matched: int, num_prompt: int, spacing: BorderS
     distance = spacing.first
     while start < last - distance:
         add((last - distance) // align * align, SnapshotKind.SPACED)
-        distance *= 2
+        distance += spacing.first if spacing.is_even else distance
     return sorted(borders, key=lambda border: border[0])
