@@ -150,6 +150,16 @@ class ServerConfig(ApiConfig):
     kv_disk_gib: float | None = option(
         None, "Capacity", "most that --kv-disk takes (default: 10)", low=0.001, high=1e6, metavar="GIB"
     )
+    kv_window_ratio: float | None = option(
+        None,
+        "Capacity",
+        "share of the KV memory for a pool of the layers that attend to the last tokens alone, as every other one of "
+        "gpt-oss; 0: all layers have one pool (default: 0.25 where one pool would have room for fewer tokens than "
+        "--max-num-seqs requests of --max-model-len)",
+        low=0,
+        high=0.9,
+        metavar="SHARE",
+    )
     state_snapshot_budget: float | None = option(
         None,
         "Capacity",

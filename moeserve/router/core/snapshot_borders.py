@@ -45,6 +45,12 @@ def border_spacing(max_num_batched_tokens: int) -> BorderSpacing:
     return BorderSpacing(first=max(DEFAULT_SPACING.first, max_num_batched_tokens))
 
 
+def window_spacing(window: int) -> BorderSpacing:
+    """Of islands of windowed layers. They cost no step, and of a prompt's windowed KV they take a quarter. So wherever
+    a prompt departs from an earlier one, it computes at most four windows again."""
+    return BorderSpacing(least=min(DEFAULT_SPACING.least, window), first=4 * window, is_even=True)
+
+
 def snapshot_borders(start: int, matched: int, num_prompt: int, spacing: BorderSpacing) -> list[Border]:
     """The borders of a prompt of `num_prompt` tokens, in ascending order. It continues from the snapshot at `start`;
     the tree has the KV of its first `matched` tokens."""
