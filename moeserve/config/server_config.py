@@ -154,8 +154,8 @@ class ServerConfig(ApiConfig):
         None,
         "Capacity",
         "share of the KV memory for a pool of the layers that attend to the last tokens alone, as every other one of "
-        "gpt-oss; 0: all layers have one pool (default: 0.25 where one pool would have room for fewer tokens than "
-        "--max-num-seqs requests of --max-model-len)",
+        "gpt-oss; 0: all layers have one pool (default: 0.25 where memory limits the pool, and not --max-total-tokens "
+        "or the tokens of --max-num-seqs requests)",
         low=0,
         high=0.9,
         metavar="SHARE",

@@ -47,7 +47,10 @@ def divide(
         return KvPools(one_pool)
     reason = _reason_for_one(config, layout, is_divided=is_divided)
     pools = KvPools(one_pool)
-    if reason is None and (ratio is not None or config.max_total_tokens is not None or one_pool < most):
+    is_short = config.max_total_tokens is None and one_pool < most
+    if reason is None and ratio is None and not is_short:
+        reason = "memory does not limit it"
+    if reason is None:
         share = DEFAULT_RATIO if ratio is None else ratio
         pools = _two_pools(config, layout, share, one_pool, most, num_bytes, step_rows)
         if not pools.num_window_slots:

@@ -46,8 +46,8 @@ def border_spacing(max_num_batched_tokens: int) -> BorderSpacing:
 
 
 def window_spacing(window: int) -> BorderSpacing:
-    """Of islands of windowed layers. They cost no step, and of a prompt's windowed KV they take a quarter. So wherever
-    a prompt departs from an earlier one, it computes at most four windows again."""
+    """Of islands of windowed layers. They cost no step, and of a prompt's windowed KV they take a quarter. So where
+    nothing else is left of them, a prompt that departs from an earlier one computes at most four windows again."""
     return BorderSpacing(least=min(DEFAULT_SPACING.least, window), first=4 * window, is_even=True)
 
 

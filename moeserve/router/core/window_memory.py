@@ -15,8 +15,12 @@ end and where a request ended or was preempted. An island is a `Snapshot` at the
 that overlap share slots, and so do requests and islands. Unlike the snapshot of a recurrent state, it serves every
 position behind its first `window - 1` tokens: a node that is split there gives the upper part an island of its own.
 
+The island at the end of a chunk of a prompt is long: it has all of the chunk's slots, so that a prompt may depart
+anywhere in it.
+
 **Size.** The pool has at least `least_slots`, so that running requests alone never exhaust it: everything else in it is
-islands, which are evicted as snapshots are (`snapshots.py`).
+islands. When slots are wanted, long ones are shortened first, least recently used first, to what a border in them
+needs; then islands are evicted as snapshots are (`snapshots.py`).
 """
 
 from __future__ import annotations
@@ -69,9 +73,10 @@ class WindowMemory:
         self._spacing = replace(spacing, is_even=True)
         self._islands = SnapshotCache()
         self._running: dict[Request, None] = {}
-        # Of requests whose last chunk is in the plan that is made or in the one before: the island of all that the
-        # request held, and from which position on it stays.
+        # Islands of chunks, and from which position on they stay when they are shortened; None: nothing of them does.
+        # Live ones are of chunks in the last plan, whose requests hold all of these slots.
         self._live: dict[Request, tuple[Island, int | None]] = {}
+        self._long: dict[Island, int | None] = {}  # in order of use
         self.num_hits = 0  # requests that continued from an island
         self.num_evictions = 0  # islands given up for their slots
         tree.on_split = self._split
@@ -107,10 +112,15 @@ class WindowMemory:
             self.num_hits += 1
             if island in self._islands:
                 self._islands.use(island)
+            elif island in self._long:
+                self._long[island] = self._long.pop(island)
 
     def take(self, count: int) -> array[int]:
-        """Takes `count` slots, evicting islands as needed."""
+        """Takes `count` slots, shortening and evicting islands as needed."""
         while self._pool.num_free < count:
+            if self._long:
+                self._shorten(next(iter(self._long)))
+                continue
             victim = self._islands.victim()
             assert isinstance(victim, Island), "running requests never exhaust the windowed pool"
             self.num_evictions += 1
@@ -164,8 +174,8 @@ class WindowMemory:
             self._keep(request, node, *border)
 
     def keep_chunk(self, request: Request, node: Node | None, end: int, first: int | None) -> None:
-        """Until the next plan is begun, other requests may continue anywhere in the chunk that ends at `end`, the end
-        of `node`. From position `first` on it stays an island; None: nothing stays."""
+        """A long island of the chunk that ends at `end`, the end of `node`. What stays when it is shortened begins at
+        position `first`; None: nothing does."""
         if node is None or node.snapshot is not None or node.parent is None:
             return
         slots = request.window_slots[: end - request.window_first]
@@ -182,15 +192,19 @@ class WindowMemory:
             assert isinstance(island, Island)
             if island in self._islands:
                 self._islands.remove(island)
+            self._long.pop(island, None)
             self._pool.unkeep(island.slots)
 
     def _settle(self, request: Request) -> None:
-        """Ends what `keep_chunk` began."""
+        """The request does not hold all of its last chunk any more."""
         if request not in self._live:
             return
         island, first = self._live.pop(request)
-        if island.node is None:
-            return
+        if island.node is not None:
+            self._long[island] = first
+
+    def _shorten(self, island: Island) -> None:
+        first = self._long.pop(island)
         if first is None:
             self._tree.unset_snapshot(island)
             self._pool.unkeep(island.slots)
@@ -230,7 +244,7 @@ class WindowMemory:
         every island has the slots of its positions. O(slots + nodes)."""
         islands = [island for island in self._tree.snapshots() if isinstance(island, Island)]
         live = {island for island, _ in self._live.values() if island.node is not None}
-        if set(islands) != set(self._islands) | live:
+        if set(islands) != set(self._islands) | set(self._long) | live:
             raise AssertionError("the tree has other islands than are counted")
         if set(self._running) != set(running):
             raise AssertionError("other requests hold window slots than run")
