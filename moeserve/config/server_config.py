@@ -154,8 +154,8 @@ class ServerConfig(ApiConfig):
         None,
         "Capacity",
         "share of the KV memory for a pool of the layers that attend to the last tokens alone, as every other one of "
-        "gpt-oss; 0: all layers have one pool (default: 0.25 where memory limits the pool, and not --max-total-tokens "
-        "or the tokens of --max-num-seqs requests)",
+        "gpt-oss; 0: all layers have one pool (default: 0.25 on the CPU engine where memory limits the pool, and not "
+        "--max-total-tokens or the tokens of --max-num-seqs requests; else 0)",
         low=0,
         high=0.9,
         metavar="SHARE",

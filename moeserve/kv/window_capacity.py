@@ -36,9 +36,11 @@ def divide(
     step_rows: int,
     *,
     is_divided: bool = False,
+    by_default: bool = True,
 ) -> KvPools:
     """one_pool: slots of a pool for all layers, of `num_bytes`; more than `most` are of no use. step_rows: of the
-    largest step. is_divided: layers' KV lies in several memories.
+    largest step. is_divided: layers' KV lies in several memories. by_default: there is a second pool where the user
+    does not say.
 
     Raises ConfigError where --kv-window-ratio asks for a second pool that there cannot be.
     """
@@ -50,6 +52,8 @@ def divide(
     is_short = config.max_total_tokens is None and one_pool < most
     if reason is None and ratio is None and not is_short:
         reason = "memory does not limit it"
+    elif reason is None and ratio is None and not by_default:
+        reason = "two pools have not run on a GPU yet; --kv-window-ratio asks for them"
     if reason is None:
         share = DEFAULT_RATIO if ratio is None else ratio
         pools = _two_pools(config, layout, share, one_pool, most, num_bytes, step_rows)

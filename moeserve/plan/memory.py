@@ -13,7 +13,7 @@ from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
-from moeserve.kv.window_capacity import divide
+from moeserve.kv.window_capacity import KvPools, divide
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
@@ -104,6 +104,28 @@ def _ram_tier(config: ServerConfig, placement: Placement, pool_bytes: int, free_
     return wanted
 
 
+def _kv_pools(
+    config: ServerConfig,
+    model: ModelShape,
+    placement: Placement,
+    tokens: int,
+    free_ram: int,
+    step_tokens: int,
+) -> KvPools:
+    """What `kv/capacity.py` makes of room for so many tokens in one pool."""
+    layout = layout_of(config, model)
+    wanted = config.max_model_len or model.context_length
+    num_bytes = int(free_ram * SHARE_OF_FREE_MEMORY)
+    if placement.kv_tokens is not None:
+        num_bytes = placement.kv_tokens * layout.token_bytes()
+    return divide(
+        *(config, layout, tokens, config.max_num_seqs * wanted, num_bytes),
+        max(step_tokens, config.max_num_seqs),
+        is_divided=placement.uses_gpu and placement.layers_in_ram > 0,
+        by_default=not placement.uses_gpu,
+    )
+
+
 def predict(
     config: ServerConfig,
     model: ModelShape,
@@ -135,19 +157,11 @@ def predict(
     if placement.kv_tokens is not None:
         limits.append(placement.kv_tokens)
     tokens = min(limits)
-    layout = layout_of(config, model)
-    on_one = not placement.uses_gpu or not cpu_layers
-    in_bytes = tokens * layout.token_bytes()
-    if not placement.uses_gpu and config.max_total_tokens is None:
-        in_bytes = int(free * SHARE_OF_FREE_MEMORY)
-    elif placement.kv_tokens is not None:
-        in_bytes = placement.kv_tokens * layout.token_bytes()
-    pools = divide(
-        config, layout, tokens, most, in_bytes, max(step_tokens, config.max_num_seqs), is_divided=not on_one
-    )
+    pools = _kv_pools(config, model, placement, tokens, free, step_tokens)
     tokens = pools.num_slots
     ram_kv, gpu_kv = tokens * sizes.kv_bytes(0, cpu_layers), tokens * sizes.kv_bytes(cpu_layers)
     if pools.num_window_slots:
+        layout = layout_of(config, model)
         saved = (tokens - pools.num_window_slots) * layout.token_bytes(layout.windowed_layers)
         ram_kv, gpu_kv = (ram_kv, gpu_kv - saved) if placement.uses_gpu else (ram_kv - saved, gpu_kv)
     return Memory(

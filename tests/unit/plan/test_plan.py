@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import QWEN3_30B_A3B, qwen3moe, write_header
 from moeserve.adapters.read_peft import PeftAdapter
@@ -31,6 +32,7 @@ from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
+from tests.support.gemma_file import write_gemma
 from tests.support.placement_world import model
 from tests.unit.adapters.test_read_peft import SHAPE
 from tests.unit.adapters.test_read_peft import write as write_peft
@@ -70,6 +72,22 @@ def test_on_the_cpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> Non
     assert memory["gpu"] == 0
     assert shown["users"] == {"2048": 8}
     assert set(shown["speed"]["decode"]) == {"1", "4"}
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_two_kv_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a layer with a window and one without, each of 256 bytes a token."""
+    gemma = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    flags = ("--model", str(gemma), "--ram", "4", "--max-num-seqs", "2", "--device", "cpu")
+    pools = ("--max-total-tokens", "4000", "--kv-window-ratio", "0.3")
+    memory = run(capsys, *flags, *pools)["memory"]
+    assert (memory["kv_tokens"], memory["window_slots"]) == (4000, 1714)  # 30% of both
+    assert memory["ram_kv"] == 256 * (4000 + 1714)
+    memory = run(capsys, *flags, *pools[:2])["memory"]
+    assert (memory["window_slots"], memory["ram_kv"]) == (0, 512 * 4000)
+    assert main(["plan", *flags, *pools]) == 0
+    assert re.search(r"KV, windowed layers +1,714 tokens", capsys.readouterr().out)
+    assert "no room for more tokens" in fails(capsys, *flags, "--max-total-tokens", "1000", *pools[2:])
 
 
 @pytest.mark.usefixtures("no_measuring")
