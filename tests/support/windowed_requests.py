@@ -1,4 +1,4 @@
-"""Requests of a model with windowed layers, through scheduler and worker: what they get with one KV pool or with two."""
+"""What requests get of a model with windowed layers, through scheduler and worker, with one KV pool or with two."""
 
 from __future__ import annotations
 
