@@ -37,9 +37,11 @@ BUILD_INPUTS := pyproject.toml moeserve/version.py CMakeLists.txt $(CSRC)
 serve: $(VENV)/.installed
 	$(BIN)/python launch.py $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-# First in JOBS processes, a file of tests in one of them; then the few that need the machine to themselves.
+# First in JOBS processes, a file of tests in one of them; what failed there but tests of kernels, which depend on nothing
+# else, then has a second try in a new process; last the few that need the machine to themselves.
 test: lint browser
-	$(BIN)/python -m pytest -m "not slow and not alone" -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not alone" -n $(JOBS) --dist loadfile || \
+		$(BIN)/python -m pytest -m "not slow and not alone" --last-failed --last-failed-no-failures none --second-try
 	$(BIN)/python -m pytest -m "alone and not slow" $$(grep -rlF "mark.alone" tests)
 
 test-unit: $(UNIT_VENV)/.installed

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.adapters.products import products_of
+from moeserve.models.adapters.products import products_of
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import names as n
 

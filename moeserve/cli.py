@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from moeserve.certificate_flags import check_certificate
 from moeserve.command_line import add_options, demonstration_model, read_options, resolve, unknown_variables
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
+from moeserve.launcher.exit_codes import EXIT_USAGE
 from moeserve.remote.options import check_server
 from moeserve.version import version
-
-EXIT_USAGE = 2  # argparse's
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +54,15 @@ class Command(NamedTuple):
 
 
 def serve(arguments: list[str]) -> int:
-    """The server. Exit codes: those of `launcher.launch`; 2 for a bad flag or environment variable."""
+    """The server. Exit codes: those of `launcher/exit_codes.py`; 2 for a bad flag or environment variable."""
     parser = serve_parser()
-    from moeserve.launcher import launch
+    from moeserve.launcher.launch import launch
     from moeserve.logs import set_up_logging
 
     try:
         asked = parse(parser, arguments, os.environ)
         check_server(asked)
+        check_certificate(asked)
     except UserError as error:
         parser.error(str(error))
     set_up_logging("launcher", asked.log_level, asked.log_format)
@@ -117,7 +118,7 @@ def cache(arguments: list[str]) -> int:
 
 
 def reload(arguments: list[str]) -> int:
-    from moeserve.reload import main as run_reload
+    from moeserve.launcher.reload import main as run_reload
 
     return run_reload(arguments)
 
@@ -135,7 +136,7 @@ def complete(arguments: list[str]) -> int:
 # The modules of the other commands that have flags.
 _PARSERS = {
     "worker": "moeserve.remote.command",
-    "reload": "moeserve.reload",
+    "reload": "moeserve.launcher.reload",
     "plan": "moeserve.plan.command",
     "simulate": "moeserve.simulate.command",
     "compare-dumps": "moeserve.dump.command",

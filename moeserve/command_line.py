@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from moeserve import model_hints
-from moeserve.adapters.modules import resolve_directory, resolve_modules
 from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
 from moeserve.cpus import usable_cores
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
+from moeserve.models.adapters.modules import resolve_directory, resolve_modules
 from moeserve.tracing import traces_url
 
 DEMONSTRATION_MODEL = "moeserve-demo-q8_0.gguf"

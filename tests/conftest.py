@@ -35,17 +35,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="the tests of the web pages leave the documentation's pictures there",
     )
+    parser.addoption(
+        "--second-try",
+        action="store_true",
+        help=f"with --last-failed: refuses tests of what computes, and more than {MOST_SECOND_TRIES}",
+    )
 
 
 # Tests of what computes, whose result depends on nothing else.
 DETERMINISTIC = [REPOSITORY / "tests" / folder for folder in ("kernels", "gpu")]
+MOST_SECOND_TRIES = 10  # failures of one run: more are no accident
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def is_deterministic(item: pytest.Item) -> bool:
+    return any(item.path.is_relative_to(folder) for folder in DETERMINISTIC)
+
+
+@pytest.hookimpl(trylast=True)  # behind --last-failed
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test that is marked `cpu_engine(reason)` is for servers on the CPU. One that waits for other processes, which a
     busy machine may hold up for seconds, has a second try; the summary shows the first one's failure all the same."""
+    if config.getoption("--second-try"):
+        if len(items) > MOST_SECOND_TRIES:
+            raise pytest.UsageError(f"no second try: {len(items)} tests failed")
+        if failed := [item.nodeid for item in items if is_deterministic(item)]:
+            raise pytest.UsageError(f"no second try: {failed[0]} depends on nothing else")
     for item in items:
-        if not any(item.path.is_relative_to(folder) for folder in DETERMINISTIC):
+        if not is_deterministic(item):
             item.add_marker(pytest.mark.flaky(reruns=1))
         marker = item.get_closest_marker("cpu_engine")
         if marker is not None and TEST_DEVICE == "cuda":

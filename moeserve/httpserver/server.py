@@ -15,7 +15,6 @@ from typing import Any, Final
 import uvicorn
 import zmq.asyncio
 
-from moeserve.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app
@@ -35,6 +34,7 @@ from moeserve.messages.adapters import ServedAdapter
 from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
 from moeserve.messages.schema import EngineReadyRequest
+from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_metadata
 from moeserve.process import Process
@@ -43,6 +43,7 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
+KEEP_ALIVE_S: Final = 120  # without a request: longer than clients' pools keep connections
 LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
 FIRST_BYTES_S: Final = 1.0  # for the first request of a connection that was accepted just before a hand-over
 READY_INTERVAL_S: Final = 0.02  # between two looks
@@ -272,6 +273,7 @@ def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
         server_header=False,
         backlog=BACKLOG,
         limit_concurrency=most_requests + SPARE_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=LAST_BYTES_S,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,

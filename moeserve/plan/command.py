@@ -60,6 +60,7 @@ SHARED = (
     "max_total_tokens",
     "max_num_batched_tokens",
     "kv_cache_dtype",
+    "prefix_cache",
     "kv_ram",
     "kv_disk",
     "kv_disk_gib",

@@ -13,10 +13,10 @@ from typing import Final
 from moeserve.command_line import add_shared_options, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
+from moeserve.launcher.exit_codes import EXIT_FAILED, EXIT_USAGE
 from moeserve.remote.options import parse_address, worker_options
 from moeserve.remote.tls import TlsFiles, gate_context
 
-EXIT_USAGE: Final = 2  # argparse's
 BACKLOG: Final = 64
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ def main(arguments: list[str]) -> int:
     """Exit codes: those of the server."""
     parser = command_parser()
     args = parser.parse_args(arguments)
-    from moeserve.launcher import EXIT_FAILED
     from moeserve.logs import set_up_logging
 
     try:
@@ -50,11 +49,11 @@ def serve(config: ServerConfig, address: tuple[str, int], files: TlsFiles) -> in
     """Runs until it is told to stop or fails; the exit code. Raises ConfigError, ModelError."""
     from setproctitle import setproctitle
 
+    from moeserve.launcher.runtime_directory import runtime_directory
     from moeserve.models.open import open_metadata
     from moeserve.process_limits import prepare_limits
     from moeserve.remote.fingerprint import fingerprint
     from moeserve.remote.host import WorkerHost
-    from moeserve.runtime_directory import runtime_directory
     from moeserve.runtime_paths import RuntimePaths
 
     setproctitle("moeserve: worker host")

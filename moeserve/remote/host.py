@@ -19,22 +19,23 @@ from typing import Final
 
 import zmq
 
-from moeserve.child_process import Fork, ServerProcess
 from moeserve.config import ServerConfig
-from moeserve.crash_count import CrashCount
-from moeserve.launched_config import pinned, write_config
-from moeserve.launcher import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED, LAST_WORDS_S
+from moeserve.launcher.child_process import Fork, ServerProcess
+from moeserve.launcher.crash_count import CrashCount
+from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED
+from moeserve.launcher.launch import LAST_WORDS_S
+from moeserve.launcher.launched_config import pinned, write_config
+from moeserve.launcher.process_table import WORKER, ProcessTable
+from moeserve.launcher.signal_events import signals_as_events
+from moeserve.launcher.systemd import Systemd
 from moeserve.messages.channels import PullChannel
 from moeserve.messages.codec import TO_HTTP, TO_LAUNCHER
 from moeserve.messages.schema import ProcessFailed, ProcessReady, ToHttp, ToLauncher
 from moeserve.messages.steps import WorkerReady
 from moeserve.process import EXIT_USER_ERROR
-from moeserve.process_table import WORKER, ProcessTable
 from moeserve.remote.frames import Welcome
 from moeserve.remote.gate import Gate, NotServing
 from moeserve.runtime_paths import RuntimePaths
-from moeserve.signal_events import signals_as_events
-from moeserve.systemd import Systemd
 from moeserve.units import GIB
 from moeserve.version import version
 

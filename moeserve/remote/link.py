@@ -18,10 +18,10 @@ from typing import Final
 
 import zmq
 
-from moeserve.adapters.modules import parse_modules
 from moeserve.errors import ConfigError
 from moeserve.messages.channels import PushChannel
 from moeserve.messages.schema import WorkerExited
+from moeserve.models.adapters.modules import parse_modules
 from moeserve.models.open import open_metadata
 from moeserve.process import Process
 from moeserve.remote.channel import ConnectionLost, FrameChannel

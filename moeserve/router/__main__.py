@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 
-from moeserve.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.config import ServerConfig
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.schema import EngineReady, RouterStarted, Shutdown, ToRouter
 from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
+from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.process import Process, run_process
 from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, Limits

@@ -48,7 +48,7 @@ SHARED = tuple(
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0; ends with 2 and a message for an error of the user."""
+    """Exit code 0, or 1 if every request failed; ends with 2 and a message for an error of the user."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     try:
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
         _report(args, simulation, result, summary, wall)
     except (UserError, OSError) as error:
         parser.error(str(error))
-    return 0
+    return 1 if all(outcome.error for outcome in result.outcomes) else 0
 
 
 def command_parser() -> argparse.ArgumentParser:

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeserve.adapters.modules import DEFAULT_MEMORY_GIB, DEFAULT_MOST, GPU_RANK, parse_modules
-from moeserve.adapters.open import open_adapter
-from moeserve.adapters.read_gguf import GgufAdapter
-from moeserve.adapters.read_peft import PeftAdapter
-from moeserve.adapters.sizes import (
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.models.adapters.modules import DEFAULT_MEMORY_GIB, DEFAULT_MOST, GPU_RANK, parse_modules
+from moeserve.models.adapters.open import open_adapter
+from moeserve.models.adapters.read_gguf import GgufAdapter
+from moeserve.models.adapters.read_peft import PeftAdapter
+from moeserve.models.adapters.sizes import (
     gpu_matrix_bytes,
     gpu_rank,
     gpu_table_bytes,
     panel_bytes,
     workspace_bytes,
 )
-from moeserve.config import ServerConfig
-from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
 from moeserve.units import GIB
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from moeserve.adapters.adapter import Adapter
-from moeserve.adapters.modules import DEFAULT_MOST
-from moeserve.adapters.read_gguf import GgufAdapter
-from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.models.adapters.adapter import Adapter
+from moeserve.models.adapters.modules import DEFAULT_MOST
+from moeserve.models.adapters.read_gguf import GgufAdapter
+from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.interface import ModelShape
 from moeserve.units import GIB, MIB

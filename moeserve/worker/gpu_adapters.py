@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from moeserve.adapters.products import products_of
-from moeserve.adapters.read_gguf import GgufAdapter
-from moeserve.adapters.read_peft import PeftAdapter
-from moeserve.adapters.scope import AdapterScope, scope_of
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.models.adapters.products import products_of
+from moeserve.models.adapters.read_gguf import GgufAdapter
+from moeserve.models.adapters.read_peft import PeftAdapter
+from moeserve.models.adapters.scope import AdapterScope, scope_of
 from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices, GpuAdapters
 from moeserve.models.interface import ModelShape
 from moeserve.placement import Placement

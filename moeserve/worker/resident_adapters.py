@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from moeserve.adapters.adapter import Adapter
-from moeserve.adapters.open import open_adapter
-from moeserve.adapters.read_gguf import GgufAdapter
-from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.errors import UserError
 from moeserve.messages.adapters import AdapterSource, AdaptersReport, AdapterState, AdaptersWanted
+from moeserve.models.adapters.adapter import Adapter
+from moeserve.models.adapters.open import open_adapter
+from moeserve.models.adapters.read_gguf import GgufAdapter
+from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.interface import ModelShape
 from moeserve.units import MIB
 from moeserve.worker.memory import available_bytes

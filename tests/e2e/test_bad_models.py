@@ -16,7 +16,7 @@ import pytest
 from gguf import GGUFReader
 
 from benchmarks.server import Server, clean_environment, command, running_server
-from moeserve.launcher import EXIT_ENGINE_LOST
+from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
 from tests.e2e.clients import completion
 
 NAME_LENGTH, NAME, DIMENSION_COUNT, DIMENSIONS, TYPE, OFFSET = range(6)  # the parts of gguf-py's tensor field

@@ -44,7 +44,7 @@ SHARED_FIELDS: dict[str, list[Any]] = {
         {str(VOCABULARY): 1},
     ],
     "seed": NOT_INTEGERS,
-    "stop": [5, [5], {}, ["x"] * 1000, "x" * 100_000],
+    "stop": [5, [5], {"a": 1}, ["x"] * 1000, "x" * 100_000],
     "stop_token_ids": [5, ["x"], [-1], [1.5], [HUGE], [VOCABULARY], [1] * 10_000],
     "ignore_eos": NOT_BOOLEANS,
     "min_tokens": [*NOT_INTEGERS, -1, CONTEXT + 1],

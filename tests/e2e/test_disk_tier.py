@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def test_a_prompt_of_before_comes_from_disk(restarted: Server, first_answers: li
 
 
 def test_a_salt_is_part_of_the_key(restarted: Server) -> None:
-    assert cached(ask(restarted, PROMPT, cache_salt="b")) == 0
+    # A new router has measured no rate yet, and tries the tier: on a busy machine computing this model is as fast.
+    restarted.named("router").kill()
+    assert cached(ask(restarted, PROMPT, cache_salt=uuid.uuid4().hex)) == 0
     assert cached(ask(restarted, PROMPT, cache_salt="a")) > 0
 
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from benchmarks.server import Server, running_server, stream_events, title_of
-from moeserve.launcher import EXIT_ENGINE_LOST
-from moeserve.process_table import PROCESSES
+from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
+from moeserve.launcher.process_table import PROCESSES
 from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
 
 SCHEMA = {

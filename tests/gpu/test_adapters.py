@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.random_adapters import write_random_adapter
-from moeserve.adapters.products import QKV_PARTS
+from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n

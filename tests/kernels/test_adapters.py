@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from moeserve.adapters.adapter import Adapter
-from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.kernels.cpu_stream import CpuStream, LoraTable
 from moeserve.kernels.lora.reference import add_adapters, to_panels
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
+from moeserve.models.adapters.adapter import Adapter
+from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.blocks.cpu.workspace import CpuBatch

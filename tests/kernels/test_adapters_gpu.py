@@ -13,10 +13,10 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from benchmarks.header import qwen3moe, write_header
 from benchmarks.random_adapters import write_random_adapter
-from moeserve.adapters.products import QKV_PARTS
 from moeserve.config import ServerConfig
 from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import TokenLogprob
+from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.open import open_dummy_model
 from moeserve.models.sources.gguf import names as n
 from moeserve.worker.cpu_loading import load_cpu_runner

@@ -11,14 +11,14 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from benchmarks.header import qwen3moe
 from benchmarks.random_adapters import write_random_adapter
-from moeserve.adapters.adapter import ProductKey
-from moeserve.adapters.errors import AdapterError
-from moeserve.adapters.open import open_adapter
-from moeserve.adapters.products import QKV_PARTS
-from moeserve.adapters.scope import AdapterScope
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.messages.adapters import AdapterSource, AdaptersReport, AdaptersWanted
+from moeserve.models.adapters.adapter import ProductKey
+from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.open import open_adapter
+from moeserve.models.adapters.products import QKV_PARTS
+from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices, GpuAdapters
 from moeserve.models.sources.gguf import names as n
 from moeserve.placement import LayerPlacement, Placement

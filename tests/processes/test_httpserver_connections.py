@@ -7,8 +7,10 @@ import gzip
 import json
 import resource
 import socket
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -120,6 +122,17 @@ def test_other_encodings_are_refused(server: HttpServer) -> None:
     headers = {"content-encoding": "br", "content-type": "application/json"}
     refused = httpx.post(server.url + "/v1/completions", content=BODY, headers=headers, verify=TLS)
     assert refused.status_code == 415
+
+
+def test_a_connection_is_kept_alive_for_longer_than_clients_pause(server: HttpServer) -> None:
+    """uvicorn's own 5 s end when a client that reuses its connections may be sending."""
+    with contextlib.closing(HTTPConnection(*address_of(server.url), timeout=30)) as connection:
+        for pause_s in (6.0, 0.0):
+            connection.request("GET", "/health/live")
+            with connection.getresponse() as response:
+                assert (response.status, response.read()) == (200, b'{"status":"ok"}')
+            connection.auto_open = 0  # not another one
+            time.sleep(pause_s)
 
 
 def address_of(url: str) -> tuple[str, int]:

@@ -19,9 +19,9 @@ import pytest
 from benchmarks.server import title_of
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.launcher import EXIT_ENGINE_LOST
+from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
+from moeserve.launcher.process_table import PROCESSES
 from moeserve.process import load_config
-from moeserve.process_table import PROCESSES
 from moeserve.runtime_paths import RuntimePaths
 from tests.support.launcher_run import Run
 
@@ -334,7 +334,7 @@ def test_child_refuses_a_config_that_is_not_ours(tmp_path: Path, text: str, mess
 
 
 def test_child_reads_what_the_launcher_wrote(tmp_path: Path) -> None:
-    from moeserve.launched_config import write_config
+    from moeserve.launcher.launched_config import write_config
 
     config = ServerConfig(model="/m.gguf", threads=3, shutdown_timeout=1, api_key=("k",))
     write_config(config, RuntimePaths(tmp_path))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import psutil
 
-from moeserve.process_table import PROCESSES
+from moeserve.launcher.process_table import PROCESSES
 from tests.support.launcher_run import REPOSITORY, Run
 
 

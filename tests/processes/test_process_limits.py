@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from benchmarks.server import REPOSITORY, clean_environment
-from moeserve.launcher import EXIT_FAILED
+from moeserve.launcher.exit_codes import EXIT_FAILED
 from tests.conftest import TINY_MODEL
 from tests.support.http_harness import CONTEXT, http_server
 

@@ -99,7 +99,7 @@ def say(*pieces: str, reason: FinishReason = "stop", stop_reason: str | int | No
     def answer(server: HttpServer, request: GenerateRequest) -> None:
         usage = Usage(len(tokens_of(request)), len(pieces), 0, 1.0, 2.0, 4.0)
         for piece in pieces:
-            ids = server.tokenizer.encode(piece)[:1]
+            ids = server.tokenizer.encode(piece or "x")[:1]  # without text: its text comes with the next
             logprobs = None if request.sampling.logprobs is None else [logprobs_of(ids[0], 2)]
             server.send(TextOut([TextItem(request.id, piece, ids, logprobs)]))
         end = TextItem(request.id, "", [], finish_reason=reason, stop_reason=stop_reason, usage=usage)

@@ -100,7 +100,7 @@ HTTPSERVER: dict[str, set[str]] = {
         for api in HTTP_APIS
     },
     "moeserve.httpserver.native": {
-        "moeserve.adapters.modules",
+        "moeserve.models.adapters.modules",
         "moeserve.httpserver.generation",
         "moeserve.httpserver.transport",
         "moeserve.messages",
@@ -122,11 +122,11 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.process_limits": {"moeserve.errors", "moeserve.units"},
     "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
-    "moeserve.router": FRAME | {"moeserve.adapters.modules"},
+    "moeserve.router": FRAME | {"moeserve.models.adapters.modules"},
     "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
     "moeserve.httpserver": FRAME
     | {
-        "moeserve.adapters.modules",
+        "moeserve.models.adapters.modules",
         "moeserve.listeners",
         "moeserve.tokenizer",
         "moeserve.models.errors",
@@ -189,14 +189,14 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.stream_operands",
         "moeserve.units",
     },
-    "moeserve.adapters": {
+    "moeserve.models.adapters": {
         "moeserve.errors",
         "moeserve.models.errors",
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.huggingface",
     },
-    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization", "moeserve.adapters"},
+    "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.models.rank_share": {"moeserve.models.interface", "moeserve.models.sources.gguf"},
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
@@ -214,7 +214,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.kernels": {"moeserve.errors", "moeserve.quantization"},
     "moeserve.remote": FRAME
     | {
-        "moeserve.adapters.modules",
+        "moeserve.models.adapters.modules",
         "moeserve.models.open",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
@@ -227,25 +227,13 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.open",
         "moeserve.command_line",
         "moeserve.remote",
-        "moeserve.runtime_directory",
     },
-    "moeserve.remote.host": FRAME
-    | {
-        "moeserve.child_process",
-        "moeserve.crash_count",
-        "moeserve.launched_config",
-        "moeserve.launcher",
-        "moeserve.process_table",
-        "moeserve.remote",
-        "moeserve.signal_events",
-        "moeserve.systemd",
-    },
+    "moeserve.remote.host": FRAME | {"moeserve.launcher", "moeserve.remote"},
     "moeserve.hub": {"moeserve.errors", "moeserve.models.sources.huggingface", "moeserve.models.registry"},
     "moeserve.control_groups": set(),
     "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
-        "moeserve.adapters",
         "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",
@@ -265,39 +253,9 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
     | {"moeserve.workload", "moeserve.router", "moeserve.command_line", "moeserve.placement.step_tokens"},
-    "moeserve.launcher": FRAME
-    | {
-        "moeserve.child_process",
-        "moeserve.heartbeats",
-        "moeserve.launched_config",
-        "moeserve.listeners",
-        "moeserve.process_table",
-        "moeserve.replacement",
-        "moeserve.runtime_directory",
-        "moeserve.signal_events",
-        "moeserve.succession",
-        "moeserve.systemd",
-    },
-    "moeserve.replacement": FRAME
-    | {
-        "moeserve.child_process",
-        "moeserve.crash_count",
-        "moeserve.heartbeats",
-        "moeserve.process_table",
-    },
-    "moeserve.succession": {"moeserve.config", "moeserve.listeners", "moeserve.systemd"},
-    "moeserve.reload": {"moeserve.runtime_directory", "moeserve.succession"},
-    "moeserve.process_table": {
-        "moeserve.child_process",
-        "moeserve.listeners",
-        "moeserve.process",
-        "moeserve.runtime_paths",
-    },
-    "moeserve.crash_count": set(),
-    "moeserve.launched_config": {"moeserve.config", "moeserve.messages", "moeserve.runtime_paths"},
+    "moeserve.launcher": FRAME | {"moeserve", "moeserve.listeners"},
+    "moeserve.launcher.exit_codes": set(),
     "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
-    "moeserve.child_process": FRAME | {"moeserve"},
-    "moeserve.runtime_directory": {"moeserve.errors", "moeserve.messages"},
 }
 TORCH_ALLOWED = (
     "moeserve.worker",
@@ -312,6 +270,7 @@ TORCH_ALLOWED = (
     "moeserve.bench.engine",
 )
 TORCH_FORBIDDEN_WITHIN = (
+    "moeserve.models.adapters",
     *MODEL_FILES,
     *KERNEL_OPTIONS,
     "moeserve.models.rank_share",

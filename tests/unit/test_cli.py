@@ -31,6 +31,18 @@ def test_defaults_are_the_configs() -> None:
     assert parse() == ServerConfig()
 
 
+def test_a_key_and_its_certificate_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cert.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    for flag, file, missing in (
+        ("--ssl-keyfile", "key.pem", "--ssl-keyfile: needs --ssl-certfile"),
+        ("--ssl-certfile", "cert.pem", "--ssl-certfile: needs --ssl-keyfile"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["serve", flag, str(tmp_path / file)])
+        assert ended.value.code == 2
+        assert missing in capsys.readouterr().err
+
+
 def test_each_option_is_a_flag_and_an_environment_variable_of_the_right_type() -> None:
     parser = cli.serve_parser()
     for option in dataclasses.fields(ServerConfig):
@@ -122,7 +134,7 @@ def test_unknown_words_are_refused(
 def test_variables_that_only_look_like_ours_are_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("moeserve.launcher.launch", lambda config: 0)
+    monkeypatch.setattr("moeserve.launcher.launch.launch", lambda config: 0)
     monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
     monkeypatch.setenv("MOESERVE_PROT", "9000")
     monkeypatch.setenv("MOESERVE_PORT", "9000")
@@ -154,7 +166,7 @@ def test_serve_may_be_named_or_left_out(
         launched.append(config)
         return 7
 
-    monkeypatch.setattr("moeserve.launcher.launch", launch)
+    monkeypatch.setattr("moeserve.launcher.launch.launch", launch)
     monkeypatch.setattr("moeserve.logs.set_up_logging", lambda *args: None)
     caplog.set_level("INFO")
     for arguments in (["serve", "--port", "1"], ["--port", "1"]):

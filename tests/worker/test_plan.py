@@ -21,7 +21,7 @@ from moeserve.worker.adapter_memory import open_adapters
 from moeserve.worker.adapters import cpu_adapters
 from moeserve.worker.cpu_loading import load_cpu_model
 from tests.conftest import TINY_MODEL
-from tests.unit.adapters.test_read_peft import GATE, SHAPE, pair, write
+from tests.unit.models.adapters.test_read_peft import GATE, SHAPE, pair, write
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:

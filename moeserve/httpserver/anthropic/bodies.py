@@ -39,6 +39,7 @@ from moeserve.httpserver.generation.thinking import BUDGETS, ThinkingOptions
 from moeserve.httpserver.generation.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
+    Advisory,
     Elsewhere,
     FreeDict,
     JsonSchemaDict,
@@ -67,7 +68,7 @@ class RedactedThinkingBlock(RequestModel):
     """Thinking that Anthropic's servers have encrypted, of a conversation that began there: nobody else can read it."""
 
     type: Literal["redacted_thinking"]
-    data: Annotated[str, NO_EFFECT]
+    data: Annotated[Any, NO_EFFECT]
 
 
 class ToolUseBlock(Block):
@@ -170,7 +171,7 @@ class MessageTool(Block):
     input_examples: Annotated[
         list[FreeDict], Field(max_length=64, default_factory=list, description="Part of the description.")
     ]
-    defer_loading: Annotated[bool, Field(description="Has no effect: all tools are in the prompt.")] = False
+    defer_loading: Annotated[bool, Advisory("Has no effect: all tools are in the prompt.")] = False
     allowed_callers: Annotated[Any, unsupported("other callers", ["direct"])] = None
 
     def tool(self) -> Tool:
@@ -244,10 +245,16 @@ class CountTokensRequest(RequestModel):
     """Everything that makes the prompt, which both endpoints take."""
 
     elsewhere: ClassVar = {
-        "chat_template_kwargs": Elsewhere(({},)),
-        "kv_transfer_params": Elsewhere(({},)),
-        "thread": Elsewhere((False,), details=_NO_THREADS),
+        "chat_template_kwargs": Elsewhere(),
+        "kv_transfer_params": Elsewhere(),
+        "thread": Elsewhere((False,), details=_NO_THREADS, empty_asks=True),
     }
+    empty: ClassVar = frozenset(
+        {
+            *("system", "tools", "tool_choice", "thinking", "output_config", "mcp_servers", "container"),
+            *("context_management", "cache_control"),
+        }
+    )
 
     model: ModelName
     messages: Annotated[
@@ -351,6 +358,8 @@ class CountTokensRequest(RequestModel):
 
 
 class MessagesRequest(CountTokensRequest):
+    empty: ClassVar = CountTokensRequest.empty | {"stop_sequences", "metadata", "service_tier"}
+
     max_tokens: Annotated[
         int, Field(ge=1, le=INT32_MAX, description="What the context has no room for is not given.")
     ]

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import BeforeValidator, Field
 
-from moeserve.httpserver.transport.request_model import FreeDict, Label, RequestModel, unsupported
+from moeserve.httpserver.transport.request_model import Advisory, FreeDict, Label, RequestModel, unsupported
 
 MAX_BLOCKS: Final = 1024
-CACHED: Final[Any] = Field(description="Has no effect: prefixes are cached without being asked.")
-_UNCITED: Final[Any] = Field(description="Has no effect: answers cite nothing.")
+CACHED: Final = Advisory("Has no effect: prefixes are cached without being asked.")
+_UNCITED: Final = Advisory("Has no effect: answers cite nothing.")
 
 
 class HasText(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -65,6 +65,8 @@ class Message(RequestModel):
     """One message of the conversation. The template also gets the thinking of earlier turns, and keeps what the model
     is to see again. A developer message is rendered as a system message, its older name, because templates that do not
     know the role would drop it silently. A function message, the older form of a tool message, is rendered as one."""
+
+    empty: ClassVar = frozenset({"tool_calls", "function_call", "audio"})
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[

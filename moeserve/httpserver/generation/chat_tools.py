@@ -48,7 +48,10 @@ def without_hosted(tools: Any, hosted: tuple[str, ...]) -> Any:
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 Description = Annotated[str, Field(max_length=1 << 16)]
 Parameters = Annotated[
-    JsonSchemaDict, AfterValidator(_of_an_object), Field(description="JSON Schema of the arguments.")
+    JsonSchemaDict,
+    BeforeValidator(lambda schema: {} if schema == [] else schema),  # PHP's empty object
+    AfterValidator(_of_an_object),
+    Field(description="JSON Schema of the arguments."),
 ]
 
 

@@ -52,6 +52,12 @@ class ModelText:
     def eos_ids(self) -> tuple[int, ...]:
         return self.tokenizer.vocabulary.eos_ids
 
+    @property
+    def adds_bos(self) -> bool:
+        """Whether a text's tokens begin with one that is not part of it."""
+        vocabulary = self.tokenizer.vocabulary
+        return vocabulary.add_bos and vocabulary.bos_id is not None
+
     async def encode(
         self, texts: Sequence[str], *, limit: int, param: str, add_special: bool = True
     ) -> list[list[int]]:
@@ -73,8 +79,8 @@ class ModelText:
 
     def _begun(self, ids: list[int]) -> list[int]:
         """With the token that begins a text, where the model wants one."""
-        vocabulary = self.tokenizer.vocabulary
-        return ids if not vocabulary.add_bos or vocabulary.bos_id is None else [vocabulary.bos_id, *ids]
+        bos_id = self.tokenizer.vocabulary.bos_id
+        return ids if bos_id is None or not self.adds_bos else [bos_id, *ids]
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of token ids, control tokens included. The ids must be in the vocabulary."""

@@ -5,7 +5,7 @@ Source: LightLLM's documentation and its `SamplingParams.verify`. As there, only
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -27,6 +27,8 @@ StopTokens = Annotated[list[TokenId], Field(min_length=1, max_length=1)]
 
 
 class GenerateParameters(RequestModel):
+    empty: ClassVar = frozenset({"stop_sequences", "regular_constraint", "guided_grammar"})
+
     do_sample: Annotated[bool, Field(description="False is greedy, whatever the temperature.")] = False
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

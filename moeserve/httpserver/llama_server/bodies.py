@@ -14,10 +14,9 @@ from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.fields import INT32_MAX, INT64_MAX, ModelName, StopStrings, TokenId
 from moeserve.httpserver.generation.grammar_fields import Grammar, Schema
 from moeserve.httpserver.generation.spec import GenerationSpec, GrammarConstraint
-from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere, RequestModel
+from moeserve.httpserver.transport.request_model import NO_EFFECT, SAMPLERS, Elsewhere, RequestModel
 
 _OFF: Final = Elsewhere((False,))
-_NONE: Final = Elsewhere(([], {}, ""))
 
 
 def _no_grammar(value: Any) -> Any:
@@ -36,16 +35,16 @@ class CompletionBody(RequestModel):
     elsewhere: ClassVar = {
         "dry_multiplier": Elsewhere((0,)),
         "dynatemp_range": Elsewhere((0,)),
-        "image_data": _NONE,
-        "lora": _NONE,
+        "image_data": Elsewhere(),
+        "lora": Elsewhere(),
         "min_keep": Elsewhere((0,)),
         "mirostat": Elsewhere((0,)),
         "n_cmpl": Elsewhere((1,)),
         "n_indent": Elsewhere((0,)),
         "n_probs": Elsewhere((0,), "/v1/completions with logprobs"),
         "post_sampling_probs": _OFF,
-        "response_fields": _NONE,
-        "samplers": Elsewhere(),
+        "response_fields": Elsewhere(),
+        "samplers": SAMPLERS,
         "t_max_predict_ms": Elsewhere((0, -1)),
         "timings_per_token": _OFF,
         "top_n_sigma": Elsewhere((-1, 0)),

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.adapters.modules import is_name
 from moeserve.httpserver.generation.served_adapters import path_within
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.bodies import LoadAdapterRequest, UnloadAdapterRequest
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.openapi import documented
+from moeserve.models.adapters.modules import is_name
 
 router = APIRouter(tags=["Adapters"])
 _TEXT: Final[dict[int | str, dict[str, Any]]] = {

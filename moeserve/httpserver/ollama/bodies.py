@@ -72,6 +72,8 @@ class ToolCall(RequestModel):
 
 
 class Message(RequestModel):
+    empty: ClassVar = frozenset({"images", "tool_calls", "tool_name", "tool_call_id"})
+
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
@@ -96,6 +98,8 @@ class Message(RequestModel):
 
 
 class _Body(RequestModel):
+    empty: ClassVar = frozenset({"format", "options", "think", "tools", "images", "context"})
+
     model: ModelName
     stream: bool = True
     format: Annotated[

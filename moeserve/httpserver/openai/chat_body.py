@@ -39,6 +39,10 @@ class ReasoningOptions(RequestModel):
 class ChatCompletionRequest(OpenAIRequest):
     elsewhere: ClassVar = other_servers.CHAT
     idle: ClassVar = other_servers.CHAT_IDLE
+    empty: ClassVar = OpenAIRequest.empty | {
+        *("chat_template_kwargs", "tools", "tool_choice", "functions", "function_call", "modalities"),
+        *("reasoning", "reasoning_effort", "audio", "prediction", "prompt_cache_options"),
+    }
 
     messages: Messages
     max_tokens: Annotated[

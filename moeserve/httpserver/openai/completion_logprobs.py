@@ -6,6 +6,7 @@ once, as JSON, on a thread beside the streams.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import cast
 
@@ -17,18 +18,46 @@ from moeserve.httpserver.openai.objects import CompletionLogprobs
 from moeserve.messages.sampling import TokenLogprob
 
 
+class TextOffsets:
+    """Where each token begins in the text that is returned, in characters. A token that begins within a character has
+    that character's place; one that is not part of the text has the place of what follows it."""
+
+    def __init__(
+        self, text: ModelText, *, start: int = 0, skips_special: bool, hides_first: bool = False
+    ) -> None:
+        """start: the first token's place. hides_first: it is not part of the text."""
+        self._text = text
+        self._next = start
+        self._skips_special = skips_special
+        self._hides_next = hides_first
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, token_id: int) -> int:
+        """Returns the place of the next token."""
+        is_hidden = self._hides_next or (self._skips_special and self._text.is_special(token_id))
+        self._hides_next = False
+        text = b"" if is_hidden else self._text.token_bytes(token_id)
+        if not text:
+            return self._next
+        self._next += len(self._utf8.decode(text[:1]))  # with U+FFFD if it breaks off an earlier character
+        is_open = self._utf8.getstate()[0] != b""
+        place = self._next if is_open else self._next - 1
+        self._next += len(self._utf8.decode(text[1:]))
+        return place
+
+
 class CompletionLogprobsWriter:
-    """Writes the parallel lists of one choice; `text_offset` continues from chunk to chunk.
+    """Writes the parallel lists of a prompt or of one choice; `text_offset` continues from chunk to chunk.
 
     `top_logprobs` are dicts keyed by the token's text, so of two tokens with the same text only the likelier is kept.
     `as_ids` ("token_id:123") tells them apart.
     """
 
-    def __init__(self, text: ModelText, top: int, as_ids: bool) -> None:
+    def __init__(self, text: ModelText, top: int, as_ids: bool, offsets: TextOffsets) -> None:
         self._text = text
         self._top = top
         self._as_ids = as_ids
-        self.offset = 0  # of the next token
+        self._offsets = offsets
 
     def first_prompt_token(self, token_id: int) -> CompletionLogprobs:
         """Writes the first token of a prompt, which has no log-probability."""
@@ -44,20 +73,12 @@ class CompletionLogprobsWriter:
     def _advance(
         self, ids: list[int], logprobs: list[float | None], tops: list[dict[str, float] | None]
     ) -> CompletionLogprobs:
-        offsets = []
-        for token_id in ids:
-            offsets.append(self.offset)
-            self.offset += self.width(token_id)
         return {
             "tokens": [self._name(token_id) for token_id in ids],
             "token_logprobs": logprobs,
             "top_logprobs": tops,
-            "text_offset": offsets,
+            "text_offset": [self._offsets.take(token_id) for token_id in ids],
         }
-
-    def width(self, token_id: int) -> int:
-        """Characters of the token's own string."""
-        return len(self._text.token_text(token_id))
 
     def _top_of(self, token: TokenLogprob) -> dict[str, float]:
         """Returns the most likely tokens, and the chosen one if it is not among them."""
@@ -84,7 +105,6 @@ class EchoedLogprobs:
             pieces.append(_encoded(writer.write(tokens[first : first + TOKENS_AT_ONCE])))
         self._lists = [b",".join(parts) for parts in zip(*pieces, strict=True)]
         self._names = list(written[0])
-        self.end = writer.offset
 
     def followed_by(self, answer: CompletionLogprobs) -> CompletionLogprobs:
         """All of a choice's, to be encoded with the response and for nothing else."""

@@ -16,7 +16,12 @@ from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import prompt_progress
 from moeserve.httpserver.openai.best_of import best_answers
 from moeserve.httpserver.openai.completion_body import CompletionRequest, Prompt
-from moeserve.httpserver.openai.completion_logprobs import CompletionLogprobsWriter, EchoedLogprobs, joined
+from moeserve.httpserver.openai.completion_logprobs import (
+    CompletionLogprobsWriter,
+    EchoedLogprobs,
+    TextOffsets,
+    joined,
+)
 from moeserve.httpserver.openai.objects import (
     Completion,
     CompletionChoice,
@@ -51,8 +56,11 @@ class Echo:
 
     ids: list[int]
     text: str = ""
+    begins_unseen: bool = False  # the first token is the model's own mark and not part of the text
+    writer: CompletionLogprobsWriter | None = None
     scored: EchoedLogprobs | None = None
     # In a stream the choices get a piece of the prompt's log-probabilities one after the other.
+    first_piece: CompletionLogprobs | None = None
     last_piece: tuple[list[TokenLogprob], CompletionLogprobs] | None = None
 
 
@@ -64,42 +72,55 @@ class ChoiceWriter:
         self._echo: Echo | None = prompt if body.echo else None
         self._prompt_ids: list[int] | None = prompt.ids
         self._with_ids = body.return_token_ids
-        self._echoes = body.echo  # the prompt's logprobs come in several items
-        top = body.logprobs
-        as_ids = body.return_tokens_as_token_ids
-        self._logprobs = None if top is None else CompletionLogprobsWriter(text, top, as_ids)
+        self._logprobs: CompletionLogprobsWriter | None = None
+        if body.logprobs is None:
+            return
+        start, skips = len(prompt.text), body.skip_special_tokens
+        self._logprobs = self._writer(text, body, TextOffsets(text, start=start, skips_special=skips))
+        if body.echo and prompt.writer is None:
+            offsets = TextOffsets(text, skips_special=False, hides_first=prompt.begins_unseen)
+            prompt.writer = self._writer(text, body, offsets)
+
+    @staticmethod
+    def _writer(text: ModelText, body: CompletionRequest, offsets: TextOffsets) -> CompletionLogprobsWriter:
+        return CompletionLogprobsWriter(text, body.logprobs or 0, body.return_tokens_as_token_ids, offsets)
 
     def write(self, item: TextItem) -> tuple[str, CompletionLogprobs | None]:
         echo, self._echo = self._echo, None
         text = item.text if echo is None else echo.text + item.text
         if self._logprobs is None:
             return text, None
-        parts = [] if echo is None else [self._logprobs.first_prompt_token(echo.ids[0])]
-        if item.prompt_logprobs and self._echoes:
-            parts.append(self._of_prompt(self._logprobs, item.prompt_logprobs))
+        parts = [] if echo is None or echo.writer is None else [self._first_of_prompt(echo.writer)]
+        if item.prompt_logprobs and self._prompt.writer is not None:
+            parts.append(self._of_prompt(self._prompt.writer, item.prompt_logprobs))
         if item.logprobs:
             parts.append(self._logprobs.write(item.logprobs))
         return text, joined(parts)
+
+    def _first_of_prompt(self, writer: CompletionLogprobsWriter) -> CompletionLogprobs:
+        """The same object for all choices of the prompt."""
+        prompt = self._prompt
+        if prompt.first_piece is None:
+            prompt.first_piece = writer.first_prompt_token(prompt.ids[0])
+        return prompt.first_piece
 
     def _of_prompt(self, writer: CompletionLogprobsWriter, tokens: list[TokenLogprob]) -> CompletionLogprobs:
         """The same objects for all choices of the prompt."""
         last = self._prompt.last_piece
         if last is None or last[0] is not tokens:
             last = self._prompt.last_piece = tokens, writer.write(tokens)
-        writer.offset = last[1]["text_offset"][-1] + writer.width(tokens[-1].token_id)
         return last[1]
 
     def whole(self, items: Sequence[TextItem]) -> tuple[str, CompletionLogprobs | None]:
         """Text and logprobs of all items."""
-        if self._logprobs is None or not self._echoes:
+        prompt, writer = self._prompt, self._logprobs
+        if writer is None or prompt.writer is None:
             parts = [self.write(item) for item in items]
             logprobs = [part for _, part in parts if part is not None]
             return "".join(text for text, _ in parts), joined(logprobs) if logprobs else None
-        prompt, writer = self._prompt, self._logprobs
         if prompt.scored is None:
             of_prompt = [token for item in items for token in item.prompt_logprobs or ()]
-            prompt.scored = EchoedLogprobs(writer, prompt.ids[0], of_prompt)
-        writer.offset = prompt.scored.end
+            prompt.scored = EchoedLogprobs(prompt.writer, prompt.ids[0], of_prompt)
         answer = writer.write([token for item in items for token in item.logprobs or ()])
         return prompt.text + "".join(item.text for item in items), prompt.scored.followed_by(answer)
 
@@ -184,10 +205,17 @@ class CompletionHandler:
         prepared = await prepare(self.service, body.generation_spec(self.arrival))
         text = prepared.text
         echoes = [
-            Echo(ids, await _prompt_text(text, prompt, ids) if body.echo else "")
+            await self._echo(text, prompt, ids)
             for prompt, ids in zip(body.prompts, prepared.prompt_ids, strict=True)
         ]
         return prepared, [ChoiceWriter(text, body, echo) for echo in echoes for _ in range(body.n)]
+
+    async def _echo(self, text: ModelText, prompt: Prompt, ids: list[int]) -> Echo:
+        if not self.body.echo:
+            return Echo(ids)
+        if isinstance(prompt, str) and self.body.truncate_prompt_tokens is None:
+            return Echo(ids, prompt, begins_unseen=text.adds_bos)
+        return Echo(ids, await text.decode(ids))
 
     def _envelope(self, choices: list[CompletionChoice]) -> Completion:
         return {
@@ -208,7 +236,3 @@ def _choices(
         ids = [token for item in items for token in item.token_ids]
         choices.append(writer.choice(index, text, logprobs, items[-1], ids))
     return choices
-
-
-async def _prompt_text(text: ModelText, prompt: Prompt, ids: list[int]) -> str:
-    return prompt if isinstance(prompt, str) else await text.decode(ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,9 +11,16 @@ from pydantic_core import PydanticCustomError
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.grammar_fields import MAX_PATTERN_CHARS, Grammar, Pattern, Schema
 from moeserve.httpserver.generation.spec import GrammarConstraint
-from moeserve.httpserver.transport.request_model import JsonSchemaDict, Label, RequestModel, unsupported
+from moeserve.httpserver.transport.request_model import (
+    Advisory,
+    JsonSchemaDict,
+    Label,
+    RequestModel,
+    unsupported,
+)
 
 MAX_OPTIONS: Final = 1024
+_OWN_USE: Final = Advisory("For the client's own use.")
 
 
 def _none_empty(options: list[str]) -> list[str]:
@@ -30,8 +37,8 @@ Choices = Annotated[
 
 
 class JsonSchemaFormat(RequestModel):
-    name: Annotated[Label | None, Field(description="For the client's own use.")] = None
-    description: Annotated[str | None, Field(description="For the client's own use.")] = None
+    name: Annotated[Label | None, _OWN_USE] = None
+    description: Annotated[str | None, _OWN_USE] = None
     schema_: Annotated[JsonSchemaDict, Field(alias="schema")]
     strict: Annotated[bool, Field(description="Answers validate by construction either way.")] = True
 
@@ -84,22 +91,27 @@ _EMPTY_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else v
 
 class StructuredFields(RequestModel):
     """OpenAI's `response_format`, vLLM's fields, and those of SGLang and llama-server, of which a request has at most
-    one. Empty ones of the latter ask for nothing."""
+    one. Empty ones ask for nothing; but an empty schema is one, and an empty choice is an error."""
+
+    empty: ClassVar = frozenset(
+        {
+            *("response_format", "structured_outputs", "guided_regex", "guided_grammar"),
+            *("regex", "ebnf", "grammar"),
+        }
+    )
 
     response_format: ResponseFormat | None = None
-    guided_json: Schema | None = None
+    guided_json: Annotated[Schema | None, _EMPTY_IS_NONE] = None
     guided_regex: Pattern | None = None
     guided_choice: Choices | None = None
     guided_grammar: Grammar | None = None
     structured_outputs: StructuredOutputs | None = None
-    regex: Annotated[Pattern | None, _EMPTY_IS_NONE, Field(description="SGLang's guided_regex.")] = None
-    ebnf: Annotated[Grammar | None, _EMPTY_IS_NONE, Field(description="SGLang's guided_grammar.")] = None
+    regex: Annotated[Pattern | None, Field(description="SGLang's guided_regex.")] = None
+    ebnf: Annotated[Grammar | None, Field(description="SGLang's guided_grammar.")] = None
     json_schema: Annotated[
         Schema | None, _EMPTY_IS_NONE, Field(description="SGLang's and llama-server's guided_json.")
     ] = None
-    grammar: Annotated[
-        Grammar | None, _EMPTY_IS_NONE, Field(description="llama-server's guided_grammar.")
-    ] = None
+    grammar: Annotated[Grammar | None, Field(description="llama-server's guided_grammar.")] = None
 
     guided_decoding_backend: Annotated[Any, unsupported("another backend", "auto", "guidance")] = None
     guided_whitespace_pattern: Annotated[Any, unsupported("guided_whitespace_pattern")] = None

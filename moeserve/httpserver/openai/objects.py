@@ -18,7 +18,8 @@ ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class CompletionLogprobs(TypedDict):
-    """Parallel lists over tokens; `text_offset` counts characters of the tokens' own strings."""
+    """Parallel lists over tokens. `text_offset` has the place in the returned text, in characters, at which each token
+    begins, or the character that it is a part of."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

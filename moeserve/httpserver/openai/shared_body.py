@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -39,6 +39,11 @@ class StreamOptions(RequestModel):
 
 class OpenAIRequest(StructuredFields, BeamFields):
     """Defaults are vLLM's. Names that are not OpenAI's are vLLM's."""
+
+    empty: ClassVar = StructuredFields.empty | {
+        *("stream_options", "logit_bias", "stop", "stop_token_ids", "bad_words", "allowed_token_ids"),
+        *("cache_salt", "user", "metadata"),
+    }
 
     model: ModelName | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1

@@ -31,6 +31,7 @@ from moeserve.httpserver.responses.items import Item, messages_of
 from moeserve.httpserver.responses.tools import AllowedTools, ResponseTools, Toolbox, ToolReference
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
+    Advisory,
     Elsewhere,
     FreeDict,
     JsonSchemaDict,
@@ -39,13 +40,14 @@ from moeserve.httpserver.transport.request_model import (
     unsupported,
 )
 
+_OWN_USE: Final = Advisory("For the client's own use.")
 ResponseId = Annotated[str, Field(pattern=r"^resp_[\x21-\x7e]{1,160}$")]
 
 
 class TextFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"] = "text"
-    name: Annotated[Label | None, Field(description="For the client's own use.")] = None
-    description: Annotated[str | None, Field(description="For the client's own use.")] = None
+    name: Annotated[Label | None, _OWN_USE] = None
+    description: Annotated[str | None, _OWN_USE] = None
     schema_: Annotated[JsonSchemaDict | None, Field(alias="schema")] = None
     strict: Annotated[bool, Field(description="Answers validate by construction either way.")] = True
 
@@ -94,22 +96,22 @@ def _to_items(value: Any) -> Any:
 # Fields of vLLM's and SGLang's that would change the answer.
 _ELSEWHERE: Final[Mapping[str, Elsewhere]] = {
     "enable_response_messages": Elsewhere((False,)),
-    "extra_key": Elsewhere(("",), "cache_salt"),
+    "extra_key": Elsewhere((), "cache_salt"),
     "frequency_penalty": Elsewhere((0,)),
     "ignore_eos": Elsewhere((False,)),
     "include_stop_str_in_output": Elsewhere((False,)),
-    "logit_bias": Elsewhere(({},)),
+    "logit_bias": Elsewhere(),
     "min_p": Elsewhere((0,)),
-    "mm_processor_kwargs": Elsewhere(({},)),
+    "mm_processor_kwargs": Elsewhere(),
     "ngram_corpus_id": Elsewhere(),
     "presence_penalty": Elsewhere((0,)),
-    "previous_input_messages": Elsewhere(([],), "previous_response_id"),
+    "previous_input_messages": Elsewhere((), "previous_response_id"),
     "previous_response": Elsewhere((), "previous_response_id"),
     "priority": Elsewhere((0,)),
     "repetition_penalty": Elsewhere((1,)),
     "skip_special_tokens": Elsewhere((True,)),
     "structured_outputs": Elsewhere((), "text.format"),
-    "vllm_xargs": Elsewhere(({},)),
+    "vllm_xargs": Elsewhere(),
 }
 
 
@@ -118,6 +120,12 @@ class InputTokensRequest(RequestModel):
 
     elsewhere: ClassVar = _ELSEWHERE
     idle: ClassVar = frozenset({"request_id", "session_id"})
+    empty: ClassVar = frozenset(
+        {
+            *("previous_response_id", "conversation", "tools", "tool_choice", "reasoning", "text"),
+            "chat_template_kwargs",
+        }
+    )
 
     model: ModelName | None = None
     input: Annotated[
@@ -184,6 +192,11 @@ class InputTokensRequest(RequestModel):
 
 
 class ResponsesRequest(InputTokensRequest):
+    empty: ClassVar = InputTokensRequest.empty | {
+        *("stream_options", "stop", "include", "cache_salt", "metadata", "user", "client_metadata"),
+        *("prompt", "prompt_cache_options", "context_management"),
+    }
+
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: Annotated[bool, Field(description="Keep the response for previous_response_id and GET.")] = True
@@ -196,8 +209,21 @@ class ResponsesRequest(InputTokensRequest):
     seed: Annotated[int | None, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] = None
     stop: Annotated[StopStrings, Field(default_factory=list)]
     top_logprobs: Annotated[
-        int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="With include message.output_text.logprobs.")
+        int,
+        Field(
+            ge=0,
+            le=MAX_TOP_LOGPROBS,
+            description="Above 0 as with include message.output_text.logprobs, which alone brings the tokens' own.",
+        ),
     ] = 0
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Field(
+            ge=-1,
+            le=INT32_MAX,
+            description="Only the prompt's last tokens are read; -1: as many as fit (vLLM).",
+        ),
+    ] = None
     include: Annotated[list[Include], Field(max_length=8, default_factory=list)]
 
     cache_salt: CacheSalt = ""
@@ -220,14 +246,14 @@ class ResponsesRequest(InputTokensRequest):
     image: Annotated[Any, unsupported("image")] = None
 
     @model_validator(mode="after")
-    def _logprobs_are_included(self) -> ResponsesRequest:
-        if self.top_logprobs and not self.wants_logprobs:
-            raise PydanticCustomError("top_logprobs", "needs include message.output_text.logprobs")
+    def _truncates_to_something(self) -> ResponsesRequest:
+        if self.truncate_prompt_tokens == 0:
+            raise PydanticCustomError("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
         return self
 
     @property
     def wants_logprobs(self) -> bool:
-        return "message.output_text.logprobs" in self.include
+        return self.top_logprobs > 0 or "message.output_text.logprobs" in self.include
 
     @property
     def wants_encrypted_reasoning(self) -> bool:
@@ -241,6 +267,7 @@ class ResponsesRequest(InputTokensRequest):
         spec.seed = self.seed
         spec.stop = tuple(self.stop)
         spec.logprobs = self.top_logprobs if self.wants_logprobs else None
+        spec.truncate_prompt_tokens = self.truncate_prompt_tokens
         spec.max_tokens = self.max_output_tokens
         spec.max_tokens_param = "max_output_tokens"
         spec.cache_salt = self.cache_salt

@@ -60,6 +60,7 @@ class ResponsesHandler:
     def __post_init__(self) -> None:
         self.created = int(time.time())
         self._items: list[Item] = []  # of the whole conversation; the last ones are the request's own
+        self._held: list[ChatLogprob] = []  # of tokens whose text comes with a later token's
 
     async def whole(self) -> ResponseObject:
         prepared = await self._prepare()
@@ -70,8 +71,9 @@ class ResponsesHandler:
         for item in items:
             read = reader.read(item)
             events += read
+            found_here = self._logprobs_of(prepared, item)
             if any(isinstance(event, Text) for event in read):
-                logprobs += self._logprobs_of(prepared, item)
+                logprobs += found_here
         found = Answer.of(events)
         prepared.tally.take(0, items[-1], reader.reasoning_tokens)
         is_cut = items[-1].finish_reason == "length"
@@ -130,9 +132,15 @@ class ResponsesHandler:
         return await prepare(self.service, self.body.generation_spec(self.arrival, self._items))
 
     def _logprobs_of(self, prepared: PreparedRequest, item: TextItem) -> list[ChatLogprob]:
-        if not self.body.wants_logprobs or not item.logprobs:
+        """Returns those of the item's text. Tokens without text so far, parts of a character or of a possible stop
+        string, wait for the item that has it."""
+        if not self.body.wants_logprobs:
             return []
-        return chat_logprobs(prepared.text, item.logprobs, self.body.top_logprobs, as_ids=False)
+        own = chat_logprobs(prepared.text, item.logprobs or [], self.body.top_logprobs, as_ids=False)
+        found, self._held = self._held + own, []
+        if not item.text and item.finish_reason is None:
+            self._held, found = found, []
+        return found
 
     async def _store(self, response: ResponseObject) -> None:
         if not self.body.store:

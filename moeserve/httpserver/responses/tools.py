@@ -27,7 +27,7 @@ from moeserve.httpserver.generation.chat_tools import (
     without_hosted,
 )
 from moeserve.httpserver.generation.tool_use import Tool
-from moeserve.httpserver.transport.request_model import FreeDict, RequestModel, unsupported
+from moeserve.httpserver.transport.request_model import Advisory, FreeDict, RequestModel, unsupported
 
 HOSTED: Final = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search"),
@@ -57,7 +57,7 @@ _INPUT_PARAMETERS: Final[dict[str, Any]] = {
 }
 
 
-_ALL_LOADED: Final[Any] = Field(description="Has no effect: all tools are in the prompt.")
+_ALL_LOADED: Final = Advisory("Has no effect: all tools are in the prompt.")
 
 
 class FunctionTool(RequestModel):

@@ -53,22 +53,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS
+        if len(self.connections) > most and not self._make_room():
             transport.abort()
             return
         self._await_head()
         self._await_request()
 
     def _await_request(self) -> None:
-        if self._idle is not None and self.client is not None:
-            self._idle.add(self.client[0], self)
+        if self._idle is not None:
+            self._idle.add(self._address, self, is_kept_alive=self._had_request)
 
     def _awaits_no_request(self) -> None:
-        if self._idle is not None and self.client is not None:
-            self._idle.remove(self.client[0], self)
+        if self._idle is not None:
+            self._idle.remove(self._address, self)
+
+    @property
+    def _address(self) -> str | None:
+        return None if self.client is None else self.client[0]
 
     def close_idle(self) -> None:
-        """Others of its client's connections wait for a request, too many."""
+        """Too many connections wait for a request. From here on it counts no more."""
+        self.connections.discard(self)
         if self._had_request:
             self.transport.close()
         else:
@@ -125,6 +131,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._is_known:
             super().on_message_begin()
             self._await_head()
+            if self._idle is not None:
+                self._idle.begin_request(self)
 
     def on_url(self, url: bytes) -> None:
         if not self._is_known:
@@ -151,6 +159,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body_due = self.loop.time() + BODY_TIMEOUT_S
         self._await_body()
         app, limit = self.app, self.limit_concurrency
+        while self._has_too_many_connections() and self._make_room():
+            pass
         if self._is_full():
             self.app, self.limit_concurrency = _refuse_connection, None  # uvicorn's own answer is plain text
         super().on_headers_complete()
@@ -161,7 +171,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _is_full(self) -> bool:
         """By uvicorn's own rule."""
         limit = self.limit_concurrency
-        return limit is not None and max(len(self.connections), len(self.tasks)) >= limit
+        return self._has_too_many_connections() or (limit is not None and len(self.tasks) >= limit)
+
+    def _has_too_many_connections(self) -> bool:
+        return self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency
+
+    def _make_room(self) -> bool:
+        """Closes a connection that is kept alive without a request, if there is one."""
+        return self._idle is not None and self._idle.close_kept_alive()
 
     def on_body(self, body: bytes) -> None:
         if self._is_refused:

@@ -1,4 +1,5 @@
-"""A bound on the connections of one client address that wait for a request, so that no client keeps others out."""
+"""The connections that wait for a request: a bound for each client address, so that no client keeps others out, and
+which of those that are kept alive make room for others."""
 
 from __future__ import annotations
 
@@ -19,17 +20,40 @@ class IdleConnections:
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting: dict[str, dict[Idle, None]] = {}
+        self._kept_alive: dict[Idle, None] = {}  # of all addresses
 
-    def add(self, address: str, connection: Idle) -> None:
+    def add(self, address: str | None, connection: Idle, *, is_kept_alive: bool = False) -> None:
+        """`address`: None for a UNIX domain socket's, which have no bound. `is_kept_alive`: it has had an answer."""
+        if is_kept_alive:
+            self._kept_alive[connection] = None
+        if address is None:
+            return
         waiting = self._waiting.setdefault(network_of(address), {})
         waiting[connection] = None
         if len(waiting) > self._most:
             longest = next(iter(waiting))
             del waiting[longest]
+            self._kept_alive.pop(longest, None)
             longest.close_idle()
 
-    def remove(self, address: str, connection: Idle) -> None:
+    def close_kept_alive(self) -> bool:
+        """Closes the one that has waited longest since its last answer. False where there is none."""
+        longest = next(iter(self._kept_alive), None)
+        if longest is None:
+            return False
+        del self._kept_alive[longest]
+        longest.close_idle()
+        return True
+
+    def begin_request(self, connection: Idle) -> None:
+        """The first bytes of a request are there: it makes room for nobody."""
+        self._kept_alive.pop(connection, None)
+
+    def remove(self, address: str | None, connection: Idle) -> None:
         """It has a request, or is closed. One that is not there is no error."""
+        self._kept_alive.pop(connection, None)
+        if address is None:
+            return
         network = network_of(address)
         waiting = self._waiting.get(network, {})
         waiting.pop(connection, None)

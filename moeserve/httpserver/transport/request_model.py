@@ -14,9 +14,12 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreConfig, CoreSchema, PydanticCustomError, SchemaValidator
 
 from moeserve.httpserver.transport.unknown_fields import drop_unknown
 
@@ -35,22 +38,43 @@ IDLE_ANYWHERE: Final = frozenset(
 )
 
 
+EMPTY: Final[tuple[Any, ...]] = ([], {}, "")  # forms and languages without objects send them for "nothing"
+
+
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
     """A field of another server's that would change the answer and is not had. The values in `neutral` ask for
-    nothing; `instead` is what to use here."""
+    nothing, and so do empty ones unless `empty_asks`; `only` names them where they are long. `instead` is what to use
+    here."""
 
     neutral: tuple[Any, ...] = ()
     instead: str = ""
     details: Mapping[str, Any] | None = None  # of the error, for programs
+    empty_asks: bool = False
+    only: str = ""
 
     def takes(self, value: Any) -> bool:
-        return asks_nothing(value, self.neutral)
+        return asks_nothing(value, self.neutral if self.empty_asks else (*self.neutral, *EMPTY))
 
     def refusal(self, given: str) -> str:
         """Says why a value is refused; `given` is how it reads in a message."""
         use = f"; use {self.instead}" if self.instead else ""
-        return f"is not supported{_only(self.neutral)}{given}{use}"
+        taken = f" (only {self.only} is accepted)" if self.only else _only(self.neutral)
+        return f"is not supported{taken}{given}{use}"
+
+
+# llama-server's order of samplers, as its README, its present default and its web page have it.
+SAMPLERS: Final = Elsewhere(
+    (
+        ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        "dkypmxt",
+        "edkypmxt",
+        "edskypmxt",
+    ),
+    only="llama-server's default order",
+)
 
 
 def asks_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
@@ -77,7 +101,8 @@ def _give_up_early(schema: Any) -> None:
 class RequestModel(BaseModel):
     """A strict model: refuses "3" for 3, and NaN. A null counts as a field that was left out. A field that it does not
     declare is dropped or refused (`unknown_fields`); those of `elsewhere` are refused unless they ask for nothing, and
-    those of `idle` ask for nothing whatever they hold.
+    those of `idle` ask for nothing whatever they hold. Of the fields that it declares, those of `empty` ask for nothing
+    with an empty value, and those marked `Advisory` count as unknown with a value that cannot be read.
 
     Validation of a list or an object ends at its first wrong member. Pydantic would describe every one: the million
     that fit into 4 MB took 25 s and 2 GB, and all streams waited.
@@ -93,6 +118,7 @@ class RequestModel(BaseModel):
     )
     elsewhere: ClassVar[Mapping[str, Elsewhere]] = {}
     idle: ClassVar[frozenset[str]] = frozenset()
+    empty: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -102,7 +128,19 @@ class RequestModel(BaseModel):
         if len(data) > MAX_FIELDS:
             message = "has {found} fields; at most {most} are taken"
             raise PydanticCustomError("too_many_fields", message, {"found": len(data), "most": MAX_FIELDS})
-        asked = {name: value for name, value in data.items() if value is not None}
+        asked = {
+            name: value
+            for name, value in data.items()
+            if value is not None and not (name in cls.empty and value in EMPTY)
+        }
+        unread = [
+            name
+            for name in asked.keys() & advisory(cls).keys()
+            if not _reads(advisory(cls)[name], asked[name])
+        ]
+        if unread and drop_unknown(cls, unread, are_known=True):
+            for name in unread:
+                del asked[name]
         if not (others := asked.keys() - declared(cls)):
             return asked
         unknown = []
@@ -130,6 +168,46 @@ def declared(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(info.alias or name for name, info in model.model_fields.items())
 
 
+class Advisory:
+    """Marks a field that has no effect. A value of it that cannot be read is dropped, counted and logged, or refused,
+    as an unknown field is (`unknown_fields`)."""
+
+    def __init__(self, description: str) -> None:
+        """`description` is the field's, for /openapi.json."""
+        self.description = description
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(schema) | {"description": self.description}
+
+
+@cache
+def advisory(model: type[BaseModel]) -> Mapping[str, SchemaValidator]:
+    """What reads each of the model's fields that have no effect, by their names in a body."""
+    marked = {
+        info.alias or name: info
+        for name, info in model.model_fields.items()
+        if any(isinstance(one, Advisory) for one in info.metadata)
+    }
+    return {name: _reader(info) for name, info in marked.items()}
+
+
+def _reader(info: FieldInfo) -> SchemaValidator:
+    kind: Any = Annotated[info.annotation, *info.metadata]
+    schema = TypeAdapter(kind, config=ConfigDict(strict=True, allow_inf_nan=False)).core_schema
+    _give_up_early(schema)
+    return SchemaValidator(schema, CoreConfig(strict=True, allow_inf_nan=False))
+
+
+def _reads(reader: SchemaValidator, value: Any) -> bool:
+    try:
+        reader.validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
 class Unsupported(AfterValidator):
     """Marks a field that is declared to be refused, in /openapi.json as deprecated: the closest that OpenAPI has."""
 
@@ -152,7 +230,7 @@ def unsupported(what: str, *neutral: Any) -> AfterValidator:
     return Unsupported(refuse)
 
 
-NO_EFFECT: Final[Any] = Field(description="Accepted for OpenAI's clients; has no effect.")
+NO_EFFECT: Final = Advisory("Accepted for OpenAI's clients; has no effect.")
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:

@@ -1,4 +1,5 @@
-"""Fields of a body that no request model declares: refused, or dropped, counted and logged, as --unknown-fields says.
+"""Fields of a body that no request model declares, and fields without effect whose value cannot be read: refused, or
+dropped, counted and logged, as --unknown-fields says.
 
 Clients add fields of their own to every object of a request, and new versions add more, so the default drops them. What
 we know to change the answer elsewhere and do not have is no unknown field: a model lists it (`RequestModel.elsewhere`).
@@ -31,18 +32,27 @@ MAX_NAME_CHARS: Final = 64
 _PLAIN: Final = re.compile(r"[\w.\[\]-]+", re.ASCII)
 
 Owner = type[BaseModel] | str  # whose field it is: a model, or its place in the body
+
+
+class _Dropped(typing.NamedTuple):
+    owner: Owner
+    name: str
+    is_known: bool  # its value could not be read, and has no effect
+
+
 # The fields that the body being parsed lost so far; None: they are left for the model to refuse.
-_dropped: ContextVar[dict[tuple[Owner, str], None] | None] = ContextVar("dropped", default=None)
+_dropped: ContextVar[dict[_Dropped, None] | None] = ContextVar("dropped", default=None)
 
 
-def drop_unknown(owner: Owner, names: Iterable[str]) -> bool:
-    """Notes the unknown fields of one object. Returns False where they must be refused instead."""
+def drop_unknown(owner: Owner, names: Iterable[str], *, are_known: bool = False) -> bool:
+    """Notes the unknown fields of one object, or (`are_known`) those without effect that cannot be read. Returns False
+    where they must be refused instead."""
     dropped = _dropped.get()
     if dropped is None:
         return False
     for name in names:
         if len(dropped) < MAX_LOGGED:
-            dropped.setdefault((owner, name))
+            dropped.setdefault(_Dropped(owner, name, are_known))
     return True
 
 
@@ -61,14 +71,14 @@ class UnknownFields:
         if self._policy == "error":
             yield
             return
-        dropped: dict[tuple[Owner, str], None] = {}
+        dropped: dict[_Dropped, None] = {}
         token = _dropped.set(dropped)
         try:
             yield
         finally:
             _dropped.reset(token)
         if dropped:
-            self._tell(model, scope, [_Field.of(model, owner, name) for owner, name in dropped])
+            self._tell(model, scope, [_Field.of(model, one) for one in dropped])
 
     def _tell(self, model: type[BaseModel], scope: Scope, fields: list[_Field]) -> None:
         route = getattr(scope.get("route"), "path", "other")
@@ -83,22 +93,27 @@ class UnknownFields:
             if key in self._logged or len(self._logged) >= MAX_LOGGED:
                 continue
             self._logged.add(key)
-            log.warning("%s: ignored the unknown field %s%s%s", route, field.name, field.hint, _client(scope))
+            log.warning("%s: ignored %s%s", route, field.told, _client(scope))
 
 
 class _Field(typing.NamedTuple):
     name: str  # with its place in the body; printable
-    hint: str
+    told: str  # what the log calls it
 
     @classmethod
-    def of(cls, model: type[BaseModel], owner: Owner, name: str) -> _Field:
+    def of(cls, model: type[BaseModel], dropped: _Dropped) -> _Field:
+        owner, name, is_known = dropped
         place = owner if isinstance(owner, str) else _places(model).get(owner, "")
         shown = name[:MAX_NAME_CHARS]
         if not _PLAIN.fullmatch(shown):
             shown = re.sub(r"[^\w.-]", "?", shown, flags=re.ASCII)
+        full = place + shown
+        if is_known:
+            return cls(full, f"the value of {full}, which cannot be read and would have no effect")
         known = [] if isinstance(owner, str) else list(owner.model_fields)
         near = difflib.get_close_matches(shown, known, 1, 0.8)
-        return cls(place + shown, f" (did the client mean {near[0]}?)" if near else "")
+        hint = f" (did the client mean {near[0]}?)" if near else ""
+        return cls(full, f"the unknown field {full}{hint}")
 
 
 def _listed(names: list[str]) -> str:

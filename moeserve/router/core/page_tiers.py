@@ -247,6 +247,7 @@ class PageTiers:
             self._to_disk.reset()
         self._writer.reset()
         self._loader.reset()
+        self._rates.reset()
 
     # ---------------------------------------------------------------- counts
 

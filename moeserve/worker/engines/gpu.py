@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.adapters.scope import AdapterScope
 from moeserve.kernels.attention.op import prefill_tiles, tile_tokens
 from moeserve.kernels.launch import compile_ahead, first_launches
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq
+from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.workspace import GpuBatch

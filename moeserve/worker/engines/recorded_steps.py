@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from moeserve.adapters.scope import AdapterScope
+from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.graphs import CudaGraphRecorder, Launches

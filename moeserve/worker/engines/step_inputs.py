@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.adapters.scope import AdapterScope
 from moeserve.kernels.delta_net.op import StepSequences, chunks_of
+from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.workspace import MIXED_DECODE_ROWS, GpuBatch, GpuStateRows
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from moeserve.config import ServerConfig
 from moeserve.detokenizer.incremental import TokenDecoder
 from moeserve.detokenizer.manager import Detokenizer, serve
-from moeserve.launched_config import write_config
+from moeserve.launcher.launched_config import write_config
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.sampling import TextOptions, TokenLogprob

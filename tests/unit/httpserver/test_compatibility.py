@@ -16,7 +16,7 @@ from moeserve.httpserver.native.bodies import DetokenizeRequest, TokenizeRequest
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.openai.completion_body import CompletionRequest
 from moeserve.httpserver.responses.bodies import ResponsesRequest
-from moeserve.httpserver.transport.request_model import RequestModel, Unsupported
+from moeserve.httpserver.transport.request_model import Advisory, RequestModel, Unsupported
 from tests.support.http_harness import NAME, TLS, HttpServer
 
 FOLDER = Path(__file__).parents[3] / "docs" / "reference" / "compatibility"
@@ -152,7 +152,7 @@ THERE: dict[tuple[str, str], Any] = {
     ("/v1/responses", "stream_options"): {"stream_options": {"include_obfuscation": False}, "stream": True},
     ("/v1/responses", "tools"): [FLAT_TOOL],
     ("/v1/responses", "tool_choice"): {"tool_choice": "auto", "tools": [FLAT_TOOL]},
-    ("/v1/responses", "top_logprobs"): {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    ("/v1/responses", "top_logprobs"): 2,
     **{(path, "tools"): [THEIR_TOOL] for path in ("/v1/messages", "/v1/messages/count_tokens")},
     **{
         (path, "tool_choice"): {"tool_choice": {"type": "auto"}, "tools": [THEIR_TOOL]}
@@ -181,7 +181,7 @@ def statuses_of(model: type[RequestModel]) -> dict[str, str]:
     """What the code says of each field that it knows."""
     known = dict.fromkeys(model.elsewhere, "refused") | dict.fromkeys(model.idle, "accepted")
     for name, info in fields_of(model).items():
-        idle = "has no effect" in (info.description or "").lower()
+        idle = any(isinstance(one, Advisory) for one in info.metadata)
         known[name] = "accepted" if idle else "refused" if is_unsupported(info) else "supported"
     return known
 

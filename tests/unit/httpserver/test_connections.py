@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 import uvicorn
@@ -93,6 +94,64 @@ def test_connections_without_a_request_have_a_bound_for_each_address() -> None:
             for writer in (busy, other, *(writer for _, writer in silent)):
                 writer.close()
             await waiting(0)
+
+    asyncio.run(play())
+
+
+def test_where_connections_are_full_those_kept_alive_make_room() -> None:
+    """The one that has waited longest first; not one whose request is being answered, and not one that has had none."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            begun.set()
+            await asked.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        return (await reader.readuntil(b"\r\n\r\n")).split()[1]
+
+    begun, asked = asyncio.Event(), asyncio.Event()
+
+    async def play() -> None:
+        config = uvicorn.Config(answer, lifespan="off", log_config=None, limit_concurrency=5)
+        config.load()
+        state, idle = ServerState(), IdleConnections(100)
+
+        def protocol() -> BoundedHttpProtocol:
+            return BoundedHttpProtocol(config=config, server_state=state, app_state={}, idle=idle)
+
+        async with (
+            asyncio.timeout(30),
+            await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0) as server,
+        ):
+            address = server.sockets[0].getsockname()
+            open_connection = partial(asyncio.open_connection, *address)
+            busy_reader, busy = await open_connection()
+            busy.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+            await begun.wait()
+            silent_reader, silent = await open_connection()
+            kept = [await open_connection() for _ in range(2)]
+            for reader, writer in (kept[0], kept[1], kept[0]):
+                assert await status(reader, writer) == b"200"
+            newer = [await open_connection()]
+            assert await status(*newer[0]) == b"200"
+            assert await all_that_comes(kept[1][0]) == b"", "kept[0] has been of use since"
+            newer.append(await open_connection())
+            assert await status(*newer[1]) == b"200"
+            assert await all_that_comes(kept[0][0]) == b""
+            for _, writer in newer:
+                writer.write(b"GET /slow HTTP/1.1\r\n")
+            while idle._kept_alive:
+                await asyncio.sleep(0.001)
+            last = await open_connection()
+            assert await status(*last) == b"503", "all others are at work, or new"
+            asked.set()
+            assert (await busy_reader.readline()).startswith(b"HTTP/1.1 200")
+            assert await status(silent_reader, silent) == b"200"
+            for _, writer in (*kept, *newer, last, (busy_reader, busy), (silent_reader, silent)):
+                writer.close()
 
     asyncio.run(play())
 

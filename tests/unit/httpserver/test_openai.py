@@ -5,16 +5,19 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 from openai import OpenAI
 
+from moeserve.detokenizer.manager import RequestText
 from moeserve.messages.sampling import TokenLogprob
-from moeserve.messages.schema import GenerateRequest, RequestError, TextItem, TextOut, Usage
+from moeserve.messages.schema import GenerateRequest, RequestError, TextItem, TextOut, TokensItem, Usage
 from tests.support.http_harness import (
     CONTEXT,
     NAME,
     HttpServer,
     echo,
+    logprobs_of,
     tokens_of,
 )
 from tests.unit.httpserver.openai_events import events
@@ -146,6 +149,54 @@ def test_echo_with_logprobs_covers_the_prompt(client: OpenAI, server: HttpServer
     assert logprobs.top_logprobs[:2] == expected
     assert logprobs.text_offset is not None
     assert [choice.text[offset] for offset in logprobs.text_offset] == [t[0] for t in logprobs.tokens]
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("echo", [True, False])
+def test_text_offsets_are_places_in_the_text_that_is_returned(
+    server: HttpServer, skips: bool, echo: bool
+) -> None:
+    """Also of tokens that are parts of a character, and of control tokens, which are left out."""
+    special = min(server.tokenizer.vocabulary.special)
+    parts = server.tokenizer.encode("a🦜b🦜")
+    assert any(server.tokenizer.token_text(token_id) == "\ufffd" for token_id in parts)
+    cut = parts[1]  # the first part of a character, which is broken off
+    output = [*parts, special, cut, *server.tokenizer.encode(" end")]
+
+    def says(server: HttpServer, request: GenerateRequest) -> None:
+        text = RequestText(request.text, server.tokenizer.vocabulary.token_bytes, {special})
+        for token_id in output:
+            taken = text.take(TokensItem(request.id, [token_id], [logprobs_of(token_id, 1)]))
+            scores = [logprobs_of(token_id, 1) for token_id in tokens_of(request)[1:]]
+            asks = request.sampling.prompt_logprobs is not None and token_id is output[0]
+            taken = msgspec.structs.replace(taken, prompt_logprobs=scores if asks else None)
+            server.send(TextOut([taken]))
+        usage = Usage(1, len(output), 0, 1.0, 2.0, 4.0)
+        server.send(TextOut([TextItem(request.id, "", [], finish_reason="length", usage=usage)]))
+
+    server.answer = says
+    prompt = "x🦜y"
+    body = {
+        "prompt": prompt,
+        "max_tokens": 20,
+        "logprobs": 1,
+        "skip_special_tokens": skips,
+        "echo": echo,
+        "n": 2,
+    }
+    whole = server.post("/v1/completions", body).json()["choices"]
+    ids = [*(server.tokenizer.encode(prompt) if echo else []), *output]
+    shown = [b"" if skips and one == special else server.tokenizer.token_bytes(one) for one in ids]
+    goes_on = [0x80 <= (one or b" ")[0] < 0xC0 for one in shown]
+    places = [len(b"".join(shown[:i]).decode(errors="replace")) - goes_on[i] for i in range(len(ids))]
+    for choice in whole:
+        assert choice["text"] == b"".join(shown).decode(errors="replace")
+        assert choice["logprobs"]["text_offset"] == places
+    streamed: list[list[int]] = [[], []]
+    for event in events(server, "/v1/completions", body | {"stream": True}):
+        (choice,) = event["choices"]
+        streamed[choice["index"]] += (choice["logprobs"] or {"text_offset": []})["text_offset"]
+    assert streamed == [places, places]
 
 
 def test_scoring_a_prompt_alone(server: HttpServer) -> None:

@@ -17,7 +17,11 @@ from moeserve.httpserver.generation.prompt_scores import PromptScores
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.openai.completion_body import CompletionRequest
-from moeserve.httpserver.openai.completion_logprobs import CompletionLogprobsWriter, EchoedLogprobs
+from moeserve.httpserver.openai.completion_logprobs import (
+    CompletionLogprobsWriter,
+    EchoedLogprobs,
+    TextOffsets,
+)
 from moeserve.httpserver.openai.completions import ChoiceWriter, CompletionHandler, Echo
 from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
@@ -37,6 +41,12 @@ class Text:
     def __init__(self) -> None:
         self.threads: set[threading.Thread] = set()
         self.asked = 0  # times
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return f" {token_id}".encode()
+
+    def is_special(self, token_id: int) -> bool:
+        return False
 
     def token_text(self, token_id: int) -> str:
         self.threads.add(threading.current_thread())
@@ -88,7 +98,8 @@ def test_what_is_written_of_a_prompt_is_written_once_for_all_choices() -> None:
 
 def test_json_of_a_prompt_and_an_answer() -> None:
     def written() -> CompletionLogprobsWriter:
-        return CompletionLogprobsWriter(Text(), 3, as_ids=False)  # type: ignore[arg-type]
+        text: Any = Text()
+        return CompletionLogprobsWriter(text, 3, False, TextOffsets(text, skips_special=False))
 
     answer = [TokenLogprob(7, -0.25, 1, [7, 8], [-0.25, float("-inf")])]
     writer, other = written(), written()

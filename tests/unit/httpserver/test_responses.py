@@ -69,6 +69,27 @@ def test_responses_stream(openai: OpenAI) -> None:
     assert gist(response.output) == gist(whole.output)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"include": ["message.output_text.logprobs"]}, {"top_logprobs": 2}], ids=["include", "top"]
+)
+def test_logprobs_of_every_token_of_the_text(server: HttpServer, fields: dict[str, Any]) -> None:
+    """Also of tokens whose text comes with a later one; none of the thought's."""
+    server.answer = say("<think>", "Hm", "</think>", "One", "", "\u00e9", " two")
+    body = {"input": "Hi", "max_output_tokens": 16} | fields
+    (_, message) = server.post("/v1/responses", body).json()["output"]
+    (part,) = message["content"]
+    assert part["text"] == "One\u00e9 two"
+    assert len(part["logprobs"]) == 4
+    top = fields.get("top_logprobs", 0)
+    assert all(len(entry["top_logprobs"]) == top for entry in part["logprobs"])
+    with httpx.stream("POST", server.url + "/v1/responses", json=body | {"stream": True}) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    deltas = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    assert [len(entries) for entries in deltas] == [1, 2, 1]
+    (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == part["logprobs"]
+
+
 def test_a_response_goes_on_from_another(server: HttpServer, openai: OpenAI) -> None:
     first = openai.responses.create(
         model=NAME, input="Who jumps?", tools=RESPONSES_TOOLS, instructions="Be brief."

@@ -44,8 +44,20 @@ def test_a_prompt_is_truncated_from_its_beginning(server: HttpServer) -> None:
     whole = asked(server, "/tokenize", messages=HI)["tokens"]
     asked(server, "/v1/chat/completions", messages=HI, truncate_prompt_tokens=5)
     assert tokens_of(server.requests[-1]) == whole[-5:]
+    response = server.post("/v1/responses", {"input": "Hi", "truncate_prompt_tokens": 3})
+    assert response.status_code == 200, response.text
+    assert tokens_of(server.requests[-1]) == whole[-3:]
     refused = server.post("/v1/completions", {"prompt": "Hi", "truncate_prompt_tokens": 0})
     assert "truncate_prompt_tokens" in refused.json()["error"]["message"]
+
+
+def test_the_echo_of_a_truncated_prompt_is_what_was_read(server: HttpServer) -> None:
+    ids = server.tokenizer.encode("one two three four five")[-2:]
+    body = {"prompt": "one two three four five", "echo": True, "logprobs": 0, "truncate_prompt_tokens": 2}
+    (choice,) = asked(server, "/v1/completions", **body)["choices"]
+    text = server.tokenizer.decode(ids, skip_special=False)
+    assert choice["text"].startswith(text)
+    assert choice["logprobs"]["text_offset"][:3] == [0, len(server.tokenizer.decode(ids[:1])), len(text)]
 
 
 def test_bad_words_are_excluded_with_and_without_a_blank(server: HttpServer) -> None:

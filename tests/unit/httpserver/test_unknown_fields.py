@@ -97,6 +97,7 @@ NOTHING: list[tuple[str, dict[str, Any]]] = [
         "llama-server",
         {"cache_prompt": True, "id_slot": -1, "repeat_penalty": 1.0, "n_probs": 0, "dry_multiplier": 0},
     ),
+    ("samplers", {"samplers": ["dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]}),
     (
         "sglang",
         {
@@ -109,6 +110,81 @@ NOTHING: list[tuple[str, dict[str, Any]]] = [
     ("vllm", {"spaces_between_special_tokens": True, "logits_processors": [], "documents": []}),
     ("openai", {"verbosity": "low", "cache_control": {"type": "ephemeral"}, "store": False, "functions": []}),
 ]
+# Fields without effect, with a value that they cannot have.
+UNREADABLE: list[tuple[str, Any, str]] = [
+    ("chat", CHAT | {"user": 5}, "user"),
+    ("chat", CHAT | {"metadata": "x"}, "metadata"),
+    ("chat", CHAT | {"store": "yes"}, "store"),
+    ("chat", CHAT | {"service_tier": ["auto"]}, "service_tier"),
+    ("chat", CHAT | {"prediction": ["x"]}, "prediction"),
+    ("chat", {"messages": [HI[0] | {"refusal": False}]}, "messages[].refusal"),
+    (
+        "chat",
+        CHAT | {"stream": True, "stream_options": {"include_obfuscation": "no"}},
+        "stream_options.include_obfuscation",
+    ),
+    (
+        "chat",
+        {"messages": [*HI, {"role": "assistant", "tool_calls": [CALL | {"index": "0"}]}, *HI]},
+        "messages[].tool_calls[].index",
+    ),
+    ("completions", {"prompt": "Hi", "max_tokens": 1, "user": {"id": 1}}, "user"),
+    ("responses", {"input": "Hi", "user": 5}, "user"),
+    ("responses", {"input": "Hi", "max_tool_calls": 0}, "max_tool_calls"),
+    ("responses", {"input": [HI[0] | {"status": "sent"}]}, "input[].status"),
+    ("messages", THEIRS | {"metadata": "x"}, "metadata"),
+    ("messages", THEIRS | {"service_tier": "flex"}, "service_tier"),
+    (
+        "messages",
+        THEIRS | {"messages": [{"role": "user", "content": [PART | {"cache_control": "yes"}]}]},
+        "messages[].content[].cache_control",
+    ),
+]
+EMPTY: dict[str, list[str]] = {
+    "chat": [
+        *(
+            "logit_bias",
+            "metadata",
+            "modalities",
+            "response_format",
+            "stream_options",
+            "chat_template_kwargs",
+        ),
+        *("tools", "tool_choice", "functions", "stop", "bad_words", "user", "reasoning", "documents", "lora"),
+        *("structured_outputs", "guided_regex", "grammar", "input_ids", "chat_template", "audio"),
+    ],
+    "completions": [
+        "logit_bias",
+        "metadata",
+        "stream_options",
+        "response_format",
+        "stop",
+        "kv_transfer_params",
+    ],
+    "responses": [
+        *("metadata", "tools", "tool_choice", "text", "reasoning", "include", "stream_options", "logit_bias"),
+        *("chat_template_kwargs", "previous_response_id", "conversation", "prompt", "context_management"),
+    ],
+    "messages": [
+        *(
+            "metadata",
+            "tools",
+            "tool_choice",
+            "system",
+            "stop_sequences",
+            "thinking",
+            "mcp_servers",
+            "container",
+        ),
+        *("context_management", "output_config", "chat_template_kwargs"),
+    ],
+}
+SMALLEST: dict[str, Any] = {
+    "chat": CHAT,
+    "completions": {"prompt": "Hi", "max_tokens": 1},
+    "responses": {"input": "Hi", "max_output_tokens": 1},
+    "messages": THEIRS,
+}
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +211,43 @@ def test_an_unknown_field_is_ignored_and_counted_or_refused(
     refused = strict.post(path, body)
     assert refused.status_code == 400
     assert "no_such" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "field"), UNREADABLE, ids=[f"{one[0]} {one[2]}" for one in UNREADABLE]
+)
+def test_an_unreadable_value_without_effect_is_ignored_and_counted_or_refused(
+    server: HttpServer, strict: HttpServer, api: str, body: Any, field: str
+) -> None:
+    path = PATHS[api]
+    before = counted(server, path)
+    answer = server.post(path, body)
+    assert answer.status_code == 200, answer.text
+    assert counted(server, path) == before + 1
+    refused = strict.post(path, body)
+    assert refused.status_code == 400
+    assert field.rpartition(".")[2] in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("api", EMPTY)
+@pytest.mark.parametrize("empty", [[], {}, ""], ids=["list", "object", "text"])
+def test_an_empty_value_asks_for_nothing(strict: HttpServer, api: str, empty: Any) -> None:
+    for name in EMPTY[api]:
+        answer = strict.post(PATHS[api], SMALLEST[api] | {name: empty})
+        assert answer.status_code == 200, f"{name}: {answer.text}"
+
+
+def test_an_empty_value_that_asks_for_something_is_refused(server: HttpServer) -> None:
+    for name, value in {"guided_choice": [], "temperature": "", "web_search_options": {}}.items():
+        assert server.post(PATHS["chat"], CHAT | {name: value}).status_code == 400, name
+    assert server.post(PATHS["messages"], THEIRS | {"thread": {}}).status_code == 400
+
+
+def test_an_empty_list_is_an_empty_object_of_parameters(strict: HttpServer) -> None:
+    """PHP writes an empty object so."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": []}}
+    answer = strict.post(PATHS["chat"], CHAT | {"tools": [tool]})
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("choice", ["named", "without type", "allowed"])
@@ -188,7 +301,7 @@ def test_what_earlier_answers_had_comes_back_without_harm(strict: HttpServer) ->
 def test_the_log_names_a_field_once_with_the_client_and_a_hint(capfd: pytest.CaptureFixture[str]) -> None:
     with http_server() as server:
         for _ in range(2):
-            body = CHAT | {"temprature": 1, "x\r\ny": 1}
+            body = CHAT | {"temprature": 1, "x\r\ny": 1, "user": 5}
             assert (
                 server.post("/v1/chat/completions", body, headers={"user-agent": "agent/1.2"}).status_code
                 == 200
@@ -196,7 +309,8 @@ def test_the_log_names_a_field_once_with_the_client_and_a_hint(capfd: pytest.Cap
     log = capfd.readouterr().err
     assert log.count("did the client mean temperature?") == 1
     assert log.count("ignored the unknown field x??y, sent by 'agent/1.2'") == 1
-    assert log.count(" WARNING ") == 2
+    assert log.count("ignored the value of user, which cannot be read and would have no effect, sent by") == 1
+    assert log.count(" WARNING ") == 3
 
 
 def test_warn_tells_each_request_and_its_client(capfd: pytest.CaptureFixture[str]) -> None:
@@ -226,6 +340,23 @@ def test_a_refusal_says_what_is_taken_and_what_to_use(server: HttpServer) -> Non
     error = server.post("/v1/chat/completions", CHAT | {"best_of": 3}).json()["error"]
     assert error["code"] == "unsupported_parameter"
     assert error["message"] == "best_of: is not supported (only 1 is accepted), got 3; use n"
+
+
+def test_another_order_of_samplers_is_refused(server: HttpServer) -> None:
+    small = {"prompt": "Hi", "n_predict": 1}
+    default = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+    for taken in (default, default[:2] + default[3:], [], "edskypmxt"):
+        assert server.post("/completion", small | {"samplers": taken}).status_code == 200, taken
+    for path, body in (
+        ("/completion", small),
+        (PATHS["chat"], CHAT),
+        (PATHS["completions"], {"prompt": "Hi"}),
+    ):
+        error = server.post(path, body | {"samplers": ["temperature", "top_k"]}).json()["error"]
+        assert error["code"] == "unsupported_parameter"
+        assert error["message"].startswith(
+            "samplers: is not supported (only llama-server's default order is accepted), got "
+        )
 
 
 def test_unknown_fields_without_end_are_bounded(server: HttpServer) -> None:

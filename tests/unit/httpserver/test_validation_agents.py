@@ -61,7 +61,7 @@ MESSAGES: dict[str, list[Any]] = {
         ],
         [user(TEXT | {"text": "long " * CONTEXT})],
     ],
-    "system": [5, {}, [5], [IMAGE]],
+    "system": [5, [5], [IMAGE]],
     "stop_sequences": [5, "x", [""], [5], ["x"] * 17],
     "stream": NOT_BOOLEANS,
     "temperature": [*NOT_NUMBERS, -0.1, 1.1],
@@ -74,11 +74,11 @@ MESSAGES: dict[str, list[Any]] = {
         [tool(strict=True, input_schema={"properties": {"a": {"type": "nothing"}}})],
     ],
     "tool_choice": [
-        *[5, "auto", {}, {"type": "all"}, {"type": "any"}, {"type": "tool"}, {"type": "tool", "name": "f"}],
+        *[5, "auto", {"type": "all"}, {"type": "any"}, {"type": "tool"}, {"type": "tool", "name": "f"}],
         {"type": "auto", "name": "f"},
     ],
     "thinking": [
-        *[5, {}, {"type": "enabled"}, {"type": "enabled", "budget_tokens": 0}, {"type": "on"}],
+        *[5, {"type": "enabled"}, {"type": "enabled", "budget_tokens": 0}, {"type": "on"}],
         *[{"type": "disabled", "budget_tokens": 5}, {"type": "enabled", "budget_tokens": 20}],
         {"type": "adaptive", "display": "none"},
     ],
@@ -86,8 +86,6 @@ MESSAGES: dict[str, list[Any]] = {
         *[5, {"effort": "some"}, {"format": {"type": "text"}}, {"format": {"type": "json_schema"}}],
         *[{"format": {"type": "json_schema", "schema": schema}} for schema in BAD_SCHEMAS],
     ],
-    "metadata": [5, "x"],
-    "service_tier": ["priority"],
     "mcp_servers": [[{}]],
     "container": ["x"],
     "context_management": [{"edits": [{"type": "clear_tool_uses_20250919"}]}],
@@ -115,7 +113,7 @@ RESPONSES: dict[str, list[Any]] = {
         [{"type": "reasoning", "summary": [], "encrypted_content": 5}],
     ],
     "instructions": NOT_STRINGS,
-    "previous_response_id": [*NOT_STRINGS, "x", "resp_nothing", "resp_", "resp_a b"],
+    "previous_response_id": [5, ["x"], "x", "resp_nothing", "resp_", "resp_a b"],
     "tools": [
         *[5, [5], [{}], [{"type": "shell"}], [{"type": "custom"}], [function("f g")]],
         *[
@@ -142,14 +140,14 @@ RESPONSES: dict[str, list[Any]] = {
     "max_output_tokens": [*NOT_INTEGERS, 0, -1, CONTEXT],
     "temperature": [*NOT_NUMBERS, -0.1, 2.1],
     "top_p": [*NOT_NUMBERS, 0, 1.1],
-    "top_logprobs": [*NOT_INTEGERS, -1, 21, 1],
+    "top_logprobs": [*NOT_INTEGERS, -1, 21],
+    "truncate_prompt_tokens": [*NOT_INTEGERS, -2, 0],
     "include": [5, ["no_such_call.results"]],
     "metadata": [5, "x"],
     "truncation": ["always", 5],
     "background": [True],
     "conversation": ["x"],
     "prompt": [{"id": "x"}],
-    "max_tool_calls": [0, "5"],
 }
 # Where the message names the field that disagrees with this one.
 NAMED_INSTEAD = {"previous_response_id": "previous_response_id|stored response"}

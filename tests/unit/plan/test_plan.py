@@ -14,12 +14,12 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import QWEN3_30B_A3B, qwen3moe, write_header
-from moeserve.adapters.read_peft import PeftAdapter
-from moeserve.adapters.sizes import gpu_table_bytes
 from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout
+from moeserve.models.adapters.read_peft import PeftAdapter
+from moeserve.models.adapters.sizes import gpu_table_bytes
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
@@ -34,8 +34,8 @@ from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
 from tests.support.gemma_file import write_gemma
 from tests.support.placement_world import model
-from tests.unit.adapters.test_read_peft import SHAPE
-from tests.unit.adapters.test_read_peft import write as write_peft
+from tests.unit.models.adapters.test_read_peft import SHAPE
+from tests.unit.models.adapters.test_read_peft import write as write_peft
 
 RATES = CpuRates(read=50e9, dense_ops=1e12, expert_ops=1e12, op_s=1e-6, step_s=1e-4, row_s=1e-5)
 
@@ -228,6 +228,8 @@ def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert run(capsys, *without)["tiers"] == {}
     assert "no such tier on the CPU engine" in fails(capsys, *without, "--kv-ram", "2")
     assert "has no effect without --kv-disk" in fails(capsys, *without, "--kv-disk-gib", "2")
+    assert "--prefix-cache off switches off" in fails(capsys, *flags, "--prefix-cache", "off")
+    assert run(capsys, *flags, "--prefix-cache", "per-key")["tiers"]["disk"]["tokens"] == disk["tokens"]
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -19,7 +19,7 @@ import zmq
 from benchmarks.delay_proxy import DelayProxy
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.launched_config import write_config
+from moeserve.launcher.launched_config import write_config
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.sampling import SamplingParams

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moeserve.router.core.load_rate import RETRY_AFTER, LoadRates
 
 
@@ -46,3 +48,27 @@ def test_each_tier_has_a_rate() -> None:
     assert rates.num_declined == [1, 0]
     assert not rates.admits([0, 5000], 11.0)
     assert rates.num_declined == [1, 1]
+
+
+def test_a_slow_tier_is_slow_where_a_report_parts_the_time_from_the_bytes() -> None:
+    """A page is read for 200 ms, during which reports tell of other things, and arrives just after one of them; or two
+    are read beside each other, and a report tells of the first just before the second arrives."""
+    rates = LoadRates(1)
+    for ms in (5.0, 190.0, 4.9):
+        rates.observe(0, 0, ms)
+    assert rates.bytes_per_ms == [None], "nothing has come yet"
+    rates.observe(0, 1000, 0.1)
+    assert rates.bytes_per_ms == [pytest.approx(1000 / 200)]
+    for _ in range(20):
+        rates.observe(0, 1000, 200.0)
+        rates.observe(0, 1000, 0.01)
+        assert (rates.bytes_per_ms[0] or 0.0) < 2 * 2000 / 200
+
+
+def test_another_worker_s_tiers_are_tried() -> None:
+    rates = LoadRates(2)
+    rates.observe(1, 10, 1000.0)
+    assert not rates.admits([0, 1000], 100.0)
+    rates.reset()
+    assert rates.admits([0, 1000], 100.0)
+    assert rates.num_declined == [0, 1]

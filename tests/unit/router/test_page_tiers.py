@@ -290,8 +290,6 @@ def test_a_slow_disk_behind_ram_is_left_alone_and_ram_is_not() -> None:
     """A page of 4 tokens takes 1 ms from RAM; from disk it would take 100 ms, a step of 64 tokens 64 ms."""
     world = make_world(page_tokens=PAGE, num_kv_slots=300, tiers=("ram", "disk"))
     world.step_ms = lambda _: 64.0
-    rates = world.scheduler._memory.tiers._rates  # type: ignore[union-attr]
-    rates.bytes_per_ms[1] = 1 / 100.0
     for id in range(20):
         world.add(request(id, [id * 1000 + i for i in range(100)], 4))
         world.run()
@@ -300,6 +298,7 @@ def test_a_slow_disk_behind_ram_is_left_alone_and_ram_is_not() -> None:
     for key in list(tiers.ram)[::2]:
         del tiers.ram[key]
     world.scheduler._memory.tiers.reset()  # type: ignore[union-attr]
+    world.scheduler._memory.tiers._rates.bytes_per_ms[1] = 1 / 100.0  # type: ignore[union-attr]
     tiers.connect(is_new=False)
     for id in range(10):
         world.add(request(100 + id, [id * 1000 + i for i in range(100)], 4))

@@ -378,5 +378,14 @@ def test_command_refuses_what_makes_no_sense(
     assert message in capsys.readouterr().err
 
 
+def test_command_fails_if_every_request_does() -> None:
+    """Here for each is longer than the KV pool."""
+    asked = ["--max-total-tokens", "640", "--num-prompts", "4", "--random-output-len", "4"]
+    run = command(*asked, "--random-input-len", "5000")
+    assert run.returncode == 1, run.stderr
+    assert "4 x " in run.stderr
+    assert command(*asked, "--random-input-len", "64").returncode == 0
+
+
 def test_outcomes_compare_by_value() -> None:
     assert Outcome(1.0, 2) == Outcome(1.0, 2), "which the test of determinism relies on"

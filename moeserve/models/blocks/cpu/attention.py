@@ -4,9 +4,9 @@ normalised before."""
 
 from __future__ import annotations
 
-from moeserve.adapters.products import QKV_PARTS
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.adapters.adapter import FLOAT32_BYTES, Adapter, ProductKey
-from moeserve.adapters.products import products_of
-from moeserve.adapters.read_gguf import GgufAdapter
-from moeserve.adapters.read_peft import PeftAdapter
-from moeserve.adapters.sizes import workspace_bytes
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, LoraTable
 from moeserve.kernels.lora.reference import Pair, to_panels
 from moeserve.kernels.stream_operands import Activations, AdapterRows, ExpertAdapters
+from moeserve.models.adapters.adapter import FLOAT32_BYTES, Adapter, ProductKey
+from moeserve.models.adapters.products import products_of
+from moeserve.models.adapters.read_gguf import GgufAdapter
+from moeserve.models.adapters.read_peft import PeftAdapter
+from moeserve.models.adapters.sizes import workspace_bytes
 from moeserve.models.interface import ModelShape
 
 

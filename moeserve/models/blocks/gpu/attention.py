@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from moeserve.adapters.products import QKV_PARTS
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeserve.adapters.adapter import Adapter
-from moeserve.adapters.errors import AdapterError
-from moeserve.adapters.products import products_of
-from moeserve.adapters.read_gguf import GgufAdapter
-from moeserve.adapters.read_peft import PeftAdapter
-from moeserve.adapters.scope import AdapterScope, scope_of
-from moeserve.adapters.sizes import gpu_matrix_bytes, gpu_rank
 from moeserve.kernels.lora.op import AdapterTable
+from moeserve.models.adapters.adapter import Adapter
+from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.products import products_of
+from moeserve.models.adapters.read_gguf import GgufAdapter
+from moeserve.models.adapters.read_peft import PeftAdapter
+from moeserve.models.adapters.scope import AdapterScope, scope_of
+from moeserve.models.adapters.sizes import gpu_matrix_bytes, gpu_rank
 from moeserve.models.interface import ModelShape
 
 _ENTRY = 4  # int64s of a product: kernels/lora/triton.py

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from moeserve.adapters.scope import AdapterScope, scope_of
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.linear.op import Gated, RouteBlocks
 from moeserve.kernels.lora.op import RANK_TILE, AdapterTable, Items, expand, expand_sum, shrink
+from moeserve.models.adapters.scope import AdapterScope, scope_of
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows, GpuAdapters
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.adapters.adapter import KEY_BYTES, Adapter, Floats, LowRank, ProductKey
-from moeserve.adapters.errors import AdapterError
-from moeserve.adapters.floats import TYPES, to_floats
-from moeserve.adapters.peft_config import MAX_RANK
-from moeserve.adapters.products import ProductShape, products_of
-from moeserve.adapters.scope import AdapterScope, scope_of
-from moeserve.adapters.sizes import PairSize, read_bytes
+from moeserve.models.adapters.adapter import KEY_BYTES, Adapter, Floats, LowRank, ProductKey
+from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.floats import TYPES, to_floats
+from moeserve.models.adapters.peft_config import MAX_RANK
+from moeserve.models.adapters.products import ProductShape, products_of
+from moeserve.models.adapters.scope import AdapterScope, scope_of
+from moeserve.models.adapters.sizes import PairSize, read_bytes
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import TensorInfo, open_gguf

@@ -8,8 +8,8 @@ import socket
 import sys
 from pathlib import Path
 
-from moeserve.runtime_directory import PREFIX, places
-from moeserve.succession import CONTROL
+from moeserve.launcher.runtime_directory import PREFIX, places
+from moeserve.launcher.succession import CONTROL
 
 LOOK_S = 1.0  # between two looks whether the server is still there
 

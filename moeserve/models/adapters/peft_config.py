@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moeserve.adapters.errors import AdapterError
+from moeserve.models.adapters.errors import AdapterError
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.huggingface.json_files import read_json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from moeserve.adapters.products import QKV_PARTS
+from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.sources.gguf import names as n
 
 

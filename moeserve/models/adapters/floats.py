@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.adapters.adapter import Floats
+from moeserve.models.adapters.adapter import Floats
 
 TYPES = ("F32", "F16", "BF16")  # as both formats call them
 

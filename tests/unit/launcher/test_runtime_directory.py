@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from moeserve.errors import ConfigError
-from moeserve.runtime_directory import LOCK, remove_stale, runtime_directory
+from moeserve.launcher.runtime_directory import LOCK, remove_stale, runtime_directory
 from moeserve.runtime_paths import RuntimePaths
 
 HOLD = """
 import sys
-from moeserve.runtime_directory import runtime_directory
+from moeserve.launcher.runtime_directory import runtime_directory
 with runtime_directory() as directory:
     print(directory, flush=True)
     sys.stdin.read()

@@ -42,11 +42,26 @@ import msgspec
 import zmq
 from setproctitle import setproctitle
 
-from moeserve.child_process import ServerProcess
 from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.heartbeats import Heartbeats
-from moeserve.launched_config import pinned, write_config
+from moeserve.launcher.child_process import ServerProcess
+from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED
+from moeserve.launcher.heartbeats import Heartbeats
+from moeserve.launcher.launched_config import pinned, write_config
+from moeserve.launcher.process_table import (
+    DETOKENIZER,
+    HTTPSERVER,
+    LINK,
+    PROCESSES,
+    ROUTER,
+    WORKER,
+    ProcessTable,
+)
+from moeserve.launcher.replacement import Replacement
+from moeserve.launcher.runtime_directory import runtime_directory
+from moeserve.launcher.signal_events import signals_as_events
+from moeserve.launcher.succession import Succession
+from moeserve.launcher.systemd import Systemd
 from moeserve.listeners import Listeners, open_listeners, url_of, with_addresses
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_LAUNCHER
@@ -61,22 +76,12 @@ from moeserve.messages.schema import (
 )
 from moeserve.process import die_with
 from moeserve.process_limits import prepare_limits
-from moeserve.process_table import DETOKENIZER, HTTPSERVER, LINK, PROCESSES, ROUTER, WORKER, ProcessTable
-from moeserve.replacement import Replacement
-from moeserve.runtime_directory import runtime_directory
 from moeserve.runtime_paths import RuntimePaths
-from moeserve.signal_events import signals_as_events
-from moeserve.succession import Succession
-from moeserve.systemd import Systemd
 from moeserve.units import GIB
 
 DRAIN_MARGIN_S = 8.0  # for httpserver to close its connections, beyond the requests' own time
 EXIT_TIMEOUT_S = 10.0  # for the others after Shutdown; the worker frees gigabytes
 LAST_WORDS_S = 0.5  # for a dead child's ProcessFailed to come out of its socket
-
-EXIT_STOPPED = 0
-EXIT_FAILED = 1
-EXIT_ENGINE_LOST = 3  # 2 is that of a flag that cannot be read (cli.EXIT_USAGE, process.EXIT_USER_ERROR)
 
 log = logging.getLogger(__name__)
 

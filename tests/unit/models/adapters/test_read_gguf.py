@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pytest
 from gguf import GGUFWriter
 
-from moeserve.adapters.adapter import ProductKey
-from moeserve.adapters.errors import AdapterError
-from moeserve.adapters.open import open_adapter
-from moeserve.adapters.products import products_of
-from moeserve.adapters.read_peft import PeftAdapter
+from moeserve.models.adapters.adapter import ProductKey
+from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.open import open_adapter
+from moeserve.models.adapters.products import products_of
+from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.sources.gguf import names as n
-from tests.unit.adapters.test_read_peft import GATE, GOOD, PREFIX, SHAPE, Q
-from tests.unit.adapters.test_read_peft import write as write_peft
+from tests.unit.models.adapters.test_read_peft import GATE, GOOD, PREFIX, SHAPE, Q
+from tests.unit.models.adapters.test_read_peft import write as write_peft
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 RANK = 2

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from moeserve.child_process import Fork, ServerProcess
 from moeserve.config import ServerConfig
-from moeserve.crash_count import CrashCount
-from moeserve.heartbeats import Heartbeats
+from moeserve.launcher.child_process import Fork, ServerProcess
+from moeserve.launcher.crash_count import CrashCount
+from moeserve.launcher.heartbeats import Heartbeats
+from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, ROUTER, WORKER, ProcessTable
 from moeserve.messages.schema import HttpserverLost, ProcessLost, ProcessReady, WorkerExited
 from moeserve.process import EXIT_USER_ERROR
-from moeserve.process_table import DETOKENIZER, HTTPSERVER, ROUTER, WORKER, ProcessTable
 from moeserve.runtime_paths import RuntimePaths
 
 REQUEST_IDS_PER_HTTPSERVER = 1 << 40

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from moeserve.adapters.adapter import Floats, LowRank, ProductKey
-from moeserve.adapters.products import ProductShape
-from moeserve.adapters.sizes import PairSize
+from moeserve.models.adapters.adapter import Floats, LowRank, ProductKey
+from moeserve.models.adapters.products import ProductShape
+from moeserve.models.adapters.sizes import PairSize
 from moeserve.models.sources.gguf import names as n
 
 

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from moeserve.adapters.adapter import ProductKey
-from moeserve.adapters.errors import AdapterError
-from moeserve.adapters.modules import parse_modules, resolve_modules
-from moeserve.adapters.products import products_of
-from moeserve.adapters.read_peft import PeftAdapter
 from moeserve.errors import ConfigError
+from moeserve.models.adapters.adapter import ProductKey
+from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.modules import parse_modules, resolve_modules
+from moeserve.models.adapters.products import products_of
+from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.interface import ModelShape
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n

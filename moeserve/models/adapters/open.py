@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moeserve.adapters.read_gguf import GgufAdapter
-from moeserve.adapters.read_peft import PeftAdapter
+from moeserve.models.adapters.read_gguf import GgufAdapter
+from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.interface import ModelShape
 
 

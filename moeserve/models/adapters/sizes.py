@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from moeserve.adapters.adapter import FLOAT32_BYTES
-from moeserve.adapters.products import products_of
+from moeserve.models.adapters.adapter import FLOAT32_BYTES
+from moeserve.models.adapters.products import products_of
 from moeserve.models.interface import ModelShape
 
 # As the CPU's kernels read them: B in panels of so many rows, and ranks a multiple of RANK_STEP.

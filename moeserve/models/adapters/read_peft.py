@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from moeserve.adapters.adapter import KEY_BYTES, Adapter, Floats, LowRank, ProductKey
-from moeserve.adapters.errors import AdapterError
-from moeserve.adapters.floats import TYPES, to_floats
-from moeserve.adapters.fused_experts import FusedForm, fused_form, size_of_fused, split_fused
-from moeserve.adapters.peft_config import CONFIG_FILE, read_peft_config
-from moeserve.adapters.peft_names import FUSED_EXPERTS, Place, parse_name, place_of
-from moeserve.adapters.products import ProductShape, products_of
-from moeserve.adapters.scope import AdapterScope, scope_of
-from moeserve.adapters.sizes import PairSize, read_bytes
+from moeserve.models.adapters.adapter import KEY_BYTES, Adapter, Floats, LowRank, ProductKey
+from moeserve.models.adapters.errors import AdapterError
+from moeserve.models.adapters.floats import TYPES, to_floats
+from moeserve.models.adapters.fused_experts import FusedForm, fused_form, size_of_fused, split_fused
+from moeserve.models.adapters.peft_config import CONFIG_FILE, read_peft_config
+from moeserve.models.adapters.peft_names import FUSED_EXPERTS, Place, parse_name, place_of
+from moeserve.models.adapters.products import ProductShape, products_of
+from moeserve.models.adapters.scope import AdapterScope, scope_of
+from moeserve.models.adapters.sizes import PairSize, read_bytes
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import names as n

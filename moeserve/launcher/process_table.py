@@ -10,7 +10,7 @@ from typing import Final
 
 import zmq
 
-from moeserve.child_process import Child, Fork, ServerProcess, memory_of
+from moeserve.launcher.child_process import Child, Fork, ServerProcess, memory_of
 from moeserve.listeners import Listeners
 from moeserve.process import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
 from moeserve.runtime_paths import RuntimePaths

@@ -1,0 +1,27 @@
+"""Which of the files for HTTPS a user must name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+
+_KEY: Final = b"PRIVATE KEY-----"
+
+
+def check_certificate(config: ServerConfig) -> None:
+    """Raises ConfigError where one of the two flags needs the other. What is in the files is read later."""
+    if config.ssl_certfile is None:
+        if config.ssl_keyfile is not None:
+            raise ConfigError("--ssl-keyfile: needs --ssl-certfile, the key's certificate; add it")
+        return
+    if config.ssl_keyfile is not None:
+        return
+    try:
+        has_key = _KEY in Path(config.ssl_certfile).expanduser().read_bytes()
+    except OSError:
+        return  # the server tells that it cannot be read
+    if not has_key:
+        raise ConfigError("--ssl-certfile: needs --ssl-keyfile, for the file has no private key; add it")

@@ -1,0 +1,12 @@
+"""How a server ends, for who started it: docs/reference/exit-codes.md has the table for users."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EXIT_STOPPED: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = (
+    2  # argparse's, and that of a process whose configuration cannot be used (process.EXIT_USER_ERROR)
+)
+EXIT_ENGINE_LOST: Final = 3
