@@ -150,12 +150,11 @@ class ServerConfig(ApiConfig):
     kv_disk_gib: float | None = option(
         None, "Capacity", "most that --kv-disk takes (default: 10)", low=0.001, high=1e6, metavar="GIB"
     )
-    kv_window_ratio: float | None = option(
-        None,
+    kv_window_ratio: float = option(
+        0.0,
         "Capacity",
         "share of the KV memory for a pool of the layers that attend to the last tokens alone, as every other one of "
-        "gpt-oss; 0: all layers have one pool (default: 0.25 on the CPU engine where memory limits the pool, and not "
-        "--max-total-tokens or the tokens of --max-num-seqs requests; else 0)",
+        "gpt-oss: try 0.25; 0: all layers have one pool",
         low=0,
         high=0.9,
         metavar="SHARE",

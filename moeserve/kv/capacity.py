@@ -50,12 +50,9 @@ def plan_capacity(
     layout: KvLayout,
     budgets: Sequence[KvMemoryBudget],
     step_rows: int = 0,
-    *,
-    by_default: bool = True,
 ) -> KvCapacity:
     """How many tokens' KV the pool holds and how long a request may be. budgets: of all layers together; each has at
     least one. step_rows: of the largest step; 0: windowed layers get no pool of their own.
-    by_default: as `divide`.
 
     Raises ConfigError where what the user asked for does not fit, with what would.
     """
@@ -74,7 +71,6 @@ def plan_capacity(
         pools = divide(
             *(config, layout, slots, most, budget_bytes, step_rows),
             is_divided=len(budgets) > 1,
-            by_default=by_default,
         )
         slots = pools.num_slots
     if config.max_total_tokens is not None:

@@ -7,16 +7,11 @@ the prefix cache.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
-
-DEFAULT_RATIO = 0.25  # of the KV memory
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +31,9 @@ def divide(
     step_rows: int,
     *,
     is_divided: bool = False,
-    by_default: bool = True,
 ) -> KvPools:
     """one_pool: slots of a pool for all layers, of `num_bytes`; more than `most` are of no use. step_rows: of the
-    largest step. is_divided: layers' KV lies in several memories. by_default: there is a second pool where the user
-    does not say.
+    largest step. is_divided: layers' KV lies in several memories.
 
     Raises ConfigError where --kv-window-ratio asks for a second pool that there cannot be.
     """
@@ -48,24 +41,12 @@ def divide(
     if ratio == 0:
         return KvPools(one_pool)
     reason = _reason_for_one(config, layout, is_divided=is_divided)
-    pools = KvPools(one_pool)
-    is_short = config.max_total_tokens is None and one_pool < most
-    if reason is None and ratio is None and not is_short:
-        reason = "memory does not limit it"
-    elif reason is None and ratio is None and not by_default:
-        reason = "two pools have not run on a GPU yet; --kv-window-ratio asks for them"
     if reason is None:
-        share = DEFAULT_RATIO if ratio is None else ratio
-        pools = _two_pools(config, layout, share, one_pool, most, num_bytes, step_rows)
-        if not pools.num_window_slots:
-            reason = "it would have no room for more tokens than one for all layers"
-    if ratio is not None and reason is not None:
-        raise ConfigError(
-            f"--kv-window-ratio {ratio:g}: there can be no second KV pool: {reason}; leave it out"
-        )
-    if layout.window and reason is not None:
-        log.info("windowed layers have no KV pool of their own: %s", reason)
-    return pools
+        pools = _two_pools(config, layout, one_pool, most, num_bytes, step_rows)
+        if pools is not None:
+            return pools
+        reason = "it would have no room for more tokens than one for all layers"
+    raise ConfigError(f"--kv-window-ratio {ratio:g}: there can be no second KV pool: {reason}; leave it out")
 
 
 def _reason_for_one(config: ServerConfig, layout: KvLayout, *, is_divided: bool) -> str | None:
@@ -87,23 +68,30 @@ def _reason_for_one(config: ServerConfig, layout: KvLayout, *, is_divided: bool)
 def _two_pools(
     config: ServerConfig,
     layout: KvLayout,
-    share: float,
     one_pool: int,
     most: int,
     num_bytes: int,
     step_rows: int,
-) -> KvPools:
+) -> KvPools | None:
+    """None: one pool holds as many tokens. More bytes never make a pool smaller, so that a worker that is started again
+    with more memory has at least what the first had."""
+    share = config.kv_window_ratio
     windowed = layout.token_bytes(layout.windowed_layers)
     full = layout.token_bytes() - windowed
     # Of running requests, and beside them the rows of a step, which may be padded to a larger one.
     least = config.max_num_seqs * layout.window + 2 * step_rows
-    if config.max_total_tokens is not None or one_pool >= most:
-        slots = one_pool
-        of_share = int(slots * full * share / (windowed * (1 - share)))
-    else:
-        of_share = int(num_bytes * share) // windowed
-        slots = min(most, max(0, num_bytes - max(least, of_share) * windowed) // full)
+
+    def beside(slots: int) -> int:
+        """Window slots that are this share where so many full ones are the rest."""
+        return max(least, int(slots * full * share / (windowed * (1 - share))))
+
+    slots = one_pool
+    if config.max_total_tokens is None and one_pool < most:
+        of_share = max(least, int(num_bytes * share) // windowed)
+        slots = min(most, max(0, num_bytes - of_share * windowed) // full)
         if slots <= one_pool:
-            return KvPools(one_pool)
-    window_slots = max(least, of_share)
-    return KvPools(slots, window_slots) if window_slots < slots else KvPools(one_pool)
+            return None
+        windows = min(of_share, beside(most))
+    else:
+        windows = beside(slots)
+    return KvPools(slots, windows) if windows < slots else None

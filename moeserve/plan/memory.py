@@ -122,7 +122,6 @@ def _kv_pools(
         *(config, layout, tokens, config.max_num_seqs * wanted, num_bytes),
         max(step_tokens, config.max_num_seqs),
         is_divided=placement.uses_gpu and placement.layers_in_ram > 0,
-        by_default=not placement.uses_gpu,
     )
 
 

@@ -142,7 +142,7 @@ def load_gpu_engine(
     in_ram = _in_ram(config, shape, source, placement, device, on_progress)
     adapters = load_gpu_adapters(config, of_adapters, shape, placement, float_type(weights, device), device)
     _empty_cache(device)
-    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), max_tokens, by_default=False)
+    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), max_tokens)
     if ranks is not None:
         capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
     cpu_stage = _cpu_stage(in_ram, layout, placement, capacity, max_tokens, device)

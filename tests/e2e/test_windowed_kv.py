@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,10 @@ def test_the_next_turn_continues_from_an_island(windowed: Server, model: Path) -
     answer = completion(windowed, **first, cache_salt="talk")["logprobs"]["tokens"]
     said = [int(token.removeprefix("token_id:")) for token in answer]
     turns = [(tokens[:100] + said + tokens[100:130], 138), (tokens[:97] + said[::-1] + tokens[:20], 97)]
+
+    def hits_exceed(before: float) -> bool:
+        return windowed.metrics()["moeserve:kv_window_hits_total"] > before
+
     for number, (prompt, least) in enumerate(turns):
         turn = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "max_tokens": 40, "logprobs": 5}
         hits = windowed.metrics()["moeserve:kv_window_hits_total"]
@@ -100,7 +105,7 @@ def test_the_next_turn_continues_from_an_island(windowed: Server, model: Path) -
         assert continued["usage"]["prompt_tokens_details"]["cached_tokens"] >= least
         assert anew["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert continued["choices"] == anew["choices"]
-        assert within(5, lambda before=hits: windowed.metrics()["moeserve:kv_window_hits_total"] > before)
+        assert within(5, partial(hits_exceed, hits))
 
 
 def test_beams_read_their_windows(windowed: Server, model: Path) -> None:

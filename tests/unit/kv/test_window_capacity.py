@@ -24,12 +24,10 @@ LAYOUT = KvLayout(SHAPE)
 TOKEN = LAYOUT.token_bytes()
 
 
-def pools(
-    config: ServerConfig, gib: float = 16, layout: KvLayout = LAYOUT, *, by_default: bool = True
-) -> tuple[int, int]:
+def pools(config: ServerConfig, gib: float = 16, layout: KvLayout = LAYOUT) -> tuple[int, int]:
     """Slots of both pools, which fit the memory."""
     budget = KvMemoryBudget("memory", int(gib * GIB), range(layout.shape.num_layers))
-    capacity = plan_capacity(config, layout, [budget], ROWS, by_default=by_default)
+    capacity = plan_capacity(config, layout, [budget], ROWS)
     assert capacity.kv_bytes(layout) <= gib * GIB
     return capacity.num_slots, capacity.num_window_slots
 
@@ -42,19 +40,18 @@ def test_the_layout() -> None:
 
 
 def test_a_quarter_is_the_windowed_layers_and_the_rest_holds_half_as_much_again() -> None:
-    one_pool, none = pools(ServerConfig(kv_window_ratio=0.0))
+    one_pool, none = pools(ServerConfig())
     assert (one_pool, none) == (16 * GIB // TOKEN, 0)
-    slots, windows = pools(ServerConfig())
+    slots, windows = pools(ServerConfig(kv_window_ratio=0.25))
     assert slots == pytest.approx(1.5 * one_pool, rel=1e-4)
     assert windows == pytest.approx(0.5 * one_pool, rel=1e-4)
-    assert pools(ServerConfig(kv_window_ratio=0.25)) == (slots, windows)
 
 
 def test_what_running_requests_need_comes_first() -> None:
     config = ServerConfig(max_num_seqs=64, max_model_len=CONTEXT, kv_window_ratio=0.01)
     assert pools(config)[1] == 64 * WINDOW + 2 * ROWS
-    # Too little for that: one pool.
-    assert pools(ServerConfig(max_num_seqs=64), gib=0.3) == (int(0.3 * GIB) // TOKEN, 0)
+    with pytest.raises(ConfigError, match="no room for more tokens"):
+        pools(config, gib=0.3)
 
 
 def test_a_request_may_be_as_long_as_the_larger_pool() -> None:
@@ -69,16 +66,25 @@ def test_a_request_may_be_as_long_as_the_larger_pool() -> None:
     assert lengths[1] > 1.7 * lengths[0]
 
 
-def test_no_second_pool_where_memory_does_not_limit_the_first() -> None:
-    assert pools(ServerConfig(max_num_seqs=2, max_model_len=4096)) == (8192, 0)
-    assert pools(ServerConfig(max_total_tokens=20_000)) == (20_000, 0)
-    # It is asked for, and saves memory.
+def test_where_memory_does_not_limit_the_first_pool_a_second_saves_memory() -> None:
     config = ServerConfig(max_num_seqs=8, max_total_tokens=20_000, kv_window_ratio=0.25)
     assert pools(config) == (20_000, 20_000 // 3)
+    config = ServerConfig(max_num_seqs=2, max_model_len=4096, kv_window_ratio=0.25)
+    assert pools(config) == (8192, 8192 // 3)
+
+
+def test_more_memory_never_makes_a_pool_smaller() -> None:
+    """Or a worker that is started again could not stand in for the first one."""
+    config = ServerConfig(max_num_seqs=16, max_model_len=16_384, kv_window_ratio=0.25)
+    found = [pools(config, gib=gib / 8) for gib in range(16, 140)]
+    assert found[0][0] < found[-1][0] == 16 * 16_384
+    for number in (0, 1):
+        column = [pair[number] for pair in found]
+        assert column == sorted(column)
 
 
 def test_tokens_that_fit_two_pools_alone() -> None:
-    one_pool, _ = pools(ServerConfig(kv_window_ratio=0.0))
+    one_pool, _ = pools(ServerConfig())
     asked = ServerConfig(max_total_tokens=int(1.4 * one_pool))
     with pytest.raises(ConfigError, match="--max-total-tokens"):
         pools(asked)
@@ -98,16 +104,11 @@ def test_tokens_that_fit_two_pools_alone() -> None:
     ],
 )
 def test_where_there_can_be_no_second_pool(options: dict[str, object], layout: KvLayout, reason: str) -> None:
-    """It is refused where it is asked for, and else there is one pool."""
+    """Who asks for it is told why; who does not has one."""
     config = ServerConfig(**options)  # type: ignore[arg-type]
     assert pools(config, layout=layout)[1] == 0
     with pytest.raises(ConfigError, match=f"--kv-window-ratio 0.25: .*{reason}"):
         pools(dataclasses.replace(config, kv_window_ratio=0.25), layout=layout)
-
-
-def test_a_gpu_has_two_only_where_the_user_asks() -> None:
-    assert pools(ServerConfig(), by_default=False)[1] == 0
-    assert pools(ServerConfig(kv_window_ratio=0.25), by_default=False)[1] > 0
 
 
 def test_layers_on_the_cpu_and_on_a_gpu_have_one_pool() -> None:
