@@ -80,8 +80,10 @@ def test_two_kv_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     gemma = write_gemma(tmp_path / "gemma.gguf", Type.F32)
     flags = ("--model", str(gemma), "--ram", "4", "--max-num-seqs", "2", "--device", "cpu")
     pools = ("--max-total-tokens", "4000", "--kv-window-ratio", "0.3")
-    memory = run(capsys, *flags, *pools)["memory"]
+    shown = run(capsys, *flags, *pools)
+    memory = shown["memory"]
     assert (memory["kv_tokens"], memory["window_slots"]) == (4000, 1714)  # 30% of both
+    assert "--kv-window-ratio 0.3" in shown["command"]  # without it, so many tokens might not fit
     assert memory["ram_kv"] == 256 * (4000 + 1714)
     memory = run(capsys, *flags, *pools[:2])["memory"]
     assert (memory["window_slots"], memory["ram_kv"]) == (0, 512 * 4000)
