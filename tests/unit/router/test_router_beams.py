@@ -279,9 +279,10 @@ def life(
         page_tokens=rng.choice([0, 0, 2]),
     )
     if window:
-        slots = least_slots(window, limits.max_running, limits.max_num_batched_tokens)
         none: dict[str, Any] = {"num_state_slots": 0, "page_tokens": 0}
-        limits = dataclasses.replace(limits, num_window_slots=slots, window=window, **none)
+        limits = dataclasses.replace(limits, **none)  # without state slots, more may run at once
+        slots = least_slots(window, limits.max_running, limits.max_num_batched_tokens)
+        limits = dataclasses.replace(limits, num_window_slots=slots, window=window)
     world = World(limits, lambda _: rng.choice([0.0, 1.0, 150.0]))
     searches: dict[int, tuple[list[int], Wanted]] = {}
     ordinary: dict[int, GenerateRequest] = {}
