@@ -16,6 +16,7 @@ from tests.conftest import family_models, fixtures_dir
 from tests.e2e.clients import at_once, completion, within
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(fixtures_dir() is None, reason="the wider fixtures are not here (MOESERVE_FIXTURES)"),
     pytest.mark.cpu_engine("a GPU's kernels depend on how many rows a step has"),
 ]
