@@ -17,12 +17,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moeserve.certificate_flags import check_certificate
-from moeserve.command_line import add_options, demonstration_model, read_options, resolve, unknown_variables
+from moeserve.command_line import (
+    demonstration_model,
+    options_parser,
+    read_options,
+    resolve,
+    unknown_variables,
+)
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.launcher.exit_codes import EXIT_USAGE
 from moeserve.remote.options import check_server
-from moeserve.version import version
 
 log = logging.getLogger(__name__)
 
@@ -159,17 +164,7 @@ COMMANDS: dict[str, Command] = {
 
 def serve_parser() -> argparse.ArgumentParser:
     commands = "\n".join(f"  {name:<14} {command.help}" for name, command in COMMANDS.items())
-    parser = argparse.ArgumentParser(
-        prog="moeserve",
-        usage="%(prog)s [command] [--model MODEL] [options]",
-        description="Serve a mixture-of-experts model over an OpenAI-compatible HTTP API.",
-        epilog=f"commands:\n{commands}\n\nA flag wins over its environment variable, that over the default.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"moeserve {version()}")
-    add_options(parser)
-    return parser
+    return options_parser("moeserve", f"commands:\n{commands}\n\n")
 
 
 def parse(

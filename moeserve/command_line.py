@@ -23,6 +23,7 @@ from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
 from moeserve.tracing import traces_url
+from moeserve.version import version
 
 DEMONSTRATION_MODEL = "moeserve-demo-q8_0.gguf"
 MODEL_SOURCE = "--model or MOESERVE_MODEL"
@@ -30,6 +31,21 @@ MODEL_SOURCE = "--model or MOESERVE_MODEL"
 
 def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
+
+
+def options_parser(prog: str, epilog: str = "") -> argparse.ArgumentParser:
+    """For the server's options, all of them. `epilog`: ends its `--help`, before the order of precedence."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage="%(prog)s [command] [--model MODEL] [options]",
+        description="Serve a mixture-of-experts model over an OpenAI-compatible HTTP API.",
+        epilog=f"{epilog}A flag wins over its environment variable, that over the default.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"moeserve {version()}")
+    add_options(parser)
+    return parser
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moeserve.bench.engine import SHARED
-from moeserve.cli import serve_parser
-from moeserve.command_line import flag_name, read_options
+from moeserve.command_line import flag_name, options_parser, read_options
 from moeserve.config import env_name
 from moeserve.errors import ConfigError
 from moeserve.workload.report import TableRow
@@ -123,9 +122,7 @@ def split_flags(text: str) -> list[str]:
 
 
 def _parse(flags: Sequence[str]) -> Any:
-    parser = serve_parser()
-    parser.prog = f"moeserve bench serve {FLAG}"
-    return parser.parse_args(list(flags))
+    return options_parser(f"moeserve bench serve {FLAG}").parse_args(list(flags))
 
 
 def _free_port() -> int:

@@ -44,19 +44,12 @@ from setproctitle import setproctitle
 
 from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.launcher import process_table
 from moeserve.launcher.child_process import ServerProcess
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STOPPED
 from moeserve.launcher.heartbeats import Heartbeats
 from moeserve.launcher.launched_config import pinned, write_config
-from moeserve.launcher.process_table import (
-    DETOKENIZER,
-    HTTPSERVER,
-    LINK,
-    PROCESSES,
-    ROUTER,
-    WORKER,
-    ProcessTable,
-)
+from moeserve.launcher.process_table import DETOKENIZER, HTTPSERVER, LINK, ROUTER, WORKER
 from moeserve.launcher.replacement import Replacement
 from moeserve.launcher.runtime_directory import runtime_directory
 from moeserve.launcher.signal_events import signals_as_events
@@ -151,7 +144,7 @@ class Launcher:
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
         remote = {} if config.worker is None else {WORKER: LINK}
-        self._processes = ProcessTable(package, paths, self._poller, listeners, remote)
+        self._processes = process_table.ProcessTable(package, paths, self._poller, listeners, remote)
         self._processes.listens_when_ready = is_next
         self._replacement = Replacement(
             config,
@@ -184,12 +177,12 @@ class Launcher:
 
     def _spawn(self) -> None:
         log.info("serving %s as %r", self.config.model, self.config.served_model_name)
-        for name in PROCESSES:
+        for name in process_table.PROCESSES:
             self._processes.start(name)
 
     def _wait_until_ready(self) -> bool:
         """False when a child failed, with its message logged, or when told to stop."""
-        while len(self.ready) < len(PROCESSES):
+        while len(self.ready) < len(process_table.PROCESSES):
             dead = self._processes.dead()
             if dead:
                 self._sleep_until(lambda: bool(self.last_words), LAST_WORDS_S)
@@ -339,7 +332,7 @@ class Launcher:
         self._is_upgrade_wanted = False
         if self._is_next:
             self._succession.refuse(f"the launcher to be asked is process {os.getppid()}")
-        elif self.signals or len(self.ready) < len(PROCESSES):
+        elif self.signals or len(self.ready) < len(process_table.PROCESSES):
             self._succession.refuse("the server is not ready")
         else:
             self._succession.begin()
@@ -357,7 +350,7 @@ class Launcher:
     def _is_ready(self, message: ProcessReady) -> None:
         self.ready[message.process] = message
         crashes = self._replacement.crashes
-        if crashes and len(self.ready) == len(PROCESSES):
+        if crashes and len(self.ready) == len(process_table.PROCESSES):
             taken = crashes.since_last_s
             log.info("the engine is back: the %s was ready after %.2f s", message.process, taken)
 

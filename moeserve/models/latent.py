@@ -33,6 +33,9 @@ class LatentAttentionShape:
     rotary_dim: int  # and behind them those that do, in pairs of neighbours
     value_dim: int
     scale: float  # of scores
+    # Of the norms of the latent vector and of what q is made from: Hugging Face's models have this, whatever
+    # `rms_norm_eps` says (GLM-4.7-Flash's is 1e-5).
+    latent_eps: float = 1e-6
 
     @property
     def num_kv_heads(self) -> int:

@@ -17,7 +17,7 @@ from moeserve.models.interface import (
 )
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
-from moeserve.models.sources.huggingface.delta_net import DELTA_KEYS, DELTA_LAYER, LESS_ONE, check_layer_types
+from moeserve.models.sources.huggingface.delta_net import DELTA_KEYS, DELTA_LAYER, LESS_ONE, recurrent_layers
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DECODER_LAYER,
@@ -73,7 +73,7 @@ def hybrid_mapping(
         optional=frozenset(of_attention.keys() | of_delta_net.keys()),
         less_one=LESS_ONE,
         skipped=("mtp.",),
-        check=check_layer_types,
+        derived=recurrent_layers,
         rotates_part=True,
         flattened=frozenset({n.of_part(n.FFN_GATE_INP_SHEXP)}),  # [1, hidden] there, a vector here
         **more,

@@ -39,6 +39,10 @@ class ShapeReader:
         """One for each layer."""
         return self._metadata.require_bools(self._key(suffix), self.num_layers)
 
+    def optional_flags(self, suffix: str) -> list[bool] | None:
+        """The same; None where the key is missing."""
+        return self.flags(suffix) if self._key(suffix) in self._metadata else None
+
     def layer_integers(self, suffix: str, low: int, high: int) -> list[int]:
         """One for each layer; a single number is all layers'."""
         if isinstance(self._metadata.get(self._key(suffix)), int):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +18,10 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
@@ -145,6 +152,16 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "layer_types": None, "rope_parameters": YARN | {"truncate": False},
         },
     ),
+    "gemma4_text": (
+        Gemma4TextConfig,
+        Gemma4ForCausalLM,
+        {
+            "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+            "intermediate_size": 160, "sliding_window": 16, "enable_moe_block": True, "top_k_experts": 2,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0, "rope_parameters": None,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -168,6 +185,20 @@ def write_published_qwen35(folder: Path, dtype: torch.dtype = torch.bfloat16, se
     _write(Qwen3_5MoeForConditionalGeneration(config), folder, dtype)
     merge_experts(folder)
     return text_model
+
+
+def write_published_gemma(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7) -> Any:
+    """A Gemma 4 as it is published: with vision, and settings of the layers that see all. Gives transformers' class."""
+    torch.manual_seed(seed)
+    vision = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 64}  # fmt: skip
+    own = SETTINGS | FAMILIES["gemma4_text"][2]
+    _write(Gemma4ForConditionalGeneration(Gemma4Config(text_config=own, vision_config=vision)), folder, dtype)
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["per_layer_config"]
+    config["text_config"] |= {key: own[key] for key in ("global_head_dim", "num_global_key_value_heads")}
+    (folder / "config.json").write_text(json.dumps(config))
+    return Gemma4ForConditionalGeneration
 
 
 def merge_experts(folder: Path) -> None:
@@ -197,15 +228,17 @@ def _write(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):
                 parameter.copy_(torch.randn_like(parameter) - 1)
-            elif "norm" in name:
+            elif "norm" in name or name.endswith(("router.scale", "per_expert_scale")):
                 parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
             elif name.endswith(("bias", "sinks")):
                 parameter.copy_(0.5 * torch.randn_like(parameter))
-            elif ".experts." in name or name.endswith(("gate.weight", "router.weight")):
+            elif ".experts." in name or name.endswith(("gate.weight", "router.weight", "router.proj.weight")):
                 parameter.copy_(0.15 * torch.randn_like(parameter))
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(0.9 + 0.1 * torch.rand_like(buffer))
     model.save_pretrained(folder, max_shard_size="1MB")
     AutoTokenizer.from_pretrained(TINY_MODEL.parent, gguf_file=TINY_MODEL.name).save_pretrained(folder)
 
@@ -214,6 +247,9 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """All is float32 but for k and v, or latent vectors, which are rounded to 16 bits as our KV cache holds them: they
     alone are 1.2e-6."""
     module = sys.modules[type(model).__module__]
+    if module.__name__.endswith("gemma4"):
+        _round_kv_of_gemma(model, module, monkeypatch)
+        return
     names = ("apply_rotary_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
     name = next(name for name in names if hasattr(module, name))
     rotate = getattr(module, name)
@@ -229,3 +265,17 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         is_latent = hasattr(layer.self_attn, "kv_a_layernorm")
         cached = layer.self_attn.kv_a_layernorm if is_latent else layer.self_attn.v_proj
         cached.register_forward_hook(lambda module, inputs, output: output.half().float())
+
+
+def _round_kv_of_gemma(model: PreTrainedModel, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layers rotate q, then k; v is normalised."""
+    rotate, calls = module.apply_rotary_pos_emb, count()
+
+    def rotate_and_round(x: torch.Tensor, *tables: torch.Tensor, **options: int) -> torch.Tensor:
+        rotated: torch.Tensor = rotate(x, *tables, **options)
+        return rotated.half().float() if next(calls) % 2 else rotated
+
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", rotate_and_round)
+    text = getattr(model.model, "language_model", model.model)
+    for layer in text.layers:
+        layer.self_attn.v_norm.register_forward_hook(lambda module, inputs, output: output.half().float())

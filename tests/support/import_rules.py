@@ -56,6 +56,7 @@ READERS = {
     "moeserve.models.sources.huggingface.delta_net",
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.mapping",
+    "moeserve.models.sources.huggingface.proportional_rope",
     "moeserve.models.sources.source",
     "moeserve.quantization",
 }
@@ -193,6 +194,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.errors",
         "moeserve.models.errors",
         "moeserve.models.interface",
+        "moeserve.models.registry",  # what of checkpoints no shape says
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.huggingface",
     },
@@ -256,6 +258,14 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher": FRAME | {"moeserve", "moeserve.listeners"},
     "moeserve.launcher.exit_codes": set(),
     "moeserve.listeners": {"moeserve.config", "moeserve.errors"},
+}
+# Who alone may import what stands above the processes: the command line, what it starts and what it runs.
+IMPORTED_FROM_ABOVE = {
+    "moeserve.cli": {"moeserve.__main__"},
+    "moeserve.launcher": {"moeserve.cli", "moeserve.remote.command", "moeserve.remote.host"},
+    "moeserve.bench": {"moeserve.cli", "moeserve.plan"},
+    "moeserve.plan": {"moeserve.cli"},
+    "moeserve.simulate": {"moeserve.cli", "moeserve.bench"},
 }
 TORCH_ALLOWED = (
     "moeserve.worker",

@@ -16,15 +16,21 @@ EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
 def write_adapter(
-    folder: Path, base: PreTrainedModel, seed: int, *, size: float = 0.05, **settings: Any
+    folder: Path,
+    base: PreTrainedModel,
+    seed: int,
+    *,
+    size: float = 0.05,
+    trained: bool = True,
+    **settings: Any,
 ) -> PeftModel:
     """Writes an adapter of `base` into the folder; returns the model with it. size: the standard deviation of what B
-    is made of, which PEFT would begin with zeros."""
+    is made of, which PEFT would begin with zeros. trained: otherwise A and B stay as PEFT begins with them."""
     torch.manual_seed(seed)
     model = get_peft_model(copy.deepcopy(base), LoraConfig(lora_dropout=0.0, **settings))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ".lora_" in name:
+            if ".lora_" in name and trained:
                 parameter.normal_(std=size)
     model.save_pretrained(str(folder))
     return model.eval()

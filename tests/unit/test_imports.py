@@ -13,6 +13,7 @@ from tests.support.import_rules import (
     CORE_THIRD_PARTY,
     FAMILIES,
     HTTPSERVER,
+    IMPORTED_FROM_ABOVE,
     PACKAGE,
     TORCH_ALLOWED,
     TORCH_FORBIDDEN_WITHIN,
@@ -151,6 +152,30 @@ def test_the_files_of_httpserver_import_one_another_in_one_direction() -> None:
         for name in free:
             del left[name]
     assert not left, f"in a circle, or above one: {sorted(left)}"
+
+
+def test_packages_import_one_another_in_one_direction() -> None:
+    """A package, or a file beside the packages, does not import itself through others."""
+    left: dict[str, set[str]] = {room_of(name_of(path)): set() for path in MODULES}
+    for path in MODULES:
+        room = room_of(name_of(path))
+        left[room] |= {room_of(name) for name in imports_of(path) if within(name, "moeserve")} - {room, ""}
+    while free := [name for name, of in left.items() if not of & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"in a circle, or above one: {sorted(left)}"
+
+
+def room_of(module: str) -> str:
+    """The part of `moeserve` that it belongs to: the first name behind it, "" for the package itself."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_what_is_above_the_processes_is_imported_from_above_alone() -> None:
+    for path in MODULES:
+        for above, allowed in IMPORTED_FROM_ABOVE.items():
+            if not any(within(name_of(path), one) for one in (above, *allowed)):
+                assert not [name for name in imports_of(path) if within(name, above)], path
 
 
 def test_unit_tests_need_no_torch() -> None:

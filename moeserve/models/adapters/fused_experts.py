@@ -4,6 +4,8 @@ A has the rows of all experts, one expert's after another's: [experts * rank, in
 column r * experts + e is column r of expert e. The name does not say which of the module's two parameters it is for,
 gate and up together [experts, 2 ff, hidden] or down [experts, hidden, ff]; the dimensions do. PEFT before 0.18 took out
 for in, so that its A is what is called B^T here.
+
+gpt-oss's parameters are transposed, which every PEFT knows, and have a row of gate and a row of up in turn.
 """
 
 from __future__ import annotations
@@ -21,10 +23,26 @@ class FusedForm(NamedTuple):
     is_down: bool
     is_swapped: bool  # as PEFT before 0.18 wrote it
 
+    is_interleaved: bool = False  # gate and up
 
-def fused_form(inputs: int, outputs: int, gate: ProductShape) -> FusedForm | None:
-    """By the columns of A and the rows of B; None: of neither parameter. gate: of one routed expert."""
+    @property
+    def parameter(self) -> str:
+        """The name in the module."""
+        return "down_proj" if self.is_down else "gate_up_proj"
+
+
+def fused_form(
+    inputs: int, outputs: int, gate: ProductShape, *, is_interleaved: bool = False
+) -> FusedForm | None:
+    """By the columns of A and the rows of B; None: of neither parameter. gate: of one routed expert. is_interleaved:
+    the parameters are gpt-oss's."""
     hidden, ff = gate.cols, gate.rows
+    if is_interleaved:
+        forms = {
+            (hidden, 2 * ff): FusedForm(is_down=False, is_swapped=False, is_interleaved=True),
+            (ff, hidden): FusedForm(is_down=True, is_swapped=False),
+        }
+        return forms.get((inputs, outputs))
     forms = {
         (2 * ff, hidden): FusedForm(is_down=False, is_swapped=True),
         (hidden, ff): FusedForm(is_down=True, is_swapped=True),
@@ -57,5 +75,6 @@ def split_fused(
             yield ProductKey(layer, n.FFN_DOWN_EXPS, expert), one
             continue
         half = len(one.b) // 2
-        yield ProductKey(layer, n.FFN_GATE_EXPS, expert), LowRank(one.a, one.b[:half])
-        yield ProductKey(layer, n.FFN_UP_EXPS, expert), LowRank(one.a, one.b[half:])
+        gate, up = (one.b[::2], one.b[1::2]) if form.is_interleaved else (one.b[:half], one.b[half:])
+        yield ProductKey(layer, n.FFN_GATE_EXPS, expert), LowRank(one.a, gate)
+        yield ProductKey(layer, n.FFN_UP_EXPS, expert), LowRank(one.a, up)

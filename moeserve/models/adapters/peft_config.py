@@ -36,6 +36,20 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "kasa_config": (None,),
     "monteclora_config": (None,),
 }
+# How A and B began, where the model's own weights were not changed for it: the adapter is what it adds to them.
+_PLAIN_BEGINNINGS = ("gaussian", "eva", "orthogonal", "mica")
+# PEFT's settings that say nothing of what is computed; others of such names may.
+_HARMLESS = frozenset(
+    {
+        "use_rslora",
+        "megatron_config",
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "lora_ga_config",
+        "runtime_config",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +59,20 @@ class PeftConfig:
     is_rank_stabilised: bool  # rsLoRA (arXiv:2312.03732): alpha / sqrt(rank) in place of alpha / rank
     rank_pattern: Mapping[str, int]  # by the end of a module's name, a regular expression
     alpha_pattern: Mapping[str, float]
+    target_parameters: tuple[str, ...] = ()  # by the end of a parameter's name
 
-    def rank_of(self, module: str) -> int:
-        return _matching(self.rank_pattern, module, self.rank)
+    def key_of(self, module: str) -> str:
+        """What the patterns are matched with: the module's name, or its weight's, where `target_parameters` has chosen
+        that."""
+        weight = f"{module}.weight"
+        return weight if any(f".{weight}".endswith(f".{name}") for name in self.target_parameters) else module
 
-    def scale_of(self, module: str) -> float:
-        rank = self.rank_of(module)
-        alpha = _matching(self.alpha_pattern, module, self.alpha)
+    def rank_of(self, key: str) -> int:
+        return _matching(self.rank_pattern, key, self.rank)
+
+    def scale_of(self, key: str) -> float:
+        rank = self.rank_of(key)
+        alpha = _matching(self.alpha_pattern, key, self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
 
@@ -70,6 +91,11 @@ def read_peft_config(folder: Path) -> PeftConfig:
             raise AdapterError(
                 path, f"{name!r} is {found[name]!r}: this is not supported; leave it out in training"
             )
+    _check_beginning(path, found.get("init_lora_weights"))
+    for name in found.keys() - _UNSUPPORTED.keys() - _HARMLESS:
+        is_variant = name.startswith("use_") or name.endswith("_config")  # as PEFT calls them
+        if is_variant and found[name]:
+            raise AdapterError(path, f"{name!r} is {found[name]!r}: this is not supported")
     return PeftConfig(
         rank=_rank(path, "r", found.get("r")),
         alpha=_number(path, "lora_alpha", found.get("lora_alpha")),
@@ -82,7 +108,25 @@ def read_peft_config(folder: Path) -> PeftConfig:
             key: _number(path, f"alpha_pattern[{key}]", value)
             for key, value in _patterns(path, found, "alpha_pattern")
         },
+        target_parameters=_target_parameters(path, found.get("target_parameters")),
     )
+
+
+def _check_beginning(path: Path, value: object) -> None:
+    known = value.lower() if isinstance(value, str) else value
+    if not (known is None or isinstance(known, bool) or known in _PLAIN_BEGINNINGS):
+        raise AdapterError(
+            path,
+            f"'init_lora_weights' is {value!r}, which changes the model's own weights: this is not supported; save the "
+            "adapter with path_initial_model_for_weight_conversion, which makes a plain one of it",
+        )
+
+
+def _target_parameters(path: Path, value: object) -> tuple[str, ...]:
+    names = value or []
+    if not isinstance(names, list) or len(names) > MAX_PATTERNS or not all(isinstance(n, str) for n in names):
+        raise AdapterError(path, f"'target_parameters' is no list of at most {MAX_PATTERNS} names")
+    return tuple(names)
 
 
 def _patterns(path: Path, found: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
@@ -90,16 +134,19 @@ def _patterns(path: Path, found: Mapping[str, Any], name: str) -> list[tuple[str
     if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
         raise AdapterError(path, f"{name!r} is no object of at most {MAX_PATTERNS} entries")
     for key in patterns:
-        # PEFT takes any regular expression; what it writes itself are names, and one from a file may run for ever.
-        if not re.fullmatch(r"\^?[\w.\\]*\$?", key):
+        # PEFT takes any regular expression; what it writes itself are names, perhaps behind ".*", and one from a file
+        # may run for ever.
+        if not re.fullmatch(r"\^?(\.\*)?[\w.\\]*\$?", key):
             raise AdapterError(path, f"{name!r} has {key!r}; the names of modules are supported")
     return list(patterns.items())
 
 
-def _matching(patterns: Mapping[str, Value], module: str, otherwise: Value) -> Value:
+def _matching(patterns: Mapping[str, Value], key: str, otherwise: Value) -> Value:
     for pattern, value in patterns.items():
         name = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
-        if module == name or (module.endswith("." + name) and not pattern.startswith("^")):
+        if name.startswith(".*") and key.endswith(name.removeprefix(".*")):
+            return value
+        if key == name or (key.endswith("." + name) and not pattern.startswith("^")):
             return value
     return otherwise
 

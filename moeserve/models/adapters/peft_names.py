@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from moeserve.models.sources.gguf import names as n
 
+BASE_LAYER = ".base_layer"  # in the name of a module with two adapted parameters, of the inner one
 FUSED_EXPERTS = "mlp.experts"  # one module with the matrices of all experts of a layer (`target_parameters`)
 
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
@@ -18,6 +19,7 @@ _MODULES = {
     "self_attn.v_proj": n.ATTN_V,
     "self_attn.o_proj": n.ATTN_OUTPUT,
     "mlp.gate": n.FFN_GATE_INP,
+    "mlp.router": n.FFN_GATE_INP,
 }
 _FEED_FORWARDS = {
     "mlp": n.FFN_PARTS,
@@ -62,7 +64,7 @@ def place_of(module: str) -> Place | None:
     if match is None:
         return None
     layer, rest = int(match["layer"]), match["rest"]
-    if rest in (FUSED_EXPERTS, f"{FUSED_EXPERTS}.base_layer"):
+    if rest in (FUSED_EXPERTS, f"{FUSED_EXPERTS}{BASE_LAYER}"):
         return Place(layer, FUSED_EXPERTS)
     if expert := _EXPERT.fullmatch(rest):
         part = _EXPERT_PARTS.get(expert["part"])

@@ -17,12 +17,13 @@ from moeserve.models.adapters.errors import AdapterError
 from moeserve.models.adapters.floats import TYPES, to_floats
 from moeserve.models.adapters.fused_experts import FusedForm, fused_form, size_of_fused, split_fused
 from moeserve.models.adapters.peft_config import CONFIG_FILE, read_peft_config
-from moeserve.models.adapters.peft_names import FUSED_EXPERTS, Place, parse_name, place_of
+from moeserve.models.adapters.peft_names import BASE_LAYER, FUSED_EXPERTS, Place, parse_name, place_of
 from moeserve.models.adapters.products import ProductShape, products_of
 from moeserve.models.adapters.scope import AdapterScope, scope_of
 from moeserve.models.adapters.sizes import PairSize, read_bytes
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
+from moeserve.models.registry import FAMILIES
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.safetensors_file import StoredTensor, read_tensors, stored_numbers
 
@@ -34,6 +35,7 @@ class _Module:
     """A and B of one module, checked."""
 
     name: str
+    key: str  # by which the config's patterns know it: of an adapted parameter with the parameter's name
     place: Place
     a: StoredTensor
     b: StoredTensor
@@ -76,7 +78,7 @@ class PeftAdapter:
         return Adapter(self._name, self._key(), products)
 
     def _products(self, module: _Module) -> dict[ProductKey, LowRank]:
-        a, b = self._floats(module.a), self._floats(module.b) * np.float32(self._config.scale_of(module.name))
+        a, b = self._floats(module.a), self._floats(module.b) * np.float32(self._config.scale_of(module.key))
         place = module.place
         if module.form is None:
             return {ProductKey(place.layer, place.part, place.expert or 0): LowRank(a, b)}
@@ -127,23 +129,23 @@ class PeftAdapter:
         product = self._product(place.layer, place.part, a.name)
         if (place.expert is not None) != product.is_routed or (place.expert or 0) >= product.experts:
             raise self._bad(a, f"is of an expert that the model lacks: it has {product.experts}")
-        self._check(module, a, b, product.cols, product.rows, 1)
-        return _Module(module, place, a, b, None)
+        key = self._config.key_of(module)
+        self._check(key, a, b, product.cols, product.rows, 1)
+        return _Module(module, key, place, a, b, None)
 
     def _fused(self, module: str, place: Place, a: StoredTensor, b: StoredTensor) -> _Module:
         gate = self._product(place.layer, n.FFN_GATE_EXPS, a.name)
-        form = fused_form(a.shape[1], b.shape[0], gate)
+        form = fused_form(a.shape[1], b.shape[0], gate, is_interleaved=_has_interleaved_experts(self._shape))
         if form is None:
             raise self._bad(
                 a, f"{_by(a)} with B {_by(b)} is of no parameter of experts of {gate.rows} x {gate.cols}"
             )
-        self._check(module, a, b, a.shape[1], b.shape[0], gate.experts)
-        return _Module(module, place, a, b, form)
+        key = f"{module.replace(BASE_LAYER, '')}.{form.parameter}"
+        self._check(key, a, b, a.shape[1], b.shape[0], gate.experts)
+        return _Module(module, key, place, a, b, form)
 
-    def _check(
-        self, module: str, a: StoredTensor, b: StoredTensor, cols: int, rows: int, experts: int
-    ) -> None:
-        rank = self._config.rank_of(module) * experts
+    def _check(self, key: str, a: StoredTensor, b: StoredTensor, cols: int, rows: int, experts: int) -> None:
+        rank = self._config.rank_of(key) * experts
         for tensor, expected in ((a, (rank, cols)), (b, (rows, rank))):
             if tensor.shape != expected:
                 wanted = f"{expected[0]} x {expected[1]}"
@@ -176,6 +178,12 @@ class PeftAdapter:
 
     def _bad(self, tensor: StoredTensor, problem: str) -> AdapterError:
         return AdapterError(self.path / WEIGHTS_FILE, f"tensor {tensor.name!r} {problem}")
+
+
+def _has_interleaved_experts(shape: ModelShape) -> bool:
+    family = FAMILIES.get(shape.architecture)
+    mapping = None if family is None else family.hugging_face
+    return mapping is not None and mapping.interleaved_experts is not None
 
 
 def _by(tensor: StoredTensor) -> str:

@@ -11,6 +11,7 @@ from moeserve.models.sources.huggingface.mapping import (
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
+    SHARED_EXPERTS,
     HuggingFaceMapping,
 )
 
@@ -60,16 +61,10 @@ MAPPING = HuggingFaceMapping(
         "moe_layer_freq": (1, 1),
     },
     layer=ATTENTION | QUERIES,
-    moe=MOE_ROUTER
-    | {
-        CHOICE_BIAS: "mlp.gate.e_score_correction_bias",
-        n.of_part(n.FFN_GATE_SHEXP): "mlp.shared_experts.gate_proj.weight",
-        n.of_part(n.FFN_UP_SHEXP): "mlp.shared_experts.up_proj.weight",
-        n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_experts.down_proj.weight",
-    },
+    moe=MOE_ROUTER | SHARED_EXPERTS | {CHOICE_BIAS: "mlp.gate.e_score_correction_bias"},
     dense=DENSE_FFN,
     experts=MOE_EXPERTS,
-    optional=frozenset(QUERIES) | {CHOICE_BIAS},
+    optional=frozenset(QUERIES | SHARED_EXPERTS) | {CHOICE_BIAS},
     made=made_tensors,
     derived=derived,
     rope_settings=frozenset({"mscale", "mscale_all_dim"}),

@@ -7,6 +7,7 @@ Not: the small models (E2B, E4B), whose layers have inputs of their own and shar
 from __future__ import annotations
 
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.gemma4moe.hugging_face import MAPPING
 from moeserve.models.interface import (
     AttentionShape,
     LayerShape,
@@ -24,7 +25,7 @@ CAPPED_TOGETHER = 16  # logits, on the CPU
 
 def read_shape(source: ModelSource) -> ModelShape:
     """Raises ModelError. No key says that scores are not scaled, that v is normalised, that embeddings are multiplied
-    by sqrt(hidden), or whether a layer has a matrix of v: a missing tensor does."""
+    by sqrt(hidden), or, of a GGUF, whether a layer has a matrix of v: a missing tensor does."""
     reader = ShapeReader(source)
     for suffix in ("embedding_length_per_layer_input", "attention.shared_kv_layers"):
         reader.only(suffix, 0)
@@ -57,6 +58,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _attention(reader: ShapeReader, source: ModelSource, index: int, is_windowed: bool) -> AttentionShape:
+    said = reader.optional_flags(n.VALUES_FROM_KEYS)
+    from_keys = n.of_layer(index, n.ATTN_V) not in source.tensors if said is None else said[index]
     of_kind = "_swa" if is_windowed else ""
     num_heads = reader.integer("attention.head_count", 1, 1024)
     num_kv_heads = reader.layer_integers("attention.head_count_kv", 1, num_heads)[index]
@@ -75,10 +78,10 @@ def _attention(reader: ShapeReader, source: ModelSource, index: int, is_windowed
         window=reader.integer("attention.sliding_window", 1, 1 << 24) if is_windowed else 0,
         scale=1.0,
         has_v_norm=True,
-        v_from_k=n.of_layer(index, n.ATTN_V) not in source.tensors,
+        v_from_k=from_keys,
         rope_theta=reader.number("rope.freq_base_swa", 2.0, 1e12) if is_windowed else None,
         has_rope_factors=not is_windowed and n.ROPE_FREQS in source.tensors,
     )
 
 
-FAMILY = ModelFamily(architecture="gemma4", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="gemma4", read_shape=read_shape, hugging_face=MAPPING)

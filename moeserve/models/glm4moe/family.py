@@ -24,6 +24,7 @@ from moeserve.models.sources.huggingface.mapping import (
     MOE_EXPERTS,
     MOE_KEYS,
     MOE_ROUTER,
+    SHARED_EXPERTS,
     HuggingFaceMapping,
     renamed,
 )
@@ -82,16 +83,10 @@ FAMILY = ModelFamily(
         # Settings with the one value that is supported, and transformers' own where the file has none.
         fixed={"hidden_act": ("silu", "silu")},
         layer=renamed(DECODER_LAYER, {n.FFN_NORM: n.POST_ATTENTION_NORM}) | DECODER_BIASES | DECODER_QK_NORMS,
-        moe=MOE_ROUTER
-        | {
-            n.bias_of_part(n.EXP_PROBS_B): "mlp.gate.e_score_correction_bias",
-            n.of_part(n.FFN_GATE_SHEXP): "mlp.shared_experts.gate_proj.weight",
-            n.of_part(n.FFN_UP_SHEXP): "mlp.shared_experts.up_proj.weight",
-            n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_experts.down_proj.weight",
-        },
+        moe=MOE_ROUTER | SHARED_EXPERTS | {n.bias_of_part(n.EXP_PROBS_B): "mlp.gate.e_score_correction_bias"},
         dense=DENSE_FFN,
         experts=MOE_EXPERTS,
-        optional=frozenset(DECODER_BIASES | DECODER_QK_NORMS),
+        optional=frozenset(DECODER_BIASES | DECODER_QK_NORMS | SHARED_EXPERTS),
         rotates_part=True,
         skipped_layers=("num_nextn_predict_layers", "num_mtp_layers"),
     ),

@@ -358,27 +358,6 @@ def test_template_errors_are_the_clients(client: httpx.Client) -> None:
     assert error["code"] == "chat_template_error"
 
 
-def test_unknown_paths_and_methods(client: httpx.Client) -> None:
-    for response, status in ((client.get("/nothing"), 404), (client.get("/v1/completions"), 405)):
-        assert response.status_code == status
-        assert response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("/chat/completions", "/v1/chat/completions"),
-        ("/v1/v1/messages", "/v1/messages"),
-        ("//v1/completions", "/v1/completions"),
-        ("/models", "/v1/models"),
-    ],
-)
-def test_a_base_url_that_is_nearly_right_is_told(client: httpx.Client, given: str, meant: str) -> None:
-    response = client.post(given, json={})
-    assert response.status_code == 404
-    assert f"did you mean {meant}? Look at the client's base URL" in response.text
-
-
 def test_the_message_about_a_part_or_a_length(client: httpx.Client) -> None:
     def message(path: str, **body: Any) -> str:
         error = client.post(path, json={"max_tokens": 1} | body).json()["error"]

@@ -1,39 +1,33 @@
-"""`moeserve plan`: bytes and tokens that add up, a model of speed that behaves, files without their tensors."""
+"""`moeserve plan`: bytes and tokens that add up, files without their tensors."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
-from benchmarks.header import QWEN3_30B_A3B, qwen3moe, write_header
+from benchmarks.header import QWEN3_30B_A3B
 from moeserve.cli import main
 from moeserve.config import ServerConfig
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.adapters.sizes import gpu_table_bytes
-from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
-from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
+from moeserve.placement import ModelSizes
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan import command
-from moeserve.plan.rates import CpuRates, GpuRates
-from moeserve.plan.routing import RoutingProbabilities
-from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
+from moeserve.plan.rates import CpuRates
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
 from tests.support.gemma_file import write_gemma
-from tests.support.placement_world import model
 from tests.unit.models.adapters.test_read_peft import SHAPE
 from tests.unit.models.adapters.test_read_peft import write as write_peft
 
@@ -326,114 +320,3 @@ def test_a_split_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 def test_a_step_takes_what_its_buffers_leave_room_for(gib: int | None, tokens: int) -> None:
     assert step_tokens(None, QWEN3_30B_A3B, None if gib is None else gib << 30) == tokens
     assert step_tokens(700, QWEN3_30B_A3B, None if gib is None else gib << 30) == 700
-
-
-# ---------------------------------------------------------------- the model of speed
-
-BIG = qwen3moe(num_layers=4, context_length=4096, vocab_size=1000)
-
-
-def sizes() -> ModelSizes:
-    return model(layers=4, experts=128)
-
-
-def test_routing_without_preference_follows_the_formula() -> None:
-    routing = RoutingProbabilities(BIG)
-    for tokens in (1, 2, 8, 64):
-        assert routing.touched(0, tokens).sum() == pytest.approx(128 * (1 - (1 - 8 / 128) ** tokens))
-    assert routing.share(0, range(32)) == pytest.approx(0.25)
-
-
-def test_heat_tells_which_experts_are_touched() -> None:
-    counts = np.ones((4, 128), int)
-    counts[:, :8] = 10_000  # nearly every token asks for these eight
-    counts[3] = 0  # a layer that nobody has used yet
-    routing = RoutingProbabilities(BIG, counts.tolist())
-    assert routing.touched(0, 16).sum() < 20
-    assert routing.share(0, range(8)) > 0.9
-    assert routing.touched(3, 1).sum() == pytest.approx(8)
-
-
-def test_more_work_takes_longer_and_more_streams_are_more_efficient() -> None:
-    speed = CpuSpeed(BIG, sizes(), RoutingProbabilities(BIG), RATES)
-    steps = [Step(1, 1, 0), Step(1, 1, 4000), Step(4, 1, 4000), Step(16, 1, 4000), Step(1, 512, 0)]
-    seconds = [speed.seconds(step) for step in steps]
-    assert seconds == sorted(seconds)
-    rates = [speed.decode(streams, 512) for streams in (1, 4, 16, 64)]
-    assert rates == sorted(rates)
-    assert speed.prefill(512, 512) > speed.prefill(4096, 512)
-
-
-def test_one_stream_is_bound_by_reading() -> None:
-    """Far from any overhead: what is read, over what the engine reaches of the bandwidth."""
-    bare = CpuRates(read=10e9, dense_ops=1e15, expert_ops=1e15, op_s=0.0)
-    model = sizes()
-    read = model.head.cpu + sum(layer.dense.cpu + 8 * layer.expert.cpu for layer in model.layers)
-    assert CpuSpeed(BIG, model, RoutingProbabilities(BIG), bare).decode(1, 0) == pytest.approx(
-        0.85 * 10e9 / read, rel=0.01
-    )
-
-
-def test_a_layer_more_on_the_gpu_is_faster() -> None:
-    model = sizes()
-
-    def rates(layers: int) -> tuple[float, float]:
-        options = PlacementOptions(n_gpu_layers=layers, num_gpu_experts=0)
-        placement = place(model, options, Gpu(64 << 30, 0))
-        speed = HybridSpeed(BIG, model, RoutingProbabilities(BIG), placement, RATES, GpuRates())
-        return speed.decode(1, 4000), speed.prefill(2048, 2048)
-
-    decode, prefill = zip(*(rates(layers) for layers in (1, 2, 3, 4)), strict=True)
-    assert list(decode) == sorted(decode)
-    assert list(prefill) == sorted(prefill)
-
-
-def test_large_steps_unpack_weights_and_are_faster(tmp_path: Path) -> None:
-    """From 192 routes an expert on: 4,096 rows here. On an H200, 48 layers of this shape read 37,594 tokens a second
-    in a step of 8,192, and a prompt of 32,000 in 1.58 s (docs/results/2026-11-22-gpu-server.md)."""
-    path = tmp_path / "48.gguf"
-    shape = qwen3moe(num_layers=48, vocab_size=1000)
-    write_header(path, shape)
-    files = ModelSizes.of(open_metadata(path).tensors, KvLayout(shape))
-    placement = place(files, PlacementOptions(), Gpu(130 << 30, 2 << 30))
-    rates = GpuRates(read=4.2e12, ops=790e12)
-    speed = HybridSpeed(shape, files, RoutingProbabilities(shape), placement, RATES, rates)
-    assert speed.prefill(8192, 8192) == pytest.approx(37_594, rel=0.15)
-    assert 32_000 / speed.prefill(32_000, 8192) == pytest.approx(1.58, rel=0.15)
-    assert speed.prefill(4096, 8192) > 1.4 * speed.prefill(1024, 8192)
-
-
-def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> None:
-    model, room = sizes(), Gpu(64 << 30, 0)
-    counts = [list(range(128, 0, -1))] * 4
-
-    def decode(count: int, heat: list[list[int]] | None) -> float:
-        placement = place(model, PlacementOptions(num_gpu_experts=count, counts=heat), room)
-        speed = HybridSpeed(BIG, model, RoutingProbabilities(BIG, counts), placement, RATES, GpuRates())
-        return speed.decode(1, 512)
-
-    rates = [decode(count, counts) for count in (0, 32, 64, 96, 128)]
-    assert rates == sorted(rates)
-    assert rates[-1] > 2 * rates[0]
-    coldest = [list(range(128))] * 4
-    assert decode(32, counts) > decode(32, coldest)
-
-
-def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
-    """Few tokens are the CPU's, many are streamed whole; between, neither alone is as fast."""
-    model, room = sizes(), Gpu(64 << 30, 0)
-
-    def seconds(tokens: int, prefill: Prefill) -> float:
-        placement = place(model, PlacementOptions(num_gpu_experts=0), room)
-        layers = tuple(dataclasses.replace(layer, prefill=prefill) for layer in placement.layers)
-        placement = dataclasses.replace(placement, layers=layers)
-        return tokens / HybridSpeed(
-            BIG, model, RoutingProbabilities(BIG), placement, RATES, GpuRates()
-        ).prefill(tokens, 4096)
-
-    on_cpu, streamed, best = ({n: seconds(n, way) for n in (8, 256, 4096)} for way in ("cpu", "cuda", "auto"))
-    assert on_cpu[8] < streamed[8]
-    assert best[8] <= on_cpu[8]
-    assert on_cpu[4096] > streamed[4096]
-    assert best[4096] <= streamed[4096]
-    assert best[256] < 0.9 * min(on_cpu[256], streamed[256])

@@ -36,11 +36,11 @@ def attend_latent(
         assert s.q_a_normed is not None
         assert w.q_a_norm is not None
         stream.linear(space.y, n, w.inputs, [s.q_a, s.latent])
-        stream.norm(s.q_a, w.q_a_norm, eps, n, s.q_a_normed)
+        stream.norm(s.q_a, w.q_a_norm, shape.latent_eps, n, s.q_a_normed)
         stream.linear(s.q_a_normed, n, w.q_b, [s.q])
     stream.latent_store(
-        s.q, s.latent, w.latent_norm, eps, form.cos, form.sin, batch.kv_slots, kv, n, shape.num_heads, shape.scale,
-        s.nope, s.queries.f32,
+        s.q, s.latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.kv_slots, kv, n, shape.num_heads,
+        shape.scale, s.nope, s.queries.f32,
     )  # fmt: skip
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
     stream.attention(form.plan, s.queries.f32, kv, s.attended, form.heads)

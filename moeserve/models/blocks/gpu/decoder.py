@@ -105,7 +105,7 @@ class GpuDecoder:
         forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
         self._mixer_sum = mixer_sum
         self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms, window_table)
-        self._latent_attention = GpuLatentAttentionBlock(shape.rms_eps, slot_table, forms)
+        self._latent_attention = GpuLatentAttentionBlock(slot_table, forms)
         self.forced_routing = (
             ForcedRouting(self.num_layers, shape.num_experts, step_sizes(forced_rows)[-1], self.device)
             if forced_rows

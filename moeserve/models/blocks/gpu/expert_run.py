@@ -1,4 +1,4 @@
-"""Some experts for the routes of all rows, few or many, as launches on the current stream."""
+"""Some experts for the routes of all rows, few or many, as launches on the current stream; and what a layer leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_u
 from moeserve.kernels.linear.op import Gated, RouteBlocks
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
+from moeserve.models.interface import MoeShape
 from moeserve.models.loading.gpu_weights import GpuExperts, plane_tensors
+
+
+class PendingSum(NamedTuple):
+    """What a layer's experts have left to be added to x: parts by their weights, those whose id is not below 0 (None:
+    all, as they are), and the pool's sum."""
+
+    parts: Tensor | None
+    weights: Tensor | None
+    ids: Tensor | None
+    pool_sum: Tensor | None
 
 
 class ExpertRun(NamedTuple):
@@ -68,3 +79,11 @@ class ExpertRun(NamedTuple):
             experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
         if mine is not None:
             mine.add_down(h, self.parts)
+
+
+def gated_product(shape: MoeShape, experts: GpuExperts) -> Gated:
+    """What joins gate and up of these experts, with their biases where they have some."""
+    if experts.biases is None:
+        return Gated(shape.activation)
+    gate, up, _ = experts.biases
+    return Gated(shape.activation, gate, up)

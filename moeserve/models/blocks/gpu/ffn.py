@@ -9,7 +9,6 @@ norms behind them, so do the experts and the feed-forward beside them, each by i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +25,12 @@ from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
-from moeserve.models.blocks.gpu.expert_run import ExpertRun
+from moeserve.models.blocks.gpu.expert_run import ExpertRun, PendingSum, gated_product
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
-from moeserve.models.interface import ModelShape, MoeShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
     GpuDenseFfn,
@@ -42,16 +41,6 @@ from moeserve.models.loading.gpu_weights import (
 )
 from moeserve.models.observer import LayerRouting
 from moeserve.models.sources.gguf import names
-
-
-class PendingSum(NamedTuple):
-    """What a layer's experts have left to be added to x: parts by their weights, those whose id is not below 0 (None:
-    all, as they are), and the pool's sum."""
-
-    parts: Tensor | None
-    weights: Tensor | None
-    ids: Tensor | None
-    pool_sum: Tensor | None
 
 
 class GpuFfnBlock:
@@ -395,13 +384,6 @@ class GpuFfnBlock:
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
         run = ExpertRun(
             self._experts_input(index, s), experts, self._hidden, shape.width, local_expert_ids, weights, s.h,
-            s.blocks, parts, _gated(shape, experts), adapters,
+            s.blocks, parts, gated_product(shape, experts), adapters,
         )  # fmt: skip
         run.launch(s, count, adds=adds)
-
-
-def _gated(shape: MoeShape, experts: GpuExperts) -> Gated:
-    if experts.biases is None:
-        return Gated(shape.activation)
-    gate, up, _ = experts.biases
-    return Gated(shape.activation, gate, up)

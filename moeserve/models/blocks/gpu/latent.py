@@ -27,8 +27,7 @@ from moeserve.models.loading.gpu_weights import GpuLatentAttention, plane_tensor
 class GpuLatentAttentionBlock:
     """The latent attention of all layers. The arguments are those of `GpuAttentionBlock`."""
 
-    def __init__(self, eps: float, slot_table: Tensor, forms: Mapping[AttentionForm, GpuForm]) -> None:
-        self._eps = eps
+    def __init__(self, slot_table: Tensor, forms: Mapping[AttentionForm, GpuForm]) -> None:
         self._slot_table = slot_table
         self._forms = forms
 
@@ -49,12 +48,12 @@ class GpuLatentAttentionBlock:
         q, latent = multiply_all(w.inputs, widths, s.y, count, s.projected, s.unpacked)
         if w.q_b is not None:
             assert space.q_a is not None
-            norm_rows(q, w.q_a_norm, self._eps, count, space.q_a.x, space.q_a.codes, space.q_a.scales)
+            norm_rows(q, w.q_a_norm, shape.latent_eps, count, space.q_a.x, space.q_a.codes, space.q_a.scales)
             q = space.q
             multiply(w.q_b, space.q_a, count, q, s.unpacked)
         latent_store(
-            q, latent, w.latent_norm, self._eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
-            shape.scale, space.nope, space.rotated, kv.keys,
+            q, latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.positions, batch.kv_slots,
+            count, shape.scale, space.nope, space.rotated, kv.keys,
         )  # fmt: skip
         _by_head(space.nope, w.k_b, count, space, space.queries)
         self._attend(kv, batch, of_form, space)

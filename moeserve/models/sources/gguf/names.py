@@ -8,6 +8,10 @@ SSM_GROUPED = (
 )
 SSM_VALUE_DIM = "ssm.value_head_dim"  # likewise of `linear_value_head_dim`: a GGUF has all heads' together
 
+VALUES_FROM_KEYS = (
+    "attention.values_from_keys"  # likewise of layers without a matrix of v: in a GGUF it is missing
+)
+ROTATED_SHARE = "rope.rotated_share"  # likewise of `partial_rotary_factor`, where a GGUF has ROPE_FREQS
 YARN_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 TOKEN_EMBD = "token_embd.weight"

@@ -50,7 +50,8 @@ def metadata_of(
             values[f"{architecture}.{ours}"] = value
         elif ours not in DEFAULTED:
             raise ModelError(path, f"{names[0]!r} is missing")
-    more = _rope(path, config, mapping) | _skipped_layers(config, mapping)
+    rope = _rope(path, config, mapping) if mapping.rope is None else mapping.rope(path, config)
+    more = rope | _skipped_layers(config, mapping)
     more |= mapping.metadata
     if mapping.derived is not None:
         more |= mapping.derived(path, config)
@@ -82,11 +83,36 @@ def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) 
     return {_ROTATED: int(head_dim * factor)}
 
 
+def _rope_settings(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The one of the two objects that is there; of two, which transformers takes has changed: they must agree."""
+    given = {name: config[name] for name in ("rope_parameters", "rope_scaling") if config.get(name)}
+    for name, value in given.items():
+        if not isinstance(value, dict):
+            raise ModelError(path, f"{name} is {value!r}, an object is expected")
+    if len(given) == 2 and not _agree(config, *given.values()):
+        raise ModelError(
+            path,
+            f"'rope_scaling' is {given['rope_scaling']!r} and 'rope_parameters' {given['rope_parameters']!r}: they do "
+            "not agree; leave the wrong one out",
+        )
+    return next(iter(given.values()), {})
+
+
+def _agree(config: Mapping[str, Any], *both: Mapping[str, Any]) -> bool:
+    """Whether they say the same, where older names, and settings that stand outside, are taken for what they mean."""
+    outside = {name: config.get(name) for name in ("rope_theta", "partial_rotary_factor")}
+    one, other = (
+        outside
+        | {"rope_type": each.get("type", "default")}
+        | {k: v for k, v in each.items() if v is not None}
+        for each in both
+    )
+    return {**one, "type": None} == {**other, "type": None}
+
+
 def _rope(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) -> dict[str, MetadataValue]:
     """RoPE's settings: in `rope_parameters` (transformers 5), or rope_theta and `rope_scaling` (before)."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(scaling, dict):
-        raise ModelError(path, f"rope_parameters is {scaling!r}, an object is expected")
+    scaling = _rope_settings(path, config)
     theta = scaling.get("rope_theta", config.get("rope_theta"))
     if theta is None:
         raise ModelError(path, "'rope_theta' is missing")

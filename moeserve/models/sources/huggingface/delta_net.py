@@ -12,6 +12,7 @@ import numpy.typing as npt
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .made_tensor import MadeTensor, find_tensor, floats_made, rows_made
 from .safetensors_file import StoredTensor
@@ -37,16 +38,20 @@ LESS_ONE = frozenset(
 )
 
 
-def check_layer_types(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError where other layers attend than every so many-th."""
-    types, interval = config.get("layer_types"), config.get("full_attention_interval") or 4
-    if types is None or not isinstance(interval, int):
-        return
-    recurrent = [(layer + 1) % interval != 0 for layer in range(len(types))]
-    if types != ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in recurrent]:
+def recurrent_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """What `layer_types` says, before which `full_attention_interval` means nothing. Raises ModelError."""
+    types = config.get("layer_types")
+    if types is None:
+        return {}
+    known = ("linear_attention", "full_attention")
+    if not isinstance(types, list) or len(types) != config.get("num_hidden_layers"):
         raise ModelError(
-            path, f"'layer_types' is {types!r}; full_attention in every layer of {interval} is supported"
+            path, f"'layer_types' is {types!r}; one of {' and '.join(known)} a layer is expected"
         )
+    unknown = next((each for each in types if each not in known), None)
+    if unknown is not None:
+        raise ModelError(path, f"'layer_types' has {unknown!r}; {' and '.join(known)} are supported")
+    return {"attention.recurrent_layers": np.array([each == known[0] for each in types])}
 
 
 def made_tensors(

@@ -26,6 +26,7 @@ from .made_tensor import MadeTensor, bytes_of, floats_made, numbers_of
 from .mapping import FP8_METHOD, HuggingFaceMapping
 from .merged_experts import merged_experts
 from .safetensors_file import StoredTensor, read_tensors
+from .tied_head import EMBEDDING, HEAD, settle_head
 from .tokenizer_json import read_tokenizer
 from .wrapped_text import text_tensors
 
@@ -33,7 +34,7 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-_EMBED, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+_NORM = "model.norm.weight"
 
 
 class HuggingFaceFolder:
@@ -58,9 +59,12 @@ class HuggingFaceFolder:
         self.tensors: dict[str, TensorInfo] = {}
         self._parts: dict[str, list[StoredTensor]] = {}
         self._made: dict[str, MadeTensor] = {}
-        for name in [name for name in stored if mapping.skipped and name.startswith(mapping.skipped)]:
+        for name in [name for name, tensor in stored.items() if self._is_passed_over(tensor)]:
             del stored[name]
         self._add_made_of_layers(stored)
+        if mapping.made_of_none is not None:
+            for name, made in mapping.made_of_none(metadata):
+                self._add_made(name, made)
         for name, theirs in self._names(stored):
             self._add(name, theirs, stored)
         if mapping.interleaved_experts is not None:
@@ -88,16 +92,20 @@ class HuggingFaceFolder:
             if start < end:
                 part.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
 
+    def _is_passed_over(self, tensor: StoredTensor) -> bool:
+        """What is not loaded, and what has no numbers: transformers writes a shared expert of no width so."""
+        return tensor.name.startswith(self._mapping.skipped) or 0 in tensor.shape
+
     def _names(self, stored: dict[str, StoredTensor]) -> Iterator[tuple[str, list[str]]]:
         """GGUF's name of each tensor, and the names of what it is made of."""
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
         layers = blocks - self._count("nextn_predict_layers", blocks - 1)
         experts = self._count("expert_count", 4096)
         dense = self._count("leading_dense_block_count", layers) if experts else layers
-        yield n.TOKEN_EMBD, [_EMBED]
+        yield n.TOKEN_EMBD, [EMBEDDING]
         yield n.OUTPUT_NORM, [_NORM]
-        if _HEAD in stored:
-            yield n.OUTPUT, [_HEAD]
+        if HEAD in stored:
+            yield n.OUTPUT, [HEAD]
         for layer in range(layers):
             prefix = f"model.layers.{layer}"
             more = self._mapping.dense if layer < dense else self._mapping.moe
@@ -219,10 +227,7 @@ def open_mapped_folder(
         stored = with_scales(path, stored, quantization)
     if mapping.wrapped_in is not None:
         stored = text_tensors(stored)
-    if config.get("tie_word_embeddings"):
-        stored.pop(_HEAD, None)  # a copy of the embedding that some checkpoints carry
-    elif _HEAD not in stored:
-        raise ModelError(path, f"tensor {_HEAD!r} is missing, and tie_word_embeddings is false")
+    settle_head(path, config, stored, tied_by_default=mapping.tied_by_default)
     return HuggingFaceFolder(path, architecture, mapping, metadata, stored, file_bytes)
 
 

@@ -49,6 +49,8 @@ class HuggingFaceMapping:
     made: (
         Callable[[Path, str, Metadata, dict[str, StoredTensor]], Iterator[tuple[str, MadeTensor]]] | None
     ) = None
+    # Tensors of no layer that follow from the metadata.
+    made_of_none: Callable[[Metadata], Iterator[tuple[str, MadeTensor]]] | None = None
     # GGUF's names, within a layer or of none, of norms that are stored less 1.
     less_one: frozenset[str] = frozenset()
     skipped: tuple[str, ...] = ()  # what the names of tensors that are not loaded begin with
@@ -58,6 +60,8 @@ class HuggingFaceMapping:
     # config.json's settings, and its path, to GGUF's keys without the architecture: what follows from several settings.
     # Raises ModelError.
     derived: Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]] | None = None
+    # The same of RoPE, in place of what config_json.py makes of it.
+    rope: Callable[[Path, Mapping[str, Any]], dict[str, MetadataValue]] | None = None
     rope_settings: frozenset[str] = (
         frozenset()
     )  # of YaRN, beside those that all families have: `derived` reads them
@@ -70,6 +74,7 @@ class HuggingFaceMapping:
     skipped_layers: tuple[str, ...] = ()
     # model_type of a config.json whose text_config is of this one: wrapped_text.py.
     wrapped_in: str | None = None
+    tied_by_default: bool = False  # tie_word_embeddings, where config.json does not say
     flattened: frozenset[str] = frozenset()  # GGUF's names of vectors that are [1, n] there
 
     @property
@@ -123,6 +128,11 @@ SHARED_EXPERT: dict[str, str] = {  # behind a gate
     n.of_part(n.FFN_UP_SHEXP): "mlp.shared_expert.up_proj.weight",
     n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_expert.down_proj.weight",
     n.of_part(n.FFN_GATE_INP_SHEXP): "mlp.shared_expert_gate.weight",
+}
+SHARED_EXPERTS: dict[str, str] = {  # as one, without a gate
+    n.of_part(n.FFN_GATE_SHEXP): "mlp.shared_experts.gate_proj.weight",
+    n.of_part(n.FFN_UP_SHEXP): "mlp.shared_experts.up_proj.weight",
+    n.of_part(n.FFN_DOWN_SHEXP): "mlp.shared_experts.down_proj.weight",
 }
 MOE_EXPERTS: dict[str, str] = {
     n.of_part(n.FFN_GATE_EXPS): "gate_proj.weight",

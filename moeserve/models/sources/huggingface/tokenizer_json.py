@@ -1,7 +1,7 @@
 """tokenizer.json and its neighbours under GGUF's metadata keys, as llama.cpp's converter writes them.
 
 Supported is what a GGUF can say and `tokenizer.TextTokenizer` does: byte-level BPE with one of the split expressions
-of `sources/splits.py`.
+of `sources/splits.py`, and Gemma's BPE over characters (spaced_bpe.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from moeserve.models.sources.gguf.metadata import MetadataValue, StringArray
 from moeserve.models.sources.splits import BY_EXPRESSIONS, Split
 
 from .json_files import read_json, read_text
+from .spaced_bpe import check_spaced, is_spaced, spaced_kinds
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # tokenizer.ggml.token_type
 MAX_VOCAB = 1 << 22
@@ -63,15 +64,21 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], vocab_size: int) -> 
             path, "is missing; save the tokenizer in this form with transformers' save_pretrained"
         )
     tokenizer = read_json(path)
-    _check_kind(path, tokenizer)
-    split = _split(path, tokenizer)
-    tokens, kinds = _tokens(path, tokenizer, vocab_size)
     settings = _optional(folder / "tokenizer_config.json")
-    values: dict[str, MetadataValue] = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": split.names[0],
+    values: dict[str, MetadataValue] = {}
+    if is_spaced(tokenizer):
+        check_spaced(path, tokenizer)
+        tokens, kinds = _tokens(path, tokenizer, vocab_size)
+        kinds = spaced_kinds(tokens, kinds)
+        values["tokenizer.ggml.model"] = "gemma4"
+    else:
+        _check_kind(path, tokenizer)
+        split = _split(path, tokenizer)
+        tokens, kinds = _tokens(path, tokenizer, vocab_size)
+        values |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": split.names[0]}
+        values["tokenizer.normalizer"] = _normalizer(tokenizer, settings)
+    values |= {
         "tokenizer.ignore_merges": bool(tokenizer["model"].get("ignore_merges")),
-        "tokenizer.normalizer": _normalizer(tokenizer, settings),
         "tokenizer.ggml.tokens": StringList(tokens),
         "tokenizer.ggml.token_type": kinds,
         "tokenizer.ggml.merges": StringList(_merges(path, tokenizer)),
@@ -169,7 +176,7 @@ def _place(path: Path, pieces: dict[int, str], size: int, token_id: object, piec
 
 
 def _merges(path: Path, tokenizer: Mapping[str, Any]) -> list[str]:
-    """Pairs, or texts with a blank between (before tokenizers 0.20); no piece of byte-level BPE holds a blank."""
+    """Pairs, or texts with a blank between (before tokenizers 0.20); no piece holds a blank."""
     merges = _dict(path, tokenizer, "model").get("merges")
     if not isinstance(merges, list):
         raise ModelError(path, "'model' has no list of merges")

@@ -9,7 +9,14 @@ from typing import Any
 from .safetensors_file import StoredTensor
 
 TEXT_CONFIG = "text_config"
-_TEXT, _OTHERS = "model.language_model.", ("model.visual.",)
+_TEXT = "model.language_model."
+_OTHERS = (  # of vision, and of sound
+    "model.visual.",
+    "model.vision_tower.",
+    "model.embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+)
 _OF_ALL = ("quantization_config", "tie_word_embeddings")  # what config.json says outside of text_config
 
 

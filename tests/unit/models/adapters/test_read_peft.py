@@ -58,6 +58,10 @@ def write(folder: Path, tensors: Arrays = GOOD, **settings: Any) -> Path:
         ({"alpha_pattern": {"q_proj": 3}}, 1.5),
         ({"alpha_pattern": {"k_proj": 3}}, 4.0),
         ({"r": 7, "rank_pattern": {"layers.0.self_attn.q_proj": 2}}, 4.0),
+        ({"alpha_pattern": {r".*\.q_proj": 3}}, 1.5),
+        ({"alpha_pattern": {".*_proj": 3}}, 1.5),
+        ({"alpha_pattern": {"^q_proj": 3, ".*x_proj": 5}}, 4.0),
+        ({"init_lora_weights": "gaussian", "megatron_config": {"a": 1}, "use_later": False}, 4.0),
     ],
 )
 def test_the_scale_is_multiplied_into_b(settings: dict[str, Any], scale: float, tmp_path: Path) -> None:
@@ -161,6 +165,17 @@ def test_a_bad_tensor_is_refused_by_its_name(tensors: Arrays, named: str, tmp_pa
         ({"lora_alpha": float("inf")}, "JSON|lora_alpha"),
         ({"rank_pattern": {"(a+)+": 2}}, "rank_pattern"),
         ({"rank_pattern": {"q_proj": -1}}, "rank_pattern"),
+        ({"init_lora_weights": "PiSSA"}, "'init_lora_weights' is 'PiSSA'"),
+        ({"init_lora_weights": "loftq"}, "'init_lora_weights' is 'loftq'"),
+        ({"init_lora_weights": "corda"}, "'init_lora_weights' is 'corda'"),
+        ({"init_lora_weights": "lora_ga"}, "'init_lora_weights' is 'lora_ga'"),
+        ({"init_lora_weights": ["x"]}, "'init_lora_weights'"),
+        ({"use_what_comes_next": True}, "'use_what_comes_next' is True"),
+        ({"next_config": {"a": 1}}, "'next_config'"),
+        ({"use_qalora": True}, "use_qalora"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"target_parameters": "x"}, "'target_parameters' is no list"),
+        ({"target_parameters": [5]}, "'target_parameters' is no list"),
     ],
 )
 def test_a_setting_that_is_not_had_is_refused_by_its_name(

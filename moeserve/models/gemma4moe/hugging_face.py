@@ -1,0 +1,142 @@
+"""How folders of Gemma 4 with experts are read, as published (with vision and perhaps sound, left out) and of
+the text's model alone: config.json and the tensors' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.huggingface.mapping import (
+    DECODER_KEYS,
+    DECODER_LAYER,
+    DECODER_QK_NORMS,
+    DENSE_FFN,
+    HEAD_DIM,
+    MOE_EXPERTS,
+    MOE_KEYS,
+    HuggingFaceMapping,
+)
+from moeserve.models.sources.huggingface.proportional_rope import FULL, SLIDING, rope, rope_factors
+
+PERIOD = 6  # layers, of which the last sees all, where `layer_types` is missing
+_KEYS = {
+    ours: theirs for ours, theirs in DECODER_KEYS.items() if ours not in (HEAD_DIM, "attention.head_count_kv")
+}
+
+
+def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """What differs between layers that see a window and those that see all. Raises ModelError."""
+    if config.get("use_bidirectional_attention") == "all":
+        raise ModelError(path, "'use_bidirectional_attention' is 'all', which is not supported")
+    types = _layer_types(path, config)
+    full_dim, kv_heads = _heads(path, config, types)
+    from_keys = config.get("attention_k_eq_v") is True
+    return {
+        "attention.sliding_window_pattern": np.array([each == SLIDING for each in types]),
+        "attention.key_length": full_dim,
+        "attention.head_count_kv": np.array(kv_heads, np.int64),
+        n.VALUES_FROM_KEYS: np.array([from_keys and each == FULL for each in types]),
+    }
+
+
+def _layer_types(path: Path, config: Mapping[str, Any]) -> list[str]:
+    layers, types = config.get("num_hidden_layers"), config.get("layer_types")
+    if not isinstance(layers, int) or not 1 <= layers <= 1024:
+        raise ModelError(path, f"'num_hidden_layers' is {layers!r}; 1 to 1024 is supported")
+    if types is None:
+        types = [FULL if (index + 1) % PERIOD == 0 else SLIDING for index in range(layers)]
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(each in (SLIDING, FULL) for each in types)
+    ):
+        raise ModelError(path, f"'layer_types' is {types!r}; {SLIDING} or {FULL} of each layer is expected")
+    return [*types[:-1], FULL]  # transformers sees to the last one
+
+
+def _heads(path: Path, config: Mapping[str, Any], types: list[str]) -> tuple[int, list[int]]:
+    """The width of a head of layers that see all, and each layer's KV heads. Published files have settings of such
+    layers; transformers 5.23 writes what differs by layer."""
+    base = {name: config.get(name) for name in ("head_dim", "num_key_value_heads")}
+    by_layer = config.get("per_layer_config")
+    if by_layer is None:
+        of_full = {"head_dim": config.get("global_head_dim") or 512}
+        if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads") is not None:
+            of_full["num_key_value_heads"] = config["num_global_key_value_heads"]
+        by_layer = {str(index): of_full for index, each in enumerate(types) if each == FULL}
+    known = {str(index) for index in range(len(types))}
+    if not isinstance(by_layer, dict) or not all(
+        index in known and isinstance(changes, dict) and changes.keys() <= base.keys()
+        for index, changes in by_layer.items()
+    ):
+        raise ModelError(
+            path, f"'per_layer_config' is {by_layer!r}; {' and '.join(base)} by layer are supported"
+        )
+    layers = [base | by_layer.get(str(index), {}) for index in range(len(types))]
+    if not all(isinstance(value, int) and value > 0 for layer in layers for value in layer.values()):
+        raise ModelError(path, f"{' or '.join(map(repr, base))} is missing, or no whole number")
+    dims = {
+        kind: {layer["head_dim"] for layer, each in zip(layers, types, strict=True) if each == kind}
+        for kind in (SLIDING, FULL)
+    }
+    if len(dims[FULL]) > 1 or not dims[SLIDING] <= {base["head_dim"]}:
+        raise ModelError(path, "'per_layer_config' has heads of several widths in layers of one type")
+    return dims[FULL].pop(), [layer["num_key_value_heads"] for layer in layers]
+
+
+LAYER = (
+    {name: theirs for name, theirs in DECODER_LAYER.items() if name != n.of_part(n.FFN_NORM)}
+    | DECODER_QK_NORMS
+    | DENSE_FFN
+    | {
+        n.of_part(n.POST_ATTENTION_NORM): "post_attention_layernorm.weight",
+        n.of_part(n.FFN_NORM): "pre_feedforward_layernorm.weight",
+        n.of_part(n.POST_FFW_NORM): "post_feedforward_layernorm.weight",
+        n.of_part(n.POST_FFW_NORM_1): "post_feedforward_layernorm_1.weight",
+        n.of_part(n.PRE_FFW_NORM_2): "pre_feedforward_layernorm_2.weight",
+        n.of_part(n.POST_FFW_NORM_2): "post_feedforward_layernorm_2.weight",
+        n.of_part(n.LAYER_OUTPUT_SCALE): "layer_scalar",
+    }
+)
+
+MAPPING = HuggingFaceMapping(
+    model_type="gemma4_text",
+    wrapped_in="gemma4",
+    keys=_KEYS
+    | MOE_KEYS
+    | {
+        "attention.key_length_swa": ("head_dim",),
+        "attention.sliding_window": ("sliding_window",),
+        "expert_count": ("num_experts",),
+        "expert_used_count": ("top_k_experts",),
+        "feed_forward_length": ("intermediate_size",),
+        "final_logit_softcapping": ("final_logit_softcapping",),
+    },
+    # Settings with the one value that is supported, and transformers' own where the file has none.
+    fixed={
+        "enable_moe_block": (True, False),
+        "hidden_size_per_layer_input": (0, 256),
+        "num_kv_shared_layers": (0, 0),
+        "hidden_activation": ("gelu_pytorch_tanh", "gelu_pytorch_tanh"),
+        "attention_bias": (False, False),
+    },
+    layer=LAYER,
+    moe={
+        n.of_part(n.FFN_GATE_INP): "router.proj.weight",
+        n.scale_of_part(n.FFN_GATE_INP): "router.scale",
+        n.scale_of_part(n.FFN_DOWN_EXPS): "router.per_expert_scale",
+    },
+    experts=MOE_EXPERTS,
+    experts_under="experts",
+    optional=frozenset({n.of_part(n.ATTN_V)}),  # VALUES_FROM_KEYS says where
+    derived=derived,
+    rope=rope,
+    made_of_none=rope_factors,
+    tied_by_default=True,
+)

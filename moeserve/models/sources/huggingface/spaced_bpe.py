@@ -1,0 +1,68 @@
+"""Gemma's form of tokenizer.json: BPE over characters, another character in place of spaces, bytes for what has no
+token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+_AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+_PRE_TOKENIZERS = (None, _AT_SPACES)  # where no space is left, the second cuts nothing
+_BPE = {  # of `model`: the values that are supported
+    "type": ("BPE",),
+    "dropout": (None,),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "byte_fallback": (True,),
+    "ignore_merges": (None, False, True),
+}
+_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+# Control tokens that readers of calls and thoughts must see: user-defined ones, as llama.cpp's converter has them.
+_VISIBLE = frozenset(
+    {
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|tool_response>",
+        "<tool_response|>",
+        '<|"|>',
+    }
+)
+_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # tokenizer.ggml.token_type
+
+
+def is_spaced(tokenizer: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json's content has this form."""
+    return tokenizer.get("normalizer") == _SPACES
+
+
+def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
+    """Raises ModelError for what would give other ids."""
+    model = tokenizer.get("model")
+    if not isinstance(model, dict):
+        raise ModelError(path, "'model' is no object; download it again")
+    for key, supported in _BPE.items():
+        if model.get(key) not in supported:
+            raise ModelError(path, f"'model' has {key} {model.get(key)!r}; BPE as Gemma's is supported")
+    if tokenizer.get("pre_tokenizer") not in _PRE_TOKENIZERS:
+        raise ModelError(path, "its pre_tokenizer is none of those that are supported")
+
+
+def spaced_kinds(
+    tokens: Sequence[str], kinds: np.ndarray[Any, np.dtype[np.int32]]
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """`kinds` of the tokens, with those of bytes, and of control tokens that are to be seen."""
+    kinds = kinds.copy()
+    for token_id, token in enumerate(tokens):
+        if token in _BYTES:
+            kinds[token_id] = _BYTE
+        elif token in _VISIBLE and kinds[token_id] == _CONTROL:
+            kinds[token_id] = _USER_DEFINED
+    return kinds

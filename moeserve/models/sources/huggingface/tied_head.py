@@ -1,0 +1,47 @@
+"""Whether a checkpoint's head is its embedding, as transformers decides it: by `tie_word_embeddings`, but never against
+the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+
+from .safetensors_file import StoredTensor
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_AT_ONCE = 1 << 24  # bytes that are compared
+
+
+def settle_head(
+    path: Path, config: Mapping[str, Any], stored: dict[str, StoredTensor], *, tied_by_default: bool
+) -> None:
+    """Leaves the head in `stored` if it is one of its own. Of a tied model, a head with other numbers than the
+    embedding's stays, a copy goes, and one without an embedding becomes it. tied_by_default: where config.json does not
+    say. Raises ModelError where neither is a head."""
+    tied = config.get("tie_word_embeddings")
+    if tied if tied is not None else tied_by_default:
+        head = stored.get(HEAD)
+        if head is None:
+            return
+        embedding = stored.setdefault(EMBEDDING, replace(head, name=EMBEDDING))
+        if _are_equal(head, embedding):
+            del stored[HEAD]
+    elif HEAD not in stored:
+        raise ModelError(path, f"tensor {HEAD!r} is missing, and tie_word_embeddings is false")
+
+
+def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """To the bit. Tensors of different types are taken for different: nothing is lost by it but memory."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape) or one.scales or other.scales:
+        return False
+    a, b = (np.frombuffer(each.buffer, np.uint8, each.end - each.start, each.start) for each in (one, other))
+    return all(
+        np.array_equal(a[first : first + _AT_ONCE], b[first : first + _AT_ONCE])
+        for first in range(0, a.size, _AT_ONCE)
+    )

@@ -1,0 +1,37 @@
+"""Paths and methods that there are not: the answer says which were meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.support.http_harness import HttpServer
+
+
+@pytest.fixture(scope="module")
+def client(server: HttpServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+def test_unknown_paths_and_methods(client: httpx.Client) -> None:
+    for response, status in ((client.get("/nothing"), 404), (client.get("/v1/completions"), 405)):
+        assert response.status_code == status
+        assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("//v1/completions", "/v1/completions"),
+        ("/models", "/v1/models"),
+    ],
+)
+def test_a_base_url_that_is_nearly_right_is_told(client: httpx.Client, given: str, meant: str) -> None:
+    response = client.post(given, json={})
+    assert response.status_code == 404
+    assert f"did you mean {meant}? Look at the client's base URL" in response.text
