@@ -31,7 +31,7 @@ from moeserve.units import GIB
 from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
 
-FIRST, QUESTION, ANSWER = 2048, 96, 32  # tokens
+QUESTION, ANSWER = 96, 32  # tokens
 IDS = range(300, 4000)
 
 
@@ -61,9 +61,9 @@ class Conversations:
         self._last: dict[int, float] = {}
         self.figures = Figures()
 
-    def run(self, conversations: int, turns: int, at_once: int) -> Figures:
+    def run(self, conversations: int, first: int, turns: int, at_once: int) -> Figures:
         rng = random.Random(0)
-        self._histories = [[rng.choice(IDS) for _ in range(FIRST)] for _ in range(conversations)]
+        self._histories = [[rng.choice(IDS) for _ in range(first)] for _ in range(conversations)]
         started = time.perf_counter()
         for turn in range(turns):
             self._turn = turn
@@ -124,7 +124,7 @@ class Conversations:
 def load(args: argparse.Namespace, folder: str) -> tuple[Runner, ServerConfig]:
     path = Path(folder) / "model.gguf"
     write_header(path, qwen3moe(num_layers=args.layers))
-    longest = FIRST + args.turns * (QUESTION + ANSWER)
+    longest = args.first + args.turns * (QUESTION + ANSWER)
     config = resolve(
         ServerConfig(
             model=str(path),
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--conversations", type=int, default=64)
+    parser.add_argument("--first", type=int, default=2048, help="tokens of a conversation's first prompt")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument(
         "--pool", type=int, default=6, help="conversations that the KV pool holds at their ends"
@@ -165,7 +166,7 @@ def main() -> None:
     )
     for with_tiers in (False, True):
         world = Conversations(runner, config, with_tiers=with_tiers)
-        found = world.run(args.conversations, args.turns, args.at_once)
+        found = world.run(args.conversations, args.first, args.turns, args.at_once)
         gaps = sorted(found.gaps)
         print(
             f"{'with tiers' if with_tiers else 'without tiers':<16}{found.seconds:>8.1f}"

@@ -32,7 +32,7 @@ def kv_tensors(layers: Iterable[KvLayer]) -> list[Tensor]:
 
 class CachePages:
     """Pages of some tensors' first dimension. A page is the rows of its slots, tensor by tensor. A copy may run beside
-    steps that use other slots. `out` and `mark` are for the thread that executes steps; `into` is for any."""
+    steps that use other slots. `out` and `mark` are for the thread that executes steps; others are for any."""
 
     def __init__(self, tensors: Sequence[Tensor], page_slots: int) -> None:
         # As bytes: [slots, bytes of a slot] each; none of a layer that does not attend.
@@ -52,6 +52,9 @@ class CachePages:
     def mark(self) -> object:
         """For `into`: all that was launched so far."""
         return None
+
+    def reach(self, mark: object) -> None:
+        """Returns when all that was launched before `mark` has run."""
 
     def into(self, moves: Sequence[Move], mark: object) -> None:
         """Copies pages to slots, behind what was launched before `mark`; they are there when it returns."""

@@ -91,9 +91,13 @@ class DevicePages(CachePages):
     def mark(self) -> object:
         if not self._staging.is_gpu:
             return None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self._staging.device))
         return event
+
+    def reach(self, mark: object) -> None:
+        if isinstance(mark, torch.cuda.Event):
+            mark.synchronize()
 
     def into(self, moves: Sequence[Move], mark: object) -> None:
         staging = self._staging

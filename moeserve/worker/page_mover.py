@@ -149,7 +149,8 @@ class PageMover:
                         self._failed.append(key)
                         continue
                     self._under_way += 1
-                    (self._disk_log if page is None else self._ram_log).loads_begin()
+                    if page is None:
+                        self._disk_log.loads_begin()
                 (self._disk_loads if page is None else self._ram_loads).put(_Load(key, to, slots, page, mark))
 
     def _kinds(
@@ -250,6 +251,10 @@ class PageMover:
                     loads.append(self._ram_loads.get_nowait())
             except Empty:
                 pass
+            # The steps before are not the tier's time: they would run before a computation of the same, too.
+            loads[-1].to.reach(loads[-1].mark)
+            with self._changed:
+                self._ram_log.loads_begin(len(loads))
             for to in (self._pages, self._states):
                 of_kind = [load for load in loads if load.to is to]
                 if of_kind:

@@ -23,10 +23,10 @@ class TierLog:
     def has_news(self) -> bool:
         return any(self._lists)
 
-    def loads_begin(self) -> None:
+    def loads_begin(self, count: int = 1) -> None:
         if not self._loading:
             self._loading_since = time.perf_counter()
-        self._loading += 1
+        self._loading += count
 
     def loads_end(self, count: int = 1) -> None:
         self._loading -= count

@@ -73,6 +73,9 @@ def test_a_hang_ends() -> None:
     """A graph launched without begin() waits for a pool that knows of nothing; the watchdog lets it go."""
     stream = CpuStream(2)
     layers = [Layer.random(stream, seed=10 * i) for i in range(LAYERS)]
+    first = ExpertHandoff(stream, [layer.experts for layer in layers], MAX_TOKENS, HIDDEN, TOP_K)
+    Recorded(first, 2)  # compiles, for which the watchdog below would not wait
+    first.close()
     h = ExpertHandoff(
         stream,
         [layer.experts for layer in layers],

@@ -155,6 +155,8 @@ def rows(n, kind):
     heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
     at = empty(n, dtype=i32)
     embed(at, count, weight(kind, 9, 256), int(kind), empty(n, 256), KvPlaces(empty(3, 64, dtype=i32), at, at, at))
+    table = empty(3, 64, dtype=i32)
+    embed(at, count, weight(kind, 9, 256), int(kind), empty(n, 256), KvPlaces(table, at, at, at, table, at))
     ids = empty(n, 8, dtype=i32)
     add_norm(empty(n, 256), empty(n, 8, 256), empty(n, 8), ids, empty(n, 256), None, count, empty(256), 1e-6,
              *both(n, 256), empty(n, 256))

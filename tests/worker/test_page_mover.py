@@ -205,3 +205,31 @@ def test_another_router_is_told_all_again(tmp_path: Path, layers: list[KvLayer])
     report = mover.report()
     assert report is not None
     assert (report.ram.stored, report.disk.stored) == (KEYS[0], KEYS[0])
+
+
+class BehindSteps(CachePages):
+    """As next to a GPU whose steps are still to run."""
+
+    wait_s = 0.0
+
+    def reach(self, mark: object) -> None:
+        time.sleep(self.wait_s)
+
+
+def test_steps_before_a_load_are_not_the_time_of_ram(layers: list[KvLayer]) -> None:
+    """Which would be taken for slower than computing the same, behind the same steps."""
+    tensors = kv_tensors(layers)
+    pages = BehindSteps(tensors, PAGE_TOKENS)
+    blocks = HostBlocks(pages.page_bytes, pages.page_bytes * 4, pinned=False)
+    mover = PageMover(pages, Tiers(blocks, RamStore(blocks), None), 1 << 20)
+    mover.write(PageOrders([copy(0, 5, 9, 7, 60)]))
+    wait_for(mover, "stored", 1, "ram")
+    pages.wait_s = 2.0
+    mover.load(PageOrders(loads=[copy(0, 3, 2, 1, 0)]))
+    loaded, load_ms, deadline = b"", 0.0, time.monotonic() + 10
+    while not loaded:
+        assert time.monotonic() < deadline
+        if (report := mover.report(may_wait=True)) is not None:
+            loaded += report.ram.loaded
+            load_ms += report.ram.load_ms
+    assert load_ms < 1000.0, "a copy of a page, of which the wait takes 2 s"

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from moeserve.messages.pages import PageCopy, PageOrders, StateCopy
+from moeserve.messages.pages import PageCopy, PageOrders, StateCopy, Tier
 from moeserve.router.core.load_rate import LoadRates
 from moeserve.router.core.radix_cache import RadixCache
 from moeserve.router.core.radix_node import TOKEN_BYTES, Node
@@ -23,7 +23,7 @@ from moeserve.router.core.request import Request
 from moeserve.router.core.state_memory import StateMemory
 from moeserve.router.core.tier_sizes import TierSizes
 
-FIRST_WINDOW = 4  # pages, while the tier's rate is unknown
+FIRST_WINDOWS: dict[Tier, int] = {"ram": 64, "disk": 4}  # pages, while the tier's rate is unknown
 WINDOW_MS = (
     2000.0  # of reading at the measured rate; more than a step takes, so that the tier does not wait for one
 )
@@ -144,7 +144,9 @@ class PageLoader:
     def _room(self, tier: int) -> int:
         """How many pages more the tier may have under way."""
         rate = self._rates.bytes_per_ms[tier]
-        most = FIRST_WINDOW if rate is None else max(FIRST_WINDOW, int(rate * WINDOW_MS) // self._page_bytes)
+        most = FIRST_WINDOWS[self._tiers[tier]]
+        if rate is not None:
+            most = max(most, int(rate * WINDOW_MS) // self._page_bytes)
         return most - sum(each == tier for _, _, each in self._under_way.values())
 
     def _bytes_left(self, job: LoadJob) -> list[int]:

@@ -245,6 +245,16 @@ def test_what_the_pool_has_given_up_comes_from_ram() -> None:
     world.check_all_free()
 
 
+def test_the_first_load_from_ram_goes_at_once() -> None:
+    """Page by page, its rate would be that of the steps between them, and it would be left alone."""
+    world = in_ram(tiers=("ram",))
+    world.add(request(3, PROMPT, 4))
+    plan = world.plan()
+    assert plan is not None
+    assert plan.pages is not None
+    assert len(plan.pages.loads) == 100 // PAGE
+
+
 def test_what_is_in_ram_goes_to_disk_and_comes_from_where_it_is() -> None:
     """After a loss of RAM from disk; where RAM has given up the last pages, these from disk and the others from RAM."""
     world = in_ram(tiers=("ram", "disk"))
