@@ -150,6 +150,15 @@ class ServerConfig(ApiConfig):
     kv_disk_gib: float | None = option(
         None, "Capacity", "most that --kv-disk takes (default: 10)", low=0.001, high=1e6, metavar="GIB"
     )
+    kv_window_ratio: float = option(
+        0.0,
+        "Capacity",
+        "share of the KV memory for a pool of the layers that attend to the last tokens alone, as every other one of "
+        "gpt-oss: try 0.25; 0: all layers have one pool",
+        low=0,
+        high=0.9,
+        metavar="SHARE",
+    )
     state_snapshot_budget: float | None = option(
         None,
         "Capacity",

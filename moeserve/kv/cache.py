@@ -10,7 +10,8 @@ from moeserve.kv.layout import KV_BLOCK, Q8_0, KvLayout
 
 
 class KvCache:
-    """Keys and values of some consecutive layers for `num_slots` tokens. One writer: the attention of those layers."""
+    """Keys and values of some consecutive layers for `num_slots` tokens, of windowed layers for `num_window_slots`
+    where these have a pool of their own. One writer: the attention of those layers."""
 
     def __init__(
         self,
@@ -20,15 +21,19 @@ class KvCache:
         device: torch.device | str = "cpu",
         *,
         zeroed: bool = False,
+        num_window_slots: int = 0,
     ) -> None:
         """zeroed: for kernels that read masked keys, through which a NaN of before would come back. Otherwise pages of
-        RAM come with their first use, so that an idle cache costs no memory."""
+        RAM come with their first use, so that an idle cache costs no memory. num_window_slots: 0: the layers have one
+        pool."""
         allocate = torch.zeros if zeroed else torch.empty
         latent, is_q8 = layout.shape.latent, layout.dtype == Q8_0
 
         def kv_layer(layer: int) -> KvLayer:
             a = layout.shape.layers[layer].attention
-            shape = (0, 1, KV_BLOCK) if a is None else (num_slots, a.num_kv_heads, a.head_dim)
+            has_window_slots = num_window_slots > 0 and layout.is_windowed(layer)
+            slots = num_window_slots if has_window_slots else num_slots
+            shape = (0, 1, KV_BLOCK) if a is None else (slots, a.num_kv_heads, a.head_dim)
             scales = (*shape[:2], shape[2] // KV_BLOCK)
 
             def numbers() -> Tensor:
@@ -40,7 +45,11 @@ class KvCache:
             keys = numbers()
             if latent is not None:
                 return KvLayer(keys, keys[:, :, : latent.rank])
-            return KvLayer(keys, numbers(), scale_of_each(), scale_of_each())
+            of_layer = KvLayer(keys, numbers(), scale_of_each(), scale_of_each())
+            if has_window_slots:  # where a table's unused entries lead, from which masked keys are read
+                for tensor in of_layer.tensors:
+                    tensor[0] = 0
+            return of_layer
 
         # Of each layer: keys and values [slots, kv_heads, head_dim], of q8_0 with scales; empty for one that does not
         # attend. Of latent attention: keys [slots, 1, rank + rotary_dim], whose first `rank` numbers are the values.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
+from moeserve.kv.window_capacity import KvPools, divide
 from moeserve.units import GIB
 
 # The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
@@ -36,11 +37,22 @@ class KvMemoryBudget:
 class KvCapacity:
     num_slots: int
     max_model_len: int
+    num_window_slots: int = 0  # of the windowed layers' own pool; 0: all layers have one
+
+    def kv_bytes(self, layout: KvLayout) -> int:
+        """Of all pools."""
+        windowed = layout.token_bytes(layout.windowed_layers) if self.num_window_slots else 0
+        return self.num_slots * (layout.token_bytes() - windowed) + self.num_window_slots * windowed
 
 
-def plan_capacity(config: ServerConfig, layout: KvLayout, budgets: Sequence[KvMemoryBudget]) -> KvCapacity:
+def plan_capacity(
+    config: ServerConfig,
+    layout: KvLayout,
+    budgets: Sequence[KvMemoryBudget],
+    step_rows: int = 0,
+) -> KvCapacity:
     """How many tokens' KV the pool holds and how long a request may be. budgets: of all layers together; each has at
-    least one.
+    least one. step_rows: of the largest step; 0: windowed layers get no pool of their own.
 
     Raises ConfigError where what the user asked for does not fit, with what would.
     """
@@ -50,10 +62,20 @@ def plan_capacity(config: ServerConfig, layout: KvLayout, budgets: Sequence[KvMe
     fitting = tightest.tokens(layout, tightest.share)
     if config.max_total_tokens is not None:
         slots = config.max_total_tokens
-        for each in budgets:
-            _check_total(slots, each, layout)
     else:
         slots = min(config.max_num_seqs * wanted_len, fitting)
+    pools = KvPools(slots)
+    if step_rows:
+        budget_bytes = int(tightest.free_bytes * tightest.share)
+        most = config.max_num_seqs * wanted_len
+        pools = divide(
+            *(config, layout, slots, most, budget_bytes, step_rows),
+            is_divided=len(budgets) > 1,
+        )
+        slots = pools.num_slots
+    if config.max_total_tokens is not None:
+        for each in budgets:
+            _check_total(slots, pools.num_window_slots, each, layout)
     if slots < min(wanted_len, LEAST_TOKENS):
         raise ConfigError(
             f"only {tightest.free_bytes / GIB:.2f} GiB of {tightest.kind} are free after the weights, room for "
@@ -72,11 +94,13 @@ def plan_capacity(config: ServerConfig, layout: KvLayout, budgets: Sequence[KvMe
             wanted_len,
             context_length,
         )
-    return KvCapacity(num_slots=slots, max_model_len=min(wanted_len, slots))
+    return KvCapacity(slots, min(wanted_len, slots), pools.num_window_slots)
 
 
-def _check_total(slots: int, budget: KvMemoryBudget, layout: KvLayout) -> None:
+def _check_total(slots: int, window_slots: int, budget: KvMemoryBudget, layout: KvLayout) -> None:
     needed = slots * layout.token_bytes(budget.layers)
+    if window_slots:
+        needed -= (slots - window_slots) * layout.token_bytes(layout.windowed_layers)
     if needed > budget.free_bytes:
         raise ConfigError(
             f"--max-total-tokens {slots} needs {needed / GIB:.1f} GiB for the KV pool, but "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.models.interface import ModelShape
+from moeserve.models.interface import AttentionShape, ModelShape
 
 KV_BLOCK = 32  # numbers of a head side by side, which in q8_0 share a scale
 
@@ -51,6 +51,21 @@ class KvLayout:
         """Of one sequence's recurrent state in these layers; None: in all."""
         indices = range(self.shape.num_layers) if layers is None else layers
         return 4 * sum(self.state_values(index) for index in indices)
+
+    def is_windowed(self, layer: int) -> bool:
+        """It attends to the last tokens alone."""
+        attention = self.shape.layers[layer].attention
+        return isinstance(attention, AttentionShape) and attention.window > 0
+
+    @property
+    def windowed_layers(self) -> tuple[int, ...]:
+        return tuple(layer for layer in range(self.shape.num_layers) if self.is_windowed(layer))
+
+    @property
+    def window(self) -> int:
+        """Tokens that a windowed layer attends to, at most; 0: there is none."""
+        shapes = (self.shape.layers[layer].attention for layer in self.windowed_layers)
+        return max((shape.window for shape in shapes if isinstance(shape, AttentionShape)), default=0)
 
     def token_bytes(self, layers: Iterable[int] | None = None) -> int:
         """Of one token in these layers; None: in all."""

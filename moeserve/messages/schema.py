@@ -238,6 +238,11 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     state_slots_snapshots: int = 0  # by snapshots in the prefix cache
     state_snapshot_hits: int = 0  # requests that continued from a snapshot
     state_snapshot_evictions: int = 0  # snapshots given up for another state; not those whose KV was evicted
+    window_slots_total: int = 0  # of the windowed layers' own KV pool; 0: all layers have one pool
+    window_slots_used: int = 0  # by running requests
+    window_slots_cached: int = 0  # that islands of the prefix cache alone hold
+    window_hits: int = 0  # requests that continued from an island
+    window_evictions: int = 0  # islands given up for another request's slots
     engine_losses: int = 0  # workers that were lost
     continued: int = 0  # requests that a lost worker was computing, and the next one went on with
     disk: TierCounts = TierCounts()  # of the tier on disk

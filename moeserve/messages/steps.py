@@ -41,6 +41,10 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     num_state_slots: int = (
         0  # slots 0.. of recurrent state, running or snapshot; 0: the model has no recurrent state
     )
+    # Slots of the windowed layers' own KV pool; 0: all layers have one. A row then has two slots for each position, and
+    # the worker a second table by position, of which attention reads only the last `window` entries before a row.
+    num_window_slots: int = 0
+    window: int = 0  # tokens that a windowed layer attends to, at most
     prompts_first: bool = False  # steps are worth most when prompts fill them: all experts are on a GPU
     kv_page_tokens: int = 0  # of a page of the tiers behind the KV pool; 0: there are none
     kv_page_bytes: int = 0
@@ -73,6 +77,9 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     adapter: str = ""  # GenerateRequest.adapter
     tenant: str = ""  # GenerateRequest.key_name
     grammar: int = 0  # number of its grammar, which `sampling` is without then: see StepPlan; 0: none
+    prefix_window_slots: bytes = (
+        b""  # int32, of the last positions of `prefix_slots`; see WorkerReady.num_window_slots
+    )
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +97,9 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     count: int
     kv_slots: bytes  # int32, `count` of them
     sample: bool  # sample the next token after the last position
+    window_slots: bytes = (
+        b""  # int32, `count` of them where windowed layers have a pool of their own; else none
+    )
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):

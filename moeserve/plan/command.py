@@ -64,6 +64,7 @@ SHARED = (
     "kv_ram",
     "kv_disk",
     "kv_disk_gib",
+    "kv_window_ratio",
     "state_snapshot_budget",
     "threads",
     "isa",
@@ -292,7 +293,9 @@ def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory,
         given.pop("expert_heat", None)  # of no use to the CPU engine
     if args.gpu_memory is not None and config.gpu_memory_budget is None:
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
-    if args.ram is not None or args.gpu_memory is not None:
+    # On a GPU, a placement reserves one pool's bytes for so many tokens.
+    has_two_pools = has_gpu and memory.window_slots > 0
+    if (args.ram is not None or args.gpu_memory is not None) and not has_two_pools:
         given["max_total_tokens"] = str(memory.kv_tokens)
     flags = [
         f"{flag_name(name)} {shlex.join(value if isinstance(value, list) else [str(value)])}"

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
+from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
+from moeserve.kv.window_capacity import KvPools, divide
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
@@ -45,6 +47,7 @@ class Memory:
     gpu_adapters: int  # LoRA adapters, and what is kept free for more
     gpu_other: int
     kv_tokens: int
+    window_slots: int  # of the windowed layers' own KV pool; 0: all layers have one
     max_model_len: int
 
     @property
@@ -101,6 +104,27 @@ def _ram_tier(config: ServerConfig, placement: Placement, pool_bytes: int, free_
     return wanted
 
 
+def _kv_pools(
+    config: ServerConfig,
+    model: ModelShape,
+    placement: Placement,
+    tokens: int,
+    free_ram: int,
+    step_tokens: int,
+) -> KvPools:
+    """What `kv/capacity.py` makes of room for so many tokens in one pool."""
+    layout = layout_of(config, model)
+    wanted = config.max_model_len or model.context_length
+    num_bytes = int(free_ram * SHARE_OF_FREE_MEMORY)
+    if placement.kv_tokens is not None:
+        num_bytes = placement.kv_tokens * layout.token_bytes()
+    return divide(
+        *(config, layout, tokens, config.max_num_seqs * wanted, num_bytes),
+        max(step_tokens, config.max_num_seqs),
+        is_divided=placement.uses_gpu and placement.layers_in_ram > 0,
+    )
+
+
 def predict(
     config: ServerConfig,
     model: ModelShape,
@@ -132,7 +156,13 @@ def predict(
     if placement.kv_tokens is not None:
         limits.append(placement.kv_tokens)
     tokens = min(limits)
+    pools = _kv_pools(config, model, placement, tokens, free, step_tokens)
+    tokens = pools.num_slots
     ram_kv, gpu_kv = tokens * sizes.kv_bytes(0, cpu_layers), tokens * sizes.kv_bytes(cpu_layers)
+    if pools.num_window_slots:
+        layout = layout_of(config, model)
+        saved = (tokens - pools.num_window_slots) * layout.token_bytes(layout.windowed_layers)
+        ram_kv, gpu_kv = (ram_kv, gpu_kv - saved) if placement.uses_gpu else (ram_kv - saved, gpu_kv)
     return Memory(
         ram_weights=placement.cpu_weight_bytes,
         ram_kv=ram_kv,
@@ -148,5 +178,6 @@ def predict(
         gpu_adapters=gpu_adapters,
         gpu_other=gpu_other,
         kv_tokens=tokens,
+        window_slots=pools.num_window_slots,
         max_model_len=min(wanted, tokens),
     )

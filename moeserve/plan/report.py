@@ -185,6 +185,11 @@ def _capacity(plan: PlacementPlan) -> str:
         [
             "Capacity",
             _row("KV", f"{plan.memory.kv_tokens:,} tokens, {plan.memory.max_model_len:,} at most a request"),
+            *(
+                [_row("KV, windowed layers", f"{windows:,} tokens")]
+                if (windows := plan.memory.window_slots)
+                else []
+            ),
             _row("users at once", users),
             _row("a step", f"{plan.step_tokens:,} tokens at most"),
             *[line for name, tier in plan.tiers.items() for line in _tier(name, tier)],

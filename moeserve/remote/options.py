@@ -20,6 +20,7 @@ ENGINE_OPTIONS: Final = (
     "kv_ram",
     "kv_disk",
     "kv_disk_gib",
+    "kv_window_ratio",
     "state_snapshot_budget",
     "debug_dump",
     "debug_dump_steps",

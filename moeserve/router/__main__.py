@@ -16,7 +16,7 @@ from moeserve.process import Process, run_process
 from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, Limits
 from moeserve.router.core.scheduler import Scheduler
-from moeserve.router.core.snapshot_borders import border_spacing
+from moeserve.router.core.snapshot_borders import BorderSpacing, border_spacing, window_spacing
 from moeserve.router.kv_event_publisher import KvEventPublisher
 from moeserve.router.manager import RouterManager
 from moeserve.router.replacement import LaunchedWorkers, LinkedWorkers
@@ -48,9 +48,17 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         page_write_bytes=ready.kv_write_bytes,
         tiers=tuple(ready.kv_tiers),
         state_bytes=ready.state_bytes,
-        border_spacing=border_spacing(ready.max_num_batched_tokens),
+        num_window_slots=ready.num_window_slots,
+        window=ready.window,
+        border_spacing=_spacing(ready),
         event_block_size=None if config.kv_events_endpoint is None else config.kv_events_block_size,
     )
+
+
+def _spacing(ready: WorkerReady) -> BorderSpacing:
+    if ready.num_window_slots:
+        return window_spacing(ready.window)
+    return border_spacing(ready.max_num_batched_tokens)
 
 
 def _prefill_share(config: ServerConfig, ready: WorkerReady) -> float:
@@ -112,8 +120,8 @@ def serve(
     if worker is not None:
         ready = worker.ready()
         log.info(
-            "the worker has %d KV slots, %d request slots, %d state slots",
-            *(ready.num_kv_slots, ready.max_num_seqs, ready.num_state_slots),
+            "the worker has %d KV slots, %d window slots, %d request slots, %d state slots",
+            *(ready.num_kv_slots, ready.num_window_slots, ready.max_num_seqs, ready.num_state_slots),
         )
         adapters = AdapterRegistry(
             ready,

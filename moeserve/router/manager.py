@@ -317,11 +317,13 @@ class RouterManager:
 def _has_as_much(ready: WorkerReady, first: WorkerReady) -> bool:
     """Whether a worker can stand in for the first one, of whose limits the scheduler was made."""
     is_same = ready.vocab_size == first.vocab_size and ready.adapters == first.adapters
+    is_same = is_same and (ready.num_window_slots > 0) == (first.num_window_slots > 0)
     return is_same and all(
         getattr(ready, name) >= getattr(first, name)
         for name in (
             "num_kv_slots",
             "num_state_slots",
+            "num_window_slots",
             "max_num_seqs",
             "max_model_len",
             "max_num_batched_tokens",

@@ -42,7 +42,8 @@ SHARED = tuple(
     for option in dataclasses.fields(ServerConfig)
     if (option.metadata["group"] == "Capacity" or option.name == "max_model_len")
     # Virtual KV and states have no bytes.
-    and option.name not in ("state_snapshot_budget", "kv_cache_dtype", "kv_ram", "kv_disk", "kv_disk_gib")
+    and option.name
+    not in ("kv_window_ratio", "state_snapshot_budget", "kv_cache_dtype", "kv_ram", "kv_disk", "kv_disk_gib")
 )
 
 

@@ -115,7 +115,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         states = state_slots(config, layout.state_bytes(), free)
         layers = range(shape.num_layers)
         budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
-        capacity = plan_capacity(config, layout, [budget])
+        capacity = plan_capacity(config, layout, [budget], max(tokens, config.max_num_seqs))
         tiers = plan_tiers(config, directory, 0, source, layout, f"cpu {stream.isa} {config.weight_layout}")
         return CpuModel(
             config,
@@ -139,7 +139,8 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
     layout = layout_of(config, shape)
     stream = open_stream(config)
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result)
-    kv = KvCache(layout, capacity.num_slots, range(shape.num_layers)).layers
+    windows = capacity.num_window_slots
+    kv = KvCache(layout, capacity.num_slots, range(shape.num_layers), num_window_slots=windows).layers
     states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
     adapters = cpu_adapters(config, shape, loaded.adapters, loaded.most_rows)
     at_start = [AdapterAtStart(adapter.name, adapter.key, adapter.num_bytes) for adapter in loaded.adapters]

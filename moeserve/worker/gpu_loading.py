@@ -48,6 +48,7 @@ from moeserve.worker.constraints import Constraints
 from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.engines.slot_tables import SlotTables
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_adapters import load_gpu_adapters
 from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
@@ -141,24 +142,25 @@ def load_gpu_engine(
     in_ram = _in_ram(config, shape, source, placement, device, on_progress)
     adapters = load_gpu_adapters(config, of_adapters, shape, placement, float_type(weights, device), device)
     _empty_cache(device)
-    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout))
+    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), max_tokens)
     if ranks is not None:
         capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
     cpu_stage = _cpu_stage(in_ram, layout, placement, capacity, max_tokens, device)
-    slot_table = torch.zeros(
-        config.max_num_seqs + 1, capacity.max_model_len, dtype=torch.int32, device=device
+    windows = capacity.num_window_slots
+    tables = SlotTables.empty(
+        config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0
     )
     experts = None if in_ram is None else in_ram.experts
     moving = MovingExperts.of(weights, experts, placement, shape, device)
     on_gpu = range(placement.layers_in_ram, shape.num_layers)
     state_slots = placement.state_slots
-    kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True).layers
+    kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True, num_window_slots=windows).layers
     states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
     model = GpuDecoder(
         shape,
         weights,
         kv,
-        slot_table,
+        tables.slots,
         max_tokens=max_tokens,
         max_model_len=capacity.max_model_len,
         handoff=None if experts is None else _handoff(config, experts, shape, max_tokens, device),
@@ -170,21 +172,22 @@ def load_gpu_engine(
         mixer_sum=all_reduce if share is not None and share.divides_attention else None,
         ffn_sums=None if share is None else _ffn_sums(share, all_reduce),
         adapters=None if adapters is None else adapters.slots,
+        window_table=tables.windows,
     )
     name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
     cache = moving.cache(weights, placement, model.expert_token_counts)
-    engine = GpuEngine(model, slot_table, config.max_num_seqs, name, experts, cpu_stage, cache)
+    engine = GpuEngine(model, tables, config.max_num_seqs, name, experts, cpu_stage, cache)
     if ranks is None:
         engine.compile(on_progress)
     else:
         ranks.first_alone(lambda: engine.compile(on_progress))  # the others find its kernels on disk
     on_a_gpu = device.type == "cuda"  # and not Triton's interpreter, whose steps take seconds
     engine.record()
-    engine.spread_nobody(capacity.num_slots)
+    tables.spread_nobody(capacity.num_slots, windows)
     if model.can_stream:
         _choose_streaming(engine, config.gpu_prefill_token_threshold, capacity.max_model_len)
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
-    kv_bytes = capacity.num_slots * layout.token_bytes()
+    kv_bytes = capacity.kv_bytes(layout)
     if ranks is not None:
         weight_bytes, kv_bytes = ranks.total(weight_bytes), ranks.total(kv_bytes)
     measured = []

@@ -45,7 +45,10 @@ class Runner:
         self._ready = ready
         self._adapters = adapters
         numbers = None if adapters is None else adapters.numbers
-        self._sequences = Sequences(ready.max_num_seqs, ready.max_model_len, numbers)
+        has_windows = ready.num_window_slots > 0
+        self._sequences = Sequences(
+            ready.max_num_seqs, ready.max_model_len, numbers, has_window_slots=has_windows
+        )
         self._constraints = constraints
         self._dump = dump
         self._pages = pages

@@ -28,7 +28,8 @@ def check_logits(runner: Runner, path: Path) -> None:
     sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     has_state = ready.num_state_slots > 0
     seq = NewSeq(0, tokens.tobytes(), n, b"", sampling, state_slot=0 if has_state else -1)
-    row = Row(0, 0, n, np.arange(n, dtype=np.int32).tobytes(), True)
+    slots = np.arange(n, dtype=np.int32).tobytes()
+    row = Row(0, 0, n, slots, True, slots if ready.num_window_slots else b"")
     result = runner.rehearse(StepPlan(0, [seq], [row], ZEROED if has_state else b""))
     of_prompt = result.prompt_logprobs.get(0, [])
     if result.sampled[0].token_id < 0 or any(entry.rank == 0 for entry in of_prompt):

@@ -34,16 +34,24 @@ class PromptSpan(NamedTuple):
 class Sequences:
     """What the worker remembers of each request slot. One writer: the runner.
 
-    tokens, kv_slots: int32 [max_num_seqs, max_model_len], by position. The pages of slots that were never used
-    cost nothing.
+    tokens, kv_slots, window_slots: int32 [max_num_seqs, max_model_len], by position. The pages of slots that were never
+    used cost nothing. window_slots are kv_slots where windowed layers have no pool of their own; else only the entries
+    of the last positions mean anything.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, adapter_numbers: Mapping[str, int] | None = None
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        adapter_numbers: Mapping[str, int] | None = None,
+        *,
+        has_window_slots: bool = False,
     ) -> None:
         """adapter_numbers: of the keys of the LoRA adapters, as the engine numbers them; adapters come and go in it."""
         self.tokens: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
         self.kv_slots: Int32s = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self.has_window_slots = has_window_slots
+        self.window_slots: Int32s = np.zeros_like(self.kv_slots) if has_window_slots else self.kv_slots
         self.state_slots: Int32s = np.full(
             max_num_seqs, -1, np.int32
         )  # where a sequence's recurrent state lives
@@ -59,6 +67,9 @@ class Sequences:
         prefix = np.frombuffer(seq.prefix_slots, np.int32)
         self.tokens[seq.req_slot, : len(tokens)] = tokens
         self.kv_slots[seq.req_slot, : len(prefix)] = prefix
+        if self.has_window_slots:
+            windows = np.frombuffer(seq.prefix_window_slots, np.int32)
+            self.window_slots[seq.req_slot, len(prefix) - len(windows) : len(prefix)] = windows
         self.state_slots[seq.req_slot] = seq.state_slot
         self.adapters[seq.req_slot] = self._adapter_numbers[seq.adapter]
         self.num_prompt[seq.req_slot] = seq.num_prompt
@@ -74,6 +85,8 @@ class Sequences:
         targets, sources, end = target[copied], source[copied], int(position[copied].max(initial=0))
         self.tokens[targets, :end] = self.tokens[sources, :end]
         self.kv_slots[targets, :end] = self.kv_slots[sources, :end]
+        if self.has_window_slots:
+            self.window_slots[targets, :end] = self.window_slots[sources, :end]
         self.tokens[target, position] = token
         return targets, sources, end
 
@@ -115,6 +128,8 @@ class StepLayout:
         self.offset = np.cumsum(self.count, dtype=np.int32) - self.count
         self.n = int(self.count.sum())
         self.kv_slots = np.frombuffer(b"".join([row.kv_slots for row in rows]), np.int32)
+        # In the windowed layers' own pool; empty: they have none.
+        self.window_slots = np.frombuffer(b"".join([row.window_slots for row in rows]), np.int32)
         self.sequence = np.repeat(self.req_slot, self.count)  # [n]
         self.position = np.repeat(self.start - self.offset, self.count) + np.arange(self.n, dtype=np.int32)
         sampling = [row.sample for row in rows]

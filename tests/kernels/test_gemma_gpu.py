@@ -33,14 +33,24 @@ LENGTH = 32
 class GpuModel:
     """A model on the device, driven by hand: one sequence, whose KV is in the slots of its positions."""
 
-    def __init__(self, model: Path, in_ram: list[int]) -> None:
-        """in_ram: experts of each layer."""
+    def __init__(self, model: Path, in_ram: list[int], window_slots: int = 0) -> None:
+        """in_ram: experts of each layer. window_slots: of windowed layers, which positions have in turn; 0: they have
+        the others'."""
         source, device = open_model(model), torch.device(DEVICE)
         self.shape = shape = read_shape(source)
         ids = [[e for e in range(layer.num_experts) if e not in in_ram] for layer in shape.layers]
         weights = GpuLoader(source, shape, device, lambda *_: None).load(ids)
-        kv = KvCache(KvLayout(shape), LENGTH, range(shape.num_layers), device, zeroed=True).layers
+        kv = KvCache(
+            KvLayout(shape),
+            LENGTH,
+            range(shape.num_layers),
+            device,
+            zeroed=True,
+            num_window_slots=window_slots,
+        ).layers
         table = torch.zeros(2, LENGTH, dtype=torch.int32, device=device)
+        windows = torch.zeros_like(table) if window_slots else None
+        self._window_slots = window_slots
         self.handoff = None
         if in_ram:
             stream = stream_of(ISAS[-1])
@@ -48,7 +58,7 @@ class GpuModel:
                 stream, source, shape, [in_ram] * shape.num_layers, device, lambda *_: None
             )
             self.handoff = ExpertHandoff(stream, experts.layers, 32, shape.hidden_size, shape.top_k, device)
-        self.decoder = GpuDecoder(shape, weights, kv, table, 32, LENGTH, self.handoff)
+        self.decoder = GpuDecoder(shape, weights, kv, table, 32, LENGTH, self.handoff, window_table=windows)
 
     def logits(self, start: int, end: int, *, tiled: bool) -> torch.Tensor:
         """Of the positions from `start` below `end`, in one step. tiled: as a prompt's; otherwise they attend each by
@@ -65,12 +75,18 @@ class GpuModel:
             0 if tiled else size,
             self._tiles(start, n) if tiled else None,
             rows_independent=n == 1,
+            window_slots=self._windows(positions, len(padding)),
         )
         self.decoder.begin(batch)
         self.decoder.forward(batch)
         logits = self.decoder.logits(size, ints(list(range(n)) + padding), counter(n))[:n].cpu().clone()
         self.decoder.check()
         return logits
+
+    def _windows(self, positions: list[int], padding: int) -> torch.Tensor | None:
+        if not self._window_slots:
+            return None
+        return ints([position % self._window_slots for position in positions] + [-1] * padding)
 
     def _tiles(self, start: int, n: int) -> tuple[torch.Tensor, ...]:
         row, count, position, request = (np.array([value], np.int32) for value in (0, n, start, 0))
@@ -105,3 +121,12 @@ def test_a_gpu_computes_what_the_cpu_engine_does(
     assert_near(gpu.logits(0, 18, tiled=True), expected[:18], error)
     assert_near(gpu.logits(18, 21, tiled=False), expected[18:21], error)
     assert_near(gpu.logits(21, 22, tiled=False), expected[21:], error)
+
+
+@pytest.mark.slow  # a minute of CPU time
+def test_windowed_layers_with_kv_slots_of_their_own(tmp_path: Path) -> None:
+    """A prompt, its next tokens together, and one by itself, whose slots are written anew behind their window."""
+    model = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    one, two = GpuModel(model, []), GpuModel(model, [], window_slots=20)
+    for start, end, tiled in ((0, 18, True), (18, 21, False), (21, 22, False)):
+        assert torch.equal(two.logits(start, end, tiled=tiled), one.logits(start, end, tiled=tiled))

@@ -165,6 +165,19 @@ def test_ids_and_places_that_do_not_exist_touch_no_other_memory() -> None:
     assert torch.equal(room.cpu(), expected)
 
 
+def test_embedding_notes_where_the_kv_of_windowed_layers_goes() -> None:
+    p, x = planes_of(weights.Type.Q4_K, 9, 768), torch.empty(3, 768, device=DEVICE)
+    table, windows = (torch.full((4, 5), -7, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    places = KvPlaces(
+        *(table, ints([2, 0, 7]), ints([4, 1, 3]), ints([70, 71, 72])), *(windows, ints([30, 31, 32]))
+    )
+    embed(ints([8, 0, 5]), counter(3), tensors(p), int(p.type), x, places)
+    for found, first in ((table, 70), (windows, 30)):
+        expected = torch.full((4, 5), -7, dtype=torch.int32)
+        expected[2, 4], expected[0, 1] = first, first + 1  # there is no request slot 7
+        assert torch.equal(found.cpu(), expected)
+
+
 def test_embedding_notes_where_the_kv_goes() -> None:
     p, x = planes_of(weights.Type.Q4_K, 9, 768), torch.empty(3, 768, device=DEVICE)
     table = torch.full((4, 5), -7, dtype=torch.int32, device=DEVICE)

@@ -76,6 +76,8 @@ def scheduler_of(worker: Worker) -> Scheduler:
             num_experts=ready.num_experts,
             experts_per_token=ready.experts_per_token,
             num_state_slots=ready.num_state_slots,
+            num_window_slots=ready.num_window_slots,
+            window=ready.window,
         )
     )
 

@@ -30,6 +30,7 @@ class Bound:
     tokens: list[int]  # by position; those it sampled included
     prefixes: array[int]  # int64, by position: stands for the tokens up to there
     table: array[int]  # int32: KV slots by position
+    windows: array[int]  # int32: slots of the windowed layers' pool by position; -1: not known here
 
     @property
     def id(self) -> int:
@@ -58,7 +59,8 @@ def top_tokens(tokens: list[int], count: int) -> TokenLogprob:
 class CheckingWorker:
     """Executes plans in order. Each slot remembers the tokens whose KV it holds, all of them from the first;
     every row asserts that what it reads is there, whoever wrote it. So does each slot of recurrent state: a row asserts
-    that its state is that of exactly the tokens before it. The n-th token of request r is `script[r][n]`, or 100 + n
+    that its state is that of exactly the tokens before it. Where windowed layers have a pool of their own, its slots
+    remember as much, and a row asserts it of its window. The n-th token of request r is `script[r][n]`, or 100 + n
     where there is no script."""
 
     def __init__(self, limits: Limits) -> None:
@@ -66,6 +68,7 @@ class CheckingWorker:
         self.script: dict[int, list[int]] = {}
         self.bound: dict[int, Bound] = {}
         self.kv = np.full(limits.num_kv_slots, UNREADABLE)  # slot -> the prefix that it ends
+        self.window_kv = np.full(limits.num_window_slots, UNREADABLE)
         self.states: dict[int, int] = {}  # state slot -> the prefix that it has consumed
         self.tiers = VirtualTiers(
             limits.page_tokens, ram_pages=1000 * ("ram" in limits.tiers), has_disk="disk" in limits.tiers
@@ -102,6 +105,14 @@ class CheckingWorker:
             assert np.array_equal(held, known), "a slot does not hold what is read from it"
             del known  # nothing can be appended to what it is a view of
             end = row.start + row.count
+            if self.limits.num_window_slots:
+                first = max(0, row.start - self.limits.window + 1)
+                slots = np.array(bound.windows[first:end], np.int32)
+                assert slots.min() >= 0, "a slot of the window is not known"
+                known = np.array(bound.prefixes[first:end], np.int64)
+                assert np.array_equal(self.window_kv[slots], known), (
+                    "a window slot does not hold what is read"
+                )
             self._advance_state(bound, row.start, end)
             prompt = bound.new_seq.num_prompt
             if row.sample:
@@ -120,7 +131,11 @@ class CheckingWorker:
         return StepResult(plan.step, sampled, prompt_logprobs, compute_ms=0.0, idle_ms=0.0, pages=pages)
 
     def _bind(self, new: NewSeq) -> None:
-        bound = Bound(new, [], array("q"), array("i", new.prefix_slots))
+        table, windows = array("i", new.prefix_slots), array("i", new.prefix_window_slots)
+        if self.limits.num_window_slots:
+            assert len(windows) == min(len(table), self.limits.window - 1)
+        windows = array("i", [-1] * (len(table) - len(windows))) + windows
+        bound = Bound(new, [], array("q"), table, windows)
         for token in ints(new.token_ids):
             bound.push(token)
         is_beam = new.num_prompt == 0  # without tokens until a fork
@@ -136,6 +151,7 @@ class CheckingWorker:
             target.tokens = source.tokens[: fork.position]
             target.prefixes = source.prefixes[: fork.position]
             target.table = source.table[: fork.position]
+            target.windows = source.windows[: fork.position]
         assert len(target.table) == fork.position
         del target.tokens[fork.position :], target.prefixes[fork.position :]
         target.push(fork.token_id)
@@ -150,6 +166,10 @@ class CheckingWorker:
         assert row.sample == (row.start + row.count == known and bound.new_seq.sampling.max_tokens > 0)
         self.kv[slots] = bound.prefixes[row.start : row.start + row.count]
         bound.table.extend(slots)
+        windows = ints(row.window_slots)
+        assert len(windows) == (row.count if self.limits.num_window_slots else 0)
+        self.window_kv[windows] = bound.prefixes[row.start : row.start + len(windows)]
+        bound.windows.extend(windows)
         self.computed += row.count
 
     def _copy_states(self, copies: list[int]) -> None:
@@ -175,3 +195,6 @@ class CheckingWorker:
         kv_slots = [slot for row in plan.rows for slot in ints(row.kv_slots)]
         assert len(set(kv_slots)) == len(kv_slots)
         assert all(0 <= slot < self.limits.num_kv_slots for slot in kv_slots)
+        windows = [slot for row in plan.rows for slot in ints(row.window_slots)]
+        assert len(set(windows)) == len(windows)
+        assert all(0 <= slot < self.limits.num_window_slots for slot in windows)

@@ -24,7 +24,8 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
             signature[name], constants[name] = "constexpr", value
     source = ASTSource(kernel.function, signature, constants, aligned)
     compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    print(kernel.function.__name__, compiled.metadata.shared, flush=True)
+    narrow = compiled.asm["ptx"].count("ld.global.b16")  # reads of 2 bytes
+    print(kernel.function.__name__, compiled.metadata.shared, narrow, flush=True)
     assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
 
 launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_hopper(
@@ -154,6 +155,8 @@ def rows(n, kind):
     heads, kv_heads, dim, count = 32, 4, 128, empty(1, dtype=i32)
     at = empty(n, dtype=i32)
     embed(at, count, weight(kind, 9, 256), int(kind), empty(n, 256), KvPlaces(empty(3, 64, dtype=i32), at, at, at))
+    table = empty(3, 64, dtype=i32)
+    embed(at, count, weight(kind, 9, 256), int(kind), empty(n, 256), KvPlaces(table, at, at, at, table, at))
     ids = empty(n, 8, dtype=i32)
     add_norm(empty(n, 256), empty(n, 8, 256), empty(n, 8), ids, empty(n, 256), None, count, empty(256), 1e-6,
              *both(n, 256), empty(n, 256))

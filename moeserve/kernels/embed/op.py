@@ -16,12 +16,15 @@ from moeserve.kernels.planes.layout import k_blocks_of
 @dataclass(frozen=True, slots=True)
 class KvPlaces:
     """Where a step's tokens have their KV, for who attends to them later: slot_table[req_slots[i], positions[i]] =
-    kv_slots[i]. int32; slot_table [requests, length], the others [n]."""
+    kv_slots[i]. int32; slot_table [requests, length], the others [n]. window_table, window_slots: the same of windowed
+    layers that have slots of their own."""
 
     slot_table: Tensor
     req_slots: Tensor
     positions: Tensor
     kv_slots: Tensor
+    window_table: Tensor | None = None
+    window_slots: Tensor | None = None
 
 
 def embed(
@@ -50,6 +53,8 @@ def embed(
         None if places is None else places.req_slots,
         None if places is None else places.positions,
         None if places is None else places.kv_slots,
+        None if places is None else places.window_table,
+        None if places is None else places.window_slots,
         table.rows,
         hidden,
         table.format,

@@ -13,13 +13,14 @@ from moeserve.kernels.planes.triton import BYTE_ONES, load_words, merge_codes, s
 
 @kernel
 def embed_kernel(
-    ids, count, codes, scales, supers, x, slot_table, req_slots, positions, kv_slots,
+    ids, count, codes, scales, supers, x, slot_table, req_slots, positions, kv_slots, window_table, window_slots,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, REQUESTS: tl.constexpr, LENGTH: tl.constexpr,
     SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x[i] = row ids[i] * SCALE, float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats where F is None.
-    Where slot_table int32 [REQUESTS, LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i]. An id
-    that is none of the ROWS reads the nearest one; what lies beside the slot table is not written.
+    Where slot_table int32 [REQUESTS, LENGTH] is given, slot_table[req_slots[i], positions[i]] = kv_slots[i]; where
+    window_table is, too, it gets window_slots[i] there. An id that is none of the ROWS reads the nearest one; what lies
+    beside the tables is not written.
 
     A step's first kernel. It starts when what is ahead has ended and is seen (no programmatic dependent launch), so
     that kernels behind it may read a step's inputs before they wait for one another; of the slot table, only what it
@@ -36,8 +37,10 @@ def embed_kernel(
     if slot_table is not None:
         request, position = tl.load(req_slots + i), tl.load(positions + i)
         inside = (request >= 0) & (request < REQUESTS) & (position >= 0) & (position < LENGTH)
-        at = slot_table + request.to(tl.int64) * LENGTH + position
-        tl.store(at, tl.load(kv_slots + i), (u == 0) & inside)
+        entry = request.to(tl.int64) * LENGTH + position
+        tl.store(slot_table + entry, tl.load(kv_slots + i), (u == 0) & inside)
+        if window_table is not None:
+            tl.store(window_table + entry, tl.load(window_slots + i), (u == 0) & inside)
     c = tl.arange(0, 128)
     live = u * 128 + c < COLS
     if F is None:

@@ -18,6 +18,7 @@ up, so that no slot is overwritten before it was read.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from moeserve.messages.beams import BeamParams
@@ -29,11 +30,12 @@ from moeserve.router.core.beam_search import BeamSearch
 class PathNode:
     """The KV slot of one token of one or more beams."""
 
-    __slots__ = ("before", "refs", "slot")
+    __slots__ = ("before", "refs", "slot", "window_slot")
 
-    def __init__(self, before: PathNode | None, slot: int) -> None:
+    def __init__(self, before: PathNode | None, slot: int, window_slot: int) -> None:
         self.before = before  # this node's reference to it was its beam's
         self.slot = slot
+        self.window_slot = window_slot  # in the windowed layers' pool; -1: none, or dropped
         self.refs = 1
 
 
@@ -65,6 +67,8 @@ class BeamRows:
         self.is_due = False  # the rows are to be planned; False: the prompt is, or a result is awaited
         self.rows: list[BeamRow] = []
         self._num_prompt = num_prompt
+        self._in_window: deque[list[PathNode]] = deque()  # those planned together, of the last positions
+        self._freed_windows = array("i")
 
     @property
     def position(self) -> int:
@@ -98,12 +102,18 @@ class BeamRows:
         self.is_due = bool(self.rows)
         return self._leave(before), forks
 
-    def plan(self, slots: array[int]) -> list[Fork]:
-        """Gives each row its KV slot. Returns what the worker is to do before."""
+    def plan(self, slots: array[int], window_slots: array[int] | None = None) -> list[Fork]:
+        """Gives each row its KV slot, and its slot in the windowed layers' pool, where they have one. Returns what the
+        worker is to do before."""
         self.is_due = False
         self.num_slots += len(slots)
-        for row, slot in zip(self.rows, slots, strict=True):
-            row.path = PathNode(row.path, slot)
+        of_window = [-1] * len(slots) if window_slots is None else window_slots
+        planned = []
+        for row, slot, window_slot in zip(self.rows, slots, of_window, strict=True):
+            row.path = PathNode(row.path, slot, window_slot)
+            planned.append(row.path)
+        if window_slots is not None:
+            self._in_window.append(planned)
         return [Fork(row.req_slot, row.source, self.position, row.token_id) for row in self.rows]
 
     def stop(self) -> array[int]:
@@ -111,7 +121,24 @@ class BeamRows:
         rows, self.rows = self.rows, []
         self.is_due = False
         self.search.restart()
+        self._in_window.clear()
         return self._leave(rows)
+
+    def drop_windows(self, count: int) -> list[int]:
+        """The window slots of all planned positions but the last `count`, which no later row reads; for the caller to
+        free."""
+        dropped = []
+        while len(self._in_window) > count:
+            nodes = [node for node in self._in_window.popleft() if node.window_slot >= 0]
+            dropped += [node.window_slot for node in nodes]
+            for node in nodes:
+                node.window_slot = -1
+        return dropped
+
+    def take_freed_windows(self) -> array[int]:
+        """The window slots of what `advance` and `stop` have freed, for the caller to free."""
+        freed, self._freed_windows = self._freed_windows, array("i")
+        return freed
 
     def _leave(self, rows: Sequence[BeamRow]) -> array[int]:
         freed = array("i")
@@ -122,16 +149,26 @@ class BeamRows:
                 if path.refs:
                     break
                 freed.append(path.slot)
+                if path.window_slot >= 0:
+                    self._freed_windows.append(path.window_slot)
+                    path.window_slot = -1
                 path = path.before
         self.num_slots -= len(freed)
         return freed
 
     def held_slots(self) -> Iterator[int]:
         """The KV slots of all paths, each once."""
+        return (path.slot for path in self._paths())
+
+    def held_windows(self) -> list[int]:
+        """Their window slots."""
+        return [path.window_slot for path in self._paths() if path.window_slot >= 0]
+
+    def _paths(self) -> Iterator[PathNode]:
         seen: set[PathNode] = set()
         for row in self.rows:
             path = row.path
             while path is not None and path not in seen:
                 seen.add(path)
-                yield path.slot
+                yield path
                 path = path.before

@@ -14,6 +14,9 @@ plans in order and, in each layer, writes the KV of all rows of a step before an
 Of a model with recurrent state, a request continues from a snapshot (`state_memory.py`), and computes again what the
 tree has beyond it: into private slots, because a slot has one writer. `publish` exchanges them for the slots that the
 tree has for the same tokens, unless another running request references those.
+
+Where windowed layers have a KV pool of their own, all of this is about the full layers' slots; `window_memory.py` has
+the others. A request then continues from an island as from a snapshot.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from moeserve.router.core.snapshot_taker import SnapshotTaker
 from moeserve.router.core.state_memory import StateMemory
 from moeserve.router.core.tier_sizes import TierSizes
 from moeserve.router.core.token_pool import TokenPool
+from moeserve.router.core.window_memory import WindowMemory
 
 
 class KvMemory:
@@ -50,17 +54,26 @@ class KvMemory:
         border_spacing: BorderSpacing = DEFAULT_SPACING,
         tiers: TierSizes | None = None,
         event_block_size: int | None = None,
+        num_window_slots: int = 0,
+        window: int = 0,
     ) -> None:
         """`num_state_slots`: 0 for a model without recurrent state. `border_spacing`: of its snapshots in prompts.
+        `num_window_slots`: of the windowed layers' own pool, of so many tokens' window; 0: there is none. It goes with
+        neither recurrent state nor tiers.
         `tiers`: behind the pool; None: there are none. `event_block_size`: of KV events, in tokens; None: there are
         none."""
         self._pool = TokenPool(num_slots)
         self._log = None if event_block_size is None else BlockLog(event_block_size)
-        self._tree = RadixCache(recurrent=num_state_slots > 0, log=self._log)
+        self._tree = RadixCache(recurrent=num_state_slots > 0 or num_window_slots > 0, log=self._log)
         self.states = StateMemory(num_state_slots, self._tree)
         spacing = replace(border_spacing, align=1 if tiers is None else tiers.page_tokens)
         self._taker = SnapshotTaker(self._tree, self.states, spacing)
         self._is_recurrent = num_state_slots > 0
+        self.windows: WindowMemory | None = None
+        if num_window_slots:
+            assert not self._is_recurrent
+            assert tiers is None
+            self.windows = WindowMemory(num_window_slots, window, self._tree, border_spacing)
         self._reuse = reuse
         self._isolate = isolate_tenants
         self.tiers: PageTiers | None = None
@@ -80,6 +93,8 @@ class KvMemory:
             border_spacing=limits.border_spacing,
             tiers=limits.tier_sizes,
             event_block_size=limits.event_block_size,
+            num_window_slots=limits.num_window_slots,
+            window=limits.window,
         )
 
     @property
@@ -115,6 +130,8 @@ class KvMemory:
         if not self._reuse:
             if self._is_recurrent:
                 self.states.bind(request, None)
+            if self.windows is not None:
+                self.windows.attach(request, 0)
             return
         namespace, tokens = self._namespace(request), self._reusable(request)
         idle_before = self._tree.num_idle
@@ -124,6 +141,8 @@ class KvMemory:
         if self._is_recurrent:
             self.states.bind(request, request.node.snapshot)
             self._taker.bound(request, self._tree.num_matched(namespace, tokens))
+        if self.windows is not None:
+            self.windows.attach(request, self._tree.num_matched(namespace, tokens))
 
     def take(self, count: int) -> array[int]:
         """Takes `count` slots, evicting cached prefixes as needed; the caller appends them to a request's `slots`.
@@ -131,23 +150,53 @@ class KvMemory:
         lacking = count - self._pool.num_free
         if lacking > 0:
             self._pool.free(self._tree.evict(lacking))
-            self.states.reclaim()
+            self._reclaim()
         return self._pool.alloc(count)
 
     def publish(self, request: Request) -> None:
         """Moves the planned slots of its known tokens into the tree, so that other requests share them. If another
         request has put the same tokens there meanwhile, these slots stay private until the request leaves."""
         end = min(len(request.slots), len(request.tokens))
+        if request.node is None or request.num_shared == end:
+            return
+        if self.windows is None:
+            self._publish_up_to(request, end)
+        else:
+            self._publish_windows(request, end, self.windows)
+        if self._is_recurrent:
+            self._taker.planned(request)
+
+    def _publish_windows(self, request: Request, end: int, windows: WindowMemory) -> None:
+        """`publish`, with an island at each border on the way."""
+        stays = end - windows.window + 1 if end == request.target else None
+        for border in windows.borders(request, end):
+            position, kind = border
+            if kind is SnapshotKind.PROMPT and end - position < windows.window:
+                stays = position - windows.window + 1  # one island, from there to the chunk's end
+            elif position == end:
+                stays = end - windows.window + 1
+            else:
+                self._publish_up_to(request, position)
+                windows.keep_border(request, self._node_at(request, position), border)
+        self._publish_up_to(request, end)
+        windows.keep_chunk(request, self._node_at(request, end), end, stays)
+        self._reclaim()
+
+    def _node_at(self, request: Request, position: int) -> Node | None:
+        """The node that ends with the first `position` tokens of a request, of which the tree may have others' KV."""
+        assert request.node is not None
+        return self._tree.node_at(request.node, request.tokens[request.num_shared : position].tobytes())
+
+    def _publish_up_to(self, request: Request, end: int) -> None:
+        assert request.node is not None
         begin = request.num_shared
-        if request.node is None or begin == end:
+        if begin == end:
             return
         node = self._tree.extend(request.node, request.tokens[begin:end].tobytes(), request.slots[begin:end])
         if node is not None:
             request.node, request.num_shared = node, end
-        elif self._is_recurrent:
+        elif self._is_recurrent or self.windows is not None:
             self._exchange(request, end)
-        if self._is_recurrent:
-            self._taker.planned(request)
 
     def _exchange(self, request: Request, end: int) -> None:
         """Gives the tree the private slots before `end` in place of those that it has for the same tokens."""
@@ -184,6 +233,8 @@ class KvMemory:
         if self._is_recurrent:
             is_known = 0 < len(request.slots) == end and not has_moved
             self._leave_state(request, last if is_known else None, kind)
+        if self.windows is not None:
+            self.windows.leave(request, last, end, kind)
         self._pool.free(request.slots[end:])
         request.slots, request.node = array("i"), None
         request.num_shared = request.borrowed = 0
@@ -192,6 +243,8 @@ class KvMemory:
         if request.beams is None:
             return
         self._pool.free(request.beams.stop())
+        if self.windows is not None:
+            self.windows.free_beams(request)
         if self._is_recurrent:
             self.states.free_more(request.beams.more_state_slots)
             request.beams.more_state_slots = [-1] * (request.width - 1)
@@ -201,6 +254,8 @@ class KvMemory:
         assert request.beams is not None
         freed, forks = request.beams.advance(tops)
         self._pool.free(freed)
+        if self.windows is not None:
+            self.windows.free_beams(request)
         if self._is_recurrent:
             state_slots = dict(zip(request.beams.req_slots, request.state_slots, strict=True))
             for source, target in forks:
@@ -218,9 +273,19 @@ class KvMemory:
 
     # ---------------------------------------------------------------- snapshots
 
-    def take_snapshots(self) -> None:
-        """Copies the states that have reached a border; called when a plan is begun, before any other change."""
+    def begin_plan(self) -> None:
+        """Copies the states that have reached a border, and frees what windowed layers read no more. Called when a plan
+        is begun, before any other change."""
         self._taker.take()
+        if self.windows is not None:
+            self.windows.begin_plan()
+
+    def _reclaim(self) -> None:
+        """Takes back what the snapshots held whose KV the tree has given up."""
+        if self.windows is None:
+            self.states.reclaim()
+        else:
+            self.windows.reclaim()
 
     def awaits_snapshot(self, request: Request, prompts: Iterable[Request]) -> bool:
         """Whether a waiting request does better to wait for a snapshot that one of `prompts` under way will leave. Has
@@ -251,6 +316,7 @@ class KvMemory:
         if self.tiers is not None:
             self.tiers.reset()
         self._pool.free(self._tree.evict(self._tree.num_tokens))
+        self._reclaim()
         self.states.clear()
         if self._log is not None:
             self._log.cleared()
@@ -297,3 +363,5 @@ class KvMemory:
         self._pool.check([*private, *loading, *self._tree.held_slots()])
         if self._is_recurrent:
             self.states.check(running)
+        if self.windows is not None:
+            self.windows.check(running)

@@ -33,6 +33,8 @@ class Limits:
     num_experts: int = 0  # of a layer; 0: a dense model
     experts_per_token: int = 0
     num_state_slots: int = 0  # of recurrent state; 0: the model has none
+    num_window_slots: int = 0  # of the windowed layers' own KV pool; 0: all layers have one pool
+    window: int = 0  # tokens that such a layer attends to
     page_tokens: int = 0  # of a page of KV in a tier; 0: there are no tiers
     page_bytes: int = 1
     page_write_bytes: int = 8 << 20  # copied out before a step whose decode rows would wait for more

@@ -84,7 +84,7 @@ class Planner:
 
     def _plan_rows(self, step: int, now: float) -> ScheduledStep:
         scheduled = ScheduledStep(step)
-        self._memory.take_snapshots()
+        self._memory.begin_plan()
         self._batch.retry_postponed()
         self._preempt_for_fairness()
         self._preemption.for_decode_slots()

@@ -10,13 +10,14 @@ RadixAttention (arXiv:2312.07104) at the granularity of single tokens.
 - Each namespace has a root of its own, and requests find no prefixes of another namespace.
 - Of a model with recurrent state, a node may have a snapshot of the state after its last token. A request continues
   from a snapshot, so that a prefix counts only up to the deepest one. A node whose end moves loses its snapshot.
+- Of windowed layers with a KV pool of their own, a node's snapshot may serve positions within it (`window_memory.py`).
 - An operation takes time in proportion to the nodes on its path; tokens are compared and moved as blocks of memory.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from moeserve.router.core.eviction_order import EvictionOrder, is_idle_leaf
@@ -36,6 +37,7 @@ class RadixCache:
         self.num_tokens = 0
         self.num_idle = 0  # of num_tokens, those in nodes without refs
         self._recurrent = recurrent
+        self.on_split: Callable[[Node, Snapshot], None] | None = None  # called with the new upper node
         self._dropped: list[Snapshot] = []  # since the last `take_dropped`
         self._roots: dict[Namespace, Node] = {}
         self._uses = 0  # a logical clock: incremented at each use
@@ -72,8 +74,9 @@ class RadixCache:
         """The nodes of `walk` that a request may share."""
         path = [] if root is None else list(walk(root, tokens))
         if self._recurrent:
-            while path and (path[-1][0].snapshot is None or path[-1][1] < len(path[-1][0].slots)):
-                path.pop()
+            position = sum(common for _, common in path)
+            while path and not _serves(path[-1][0], position):
+                position -= path.pop()[1]
         return path
 
     # ---------------------------------------------------------------- references
@@ -305,6 +308,8 @@ class RadixCache:
         upper.children[bytes(node.tokens[:TOKEN_BYTES])] = node
         if self._log is not None:
             self._log.split(upper, node)
+        if node.snapshot is not None and self.on_split is not None:
+            self.on_split(upper, node.snapshot)
         return upper
 
     def _hold(self, node: Node) -> None:
@@ -389,3 +394,7 @@ class RadixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+def _serves(node: Node, position: int) -> bool:
+    return node.snapshot is not None and node.snapshot.serves(position)

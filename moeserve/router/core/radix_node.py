@@ -34,6 +34,10 @@ class Snapshot:
         self.number = 0  # in order of use; with `touched` written by SnapshotCache
         self.touched = 0.0  # the clock when it was taken or last used
 
+    def serves(self, position: int) -> bool:
+        """Whether a request can continue at `position` of the node's path."""
+        return position == self.position
+
     @property
     def gain(self) -> int:
         """Tokens that are computed again without it: from the next snapshot towards the root."""

@@ -90,6 +90,9 @@ class Request:
         "to_be_tried",
         "tokens",
         "wants_progress",
+        "window_borders",
+        "window_first",
+        "window_slots",
     )
 
     def __init__(self, message: GenerateRequest) -> None:
@@ -164,6 +167,12 @@ class Request:
         # are executed. -1: none, where it does not run or the model has no recurrent state.
         self.state_slot: int = -1
 
+        # Written by WindowMemory, of a model whose windowed layers have a KV pool of their own: that pool's slots of
+        # positions window_first .. len(slots)-1, and where islands of them are to be kept, ascending.
+        self.window_slots: array[int] = array("i")
+        self.window_first: int = 0
+        self.window_borders: list[Border] = []
+
         # Written by ScheduledStep as rows are planned.
         self.announced: bool = False  # its NewSeq is in a plan already sent
         self.first_planned_at: float | None = None  # seconds, when the first chunk was planned
@@ -214,6 +223,13 @@ class Request:
     def num_slots(self) -> int:
         """KV slots that it holds."""
         return len(self.slots) if self.beams is None else len(self.slots) + self.beams.num_slots
+
+    @property
+    def next_position(self) -> int:
+        """Of its next row; of its next rows, where it is a beam search."""
+        if self.beams is None or not self.beams.search.length:
+            return len(self.slots)
+        return self.beams.position + (not self.beams.is_due)
 
     @property
     def prompt_left(self) -> int:

@@ -90,6 +90,7 @@ class RouterStats:
             state_slots_snapshots=memory.states.num_snapshots,
             state_snapshot_hits=memory.states.num_hits,
             state_snapshot_evictions=memory.states.num_evictions,
+            **_of_windows(memory),
             engine_losses=self.engine_losses,
             continued=self.continued,
             beam_searches=self.beam_searches,
@@ -102,3 +103,16 @@ class RouterStats:
             disk=TierCounts() if memory.tiers is None else memory.tiers.counts("disk"),
             ram=TierCounts() if memory.tiers is None else memory.tiers.counts("ram"),
         )
+
+
+def _of_windows(memory: KvMemory) -> dict[str, int]:
+    windows = memory.windows
+    if windows is None:
+        return {}
+    return {
+        "window_slots_total": windows.num_slots,
+        "window_slots_used": windows.num_held,
+        "window_slots_cached": windows.num_cached,
+        "window_hits": windows.num_hits,
+        "window_evictions": windows.num_evictions,
+    }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from struct import iter_unpack
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from struct import Struct, iter_unpack
 
 import msgspec
 
@@ -13,6 +14,8 @@ from moeserve.messages.steps import Fork, NewSeq, Row, StepPlan
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.request import Request
 from moeserve.router.core.step_cost import StepShape, chunk_context
+
+pack_slot = Struct("<i").pack
 
 
 class ScheduledStep:
@@ -94,14 +97,16 @@ class ScheduledStep:
 
         The hot loop; docs/results/2026-11-22-router-notes.md has its cost."""
         taken = memory.take(len(requests))
+        windows = _windows(requests, memory)
         context = 0
         rows = self.rows
         complete: list[Request] = []
-        for request, slot, (packed,) in zip(requests, taken, iter_unpack("4s", taken.tobytes()), strict=True):
+        packed_slots = iter_unpack("4s", taken.tobytes())
+        for request, slot, (packed,), window in zip(requests, taken, packed_slots, windows, strict=False):
             slots = request.slots
             start = len(slots)
             context += start
-            rows.append(Row(request.req_slot, start, 1, packed, True))
+            rows.append(Row(request.req_slot, start, 1, packed, True, window))
             slots.append(slot)
             if start + 1 == request.max_kv:
                 complete.append(request)
@@ -116,9 +121,12 @@ class ScheduledStep:
         beams = request.beams
         assert beams is not None
         taken = memory.take(len(beams.rows))
-        self.forks += beams.plan(taken)
-        for row, (packed,) in zip(beams.rows, iter_unpack("4s", taken.tobytes()), strict=True):
-            self.rows.append(Row(row.req_slot, beams.position, 1, packed, True))
+        windows = None if memory.windows is None else memory.windows.take(len(beams.rows))
+        self.forks += beams.plan(taken, windows)
+        in_window: Iterable[bytes] = repeat(b"") if windows is None else map(pack_slot, windows)
+        packed_slots = iter_unpack("4s", taken.tobytes())
+        for row, (packed,), window in zip(beams.rows, packed_slots, in_window, strict=False):
+            self.rows.append(Row(row.req_slot, beams.position, 1, packed, True, window))
         first = len(self.sampling)
         self.searches[request] = range(first, first + len(taken))
         self.owners += [request] * len(taken)
@@ -133,9 +141,14 @@ class ScheduledStep:
         start = len(request.slots)
         taken = memory.take(count)
         request.slots.extend(taken)
+        in_window = b""
+        if memory.windows is not None:
+            windows = memory.windows.take(count)
+            request.window_slots.extend(windows)
+            in_window = windows.tobytes()
         is_last = request.prompt_left == 0
         sample = is_last and request.sampling.max_tokens > 0
-        self.rows.append(Row(request.req_slot, start, count, taken.tobytes(), sample))
+        self.rows.append(Row(request.req_slot, start, count, taken.tobytes(), sample, in_window))
         self.owners.append(request)
         self.prompt_tokens += count
         self._prompt_context += chunk_context(start, count)
@@ -164,14 +177,26 @@ class ScheduledStep:
             sampling=_sampling(request),
             request_id=request.request_id,
             state_slot=request.state_slot,
+            prefix_window_slots=request.window_slots.tobytes(),
             adapter=request.adapter,
             tenant=request.tenant,
         )
         self.new_seqs.append(seq)
-        empty = msgspec.structs.replace(seq, token_ids=b"", num_prompt=0, prefix_slots=b"")
+        nothing = {"token_ids": b"", "num_prompt": 0, "prefix_slots": b"", "prefix_window_slots": b""}
+        empty = msgspec.structs.replace(seq, **nothing)
         # The other beams' request slots, which get their tokens by forks.
         for req_slot, state_slot in zip(request.req_slots[1:], request.state_slots[1:], strict=True):
             self.new_seqs.append(msgspec.structs.replace(empty, req_slot=req_slot, state_slot=state_slot))
+
+
+def _windows(requests: Sequence[Request], memory: KvMemory) -> Iterable[bytes]:
+    """Row.window_slots of a decode row of each; without a second pool, none without end."""
+    if memory.windows is None:
+        return repeat(b"")
+    taken = memory.windows.take(len(requests))
+    for request, slot in zip(requests, taken, strict=True):
+        request.window_slots.append(slot)
+    return map(pack_slot, taken)
 
 
 def _sampling(request: Request) -> SamplingParams:

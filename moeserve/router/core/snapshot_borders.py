@@ -30,6 +30,7 @@ class BorderSpacing:
     tail: int = 8  # from the last border to the prompt's end; Qwen's longest generation prompt has 7 tokens
     least: int = 64  # between two borders: a snapshot that would save fewer is not worth a step
     first: int = 512  # between the last border and the one before; the next distances are twice as long each
+    is_even: bool = False  # all distances are `first`: where a border costs no step
     align: int = (
         1  # borders are multiples of it: of a page's tokens, where states are kept in a tier with their pages
     )
@@ -42,6 +43,12 @@ def border_spacing(max_num_batched_tokens: int) -> BorderSpacing:
     """Borders of a long prompt lie at least a step's tokens apart: it takes several steps anyway, so that they cost
     little."""
     return BorderSpacing(first=max(DEFAULT_SPACING.first, max_num_batched_tokens))
+
+
+def window_spacing(window: int) -> BorderSpacing:
+    """Of islands of windowed layers. They cost no step, and of a prompt's windowed KV they take a quarter. So where
+    nothing else is left of them, a prompt that departs from an earlier one computes at most four windows again."""
+    return BorderSpacing(least=min(DEFAULT_SPACING.least, window), first=4 * window, is_even=True)
 
 
 def snapshot_borders(start: int, matched: int, num_prompt: int, spacing: BorderSpacing) -> list[Border]:
@@ -64,5 +71,5 @@ def snapshot_borders(start: int, matched: int, num_prompt: int, spacing: BorderS
     distance = spacing.first
     while start < last - distance:
         add((last - distance) // align * align, SnapshotKind.SPACED)
-        distance *= 2
+        distance += spacing.first if spacing.is_even else distance
     return sorted(borders, key=lambda border: border[0])

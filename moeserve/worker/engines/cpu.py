@@ -22,7 +22,14 @@ from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 def cpu_batch(layout: StepLayout, sequences: Sequences, model: CpuDecoder) -> CpuBatch:
     """A step's rows for the CPU. Plans the model's attention; the rows' KV slots are remembered."""
     sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
-    model.plan_attention(layout.offset, layout.count, layout.start, layout.req_slot, sequences.kv_slots)
+    windows = None
+    if sequences.has_window_slots:
+        sequences.window_slots[layout.sequence, layout.position] = layout.window_slots
+        windows = torch.from_numpy(layout.window_slots.copy())
+    model.plan_attention(
+        *(layout.offset, layout.count, layout.start, layout.req_slot, sequences.kv_slots),
+        sequences.window_slots if sequences.has_window_slots else None,
+    )
     return CpuBatch(
         n=layout.n,
         token_ids=torch.from_numpy(sequences.tokens[layout.sequence, layout.position]),
@@ -30,6 +37,7 @@ def cpu_batch(layout: StepLayout, sequences: Sequences, model: CpuDecoder) -> Cp
         kv_slots=torch.from_numpy(layout.kv_slots.copy()),
         states=state_sequences(layout, sequences) if model.has_states else None,
         adapters=adapter_rows(sequences.adapters[layout.sequence]),
+        window_slots=windows,
     )
 
 
@@ -97,7 +105,7 @@ class CpuEngine:
         """`forward` and `logits` have waited."""
 
     def forget(self, layout: StepLayout) -> None:
-        self._model.forget(layout.kv_slots.tolist())
+        self._model.forget(layout.kv_slots.tolist(), layout.window_slots.tolist() or None)
         self._stream.wait()
 
     def expert_counts(self) -> ExpertCounts:

@@ -54,9 +54,9 @@ class CpuStage:
         x = self._model.x[:n].numpy()
         np.random.default_rng(0).standard_normal(dtype=np.float32, out=x)
 
-    def forget(self, kv_slots: list[int]) -> None:
+    def forget(self, kv_slots: list[int], window_slots: list[int] | None = None) -> None:
         """As `CpuDecoder.forget`."""
-        self._model.forget(kv_slots)
+        self._model.forget(kv_slots, window_slots)
 
     @property
     def expert_token_counts(self) -> npt.NDArray[np.int64]:

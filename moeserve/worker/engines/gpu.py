@@ -33,6 +33,7 @@ from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.gpu_weight_reads import GpuWeightReads
 from moeserve.worker.engines.recorded_steps import RecordedSteps, StepKind
 from moeserve.worker.engines.row_counts import leading_ones, padded, rounded
+from moeserve.worker.engines.slot_tables import SlotTables
 from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import MAX_RECORDED_DECODE, StepInputs
 from moeserve.worker.engines.streaming import Streaming
@@ -61,20 +62,19 @@ class GpuEngine:
     def __init__(
         self,
         model: GpuDecoder,
-        slot_table: Tensor,
+        tables: SlotTables,
         max_num_seqs: int,
         description: str,
         ram_experts: RamExperts | None = None,
         cpu_stage: CpuStage | None = None,
         expert_cache: ExpertCache | None = None,
     ) -> None:
-        """slot_table: int32 [max_num_seqs + 1, max_model_len] on the device, the model's; its last row is nobody's.
-        ram_experts: the model's, where there are any. cpu_stage: the layers before the model's, if it has no
-        embedding."""
+        """tables: the model's, of max_num_seqs + 1 request slots. ram_experts: the model's, where there are any.
+        cpu_stage: the layers before the model's, if it has no embedding."""
         self._model = model
         self._description = description
         self._max_num_seqs = max_num_seqs
-        self._slot_table = slot_table
+        self._tables = tables
         self._cpu_stage = cpu_stage
         self._weights = GpuWeightReads(model, ram_experts, cpu_stage)
         self.expert_cache = expert_cache  # None: experts stay where they are
@@ -95,6 +95,7 @@ class GpuEngine:
                 model.device,
                 has_states=model.has_states,
                 has_adapters=model.adapters is not None,
+                has_windows=tables.windows is not None,
                 max_tiles=self._most_tiles(size) * records_prompts,
             )
             for size in model.sizes
@@ -174,18 +175,12 @@ class GpuEngine:
             self._cpu_stage.copy_states(pairs)
 
     def bind(self, seq: NewSeq, tokens: Int32s) -> None:
-        if seq.prefix_slots:
-            prefix = torch.frombuffer(bytearray(seq.prefix_slots), dtype=torch.int32)
-            self._slot_table[seq.req_slot, : len(prefix)].copy_(prefix)
+        self._tables.bind(seq)
         prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
     def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
-        if not len(targets):
-            return
-        device = self._slot_table.device
-        into, of = (torch.from_numpy(slots.astype(np.int64)).to(device) for slots in (targets, sources))
-        self._slot_table[into, :end] = self._slot_table[of, :end]
+        self._tables.fork(targets, sources, end)
 
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
@@ -290,14 +285,13 @@ class GpuEngine:
         self._model.check()
 
     def forget(self, layout: StepLayout) -> None:
-        kv_slots = layout.kv_slots.tolist()
-        self._model.forget(kv_slots)
+        slots = layout.kv_slots.tolist(), layout.window_slots.tolist() or None
+        self._model.forget(*slots)
         if self._cpu_stage is not None:
-            self._cpu_stage.forget(kv_slots)
+            self._cpu_stage.forget(*slots)
         if self.expert_cache is not None:
             self.expert_cache.forget_counts()
-        self._slot_table[layout.req_slot.tolist()] = 0
-        self._slot_table[self._max_num_seqs] = 0
+        self._tables.forget(layout.req_slot.tolist())
 
     def dummy_prompt(self, n: int, streamed: float, start: int = 0) -> Callable[[], None]:
         """What runs a step of n random tokens of a prompt that belongs to nobody, from position `start` on, with this
@@ -343,12 +337,6 @@ class GpuEngine:
             self._model.check()
 
         return run
-
-    def spread_nobody(self, num_kv_slots: int) -> None:
-        """The request slot of nobody has all KV slots in turn, as a real prompt has many: keys that all lie in one
-        place are read several times as slowly. For timing; `forget` takes it back."""
-        positions = torch.arange(self._slot_table.shape[1], dtype=torch.int32, device=self._slot_table.device)
-        self._slot_table[self._max_num_seqs] = positions % num_kv_slots
 
     @property
     def max_step_rows(self) -> int:

@@ -4,8 +4,9 @@ counts     [COUNTS]   the step's rows, then how many of them are sampled by each
                       attend each by itself, MIXED_DECODE_ROWS together; 16 bytes apart, as kernels are compiled for
                       aligned addresses
 then int32 [stride] each: token ids, positions, KV slots, request slots, sampled rows, their request slots; and where
-there is recurrent state: of each sequence its first row, rows and state slot, and of each row its sequence; and where
-rows may ask for adapters, the adapter's slot of each row
+there is recurrent state: of each sequence its first row, rows and state slot, and of each row its sequence; where
+windowed layers have KV slots of their own, each row's; and where rows may ask for adapters, the adapter's slot of each
+row
 then int32 [tiles, 4]: of a recorded step, the tiles of its prompts (attention.op.prefill_tiles), empty ones behind
 """
 
@@ -49,12 +50,14 @@ class StepInputs:
         *,
         has_states: bool = False,
         has_adapters: bool = False,
+        has_windows: bool = False,
         max_tiles: int = 0,
     ) -> None:
-        """max_tiles: that a recorded step of this size has room for. has_adapters: rows may ask for some."""
+        """max_tiles: that a recorded step of this size has room for. has_adapters: rows may ask for some. has_windows:
+        windowed layers have KV slots of their own."""
         stride = -(-(size + head_rows) // _ALIGN) * _ALIGN
         self._nobody = nobody
-        fields = _FIELDS + (_STATE_FIELDS if has_states else 0) + has_adapters
+        fields = _FIELDS + (_STATE_FIELDS if has_states else 0) + has_windows + has_adapters
         self._host = torch.zeros(
             COUNTS + fields * stride + 4 * max_tiles, dtype=torch.int32, pin_memory=device.type == "cuda"
         )
@@ -77,6 +80,9 @@ class StepInputs:
             first, count, slot = (field[: self._max_sequences] for field in on_device[6:9])
             self._sequences = StepSequences(first, count, slot, on_device[9, :size])
         self._num_sequences = 0
+        of_window = fields - 1 - has_adapters
+        self._windows = self._fields[of_window, :size] if has_windows else None
+        self._windows_on_device = on_device[of_window, :size]
         # Behind all others. -1: the model itself.
         self._adapters = self._fields[fields - 1, :size] if has_adapters else None
         self._adapters_on_device = on_device[fields - 1, :size]
@@ -99,6 +105,9 @@ class StepInputs:
         f[3, n : self.size] = self._nobody
         f[4, :m] = layout.sampled_rows
         f[5, :m] = layout.sampled_slots
+        if self._windows is not None:
+            self._windows[:n] = layout.window_slots
+            self._windows[n:] = -1
         if self._adapters is not None:
             self._adapters[:n] = sequences.adapters[layout.sequence]
             self._adapters[n:] = -1
@@ -115,6 +124,8 @@ class StepInputs:
         f[1, : self.size] = start + np.arange(self.size)
         f[2, : self.size] = np.where(np.arange(self.size) < n, np.arange(self.size), -1)
         f[3, : self.size] = self._nobody
+        if self._windows is not None:
+            self._windows[:] = f[2, : self.size]
         if self._adapters is not None:
             self._adapters[:] = -1
         if self._sequences is not None:
@@ -170,6 +181,7 @@ class StepInputs:
             streamed,
             states,
             adapters=GpuAdapterRows(self._adapters_on_device, scope) if scope else None,
+            window_slots=None if self._windows is None else self._windows_on_device,
         )
 
     def recorded_prompts(self, scope: AdapterScope) -> GpuBatch:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import QWEN3_30B_A3B
 from moeserve.cli import main
@@ -26,6 +27,7 @@ from moeserve.plan import command
 from moeserve.plan.rates import CpuRates
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
+from tests.support.gemma_file import write_gemma
 from tests.unit.models.adapters.test_read_peft import SHAPE
 from tests.unit.models.adapters.test_read_peft import write as write_peft
 
@@ -64,6 +66,24 @@ def test_on_the_cpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> Non
     assert memory["gpu"] == 0
     assert shown["users"] == {"2048": 8}
     assert set(shown["speed"]["decode"]) == {"1", "4"}
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_two_kv_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a layer with a window and one without, each of 256 bytes a token."""
+    gemma = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    flags = ("--model", str(gemma), "--ram", "4", "--max-num-seqs", "2", "--device", "cpu")
+    pools = ("--max-total-tokens", "4000", "--kv-window-ratio", "0.3")
+    shown = run(capsys, *flags, *pools)
+    memory = shown["memory"]
+    assert (memory["kv_tokens"], memory["window_slots"]) == (4000, 1714)  # 30% of both
+    assert "--kv-window-ratio 0.3" in shown["command"]  # without it, so many tokens might not fit
+    assert memory["ram_kv"] == 256 * (4000 + 1714)
+    memory = run(capsys, *flags, *pools[:2])["memory"]
+    assert (memory["window_slots"], memory["ram_kv"]) == (0, 512 * 4000)
+    assert main(["plan", *flags, *pools]) == 0
+    assert re.search(r"KV, windowed layers +1,714 tokens", capsys.readouterr().out)
+    assert "no room for more tokens" in fails(capsys, *flags, "--max-total-tokens", "1000", *pools[2:])
 
 
 @pytest.mark.usefixtures("no_measuring")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +15,7 @@ from moeserve.messages.beams import BeamParams
 from moeserve.messages.schema import DetokenizeEnd, GenerateRequest, RequestError, TokensItem
 from moeserve.router.core.beam_search import BeamSearch
 from moeserve.router.core.limits import Limits
+from moeserve.router.core.window_memory import least_slots
 from tests.support.beams import Wanted, requests
 from tests.support.checking_worker import STOP_TOKEN, ints, top_tokens
 from tests.support.router_world import World, final_error, final_item, make_world, request, rows_of
@@ -258,8 +261,11 @@ def test_a_search_that_crashes_workers_is_found_out() -> None:
     assert len(world.seen[50].tokens) == 400
 
 
-def life(seed: int) -> tuple[World, dict[int, tuple[list[int], Wanted]], dict[int, GenerateRequest]]:
-    """Searches and ordinary requests in a pool that is always short, with aborts and lost workers."""
+def life(
+    seed: int, window: int = 0
+) -> tuple[World, dict[int, tuple[list[int], Wanted]], dict[int, GenerateRequest]]:
+    """Searches and ordinary requests in a pool that is always short, with aborts and lost workers. window: windowed
+    layers have a KV pool of their own, that running requests may fill."""
     rng = random.Random(seed)
     limits = Limits(
         num_kv_slots=rng.randint(40, 90),
@@ -272,6 +278,11 @@ def life(seed: int) -> tuple[World, dict[int, tuple[list[int], Wanted]], dict[in
         num_state_slots=rng.choice([0, 0, 6, 16]),
         page_tokens=rng.choice([0, 0, 2]),
     )
+    if window:
+        none: dict[str, Any] = {"num_state_slots": 0, "page_tokens": 0}
+        limits = dataclasses.replace(limits, **none)  # without state slots, more may run at once
+        slots = least_slots(window, limits.max_running, limits.max_num_batched_tokens)
+        limits = dataclasses.replace(limits, num_window_slots=slots, window=window)
     world = World(limits, lambda _: rng.choice([0.0, 1.0, 150.0]))
     searches: dict[int, tuple[list[int], Wanted]] = {}
     ordinary: dict[int, GenerateRequest] = {}
@@ -326,11 +337,12 @@ BRANCHY_SEEDS = (2, 3, 5, 8, 13, 17, 23, 36, 39)
         pytest.param(range(1000), id="thousand", marks=pytest.mark.slow),
     ],
 )
-def test_random_lives(seeds: Sequence[int]) -> None:
+@pytest.mark.parametrize("window", [0, 3, 6])
+def test_random_lives(seeds: Sequence[int], window: int) -> None:
     """Nobody is forgotten, nothing leaks, and every answer is the one that the request would get alone."""
     restarts = found = 0
     for seed in seeds:
-        world, searches, ordinary = life(seed)
+        world, searches, ordinary = life(seed, window)
         for id, (prompt, wanted) in searches.items():
             finals = [world.seen[id + choice].final for choice in range(wanted.num_return_sequences)]
             assert None not in finals, f"seed {seed}: {id} was forgotten"

@@ -1,81 +1,20 @@
 // What differs between the integer formats, derived from their rows in quant_types.h: Format<T> has
 //   layout    where things stand in a block column (panel_layout.h)
-//   codes     unpacks a group of 32 columns of one half to 8 vectors of unsigned codes, one per quad
+//   quad      unpacks the unsigned codes of a quad of columns of one half
 //   scales    the group's scales and mins
 //   kSplit    scales are per 16 columns     kMin   there is a min     kZero   integer zero point of the codes
-//   kWide     codes pass 128, so that 16-bit sums of pairs could saturate (AVX2)
+//   kMostCode the largest code
 
-inline void unpack_nibbles(const uint8_t* p, VB (&w)[8]) {
-  for (int i = 0; i < 4; ++i) {
-    const VB v = load_b(p + 64 * i);
-    w[i] = and_b(v, 0x0f);
-    w[i + 4] = and_b(shr_b<4>(v), 0x0f);
-  }
-}
-
-template <int Q>
-inline VB fifth_bit(VB high) {  // bit Q to bit 4
-  if constexpr (Q < 4) {
-    return and_b(shl_b<4 - Q>(high), 0x10);
+// Bits `From`.. of every byte to bits `To`.., masked; the mask is of the result.
+template <int From, int To>
+inline VB move_bits(VB bytes, uint8_t mask) {
+  if constexpr (From < To) {
+    return and_b(shl_b<To - From>(bytes), mask);
+  } else if constexpr (From > To) {
+    return and_b(shr_b<From - To>(bytes), mask);
   } else {
-    return and_b(shr_b<Q - 4>(high), 0x10);
+    return and_b(bytes, mask);
   }
-}
-
-inline void unpack_five_bits(const uint8_t* p, VB (&w)[8]) {
-  const VB high = load_b(p);
-  unpack_nibbles(p + 64, w);
-  w[0] = or_b(w[0], fifth_bit<0>(high));
-  w[1] = or_b(w[1], fifth_bit<1>(high));
-  w[2] = or_b(w[2], fifth_bit<2>(high));
-  w[3] = or_b(w[3], fifth_bit<3>(high));
-  w[4] = or_b(w[4], fifth_bit<4>(high));
-  w[5] = or_b(w[5], fifth_bit<5>(high));
-  w[6] = or_b(w[6], fifth_bit<6>(high));
-  w[7] = or_b(w[7], fifth_bit<7>(high));
-}
-
-inline void unpack_six_bits(const uint8_t* p, VB (&w)[8]) {
-  unpack_nibbles(p + 128, w);
-  for (int v = 0; v < 2; ++v) {
-    const VB high = load_b(p + 64 * v);
-    w[4 * v + 0] = or_b(w[4 * v + 0], and_b(shl_b<4>(high), 0x30));
-    w[4 * v + 1] = or_b(w[4 * v + 1], and_b(shl_b<2>(high), 0x30));
-    w[4 * v + 2] = or_b(w[4 * v + 2], and_b(high, 0x30));
-    w[4 * v + 3] = or_b(w[4 * v + 3], and_b(shr_b<2>(high), 0x30));
-  }
-}
-
-template <int N>
-inline VB third_bit(VB high) {  // bit N to bit 2
-  if constexpr (N < 2) {
-    return and_b(shl_b<2 - N>(high), 4);
-  } else {
-    return and_b(shr_b<N - 2>(high), 4);
-  }
-}
-
-inline void unpack_pairs(const uint8_t* p, VB (&w)[8]) {
-  for (int v = 0; v < 2; ++v) {
-    const VB pairs = load_b(p + 64 * v);
-    w[4 * v + 0] = and_b(pairs, 3);
-    w[4 * v + 1] = and_b(shr_b<2>(pairs), 3);
-    w[4 * v + 2] = and_b(shr_b<4>(pairs), 3);
-    w[4 * v + 3] = and_b(shr_b<6>(pairs), 3);
-  }
-}
-
-inline void unpack_three_bits(const uint8_t* p, VB (&w)[8]) {
-  const VB high = load_b(p);
-  unpack_pairs(p + 64, w);
-  w[0] = or_b(w[0], third_bit<0>(high));
-  w[1] = or_b(w[1], third_bit<1>(high));
-  w[2] = or_b(w[2], third_bit<2>(high));
-  w[3] = or_b(w[3], third_bit<3>(high));
-  w[4] = or_b(w[4], third_bit<4>(high));
-  w[5] = or_b(w[5], third_bit<5>(high));
-  w[6] = or_b(w[6], third_bit<6>(high));
-  w[7] = or_b(w[7], third_bit<7>(high));
 }
 
 template <CodeTable Table>
@@ -88,23 +27,44 @@ struct ExcessLevels {
   }
 };
 
-template <Type T>
-inline void unpack_codes(const uint8_t* p, VB (&w)[8]) {
-  constexpr QuantType q = kQuantType<T>;
-  if constexpr (q.low.bits == 8) {
-    for (int i = 0; i < 8; ++i) w[i] = load_b(p + 64 * i);
-  } else if constexpr (q.low.bits == 4) {
-    if constexpr (q.high.bits == 0) unpack_nibbles(p, w);
-    if constexpr (q.high.bits == 1) unpack_five_bits(p, w);
-    if constexpr (q.high.bits == 2) unpack_six_bits(p, w);
-  } else {
-    static_assert(q.low.bits == 2 && q.high.bits <= 1);
-    if constexpr (q.high.bits == 0) unpack_pairs(p, w);
-    if constexpr (q.high.bits == 1) unpack_three_bits(p, w);
+// The largest code that any bytes can give: a file's bits are masked to as many as the type has, and a table's index to 16
+// levels.
+constexpr int most_code(const QuantType& q) {
+  int most = 0;
+  for (int code = 0; code < 1 << (q.low.bits + q.high.bits); ++code) {
+    const int table = static_cast<int>(q.table);
+    most = std::max(most, q.table == CodeTable::None ? code : kLevels[table][code] + kExcess[table]);
   }
-  if constexpr (q.table != CodeTable::None) {
-    static constexpr ExcessLevels<q.table> levels;
-    for (VB& v : w) v = lookup(levels.at, v);
+  return most;
+}
+
+// Quad Q's codes, from where a group's vectors begin: see panel_layout.h.
+template <Type T, int Q>
+inline VB unpack_quad(const uint8_t* p) {
+  constexpr QuantType q = kQuantType<T>;
+  constexpr PanelLayout layout = kLayout<T>;
+  if constexpr (q.low.bits == 8) {
+    return load_b(p + 64 * Q);
+  } else {
+    const uint8_t* above = p + 64 * layout.bit_vectors;  // the pairs
+    const uint8_t* nibbles = above + 64 * layout.pair_vectors;
+    VB code;
+    if constexpr (q.low.bits == 4) {
+      code = move_bits<Q / 4 * 4, 0>(load_b(nibbles + 64 * (Q % 4)), 0x0f);
+    } else {
+      static_assert(q.low.bits == 2);
+      code = move_bits<Q % 4 * 2, 0>(load_b(above + 64 * (Q / 4)), 0x03);
+    }
+    if constexpr (q.high.bits == 2) {
+      code = or_b(code, move_bits<Q % 4 * 2, 4>(load_b(above + 64 * (Q / 4)), 0x30));
+    } else if constexpr (q.high.bits == 1) {
+      code = or_b(code, move_bits<Q, layout.bit_shift()>(load_b(p), 1 << layout.bit_shift()));
+    }
+    if constexpr (q.table != CodeTable::None) {
+      static constexpr ExcessLevels<q.table> levels;
+      code = lookup(levels.at, code);
+    }
+    return code;
   }
 }
 
@@ -202,11 +162,14 @@ struct Format {
   static constexpr int kZero = type.low.bits == 8              ? 128
                                : type.table != CodeTable::None ? kExcess[static_cast<int>(type.table)]
                                                                : type.offset;
-  static constexpr bool kWide = kZero == 128;
+  static constexpr int kMostCode = most_code(type);
   static_assert(!kSplit || type.scales == StoredScales::NibbleMin || type.octets > 1,
                 "one scale for 32 columns");
 
-  static void codes(const uint8_t* p, VB (&w)[8]) { unpack_codes<T>(p, w); }
+  template <int Q>
+  static VB quad(const uint8_t* p) {
+    return unpack_quad<T, Q>(p);
+  }
 
   static Scales scales(const uint8_t* block, int g, int half) {
     if constexpr (type.scales == StoredScales::F16) {

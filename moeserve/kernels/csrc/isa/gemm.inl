@@ -6,8 +6,8 @@
 //   acc = fma(dot, s * xs, acc)                  float32, xs the activation's scale
 //   acc = fnma(z, xs * sum(x), acc)              formats with a min
 // so the float32 accumulator of an output sees one fixed order of operations, whatever the number of tokens.
-// A weight vector is unpacked once for all tokens of the tile; the tile of accumulators stays in L1. What differs
-// between formats is in format_traits.inl.
+// A weight vector is unpacked once for all tokens of the call; the tile of accumulators stays in L1. What differs
+// between formats is in format_traits.inl, a group's products are in group_gemm.inl.
 
 // How far ahead of the unpacking the panel is fetched. Without it a Zen 5 core read 22 GB/s, with it 35 to 40.
 constexpr int kPrefetchBytes = 4096;
@@ -22,67 +22,6 @@ inline void prefetch(const uint8_t* p, int bytes) {
   for (int line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
 }
 
-template <class F>
-inline VI dot(VI acc, VB w, VI x) {
-  if constexpr (F::kWide) {
-    return dot4_wide(acc, w, x);
-  } else {
-    return dot4(acc, w, x);
-  }
-}
-
-// The exact integer sums of one token, one group and one half, zero point not yet subtracted.
-template <class F>
-struct Dots {
-  VI lo;  // of the group's columns 0..15 where F::kSplit, else of all 32
-  VI hi;  // of its columns 16..31 (kSplit)
-};
-
-// Scales the sums and adds them to the 16 accumulators at `out`.
-template <class F>
-inline void accumulate(const Dots<F>& d, const Scales& s, const GroupMeta& meta, float* out) {
-  if constexpr (F::kSplit) {
-    const VI lo = sub_i(d.lo, set_i(F::kZero * meta.sum_lo)), hi = sub_i(d.hi, set_i(F::kZero * meta.sum_hi));
-    VF sum = fma(to_float(hi), s.s_hi, mul(to_float(lo), s.s));
-    if constexpr (F::kMin) {
-      sum = fnma(s.z, set_f(static_cast<float>(meta.sum_lo)), sum);
-      sum = fnma(s.z_hi, set_f(static_cast<float>(meta.sum_hi)), sum);
-    }
-    store_f(out, fma(sum, set_f(meta.scale), load_f(out)));
-  } else {
-    const VI dot = F::kZero == 0 ? d.lo : sub_i(d.lo, set_i(F::kZero * (meta.sum_lo + meta.sum_hi)));
-    VF acc = fma(to_float(dot), mul(s.s, set_f(meta.scale)), load_f(out));
-    if constexpr (F::kMin) acc = fnma(s.z, set_f(meta.scaled_sum), acc);
-    store_f(out, acc);
-  }
-}
-
-inline GroupMeta load_meta(const void* row, int64_t cols, int64_t group) {
-  GroupMeta meta;
-  std::memcpy(&meta, static_cast<const int8_t*>(row) + cols + group * sizeof meta, sizeof meta);
-  return meta;
-}
-
-// One token, one group: adds to the 32 accumulators at `out`.
-template <class F>
-inline void token_group(const VB (&w)[2][8], const Scales (&s)[2], const void* row, int64_t cols,
-                        int64_t group, float* out) {
-  const int8_t* x = static_cast<const int8_t*>(row) + 32 * group;
-  Dots<F> d[2] = {{set_i(0), set_i(0)}, {set_i(0), set_i(0)}};
-  for (int i = 0; i < 4; ++i) {
-    const VI a = broadcast_quad(x + 4 * i), b = broadcast_quad(x + 16 + 4 * i);
-    for (Dots<F>* half = d; half < d + 2; ++half) {
-      const VB(&weights)[8] = w[half - d];
-      half->lo = dot<F>(half->lo, weights[i], a);
-      VI& second = F::kSplit ? half->hi : half->lo;
-      second = dot<F>(second, weights[i + 4], b);
-    }
-  }
-  const GroupMeta meta = load_meta(row, cols, group);
-  accumulate<F>(d[0], s[0], meta, out);
-  accumulate<F>(d[1], s[1], meta, out + 16);
-}
-
 // One block column for all tokens. `first_group` counts groups of 32 columns from the start of the row; `ahead` is
 // fetched meanwhile, a group's worth at a time so that the line fill buffers are never full.
 template <class F>
@@ -93,12 +32,8 @@ inline void block_gemm(const uint8_t* block, const uint8_t* ahead, int64_t first
   for (int g = 0; g < groups; ++g) {
     prefetch(ahead + g * (layout.block_bytes / groups), layout.block_bytes / groups);
     const uint8_t* codes = block + layout.header_bytes + g * layout.group_bytes();
-    VB w[2][8];
-    F::codes(codes, w[0]);
-    F::codes(codes + layout.half_bytes(), w[1]);
-    const Scales s[2] = {F::scales(block, g, 0), F::scales(block, g, 1)};
-    const int64_t group = first_group + g;
-    for (int t = 0; t < n; ++t) token_group<F>(w, s, rows[t], cols, group, out + kPanelRows * t);
+    const Scales scales[2] = {F::scales(block, g, 0), F::scales(block, g, 1)};
+    group_gemm<F>(codes, scales, rows, cols, first_group + g, n, out);
   }
 }
 

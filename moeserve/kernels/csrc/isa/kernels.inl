@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -17,6 +18,7 @@ namespace {
 #include "formats/block_codes.inl"
 #include "formats/pack.inl"
 #include "formats/format_traits.inl"
+#include "group_gemm.inl"
 #include "gemm.inl"
 #include "rowwise.inl"
 #include "attention.inl"

@@ -23,10 +23,6 @@ inline float reduce_max_8(__m256 a) {
 #include "simd_plain.h"
 #endif
 
-#if !defined(MOESERVE_AVX2)
-inline VI dot4_wide(VI acc, VB w, VI x) { return dot4(acc, w, x); }
-#endif
-
 // exp(x) for x <= 88, relative error under 2e-7; below -87 (and for -inf) exactly 0.
 // Cody-Waite reduction to [-ln2/2, ln2/2] and the degree-6 Taylor tail in Horner form.
 inline VF exp_f(VF x) {

@@ -65,22 +65,9 @@ inline VI broadcast_quad(const int8_t* p) {
   __builtin_memcpy(&x, p, 4);
   return set_i(x);
 }
-// Without VNNI: u8 x s8 pairs through 16 bits. vpmaddubsw saturates at 32767, which codes above 128 can pass
-// (255 * 127 * 2); those formats (Q8_0 and the IQ4 levels, in excess-128) take the wider dot4_wide.
-inline __m256i dot4_8(__m256i acc, __m256i w, __m256i x) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
-}
-inline __m256i dot4_8_wide(__m256i acc, __m256i w, __m256i x) {
-  const __m256i low = _mm256_set1_epi16(0x00ff);
-  const __m256i even =
-      _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
-}
-inline VI dot4(VI acc, VB w, VI x) { return {dot4_8(acc.lo, w.lo, x.lo), dot4_8(acc.hi, w.hi, x.hi)}; }
-inline VI dot4_wide(VI acc, VB w, VI x) {
-  return {dot4_8_wide(acc.lo, w.lo, x.lo), dot4_8_wide(acc.hi, w.hi, x.hi)};
-}
+// Has both computed here: GCC puts off a chain of additions to where its end is used, and keeps all summands in memory.
+inline void compute_now(__m256i& a, __m256i& b) { asm("" : "+x"(a), "+x"(b)); }
+inline VI add_i(VI a, VI b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 // 32 int16: a lane's two against the pair.
 inline VI load_pairs(const int16_t* p) {
   const auto* v = reinterpret_cast<const __m256i*>(p);

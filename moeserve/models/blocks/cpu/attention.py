@@ -26,18 +26,20 @@ def attend(
     space: CpuWorkspace,
     adapters: LayerAdapters | None,
 ) -> None:
-    n = batch.n
+    n, plan, slots = batch.n, form.plan, batch.kv_slots
+    if shape.window and batch.window_slots is not None:
+        plan, slots = form.window_plan, batch.window_slots
     stream.norm(space.x, w.norm, eps, n, space.y)
     gate = space.gate if shape.is_gated else None
     outputs = [form.q, form.k] if shape.v_from_k else [form.q, form.k, form.v]
     projected = outputs if gate is None else [*outputs, gate]
     project(stream, space.y, n, w.qkv, projected, adapters, QKV_PARTS)
     stream.rope_store(
-        form.q, form.k, form.v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.kv_slots, kv, n, form.heads,
+        form.q, form.k, form.v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, kv, n, form.heads,
         scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k,
     )  # fmt: skip
     stream.attention(
-        form.plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks, gate=gate
+        plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks, gate=gate
     )
     if w.output_norm is None:
         project(stream, form.attended, n, w.output, [space.x], adapters, (names.ATTN_OUTPUT,), add=True)

@@ -31,7 +31,7 @@ from moeserve.models.blocks.cpu.latent import attend_latent
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
 from moeserve.models.blocks.cpu.sandwich import mix_sandwiched
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
-from moeserve.models.blocks.kv_slots import clear_slots
+from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
@@ -87,13 +87,25 @@ class CpuDecoder:
         )
 
     def plan_attention(
-        self, rows: Int32s, counts: Int32s, positions: Int32s, req_slots: Int32s, slot_table: Int32s
+        self,
+        rows: Int32s,
+        counts: Int32s,
+        positions: Int32s,
+        req_slots: Int32s,
+        slot_table: Int32s,
+        window_table: Int32s | None = None,
     ) -> None:
-        """The sequences of the next `forward`, as `build_attention_plan` says. The stream is idle."""
+        """The sequences of the next `forward`, as `build_attention_plan` says. window_table: for windowed layers; None:
+        the same as the others'. The stream is idle."""
+        threads = self._stream.threads
         for form in self._forms.values():
             build_attention_plan(
-                form.plan, rows, counts, positions, req_slots, slot_table, form.heads, self._stream.threads
+                form.plan, rows, counts, positions, req_slots, slot_table, form.heads, threads
             )
+            if window_table is not None:
+                build_attention_plan(
+                    form.window_plan, rows, counts, positions, req_slots, window_table, form.heads, threads
+                )
 
     @property
     def x(self) -> Tensor:
@@ -141,9 +153,10 @@ class CpuDecoder:
             self._stream.softcap(space.logits, m, self.shape.logit_softcap)
         return space.logits[:m]
 
-    def forget(self, kv_slots: list[int]) -> None:
-        """Nothing is in these slots of the KV cache, and no weights have been read. After a wait."""
-        clear_slots(self._kv, kv_slots)
+    def forget(self, kv_slots: list[int], window_slots: list[int] | None = None) -> None:
+        """Nothing is in these slots of the KV cache, and no weights have been read. window_slots: of windowed layers;
+        None: the same. After a wait."""
+        forget_kv(self.shape, 0, self._kv, kv_slots, window_slots)
         self.expert_token_counts.zero_()
         self._num_forwards = self._num_heads_read = 0
 

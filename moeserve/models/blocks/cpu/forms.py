@@ -18,7 +18,8 @@ RopeTables = tuple[Tensor, Tensor]  # cos and sin of every position's angles: se
 
 
 class CpuForm:
-    """Heads, the angles of all positions, and a step's buffers, which lie in those of the workspace. Owns `plan`."""
+    """Heads, the angles of all positions, and a step's buffers, which lie in those of the workspace. Owns the
+    plans."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class CpuForm:
         tokens = len(space.x)
         self.heads = _heads_of(shape)
         self.plan = AttentionPlan()  # of the step's sequences
+        self.window_plan = AttentionPlan()  # the same for windowed layers that have KV slots of their own
         self._all_cos, self._all_sin = angles
         self.cos = torch.empty(tokens, shape.rotary_dim // 2)
         self.sin = torch.empty(tokens, shape.rotary_dim // 2)

@@ -13,7 +13,7 @@ from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 class CpuBatch:
     """The rows of one step, on the host. `CpuDecoder.plan_attention` describes their sequences to attention."""
 
-    __slots__ = ("adapters", "kv_slots", "n", "positions", "states", "token_ids")
+    __slots__ = ("adapters", "kv_slots", "n", "positions", "states", "token_ids", "window_slots")
 
     def __init__(
         self,
@@ -23,15 +23,18 @@ class CpuBatch:
         kv_slots: torch.Tensor,
         states: StateSequences | None = None,
         adapters: AdapterRows | None = None,
+        window_slots: torch.Tensor | None = None,
     ) -> None:
         """token_ids, kv_slots (where each row's KV goes): int32 [n]; positions: int64 [n]. states: whose recurrent
-        states the rows move on, where the model has any. adapters: None where no row asks for one."""
+        states the rows move on, where the model has any. adapters: None where no row asks for one. window_slots: int32
+        [n], where the KV of windowed layers goes; None: to kv_slots."""
         self.n = n
         self.token_ids = token_ids
         self.positions = positions
         self.kv_slots = kv_slots
         self.states = states
         self.adapters = adapters
+        self.window_slots = window_slots
 
 
 class SandwichWorkspace:

@@ -31,11 +31,19 @@ from moeserve.models.sources.gguf import names
 
 
 class GpuAttentionBlock:
-    """The attention of all layers. slot_table: int32 [requests, length], the KV slots of each request by position."""
+    """The attention of all layers. slot_table: int32 [requests, length], the KV slots of each request by position.
+    window_table: the same of windowed layers; None: they have no slots of their own."""
 
-    def __init__(self, eps: float, slot_table: Tensor, forms: Mapping[AttentionForm, GpuForm]) -> None:
+    def __init__(
+        self,
+        eps: float,
+        slot_table: Tensor,
+        forms: Mapping[AttentionForm, GpuForm],
+        window_table: Tensor | None = None,
+    ) -> None:
         self._eps = eps
         self._slot_table = slot_table
+        self._window_table = window_table
         self._forms = forms
 
     def attend(
@@ -53,15 +61,19 @@ class GpuAttentionBlock:
         if adapters is not None:
             adapters.add(s.y, QKV_PARTS, [k, v] if shape.is_gated else [q, k, v])
         v_eps = eps if shape.has_v_norm else None
+        table, slots = self._slot_table, batch.kv_slots
+        if shape.window and self._window_table is not None:
+            assert batch.window_slots is not None
+            table, slots = self._window_table, batch.window_slots
         if batch.rows_independent and shape.qk_norm != "full":
-            new = NewTokens(k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.kv_slots, v_eps)
-            self._attend(shape, w, of_form, batch, kv, q, new)
+            new = NewTokens(k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, v_eps)
+            self._attend(shape, w, of_form, batch, kv, table, q, new)
         else:
             rope_store(
-                q, k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
+                q, k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.positions, slots, count,
                 of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, v_eps,
             )  # fmt: skip
-            self._attend(shape, w, of_form, batch, kv, of_form.q.view(s.rows, -1), None)
+            self._attend(shape, w, of_form, batch, kv, table, of_form.q.view(s.rows, -1), None)
         a = of_form.attended
         if gate is not None:
             assert a.x is not None
@@ -78,6 +90,7 @@ class GpuAttentionBlock:
         of_form: AttentionWorkspace,
         batch: GpuBatch,
         kv: KvLayer,
+        table: Tensor,
         q: Tensor,
         new: NewTokens | None,
     ) -> None:
@@ -95,7 +108,7 @@ class GpuAttentionBlock:
             scales = None if a.scales is None else a.scales[part]
             mine = None if new is None else replace(new, k=new.k[part], v=new.v[part], slots=new.slots[part])
             decode_attention(
-                q[part], mine, kv.keys, kv.values, self._slot_table, batch.req_slots[part], batch.positions[part],
+                q[part], mine, kv.keys, kv.values, table, batch.req_slots[part], batch.positions[part],
                 count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
                 key_scales=kv.key_scales, value_scales=kv.value_scales, window=shape.window, sinks=w.sinks,
                 scale=shape.scale,
@@ -105,7 +118,7 @@ class GpuAttentionBlock:
                 of_form.q,
                 kv.keys,
                 kv.values,
-                self._slot_table,
+                table,
                 batch.tiles[self._forms[shape.form].index],
                 a.x,
                 key_scales=kv.key_scales,

@@ -29,6 +29,7 @@ from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.pointwise.library import softcap
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
+from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.delta_net import recur
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
@@ -39,7 +40,6 @@ from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
-from moeserve.models.blocks.kv_slots import clear_slots
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.expert_stream import ExpertStream
@@ -78,13 +78,15 @@ class GpuDecoder:
         mixer_sum: AllReduce | None = None,
         ffn_sums: Sequence[AllReduce | None] | None = None,
         adapters: GpuAdapters | None = None,
+        window_table: Tensor | None = None,
     ) -> None:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. slot_table: int32
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
         `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory, where a step's x is instead of coming
         from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`.
         mixer_sum, ffn_sums: where several GPUs compute the model, by what the mixers' outputs and each layer's
-        feed-forward's are summed over them; None: they are whole. adapters: those that rows may ask for."""
+        feed-forward's are summed over them; None: they are whole. adapters: those that rows may ask for.
+        window_table: the slot table of windowed layers; None: they have no slots of their own."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters
@@ -97,11 +99,12 @@ class GpuDecoder:
         self._first_rows = weights.embedding if from_cpu is None else _as_planes(from_cpu, self.device)
         self._row_numbers = None if from_cpu is None else _numbers(len(from_cpu), self.device)
         self._slot_table = slot_table
+        self._window_table = window_table
         # What the CPU gives is scaled already.
         self._embedding_scale = shape.embedding_scale if from_cpu is None else 1.0
         forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
         self._mixer_sum = mixer_sum
-        self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms)
+        self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms, window_table)
         self._latent_attention = GpuLatentAttentionBlock(slot_table, forms)
         self.forced_routing = (
             ForcedRouting(self.num_layers, shape.num_experts, step_sizes(forced_rows)[-1], self.device)
@@ -159,7 +162,10 @@ class GpuDecoder:
         s, table = self._spaces[len(batch.token_ids)], self._first_rows
         assert table is not None
         ids = batch.token_ids if self._row_numbers is None else self._row_numbers[: s.rows]
-        places = KvPlaces(self._slot_table, batch.req_slots, batch.positions, batch.kv_slots)
+        places = KvPlaces(
+            *(self._slot_table, batch.req_slots, batch.positions, batch.kv_slots),
+            *(self._window_table, batch.window_slots),
+        )
         embed(
             ids, batch.count, plane_tensors(table), int(table.type), s.x, places, scale=self._embedding_scale
         )
@@ -197,9 +203,15 @@ class GpuDecoder:
             else:
                 states[target].copy_(states[source])
 
-    def forget(self, kv_slots: list[int]) -> None:
-        """Nothing is in these slots of the KV cache, and no expert has been asked for. After a step."""
-        clear_slots(self._kv, kv_slots)
+    @property
+    def has_window_slots(self) -> bool:
+        """Windowed layers have KV slots of their own: a batch needs `window_slots`."""
+        return self._window_table is not None
+
+    def forget(self, kv_slots: list[int], window_slots: list[int] | None = None) -> None:
+        """Nothing is in these slots of the KV cache, and no expert has been asked for. window_slots: of windowed
+        layers; None: the same. After a step."""
+        forget_kv(self.shape, self._first_layer, self._kv, kv_slots, window_slots)
         self._ffn.forget_counts()
 
     @property

@@ -76,6 +76,9 @@ class GpuBatch:
     # themselves; None: all of num_decode.
     decode_counts: tuple[Tensor, ...] | None = None
     adapters: GpuAdapterRows | None = None  # None: no row asks for any
+    window_slots: Tensor | None = (
+        None  # int32 [size]: where the KV of windowed layers goes; None: to kv_slots
+    )
 
 
 class Routes(NamedTuple):

@@ -1,0 +1,29 @@
+"""What decoders do to the KV of single tokens beside attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.interface import AttentionShape, ModelShape
+
+
+def clear_slots(layer: KvLayer, slots: list[int]) -> None:
+    """Zeros in these slots, if the layer has any."""
+    if len(layer.keys):
+        for tensor in layer.tensors:
+            tensor[slots] = 0
+
+
+def forget_kv(
+    shape: ModelShape,
+    first: int,
+    layers: Sequence[KvLayer],
+    slots: list[int],
+    window_slots: list[int] | None,
+) -> None:
+    """Zeros in these slots of the layers from `first` on, and in `window_slots` of windowed ones; None: the same."""
+    for index, layer in enumerate(layers, start=first):
+        mixer = shape.layers[index].mixer
+        is_windowed = isinstance(mixer, AttentionShape) and mixer.window > 0
+        clear_slots(layer, slots if window_slots is None or not is_windowed else window_slots)

@@ -1,0 +1,37 @@
+"""A windowed model on the CPU engine with a KV pool of its own for windowed layers: the same bits as with one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.worker.cpu_loading import load_cpu_runner
+from moeserve.worker.runner import Runner
+from tests.gpu.driver import small_config
+from tests.support.gemma_file import WINDOW, write_gemma
+from tests.support.windowed_requests import talk
+
+
+def runner_of(model: Path, ratio: float, kv_dtype: str) -> Runner:
+    config = small_config(
+        model, threads=2, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, max_total_tokens=160,
+        kv_window_ratio=ratio, kv_cache_dtype=kv_dtype,
+    )  # fmt: skip
+    return load_cpu_runner(config, lambda *_: None)
+
+
+def test_the_same_bits_as_with_one_pool(tmp_path: Path) -> None:
+    model = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    for kv_dtype in ("f16", "q8_0"):
+        one, two = (runner_of(model, ratio, kv_dtype) for ratio in (0.0, 0.2))
+        assert (one.ready().num_window_slots, one.ready().window) == (0, 0)
+        assert (two.ready().num_window_slots, two.ready().window) == (2 * WINDOW + 2 * 16, WINDOW)
+        assert two.ready().kv_bytes < one.ready().kv_bytes
+        _, expected = talk(one)
+        scheduler, found = talk(two)
+        assert found == expected
+        assert [len(answer) for answer in found.values()] == [12, 20, 8, 12, 14, 14]
+        report = scheduler.load_report()
+        assert report.window_hits >= 2
+        assert report.window_slots_used == 0
