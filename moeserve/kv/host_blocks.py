@@ -47,7 +47,7 @@ class HostPage(NamedTuple):
 
 
 class HostBlocks:
-    """May be used by several threads. Memory comes with its first use, a chunk at a time, and stays."""
+    """May be used by several threads. Memory comes by chunks, with its first use or by `grow_all`, and stays."""
 
     def __init__(self, block_bytes: int, max_bytes: int, *, pinned: bool) -> None:
         self.block_bytes = block_bytes
@@ -79,13 +79,10 @@ class HostBlocks:
         with self._lock:
             self._free += page.blocks
 
-    def grow_ahead(self) -> None:
-        """Allocates the next chunk before it is wanted, where little is left: to pin one takes longer than a step may
-        wait."""
-        with self._lock:
-            is_low = len(self._free) < self._chunk
-        if is_low:
-            self.grow()
+    def grow_all(self) -> None:
+        """Allocates all of it: to pin a chunk takes longer than a step may wait."""
+        while self.grow():
+            pass
 
     def grow(self) -> bool:
         """Adds a chunk; False: there are all, or the machine has no more memory."""

@@ -55,7 +55,6 @@ class RamStore:
             entry = self._entries[key]
             entry.is_whole = True
             entry.users -= 1
-        self._blocks.grow_ahead()
 
     def get(self, key: bytes) -> HostPage | None:
         """A page that stays until `release`; None: it is not there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,8 @@ class PageTiersPlan:
         blocks = HostBlocks(pages.page_bytes, self.ram_bytes or buffered, pinned=is_gpu)
         blocks.grow()
         ram = RamStore(blocks) if self.ram_bytes else None
+        if ram is not None and is_gpu:
+            threading.Thread(target=blocks.grow_all, name="kv-pin", daemon=True).start()
         if ram is not None:
             log.info(
                 "the RAM tier has room for %d tokens of KV, %.2f GiB",

@@ -14,7 +14,7 @@ from moeserve.kv.cache_pages import CachePages, kv_tensors
 from moeserve.kv.device_pages import DevicePages, Staging
 from moeserve.kv.disk.fingerprint import Fingerprint
 from moeserve.kv.disk.store import PageStore
-from moeserve.kv.host_blocks import HostBlocks
+from moeserve.kv.host_blocks import CHUNK_BYTES, HostBlocks
 from moeserve.kv.ram_store import RamStore
 from moeserve.messages.pages import PageCopy, PageOrders, PageReport, StateCopy
 from moeserve.worker.page_mover import PageMover, Tiers
@@ -179,6 +179,14 @@ def test_ram_gives_up_what_was_not_used_for_longest(layers: list[KvLayer]) -> No
     assert wait_for(mover, "failed", 1) == KEYS[1]
     mover.write(PageOrders(state_writes=[StateCopy(KEYS[5], 0)]))
     assert wait_for(mover, "skipped", 1, "ram") == KEYS[5], "a state is larger than all of it"
+
+
+def test_memory_may_be_taken_ahead() -> None:
+    blocks = HostBlocks(CHUNK_BYTES // 2, 5 * CHUNK_BYTES // 2, pinned=False)
+    blocks.grow_all()
+    assert not blocks.grow(), "there are all"
+    assert blocks.take(5 * CHUNK_BYTES // 2) is not None
+    assert blocks.take(1) is None
 
 
 def test_what_a_load_reads_stays_in_ram(layers: list[KvLayer]) -> None:

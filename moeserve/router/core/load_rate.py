@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moeserve.messages.pages import Tier
+
 KEEP = 0.5  # of the bytes and of the time so far, beside a new measurement
 MOST_MS = 20_000.0  # of a load, while nobody knows what computing takes: no step was measured yet
-RETRY_AFTER = 32  # prompts that were recomputed, after which a window of pages shows the tier's rate anew
+# Prompts that were recomputed, after which a window of pages shows the tier's rate anew; from RAM it costs little.
+RETRY_AFTER: dict[Tier, int] = {"ram": 4, "disk": 32}
 
 
 class LoadRates:
     """Of some tiers, by number."""
 
-    def __init__(self, num_tiers: int) -> None:
+    def __init__(self, tiers: Sequence[Tier]) -> None:
+        num_tiers = len(tiers)
+        self._retry_after = [RETRY_AFTER[tier] for tier in tiers]
         self.bytes_per_ms: list[float | None] = [None] * num_tiers
         self.num_declined = [0] * num_tiers
         self._declined_since = [0] * num_tiers  # the last attempt
@@ -47,7 +52,7 @@ class LoadRates:
         slowest = ms.index(max(ms))
         self.num_declined[slowest] += 1
         self._declined_since[slowest] += 1
-        if self._declined_since[slowest] < RETRY_AFTER:
+        if self._declined_since[slowest] < self._retry_after[slowest]:
             return False
         self._forget(slowest)
         return True

@@ -55,7 +55,7 @@ class PageTiers:
         self._tree = tree
         self._has_states = states is not None
         self._pages = [_TierPages() for _ in sizes.tiers]  # the fastest first
-        self._rates = LoadRates(len(sizes.tiers))
+        self._rates = LoadRates(sizes.tiers)
         fastest = self._pages[0].keys
         self._writer = PageWriter(sizes, tree, states, fastest, is_ram=sizes.tiers[0] == "ram")
         self._to_disk = DiskCopies(fastest, self._pages[1].keys) if len(sizes.tiers) == 2 else None
