@@ -54,10 +54,11 @@ def shrunk_for(items: int, parts: int) -> torch.Tensor:
     return torch.full((items * parts * RANK,), 77.0, device=DEVICE)  # what is not written must not be read
 
 
-@pytest.mark.parametrize("block", [1, 16])
-def test_rows_of_three_outputs(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("block", "cols_at_once"), [(1, 4096), (1, 16), (16, 4096)])
+def test_rows_of_three_outputs(block: int, cols_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows by themselves and in blocks of mixed adapters; the last rows do not exist."""
     monkeypatch.setattr(op, "ROWS_BY_THEMSELVES", 64 if block == 1 else 0)
+    monkeypatch.setattr(op, "COLS_OF_PROGRAM", cols_at_once)
     monkeypatch.setattr(op, "BLOCK", block)
     widths = (80, 40, 24)
     products = Products(widths, 1, [(8, 20, 0), (32, 0, 16), (0, 5, 3)])

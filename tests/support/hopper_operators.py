@@ -24,7 +24,8 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
             signature[name], constants[name] = "constexpr", value
     source = ASTSource(kernel.function, signature, constants, aligned)
     compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    print(kernel.function.__name__, compiled.metadata.shared, flush=True)
+    narrow = compiled.asm["ptx"].count("ld.global.b16")  # reads of 2 bytes
+    print(kernel.function.__name__, compiled.metadata.shared, narrow, flush=True)
     assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
 
 launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_hopper(

@@ -12,11 +12,15 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
 from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.kernels.lora.small_batch import expand_small_batch_kernel, shrink_small_batch_kernel
 from moeserve.kernels.lora.triton import expand_kernel, expand_sum_kernel, shrink_kernel
 
 ROWS_BY_THEMSELVES = 64  # steps of up to so many rows take each by itself; larger ones in blocks
 BLOCK = 64
 RANK_TILE = 16
+# What a program of a small batch multiplies at once, which it holds in registers.
+RANKS_OF_PROGRAM = 2
+COLS_OF_PROGRAM = 4096
 _ENTRY = 4  # int64s of a product of an adapter
 _FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
@@ -68,6 +72,11 @@ class Items:
         return self.ids, None, None, self.count
 
     @property
+    def uses_small_batch(self) -> bool:
+        """Rows that are taken each by itself, as small_batch.py does."""
+        return self.ids is None and self.tiling()[0] == 1
+
+    @property
     def ids_stride(self) -> int:
         return 0 if self.ids is None else row_stride(self.ids)
 
@@ -75,6 +84,9 @@ class Items:
 def shrink(x: GpuActivations, table: AdapterTable, items: Items, shrunk: Tensor, *, x_top_k: int = 1) -> None:
     """shrunk[item, part] = A x[item // x_top_k]. x: where it has no floats, its int8, of rows by themselves. shrunk:
     float32, flat, with room for [items, table.parts, table.rank]."""
+    if items.uses_small_batch and x.x is not None and x_top_k == 1:
+        _shrink_small_batch(x.x, table, items, shrunk)
+        return
     block, blocks = items.tiling()
     is_row = block == 1
     shrink_kernel(
@@ -118,6 +130,9 @@ def expand(
     """out[part][item] += B shrunk[item, part], for each of table.parts, 3 at most. adds=False: = instead of +=, 0 for
     items without adapters, and bias float32 [experts, rows] more of the first two parts. out: [items, rows] each; or
     with out_top_k [n * out_top_k, rows], of which each row's first top_k are its items'."""
+    if items.uses_small_batch and adds:
+        _expand_small_batch(shrunk, table, items, out)
+        return
     block, blocks = items.tiling()
     bn = 128 if block == 1 else 64
     outs = [*out, None, None][:3]
@@ -143,6 +158,54 @@ def expand(
         adds,
         table.float,
         block,
+        bn,
+        RANK_TILE,
+        PDL,
+        num_warps=4,
+        launch_pdl=PDL,
+    )
+
+
+def _shrink_small_batch(x: Tensor, table: AdapterTable, items: Items, shrunk: Tensor) -> None:
+    bk = min(next_power_of_2(table.cols), COLS_OF_PROGRAM)
+    shrink_small_batch_kernel(
+        (min(RANK_TILE, table.rank) // RANKS_OF_PROGRAM, table.parts, len(items.slots)),
+        x,
+        items.slots,
+        table.entries,
+        items.count,
+        shrunk,
+        table.cols,
+        row_stride(x),
+        table.parts,
+        table.slot_stride,
+        table.rank,
+        table.float,
+        RANKS_OF_PROGRAM,
+        bk,
+        PDL,
+        num_warps=4 if bk <= 2048 else 8,
+        launch_pdl=PDL,
+    )
+
+
+def _expand_small_batch(shrunk: Tensor, table: AdapterTable, items: Items, out: Sequence[Tensor]) -> None:
+    bn = 128
+    outs = [*out, None, None][:3]
+    widths = [0 if o is None else o.shape[1] for o in outs]
+    expand_small_batch_kernel(
+        (sum(-(-width // bn) for width in widths), len(items.slots)),
+        shrunk,
+        items.slots,
+        table.entries,
+        items.count,
+        *outs,
+        *widths,
+        *(0 if o is None else row_stride(o) for o in outs),
+        table.parts,
+        table.slot_stride,
+        table.rank,
+        table.float,
         bn,
         RANK_TILE,
         PDL,

@@ -60,6 +60,14 @@ def table_entry(
 
 
 @triton.jit
+def matrix_and_rank(entry, COLUMN: tl.constexpr, FLOAT: tl.constexpr):
+    """A (COLUMN 0) or B (1) of an entry, and the rank. The compiler must know of the pointer, not only of the address,
+    that it is a multiple of 16 bytes: else it reads the matrix number by number."""
+    matrix = tl.multiple_of(tl.load(entry + COLUMN).to(tl.pointer_type(FLOAT)), 16)
+    return matrix, tl.multiple_of(tl.load(entry + 2).to(tl.int32), 16)
+
+
+@triton.jit
 def shrink_row(x, codes, scales, a, r, COLS: tl.constexpr, BK: tl.constexpr):
     """[1, BR]: rows r of a [.., COLS] times one row, of floats or of int8 with a scale per 32 columns."""
     acc = tl.zeros([r.shape[0], BK], tl.float32)
@@ -111,8 +119,7 @@ def shrink_kernel(
     s = tl.max(slot, 0)
     while s >= 0:
         entry = table_entry(table, s, part, expert, PARTS, EXPERTS, SLOT_STRIDE)
-        a = tl.multiple_of(tl.load(entry), 16).to(tl.pointer_type(FLOAT))
-        rank = tl.load(entry + 2).to(tl.int32)
+        a, rank = matrix_and_rank(entry, 0, FLOAT)
         for first in range(tile * BR, rank, tl.num_programs(0) * BR):
             r = first + tl.arange(0, BR)
             if BM == 1:
@@ -140,8 +147,7 @@ def expand_block(
     s = tl.max(slot, 0)
     while s >= 0:
         entry = table_entry(table, s, part, expert, PARTS, EXPERTS, SLOT_STRIDE)
-        b = tl.multiple_of(tl.load(entry + 1), 16).to(tl.pointer_type(FLOAT))
-        rank = tl.load(entry + 2).to(tl.int32)
+        b, rank = matrix_and_rank(entry, 1, FLOAT)
         for first in range(0, rank, BR):
             r = first + tl.arange(0, BR)
             inner = tl.load(at + r[None, :], (slot == s)[:, None], 0.0)
@@ -250,8 +256,7 @@ def expand_sum_kernel(
         expert = tl.load(ids + row * IDS_STRIDE + j)
         if expert >= 0:
             entry = table_entry(table, s, 0, expert, 1, EXPERTS, SLOT_STRIDE)
-            b = tl.multiple_of(tl.load(entry + 1), 16).to(tl.pointer_type(FLOAT))
-            rank = tl.load(entry + 2).to(tl.int32)
+            b, rank = matrix_and_rank(entry, 1, FLOAT)
             share = tl.load(weights + row * WEIGHTS_STRIDE + j)
             for first in range(0, rank, BR):
                 r = first + tl.arange(0, BR)
