@@ -18,7 +18,7 @@ from tests.gpu.driver import small_config
 from tests.support.gemma_file import EXPERTS, write_gemma
 from tests.support.windowed_requests import talk
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes of CPU time
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # seven minutes of CPU time
 
 
 def runner_of(model: Path, ratio: float) -> Runner:
