@@ -174,12 +174,12 @@ class Profile:
         print(f"  {name}, {batch} streams: {batch * len(seconds) / sum(seconds):.1f} tok/s; step ms at 10, 50, 90%: "
               f"{' '.join(quarter)}; {line}", flush=True)  # fmt: skip
 
-    def spinning(self, batch: int) -> None:
-        """The rate with a host thread that spins for the step's end."""
-        sleeps = self.engine._done
-        self.engine._done = StepCompletion(self.engine._model.device, self.engine.logit_rows, yields=False)
-        self.rate("the host spins", batch)
-        self.engine._done = sleeps
+    def sleeping(self, name: str, batch: int) -> None:
+        """The rate with a host thread that sleeps until the step's end."""
+        usual = self.engine._done
+        self.engine._done = StepCompletion(self.engine._model.device, self.engine.logit_rows, yields=True)
+        self.rate(f"{name}, the host sleeps", batch)
+        self.engine._done = usual
 
     def on_host(self, batch: int) -> None:
         times, e, cache = HostTimes(), self.engine, self.engine.expert_cache
@@ -254,8 +254,8 @@ def of_model(args: argparse.Namespace) -> None:
             cache._budget.take = lambda: 0
         for batch in args.streams if not stops else args.streams[:1]:
             profile.rate(name, batch)
-            if its is not None and batch == 1:
-                profile.spinning(batch)
+            if batch == 1:
+                profile.sleeping(name, batch)
                 profile.on_host(batch)
     del cache._budget.take
     if args.rates:
