@@ -18,8 +18,8 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def pool_threads(device: str, root: Path = Path("/")) -> int:
-    """The compute threads where nobody says how many: a thread for each usable core; but of 8 cores or more, where there
-    may be a GPU, one core stays free for the thread that drives it. device: --device."""
+    """The compute threads where nobody says how many: a thread for each usable core; but of 8 cores or more, where
+    there may be a GPU, one core stays free for the thread that drives it. device: --device."""
     count = usable_cores(root)
     may_have_gpu = device == "cuda" or (device == "auto" and (root / "proc/driver/nvidia/version").exists())
     return count - 1 if may_have_gpu and count >= DRIVER_CORES else count

@@ -4,7 +4,7 @@
     python -m benchmarks.gpu.expert_cache_profile --pool 8,15,16             # no model: the pool and the hand-off alone
 
 First the rates of steps as they are served, then the same with a kernel that reads the GPU's clock before and behind
-each publish, and a poll that does so when it begins and ends. Each layer's time is listed by how many experts the pool computed:
+each publish, and a poll that does so when it begins and ends. Each layer's time by how many experts the pool computed:
 
     publish     of that kernel and two launches
     hand-off    from its end to the answer
@@ -12,6 +12,9 @@ each publish, and a poll that does so when it begins and ends. Each layer's time
     wait        the rest
     other       from the answer to the next layer's publish: attention, norms, router
 """
+
+# mypy: ignore-errors
+# (Triton kernels, and what is put in place of methods.)
 
 from __future__ import annotations
 
@@ -218,13 +221,15 @@ class Profile:
         times, misses = times[self.gen // 2 :], misses[self.gen // 2 :]
         step_us = (times[:, -1, ANSWERED] - times[:, 0, ROUTED]) / 1e3
         host_us = np.array(seconds) * 1e6
-        print(f"  stamped, {batch} streams: step {host_us.mean():.0f} us by the host; first router's end to last answer "
+        print(f"  stamped, {batch} streams: step {host_us.mean():.0f} us by the host; first router to last answer "
               f"{step_us.mean():.0f}; {misses.sum() / len(misses):.1f} misses a step", flush=True)  # fmt: skip
         publish = (times[:, :, PUBLISHED] - times[:, :, ROUTED]) / 1e3
         own = (times[:, :, POLLS] - times[:, :, PUBLISHED]) / 1e3
         wait = (times[:, :, ANSWERED] - times[:, :, POLLS]) / 1e3
         other = (times[:, 1:, ROUTED] - times[:, :-1, ANSWERED]) / 1e3
-        print("    misses  layers a step   hand-off us: mean   10%   50%   90%     own    wait publish   other after it")
+        print(
+            "    misses  layers a step   hand-off us: mean   10%   50%   90%     own    wait publish   other after it"
+        )
         for count in range(int(misses.max()) + 1):
             chosen = misses == count
             if not chosen.any():
@@ -235,8 +240,8 @@ class Profile:
             print(f"    {count:>6}{chosen.sum() / len(misses):>15.1f}{whole.mean():>20.1f}{low:>6.1f}{middle:>6.1f}"
                   f"{high:>6.1f}{own[chosen].mean():>8.1f}{wait[chosen].mean():>8.1f}"
                   f"{publish[chosen].mean():>8.1f}{after.mean() if len(after) else 0.0:>9.1f}", flush=True)  # fmt: skip
-        print(f"    sums a step, us: publish {publish.sum(1).mean():.0f}, own {own.sum(1).mean():.0f}, wait {wait.sum(1).mean():.0f}, other "
-              f"{other.sum(1).mean():.0f}", flush=True)  # fmt: skip
+        print(f"    sums a step, us: publish {publish.sum(1).mean():.0f}, own {own.sum(1).mean():.0f}, "
+              f"wait {wait.sum(1).mean():.0f}, other {other.sum(1).mean():.0f}", flush=True)  # fmt: skip
 
 
 def of_model(args: argparse.Namespace) -> None:
@@ -248,7 +253,11 @@ def of_model(args: argparse.Namespace) -> None:
     print(f"{runner.ready().device}\nloaded in {time.perf_counter() - began:.0f} s", flush=True)
     profile = Profile(runner, trace, args.gen)
     cache = profile.engine.expert_cache
-    for name, its, stops in (("fixed", None, False), ("cache", cache, False), ("cache without promotions", cache, True)):
+    for name, its, stops in (
+        ("fixed", None, False),
+        ("cache", cache, False),
+        ("cache without promotions", cache, True),
+    ):
         profile.engine.expert_cache = its
         if stops:
             cache._budget.take = lambda: 0
@@ -289,8 +298,8 @@ def pool_alone(threads: int, layers: int) -> None:
                 routings.append(ids)
             handed = typical(step.seconds, [ids.cuda() for ids in routings]) * 1e6
             alone = typical(partial(bench.alone, x, weights), routings) * 1e6 if chosen else 0.0
-            print(f"  {threads} threads, width {width}, {chosen} experts of {mean / 1e6:.2f} MB: pool alone {alone:.1f} us, "
-                  f"handed over {handed:.1f} us a layer", flush=True)  # fmt: skip
+            print(f"  {threads} threads, width {width}, {chosen} experts of {mean / 1e6:.2f} MB: "
+                  f"pool alone {alone:.1f} us, handed over {handed:.1f} us a layer", flush=True)  # fmt: skip
         print(f"  read {bench.read_gb_s():.0f} GB/s", flush=True)
         handoff.close()
 

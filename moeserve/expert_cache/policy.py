@@ -58,12 +58,12 @@ class CachePolicy:
         self.cached[layers, coming], self.cached[layers, going] = True, False
         return list(map(Move, layers.tolist(), coming.tolist(), going.tolist()))
 
-    def _lowest(
-        self, used: Mask, count: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    def _lowest(self, used: Mask, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """[count, layers]: of each layer's experts that may go, those of the lowest scores, and these; infinite where
         there are no more."""
-        scores = np.where(self.cached & self._movable & ~used, self._scores, np.inf).astype(np.float32, copy=False)
+        scores = np.where(self.cached & self._movable & ~used, self._scores, np.inf).astype(
+            np.float32, copy=False
+        )
         layers = np.arange(len(scores))
         lowest = np.empty((count, len(scores)), np.int64)
         values = np.empty((count, len(scores)), np.float32)

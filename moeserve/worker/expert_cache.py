@@ -120,7 +120,7 @@ class ExpertCache:
         if self._streams:
             used &= self._hottest(tokens)
         else:
-            hits, wanted = np.count_nonzero(used & self._found), np.count_nonzero(used)
+            hits, wanted = int(np.count_nonzero(used & self._found)), int(np.count_nonzero(used))
             self._hits, self._misses = self._hits + hits, self._misses + wanted - hits
             self._budget.observe(used, self._policy.cached)
         self._policy.observe(used)

@@ -100,7 +100,7 @@ class ExpertHandoff:
             pinned=self._device.type == "cuda",
         )
         self.defer(max_deferred)
-        # On the device; see publish_kernel. `_present` has two rows, `_waits` two lines: of even layers and of odd ones.
+        # On the device; see publish_kernel. `_present` and `_waits` have two rows: of even layers and of odd ones.
         self._steps = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._deferred = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)

@@ -60,7 +60,7 @@ class ExpertMaps:
 
     def remove(self, layers: Ids, experts: Ids) -> Ids:
         """int64 [moves] each. From the next `publish` on the experts are the pool's. Returns their slots."""
-        slots = self.host[GPU, layers, experts].astype(np.int64)
+        slots: Ids = self.host[GPU, layers, experts].astype(np.int64)
         self.host[GPU, layers, experts] = -1
         self.host[RAM, layers, experts] = self.places[layers, experts]
         return slots

@@ -176,7 +176,9 @@ class GpuFfnBlock:
             dense = self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
-        attended = s.output.view(s.rows, -1) if self.fuses_router_norm(index, s) else None  # still to be added
+        attended = (
+            s.output.view(s.rows, -1) if self.fuses_router_norm(index, s) else None
+        )  # still to be added
         add_norm(
             s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales,
             attended=attended,
