@@ -118,7 +118,7 @@ def load_gpu_engine(
     shape = read_checked_shape(source)
     # One that does not fit the model ends the start now.
     of_adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
-    log_skipped(shape)
+    log_skipped(shape, source)
     check_lanes(source, shape, "GPU")
     share = None
     if ranks is not None:
