@@ -125,7 +125,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME | {"moeserve.models.adapters.modules"},
-    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
+    "moeserve.detokenizer": FRAME
+    | {"moeserve.tokenizer", "moeserve.models.open", "moeserve.models.registry"},
     "moeserve.httpserver": FRAME
     | {
         "moeserve.models.adapters.modules",
