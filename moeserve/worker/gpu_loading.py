@@ -226,8 +226,10 @@ def _open_tiers(
     kv: Sequence[KvLayer],
     states: Sequence[StateLayer],
 ) -> PageMover | None:
-    """Those behind the KV pool."""
-    in_ram = ram_tier_bytes(config, pool_bytes, available_bytes())
+    """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
+    in_ram = 0
+    if config.kv_ram is not None or device.type == "cuda":
+        in_ram = ram_tier_bytes(config, pool_bytes, available_bytes())
     tiers = plan_tiers(config, directory, in_ram, source, layout, "gpu")
     return None if tiers is None else tiers.open(kv, states, device)
 
