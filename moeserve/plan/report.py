@@ -115,7 +115,9 @@ def _head(plan: PlacementPlan) -> str:
     experts = f" of {m.num_experts} experts, {m.top_k} a token" if m.moe_layers else ""
     without = f", {dense} without experts" if m.moe_layers and dense else ""
     mtp = skipped_layers(m, plan.gguf)
-    skipped = f", {mtp.count} for further tokens (MTP) not loaded ({_gib(mtp.num_bytes)})" if mtp.count else ""
+    skipped = (
+        f", {mtp.count} for further tokens (MTP) not loaded ({_gib(mtp.num_bytes)})" if mtp.count else ""
+    )
     return (
         f"{plan.gguf.path.name}: {_gib(size)} of tensors, {m.num_layers} layers{experts}{without}{skipped}, context "
         f"{m.context_length:,}"

@@ -27,7 +27,9 @@ def write(folder: Path, model_type: str, prefix: str, **settings: object) -> Pat
     write_family(folder, model_type, **settings)
     (folder / "model.safetensors.index.json").unlink()
     names = ("eh_proj.weight", "enorm.weight", "self_attn.q_proj.weight", "embed_tokens.weight")
-    save_file({f"{prefix}{name}": torch.zeros(SIDE, SIDE) for name in names}, folder / "model-mtp.safetensors")
+    save_file(
+        {f"{prefix}{name}": torch.zeros(SIDE, SIDE) for name in names}, folder / "model-mtp.safetensors"
+    )
     return folder
 
 
