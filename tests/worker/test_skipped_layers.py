@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ LAYERS = 3
 SIDE = 64  # of each matrix for further tokens: 16 KiB of floats
 
 
-def write(folder: Path, model_type: str, prefix: str, **settings: object) -> Path:
+def write(folder: Path, model_type: str, prefix: str, **settings: Any) -> Path:
     """With what is published behind its last layer, as far as a name may tell."""
     write_family(folder, model_type, **settings)
     (folder / "model.safetensors.index.json").unlink()
