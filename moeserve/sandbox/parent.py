@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 _SHORTEST_WAIT = 0.01  # seconds, as exact as the kernel counts CPU time
 
-PATIENCE = 10  # times a question's limit of CPU time, by the clock: how much slower a busy machine may make it
+# By the clock a question may take so many times its limit of CPU time: a busy machine may make it so much slower.
+PATIENCE = 10
 START_SECONDS = 60.0  # until the process runs, before it has met its work: a cold disk, a busy machine
 # The process gets no more of the environment than Python needs to start: it might hold the API key.
 _PASSED_ENVIRONMENT = (
