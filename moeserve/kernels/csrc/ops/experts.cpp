@@ -23,7 +23,8 @@ void ExpertsOp::compute(Team& team) const {
   if (lora.down != nullptr) shrink_intermediates(team);
   if (sums_at_once) {
     team.for_claimed_panels(
-        1, down->panels, [&](int64_t, int64_t panel, Claim& claim) { down_panel(team, panel, claim); }, [] {});
+        1, down->panels, [&](int64_t, int64_t panel, Claim& claim) { down_panel(team, panel, claim); },
+        [] {});
   } else if (n * top_k <= kMostParts) {
     team.for_claimed_panels(
         active[0], down->panels,
