@@ -230,7 +230,13 @@ def run_gemv(
 
 
 def run_narrow_gemm(
-    x: Tensor, weight: Weight, second: Weight | None, count: Tensor, out: Tensor, *, bias: Tensor | None = None
+    x: Tensor,
+    weight: Weight,
+    second: Weight | None,
+    count: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
 ) -> None:
     """narrow_gemm.narrow_gemm_kernel: matrices of floats, x and bias of any."""
     # A layer with a router of 128 rows takes 20 us less than by GEMV at 256 tokens, 4 us at 64 and 128.
