@@ -37,8 +37,8 @@ def load_block(
     token = first + tl.arange(0, BLOCK)
     there = (token >= NEW) & (token < end)
     slot = tl.load(held + token - NEW, there, 0, cache_modifier=".cg").to(tl.int64) * KV_STRIDE
-    k = load_kv(keys, key_scales, slot, there, DIM, BLOCK, SIZE, True)
-    v = load_kv(values, value_scales, slot, there, DIM, BLOCK, SIZE, True)
+    k = load_kv(keys, key_scales, slot, there, DIM, BLOCK, SIZE, True, False)
+    v = load_kv(values, value_scales, slot, there, DIM, BLOCK, SIZE, True, True)
     return k, v, token
 
 

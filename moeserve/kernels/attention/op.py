@@ -25,12 +25,16 @@ class DecodeTile:
     least: int  # times `keys`, of a split: what it would save of fewer, putting the parts together costs
     warps: int
     stages: int
+    registers: int | None = None  # of a thread, at most; None: what the compiler takes
 
 
-DECODE = {  # by the width of a head, a power of two
+DECODE = {  # by the width of a head, a power of two, 128 or more
+    128: DecodeTile(64, 1, 4, 2),
     256: DecodeTile(64, 1, 4, 2),
     512: DecodeTile(32, 1, 4, 2),  # as many numbers of keys and values as of 256
 }
+# Of q8_0. With 128 registers, four programs fit a multiprocessor, as PROGRAMS has it.
+DECODE_Q8 = {**DECODE, 128: DecodeTile(64, 1, 4, 2, registers=128)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ def decode_attention(
         if norm is not None and len(norm) != dim:
             raise ValueError(f"a norm of {len(norm)} columns, not of a head's {dim}: rope_store makes it")
     splits, group, size = part_sums.shape[2:]
-    tile = DECODE[max(256, next_power_of_2(dim))]
+    tile = (DECODE if key_scales is None else DECODE_Q8)[max(128, next_power_of_2(dim))]
     decode_kernel(
         (n, kv_heads, splits),
         q,
@@ -178,6 +182,7 @@ def decode_attention(
         num_warps=tile.warps,
         num_stages=tile.stages,
         launch_pdl=PDL,
+        maxnreg=tile.registers,
     )
 
 
