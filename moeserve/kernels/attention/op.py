@@ -34,7 +34,7 @@ DECODE = {  # by the width of a head, a power of two, 128 or more
     512: DecodeTile(32, 1, 4, 2),  # as many numbers of keys and values as of 256
 }
 # Of q8_0. With 128 registers, four programs fit a multiprocessor, as PROGRAMS has it.
-DECODE_Q8 = {**DECODE, 128: DecodeTile(64, 1, 4, 2, registers=128)}
+DECODE_Q8 = {**DECODE, 128: DecodeTile(64, 1, 4, 5, registers=128)}
 
 
 @dataclass(frozen=True, slots=True)
