@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.quantize.kv_triton import load_kv, store_kv
+from moeserve.kernels.quantize.kv_triton import by_halves, from_halves, load_kv, store_kv
 from moeserve.kernels.quantize.triton import quantize_groups
 from moeserve.kernels.rope.triton import load_value, norm_and_rotate, rotation
 
@@ -33,7 +33,8 @@ def load_block(
     NEW: tl.constexpr, KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, and their numbers [BLOCK]. Token
+    """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, values with scales `by_halves`, and the
+    tokens' numbers [BLOCK]. Token
     NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold older content.
     MASKED: where there is no token are zeros; else the last one again, for blocks behind the first, which have one."""
     token = first + tl.arange(0, BLOCK)
@@ -199,6 +200,8 @@ def decode_kernel(
             k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys, values, key_scales, value_scales,
             at, own_k, other_k, (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, V_EPS, SIZE,
         )  # fmt: skip
+        if value_scales is not None:
+            new_v = by_halves(new_v)
         some_k = tl.where((tokens == 0)[:, None], new_k, some_k)
         some_v = tl.where((tokens == 0)[:, None], new_v, some_v)
     acc, total = tl.zeros([G, SIZE], tl.float32), tl.zeros([G, BLOCK], tl.float32)
@@ -214,6 +217,8 @@ def decode_kernel(
         )  # fmt: skip
         acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
     total = tl.sum(total, 1)
+    if value_scales is not None:
+        acc = from_halves(acc)
     to = token * (HEADS * DIM) + h * (group * DIM)
     if splits == 1:
         store_heads(acc / total[:, None], out, codes, scales, to, group, DIM, G, SIZE)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.quantize.kv_triton import load_kv
+from moeserve.kernels.quantize.kv_triton import from_halves, load_kv
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NO_SCORE = tl.constexpr(-1e30)  # less than any score
@@ -102,4 +102,6 @@ def prefill_kernel(
             stride, DIM, SIZE, BLOCK, True, WINDOW, SCALE,
         )  # fmt: skip
     result = acc / total[:, None]
+    if value_scales is not None:
+        result = from_halves(result)
     tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), live)

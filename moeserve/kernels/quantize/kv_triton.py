@@ -62,8 +62,30 @@ def as_float16(word):
 
 
 @triton.jit
+def by_halves(x):
+    """[ROWS, SIZE] with its columns 0 and 1 of each four first, then the others."""
+    ROWS: tl.constexpr = x.shape[0]
+    SIZE: tl.constexpr = x.shape[1]
+    return tl.reshape(tl.permute(tl.reshape(x, [ROWS, SIZE // 4, 2, 2]), [0, 2, 1, 3]), [ROWS, SIZE])
+
+
+@triton.jit
+def from_halves(x):
+    """The other way."""
+    ROWS: tl.constexpr = x.shape[0]
+    SIZE: tl.constexpr = x.shape[1]
+    return tl.reshape(tl.permute(tl.reshape(x, [ROWS, 2, SIZE // 4, 2]), [0, 2, 1, 3]), [ROWS, SIZE])
+
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
 def dequantize_words(words, scales, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """Four codes in each int32, [ROWS, SIZE / 4]: the same numbers as `dequantize_kv`'s."""
+    """Four codes in each int32, [ROWS, SIZE / 4]: the same numbers as `dequantize_kv`'s, `by_halves`. So what a thread
+    writes to shared memory is beside what its neighbours write, and no bank is asked twice."""
     bits = scales.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     words = tl.reshape(words, [ROWS, SIZE // KV_BLOCK, KV_BLOCK // 4])
     each = tl.broadcast_to((bits | (bits << 16))[:, :, None], words.shape)
@@ -77,9 +99,10 @@ def dequantize_words(words, scales, ROWS: tl.constexpr, SIZE: tl.constexpr):
         scale, _ = as_float16(each)
         x0, x1 = ((words << 24) >> 24).to(tl.float16) * scale, ((words << 16) >> 24).to(tl.float16) * scale
         x2, x3 = ((words << 8) >> 24).to(tl.float16) * scale, (words >> 24).to(tl.float16) * scale
-    x = tl.reshape(tl.join(tl.join(x0, x2), tl.join(x1, x3)), [ROWS, SIZE])
-    if COMPILED:  # Said not to be pure, it hides the joins, at which Triton would choose a worse operand of a product.
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float16, False, 2)
+    low, high = tl.reshape(tl.join(x0, x1), [ROWS, SIZE // 2]), tl.reshape(tl.join(x2, x3), [ROWS, SIZE // 2])
+    x = tl.reshape(tl.permute(tl.join(low, high), [0, 2, 1]), [ROWS, SIZE])
+    if COMPILED:  # A reduction of single numbers hides the joins, for which Triton would lay a product's operand out worse.
+        x = tl.reduce(tl.reshape(x, [ROWS, SIZE, 1]), 2, larger)
     return x
 
 
@@ -108,8 +131,7 @@ def load_kv(
 ):  # fmt: skip
     """[ROWS, SIZE] of the KV head that the pointers point to, as attention reads them; zeros where `live` [ROWS] is
     not. slot: int64 [ROWS], in numbers. PAST_L1: it may hold older content. WORDS: codes are loaded four at a time,
-    which is quicker but where the compiler takes them from shared memory right to a product's operand: the left one,
-    and the right one transposed."""
+    and the columns are `by_halves`; for values, which pass shared memory as float16."""
     cache: tl.constexpr = ".cg" if PAST_L1 else ""
     if scales is None:
         d = tl.arange(0, SIZE)[None, :]
