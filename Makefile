@@ -73,7 +73,7 @@ test-clients: $(VENV)/.installed-test
 	test -d $(CLIENTS)/venv-openai3 || $(PYTHON) -m venv $(CLIENTS)/venv-openai3
 	$(CLIENTS)/venv-openai3/bin/pip install --quiet openai "pydantic-ai-slim[openai,anthropic]" langchain-core mem0ai
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod \
-		ollama @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai
+		ollama @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai cline
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py
 
 test-replicas: $(VENV)/.installed-test

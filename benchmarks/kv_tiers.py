@@ -133,7 +133,7 @@ def load(args: argparse.Namespace, folder: str) -> tuple[Runner, ServerConfig]:
             max_num_seqs=16,
             max_model_len=longest,
             max_total_tokens=args.pool * longest,
-            kv_ram=0.0 if args.device == "cpu" else args.kv_ram,
+            kv_ram=None if args.device == "cpu" else args.kv_ram,
             kv_disk=args.kv_disk,
         )
     )

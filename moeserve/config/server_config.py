@@ -131,11 +131,12 @@ class ServerConfig(ApiConfig):
         "have, are refused",
         choices=("auto", "f16", "bf16", "q8_0", "fp8"),
     )
-    kv_ram: float = option(
-        0.0,
+    kv_ram: float | None = option(
+        None,
         "Capacity",
         "memory for the prefix cache's tier in RAM, with a GPU: prompts and answers that its KV pool has given up are "
-        "copied back from there. A page that is in the pool is there, too, so take more than the pool has; 0: none",
+        "copied back from there; 0: none (default: a quarter of the RAM that is free after the weights, at most 4 "
+        "times the KV pool; none where that is less than the pool, whose pages it has, too)",
         low=0,
         high=1e6,
         metavar="GIB",

@@ -9,15 +9,27 @@ from moeserve.detokenizer.manager import Detokenizer, serve
 from moeserve.messages.channels import PullChannel, PushChannel
 from moeserve.messages.codec import TO_DETOKENIZER
 from moeserve.models.open import open_metadata
+from moeserve.models.registry import read_checked_shape
 from moeserve.process import Process, run_process
 from moeserve.tokenizer import Vocabulary
+
+
+def read_vocabulary(model: Path) -> Vocabulary:
+    """Of a model that is served. Raises ModelError.
+
+    The worker checks the same, seconds later: it imports torch first. This process reads the header anyway and ends the
+    start, so that a wrong file is named at once.
+    """
+    source = open_metadata(model)
+    read_checked_shape(source)
+    return Vocabulary.from_gguf(source)
 
 
 def main(process: Process) -> None:
     inbox = PullChannel(process.context, process.paths.detokenizer, TO_DETOKENIZER)
     to_router = PushChannel(process.context, process.paths.router)
     to_http = PushChannel(process.context, process.paths.http)
-    vocabulary = Vocabulary.from_gguf(open_metadata(Path(process.config.model)))
+    vocabulary = read_vocabulary(Path(process.config.model))
     process.ready()
     detokenizer = Detokenizer(vocabulary.token_bytes, vocabulary.special)
     tracer = DetokenizeTracer.wanted(process.tracer)

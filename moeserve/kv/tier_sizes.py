@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from moeserve.config import ServerConfig
 
+# By default: a page that is in the pool is in RAM, too, so that a tier smaller than the pool keeps little.
+RAM_SHARE_OF_FREE_MEMORY = 0.25
+MOST_POOLS = 4  # times the pool
 STAGING_BYTES = 16 << 20  # of GPU memory that pages pass through, in each direction
+
+
+def default_ram_bytes(config: ServerConfig, pool_bytes: int, free_bytes: int) -> int:
+    """Of the tier in RAM, where the user does not say. 0: none."""
+    if config.prefix_cache == "off" or config.kv_window_ratio:
+        return 0
+    chosen = min(int(free_bytes * RAM_SHARE_OF_FREE_MEMORY), MOST_POOLS * pool_bytes)
+    return 0 if chosen < pool_bytes else chosen
 
 
 def has_tiers(config: ServerConfig) -> bool:
     """Whether a GPU may have tiers behind its pool."""
-    wanted = config.kv_ram > 0 or config.kv_disk is not None
+    wanted = config.kv_ram != 0 or config.kv_disk is not None
     return wanted and config.prefix_cache != "off" and config.gpus == "1"
 
 

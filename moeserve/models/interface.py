@@ -244,7 +244,7 @@ class ModelShape:
     context_length: int  # tokens
     vocab_size: int
     tied_embeddings: bool  # the embedding is the output matrix too
-    # Behind `layers` in the file: layers that predict tokens further ahead (MTP). They are not loaded.
+    # Behind `layers` in the file: layers that predict tokens further ahead (MTP). See `skipped_layers.py`.
     num_skipped_layers: int = 0
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits are c * tanh(logits / c); 0: as they are

@@ -13,6 +13,7 @@ from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import layout_of
 from moeserve.kv.state_capacity import state_slots
+from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.kv.window_capacity import KvPools, divide
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
@@ -96,6 +97,8 @@ def _ram_tier(config: ServerConfig, placement: Placement, pool_bytes: int, free_
             where = "where the first layers are the CPU's" if placement.uses_gpu else "on the CPU engine"
             raise ConfigError(f"--kv-ram: there is no such tier {where}; leave it out")
         return 0
+    if config.kv_ram is None:
+        return default_ram_bytes(config, pool_bytes, free_bytes)
     wanted = int(config.kv_ram * GIB)
     if wanted > free_bytes:
         raise ConfigError(

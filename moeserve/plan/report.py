@@ -8,6 +8,7 @@ from typing import Any
 
 from moeserve.messages.pages import Tier
 from moeserve.models.interface import ModelShape
+from moeserve.models.skipped_layers import skipped_layers
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Placement
@@ -49,6 +50,7 @@ def as_json(plan: PlacementPlan) -> dict[str, Any]:
     return {
         "model": asdict(plan.model),
         "file_bytes": sum(tensor.nbytes for tensor in plan.gguf.tensors.values()),
+        "skipped_layers": asdict(skipped_layers(plan.model, plan.gguf)),
         "tensors": {name: where for name, _, where in tensors(plan)},
         "gpu_experts": [list(layer.gpu_experts) for layer in plan.placement.layers],
         "memory": asdict(plan.memory)
@@ -112,8 +114,9 @@ def _head(plan: PlacementPlan) -> str:
     dense = m.num_layers - len(m.moe_layers)
     experts = f" of {m.num_experts} experts, {m.top_k} a token" if m.moe_layers else ""
     without = f", {dense} without experts" if m.moe_layers and dense else ""
+    mtp = skipped_layers(m, plan.gguf)
     skipped = (
-        f", {m.num_skipped_layers} for further tokens that are not loaded" if m.num_skipped_layers else ""
+        f", {mtp.count} for further tokens (MTP) not loaded ({_gib(mtp.num_bytes)})" if mtp.count else ""
     )
     return (
         f"{plan.gguf.path.name}: {_gib(size)} of tensors, {m.num_layers} layers{experts}{without}{skipped}, context "

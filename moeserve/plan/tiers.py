@@ -29,7 +29,7 @@ class TierForecast:
 
 def disk_tier_bytes(config: ServerConfig, placement: Placement) -> int:
     """0 without --kv-disk. Raises ConfigError as the server does, for --kv-ram too."""
-    for flag, is_wanted in (("--kv-ram", config.kv_ram > 0), ("--kv-disk", config.kv_disk is not None)):
+    for flag, is_wanted in (("--kv-ram", bool(config.kv_ram)), ("--kv-disk", config.kv_disk is not None)):
         if is_wanted and config.prefix_cache == "off":
             raise ConfigError(f"{flag}: is a part of the prefix cache, which --prefix-cache off switches off")
     if config.kv_disk is not None and placement.uses_gpu and placement.layers_in_ram:

@@ -51,9 +51,14 @@ class GpuAdapterPlan:
 
 def plan_gpu_adapters(config: ServerConfig, shape: ModelShape, float_bytes: int) -> GpuAdapterPlan | None:
     """None where there can never be any. float_bytes: of a number of their matrices. Raises AdapterError for one that
-    does not fit the model."""
+    does not fit the model, ConfigError for a model whose adapters a GPU has no kernels for."""
     if not config.lora_modules and config.lora_dir is None:
         return None
+    if shape.is_sandwiched:
+        raise ConfigError(
+            f"adapters of {shape.architecture} are for the CPU alone; leave --lora-modules and --lora-dir out, or "
+            "choose --device cpu"
+        )
     checked = open_adapters(config, shape)
     sizes = [size for adapter in checked for size in adapter.sizes]
     capacity = len(checked) if config.lora_dir is None else config.max_loras or DEFAULT_MOST

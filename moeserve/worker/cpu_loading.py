@@ -95,7 +95,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
     with ThreadPoolExecutor(1) as helper:  # builds the vocabulary while this thread loads the weights
         grammar = helper.submit(lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
         shape = read_checked_shape(source)
-        log_skipped(shape)
+        log_skipped(shape, source)
         checked = open_adapters(config, shape)  # a bad one ends the start before the weights are read
         layout = layout_of(config, shape)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)

@@ -118,7 +118,7 @@ def load_gpu_engine(
     shape = read_checked_shape(source)
     # One that does not fit the model ends the start now.
     of_adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
-    log_skipped(shape)
+    log_skipped(shape, source)
     check_lanes(source, shape, "GPU")
     share = None
     if ranks is not None:
@@ -226,8 +226,10 @@ def _open_tiers(
     kv: Sequence[KvLayer],
     states: Sequence[StateLayer],
 ) -> PageMover | None:
-    """Those behind the KV pool."""
-    in_ram = ram_tier_bytes(config, pool_bytes, available_bytes())
+    """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
+    in_ram = 0
+    if config.kv_ram is not None or device.type == "cuda":
+        in_ram = ram_tier_bytes(config, pool_bytes, available_bytes())
     tiers = plan_tiers(config, directory, in_ram, source, layout, "gpu")
     return None if tiers is None else tiers.open(kv, states, device)
 

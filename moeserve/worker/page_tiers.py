@@ -22,6 +22,7 @@ from moeserve.kv.disk.store import DEFAULT_GIB, PageStore
 from moeserve.kv.host_blocks import HostBlocks
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.ram_store import RamStore
+from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.messages.pages import WRITES_UNDER_WAY
 from moeserve.models.sources.source import ModelSource
 from moeserve.units import GIB, MIB
@@ -139,6 +140,15 @@ def refuse_tiers(config: ServerConfig, where: str) -> None:
 def ram_tier_bytes(config: ServerConfig, pool_bytes: int, free_bytes: int) -> int:
     """As --kv-ram says, next to a KV pool of so many bytes on a GPU. free_bytes: RAM, after the weights. Raises
     ConfigError where that does not suffice."""
+    if config.kv_ram is None:
+        chosen = default_ram_bytes(config, pool_bytes, free_bytes)
+        if not chosen and config.prefix_cache != "off" and not config.kv_window_ratio:
+            log.info(
+                "no tier of the prefix cache in RAM: a quarter of the %.1f GiB that are free is less than the KV "
+                "pool's %.1f GiB, whose pages it has, too (--kv-ram)",
+                *(free_bytes / GIB, pool_bytes / GIB),
+            )
+        return chosen
     wanted = int(config.kv_ram * GIB)
     if wanted > free_bytes:
         raise ConfigError(

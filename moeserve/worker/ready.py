@@ -12,20 +12,25 @@ from moeserve.kv.capacity import KvCapacity
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.interface import ModelShape
+from moeserve.models.skipped_layers import skipped_layers
+from moeserve.models.sources.source import ModelSource
+from moeserve.units import GIB
 from moeserve.worker.page_mover import PageMover
 from moeserve.worker.resident_adapters import AdapterAtStart
 
 log = logging.getLogger(__name__)
 
 
-def log_skipped(shape: ModelShape) -> None:
-    """Says once which layers of the file are not loaded."""
-    count = shape.num_skipped_layers
-    if count:
-        which = (
-            f"layer {shape.num_layers}" if count == 1 else f"the {count} layers from {shape.num_layers} on"
+def log_skipped(shape: ModelShape, source: ModelSource) -> None:
+    """Says once what of the model is not loaded."""
+    skipped = skipped_layers(shape, source)
+    if skipped.count:
+        log.info(
+            "skipped %d layer%s for the tokens after the next one (MTP): %.2f GiB of the model are not loaded",
+            skipped.count,
+            "" if skipped.count == 1 else "s",
+            skipped.num_bytes / GIB,
         )
-        log.info("%s of the file, for the tokens after the next one (MTP), are not loaded", which)
 
 
 def ready_message(

@@ -181,11 +181,11 @@ def test_text_files_go_with_a_question(page: Page, server: HttpServer) -> None:
     chooser.set_input_files(
         [
             FilePayload(name="a.md", mimeType="text/markdown", buffer=b"```\nfive\n```\n"),
-            FilePayload(name="b.pdf", mimeType="application/pdf", buffer=b"%PDF-1.7\0\xff"),
+            FilePayload(name="b.png", mimeType="image/png", buffer=b"\x89PNG\0\xff"),
             FilePayload(name="c.txt", mimeType="text/plain", buffer=b"no"),
         ]
     )
-    expect(page.locator("#notice")).to_contain_text("b.pdf is not a text file")
+    expect(page.locator("#notice")).to_contain_text("b.png is neither text nor a PDF")
     page.get_by_label("Remove c.txt").click()
     expect(page.locator("#files li")).to_have_count(1)
     ask(page, "What is this?")

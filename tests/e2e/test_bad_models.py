@@ -129,6 +129,22 @@ def test_damaged_file_is_refused_with_its_cause(name: str, tiny_model: Path, tmp
         assert word in output, output
 
 
+@pytest.mark.parametrize("name", ["wrong architecture", "wrong shape"])
+def test_a_file_is_refused_before_torch_is_imported(
+    name: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes seconds; here it never ends."""
+    model = tmp_path / "damaged.gguf"
+    shutil.copy(tiny_model, model)
+    damage, words = DAMAGES[name]
+    damage(model)
+    (tmp_path / "torch.py").write_text("import threading; threading.Event().wait()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    output = failed_start(model)
+    for word in ["damaged.gguf", *words]:
+        assert word in output, output
+
+
 def test_paths_that_hold_no_model(tmp_path: Path) -> None:
     assert "nothing.gguf" in failed_start(tmp_path / "nothing.gguf")
     assert str(tmp_path) in failed_start(tmp_path)

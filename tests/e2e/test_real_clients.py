@@ -211,10 +211,10 @@ def call_twice(server: HttpServer, name: str, arguments: dict[str, object]) -> N
     server.answer = answer
 
 
-def was_told_twice(server: HttpServer, said: str) -> None:
+def was_told_twice(server: HttpServer, said: str, told: str = "Rain.\n") -> None:
     assert "It rains in Paris." in said
     assert prompt_of(server).count("<tool_response>") == 2
-    assert prompt_of(server).count("Rain.\n") >= 2
+    assert prompt_of(server).count(told) >= 2
 
 
 def test_qwen_code(server: HttpServer, tmp_path: Path) -> None:
@@ -237,3 +237,11 @@ def test_opencode(server: HttpServer, tmp_path: Path) -> None:
     settings = {"provider": {"local": local}, "permission": {"bash": "allow"}, "autoupdate": False}
     (tmp_path / "opencode.json").write_text(json.dumps(settings))
     was_told_twice(server, run([binary("opencode"), "run", "--model", f"local/{NAME}", "Go."], tmp_path))
+
+
+def test_cline(server: HttpServer, tmp_path: Path) -> None:
+    call_twice(server, "run_commands", {"commands": ["echo Rain."]})
+    provider = ["--provider", "openai-compatible", "--baseurl", f"{server.url}/v1"]
+    run([binary("cline"), "auth", *provider, "--apikey", "none", "--modelid", NAME], tmp_path)
+    said = run([binary("cline"), "--json", "--auto-approve", "true", "Go on."], tmp_path)
+    was_told_twice(server, said, '"result":"Rain.\\n","success":true')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,9 @@ def test_refusals(folder: Path) -> None:
     config = ServerConfig(lora_modules=(f"wide={folder / 'wide'}",))
     with pytest.raises(ConfigError, match="--lora-modules: adapters are for one GPU"):
         refuse_adapters(config)
+    sandwiched = replace(SHAPE, layers=tuple(replace(layer, is_sandwiched=True) for layer in SHAPE.layers))
+    with pytest.raises(ConfigError, match="adapters of qwen3moe are for the CPU alone"):
+        plan_gpu_adapters(config, sandwiched, 4)
     in_ram = Placement("cuda", (LayerPlacement("cpu", 4), LayerPlacement("cuda", 4)), "cuda", 0, 0)
     plan = plan_gpu_adapters(config, SHAPE, 4)
     with pytest.raises(ConfigError, match="the first 1 layers are in RAM"):

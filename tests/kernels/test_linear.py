@@ -119,6 +119,23 @@ def test_extremes_are_exact(kind: Type, isa: str) -> None:
 
 
 @each_isa
+@pytest.mark.parametrize("kind", E8M0_AT, ids=lambda kind: kind.name)
+def test_every_exponent_is_a_power_of_two(kind: Type, isa: str) -> None:
+    """A row of each. Those of the first two are denormal, which the pool's threads may take for zero."""
+    blocks = np.zeros((256, QUANT_TYPES[kind].block_bytes), np.uint8)
+    blocks[:, E8M0_AT[kind]] = np.arange(256)
+    blocks[:, E8M0_AT[kind] + 1 :] = 0x22  # every weight twice the scale
+    columns = _block_cols(kind)
+    stream = stream_of(isa)
+    room = Activations(1, columns)
+    room.q8.copy_(Quantized(torch.ones(1, columns, dtype=torch.int8), torch.ones(1, columns // 32)).rows())
+    (out,) = run_linear(stream, room, [Weights(kind, blocks, columns).pack(stream)])
+    expected = 2.0 * columns * 2.0 ** (torch.arange(256, dtype=torch.float64) - 128)
+    assert torch.equal(out[0, 2:], expected[2:].float())
+    assert all(value in (0, exact) for value, exact in zip(out[0, :2].double(), expected[:2], strict=True))
+
+
+@each_isa
 def test_a_group_of_matrices_and_a_residual(isa: str) -> None:
     """Q, K and V in one call: other types, other numbers of rows, one input; and added to what is there."""
     stream, x = stream_of(isa), activations("gaussian", 9, 512)

@@ -21,13 +21,14 @@ from tests.support.peft_adapters import EXPERTS, ROUTER, logits_of, write_adapte
 
 PLAIN = {"r": 4, "lora_alpha": 8}
 GPT_OSS = ["mlp.router.weight", *EXPERTS]
+GEMMA = ["router.proj.weight", "experts.gate_up_proj", "experts.down_proj"]
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models of floats, so that there is no rounding but that of k and v."""
     root = tmp_path_factory.mktemp("models")
-    for family in ("gpt_oss", "qwen3", "glm4_moe"):
+    for family in ("gpt_oss", "qwen3", "glm4_moe", "gemma4_text"):
         write_family(root / family, family, torch.float32)
     # As wide as its experts, as gpt-oss-20b is: A and B alone do not say what is gate and up, and what is down.
     write_family(root / "square", "gpt_oss", torch.float32, intermediate_size=128)
@@ -49,6 +50,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("qwen3", {"target_modules": "all-linear", "use_rslora": True}),
         ("qwen3_moe", {"target_modules": "all-linear"}),
         ("glm4_moe", {"target_modules": "all-linear"}),
+        # Layers whose values are made from the keys' product have no v_proj.
+        ("gemma4_text", {"target_modules": "all-linear"}),
+        ("gemma4_text", {"target_modules": ["k_proj"], "target_parameters": GEMMA}),
         (
             "qwen3_moe",
             {

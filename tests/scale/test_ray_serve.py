@@ -1,9 +1,11 @@
-"""deploy/replicas/ray_serve.py on one machine: it scales, finds prefixes, and survives the loss of a server."""
+"""deploy/replicas/ray_serve.py on one machine: it scales, finds prefixes, and survives the loss and the restart
+of servers."""
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,8 @@ import yaml
 from benchmarks.server import running_server
 from tests.e2e.clients import within
 from tests.scale.gateways import GATEWAYS, free_port
-from tests.scale.test_replicas import POOL, cached_share, stream
+from tests.scale.streams import lost, stream, streaming
+from tests.scale.test_replicas import POOL, cached_share
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "replicas"
 START_S = 420  # on a busy machine; Ray gives its own proxy three tries
@@ -37,9 +41,29 @@ pytestmark = [
 ]
 
 
+@dataclass
+class Cluster:
+    """Ray on this machine, with the application as ray_serve.yaml has it but for `arguments`."""
+
+    url: str
+    log: Path
+    config: dict[str, Any]
+    environment: dict[str, str]
+
+    def roll(self, **arguments: Any) -> None:
+        """Has Ray replace every server, one after the other, by one with these arguments."""
+        self.config["applications"][0]["args"] |= arguments
+        file = self.log.with_name("next.yaml")
+        file.write_text(yaml.safe_dump(self.config))
+        dashboard = re.search(r"dashboard at (?:\x1b\[\S+?m)*(?:http://)?([\d.]+:\d+)", self.log.read_text())
+        assert dashboard is not None, self.log.read_text()
+        command = [f"{GATEWAYS}/bin/serve", "deploy", str(file), "--address", f"http://{dashboard[1]}"]
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 @contextmanager
-def ray_serve(folder: Path, **arguments: Any) -> Iterator[str]:
-    """The application as ray_serve.yaml has it, but for these arguments; yields its URL."""
+def ray_serve(folder: Path, **arguments: Any) -> Iterator[Cluster]:
     config = yaml.safe_load((DEPLOY / "ray_serve.yaml").read_text())
     config["http_options"]["port"] = port = free_port()
     command = f"{sys.executable} -m moeserve"
@@ -52,6 +76,8 @@ def ray_serve(folder: Path, **arguments: Any) -> Iterator[str]:
         "RAY_ADDRESS": "local",
         "RAY_DEDUP_LOGS": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",  # of the dashboard, which takes the next configuration
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "PYTHONPATH": f"{repository}:{DEPLOY}",
     }
     with log.open("w") as out:
@@ -62,13 +88,15 @@ def ray_serve(folder: Path, **arguments: Any) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             env=environment,
         )
-    url = f"http://127.0.0.1:{port}"
+    cluster = Cluster(f"http://127.0.0.1:{port}", log, config, environment)
     started = psutil.Process(process.pid)
     try:
         wanted = int(arguments["min_replicas"])
-        if not within(START_S, lambda: answers(url) and log.read_text().count("launcher: ready") >= wanted):
+        if not within(
+            START_S, lambda: answers(cluster.url) and log.read_text().count("launcher: ready") >= wanted
+        ):
             raise RuntimeError(log.read_text()[-5000:])
-        yield url
+        yield cluster
     finally:
         children = started.children(recursive=True)
         process.send_signal(signal.SIGINT)
@@ -92,28 +120,62 @@ def replicas() -> dict[int, psutil.Process]:
     return found
 
 
+def load(replica: psutil.Process) -> float:
+    """How many requests its server has, running and waiting."""
+    open_sockets = [
+        connection.laddr
+        for process in replica.children(recursive=True)
+        for connection in process.net_connections("unix")
+    ]
+    path = next(path for path in open_sockets if path.endswith("/http.sock"))
+    with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=30) as client:
+        metrics = client.get("http://server/metrics").text
+    return sum(
+        float(value)
+        for value in re.findall(r"(?m)^moeserve:num_requests_(?:running|waiting)\b.* (\S+)$", metrics)
+    )
+
+
 def test_prefixes_are_found_and_a_lost_server_is_replaced(tiny_model: Path, tmp_path: Path) -> None:
     with running_server(tiny_model, "--max-total-tokens", str(3 * POOL), "--served-model-name", "m") as one:
         alone = cached_share(one.base_url, "one")
+        expected = [stream(one.base_url, number, 150) for number in range(48)]
     arguments = {"model": str(tiny_model), "flags": FLAGS, "min_replicas": 3, "max_replicas": 3}
-    with ray_serve(tmp_path, **arguments) as url:
+    with ray_serve(tmp_path, **arguments) as cluster:
+        url = cluster.url
         share = cached_share(url, "ray")
         print(f"one server {alone:.2f}, Ray Serve {share:.2f}")
         assert share >= 0.9 * alone
-        with ThreadPoolExecutor(24) as pool:
-            ends = [pool.submit(stream, url, number, 150) for number in range(24)]
-            time.sleep(1)
-            victim = next(iter(replicas().values()))
+        with ThreadPoolExecutor(48) as pool:
+            asked = [pool.submit(stream, url, number, 150) for number in range(48)]
+            assert within(60, lambda: sum(map(load, replicas().values())) == 48)
+            victim = max(replicas().values(), key=load)
+            there = load(victim)
             victim.kill()
-            later = [pool.submit(stream, url, 100 + number, 4) for number in range(12)]
-            broken = [end.result(120) for end in ends]
-            after = [end.result(120) for end in later]
-        print(f"{broken.count('length')} of 24 go on; after: {set(after)}")
-        assert {end.split()[0] for end in broken} <= {"length", "error"}
-        assert broken.count("length") >= 12
+            later = [pool.submit(stream, url, 100 + number, 4) for number in range(24)]
+            streams = [one.result(180) for one in asked]
+            after = [one.result(180).end for one in later]
+        ended = lost(streams, expected)
+        print(f"{ended} of 48 end with an error, {int(there)} were there; after: {set(after)}")
+        assert 0 < ended <= there
         assert set(after) == {"length"}
         assert within(120, lambda: len(replicas()) == 3 and victim.pid not in replicas())
-        assert stream(url, 999, 4) == "length"
+        assert stream(url, 999, 4).end == "length"
+
+
+def test_a_rolling_restart_loses_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    arguments = {"model": str(tiny_model), "flags": FLAGS, "min_replicas": 3, "max_replicas": 3}
+    with ray_serve(tmp_path, **arguments) as cluster:
+        before = set(replicas())
+        assert len(before) == 3
+        start = time.monotonic()
+        with streaming(cluster.url, clients=8, tokens=40) as ends:
+            cluster.roll(flags=f"{FLAGS} --seed 1")
+            assert within(300, lambda: len(replicas()) == 3 and not before & set(replicas()))
+        seconds = time.monotonic() - start
+    print(f"Ray Serve: {len(ends)} streams in {seconds:.0f} s of restarts, { ({one.end for one in ends}) }")
+    assert {one.end for one in ends} == {"length"}
+    assert len(ends) > 30
 
 
 def test_it_scales_with_the_load(tiny_model: Path, tmp_path: Path) -> None:
@@ -121,18 +183,19 @@ def test_it_scales_with_the_load(tiny_model: Path, tmp_path: Path) -> None:
     with (
         ray_serve(
             tmp_path, **arguments, target_ongoing_requests=2, upscale_delay_s=1, downscale_delay_s=5
-        ) as url,
+        ) as cluster,
         ThreadPoolExecutor(8) as pool,
     ):
-        ends = [pool.submit(stream, url, number, 1500) for number in range(8)]
+        ends = [pool.submit(stream, cluster.url, number, 1500) for number in range(8)]
         assert within(120, lambda: len(replicas()) == 2)
-        assert [end.result(300) for end in ends] == ["length"] * 8
+        assert [end.result(300).end for end in ends] == ["length"] * 8
         assert within(120, lambda: len(replicas()) == 1)
 
 
 def test_the_answers_are_the_servers_own(tiny_model: Path, tmp_path: Path) -> None:
     arguments = {"model": str(tiny_model), "flags": FLAGS, "min_replicas": 1, "max_replicas": 1}
-    with ray_serve(tmp_path, **arguments) as url:
+    with ray_serve(tmp_path, **arguments) as cluster:
+        url = cluster.url
         refused = httpx.post(url + "/v1/completions", json={"prompt": "a", "temperature": 9})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
         assert httpx.post(url + "/v1/messages", json={}).json()["type"] == "error"

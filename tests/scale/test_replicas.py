@@ -1,11 +1,10 @@
 """Three servers behind a gateway: prefixes are found, a rolling restart costs nothing, and a killed server costs its
 running answers and no more.
-docs/results/2026-11-22-replicas.md has the figures; `-s` prints them."""
+docs/results/2026-11-24-replicas.md has the figures; `-s` prints them."""
 
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.server import Server, running_server, stream_events
+from benchmarks.server import Server, running_server
 from tests.e2e.clients import TEXT, running, within
-from tests.scale.gateways import GATEWAYS, Gateway, free_port, gateway, healthy, wait_for
+from tests.scale.gateways import GATEWAYS, free_port, gateway, healthy, wait_for
+from tests.scale.streams import lost, stream, streaming
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,52 +96,22 @@ def test_prefixes_are_found_as_in_one_server_with_the_same_pool(
         assert shares[name, "round_robin"] < 0.7 * alone
 
 
-def stream(url: str, number: int, tokens: int) -> str:
-    """How a streamed answer ended: its finish_reason, or the error."""
-    messages = [{"role": "user", "content": f"{number} {TEXT}"}]
-    body = {"model": "m", "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    try:
-        with (
-            httpx.Client(timeout=120) as client,
-            client.stream("POST", url + "/v1/chat/completions", json=body) as response,
-        ):
-            if response.status_code != 200:
-                return f"error {response.status_code}"
-            for event in stream_events(response):
-                if "error" in event:
-                    return f"error {event['error']}"
-                if event["choices"] and event["choices"][0]["finish_reason"]:
-                    return str(event["choices"][0]["finish_reason"])
-            return "nothing"  # the worst: an end that looks like one, and is none
-    except httpx.TransportError as error:
-        return f"error {type(error).__name__}"
-
-
-def test_a_rolling_restart_loses_nothing(replicas: list[Server], tiny_model: Path, tmp_path: Path) -> None:
-    over = threading.Event()
-    ends: list[str] = []
-
-    def ask_on(front: Gateway, thread: int) -> None:
-        number = 0
-        while not over.is_set():
-            ends.append(stream(front.url, 1000 * thread + number, 40))
-            number += 1
-
-    with gateway("smg", "cache_aware", urls(replicas), tmp_path) as front, ThreadPoolExecutor(8) as pool:
-        askers = [pool.submit(ask_on, front, thread) for thread in range(8)]
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rolling_restart_loses_nothing(
+    name: str, replicas: list[Server], tiny_model: Path, tmp_path: Path
+) -> None:
+    with gateway(name, "cache_aware", urls(replicas), tmp_path) as front:
         start = time.monotonic()
-        for index, server in enumerate(list(replicas)):
-            port = int(server.base_url.rsplit(":", 1)[1])
-            assert server.stop() == 0
-            replicas[index] = replica(tiny_model, port, POOL)
-            wait_for(front, 3)
+        with streaming(front.url, clients=8, tokens=40) as ends:
+            for index, server in enumerate(list(replicas)):
+                port = int(server.base_url.rsplit(":", 1)[1])
+                assert server.stop() == 0
+                replicas[index] = replica(tiny_model, port, POOL)
+                wait_for(front, 3)
         seconds = time.monotonic() - start
-        over.set()
-        for asker in askers:
-            asker.result(60)
         assert healthy(front) == 3
-    print(f"{len(ends)} streams in {seconds:.0f} s of restarts, {set(ends)}")
-    assert set(ends) == {"length"}
+    print(f"{name}: {len(ends)} streams in {seconds:.0f} s of restarts, { ({one.end for one in ends}) }")
+    assert {one.end for one in ends} == {"length"}
     assert len(ends) > 30
 
 
@@ -150,16 +120,17 @@ def test_a_killed_replica_costs_its_running_answers_and_no_more(
     name: str, replicas: list[Server], tiny_model: Path, tmp_path: Path
 ) -> None:
     with gateway(name, "round_robin", urls(replicas), tmp_path) as front, ThreadPoolExecutor(48) as pool:
-        ends = [pool.submit(stream, front.url, number, 150) for number in range(48)]
-        assert within(30, lambda: sum(running(server) for server in replicas) == 48)
+        asked = [pool.submit(stream, front.url, number, 150) for number in range(48)]
+        assert within(60, lambda: sum(running(server) for server in replicas) == 48)
         victim = replicas[2]
         there = running(victim)
         victim.kill()
         later = [pool.submit(stream, front.url, 100 + number, 4) for number in range(24)]
-        broken = [end.result(120) for end in ends]
-        after = [end.result(120) for end in later]
-        print(f"{name}: {broken.count('length')} of 48 go on, {int(there)} ran there; after: {set(after)}")
-        assert {end.split()[0] for end in broken} == {"length", "error"}
-        assert sum(end.startswith("error") for end in broken) <= there
-        assert set(after) == {"length"}
+        answers = [one.result(180) for one in asked]
+        after = [one.result(180).end for one in later]
+        expected = list(pool.map(lambda number: stream(urls(replicas)[0], number, 150), range(48)))
+    ended = lost(answers, expected)
+    print(f"{name}: {ended} of 48 end with an error, {int(there)} ran there; after: {set(after)}")
+    assert 0 < ended <= there
+    assert set(after) == {"length"}
     replicas[2] = replica(tiny_model, int(victim.base_url.rsplit(":", 1)[1]), POOL)

@@ -37,6 +37,7 @@ MODEL_FILES = {
     "moeserve.models.registry",
     "moeserve.models.qwen_hybrid",
     "moeserve.models.shape_reader",
+    "moeserve.models.skipped_layers",
     "moeserve.models.step_buffers",
     "moeserve.models.tensors",
     "moeserve.quantization",
@@ -124,7 +125,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.quantization": set(),
     "moeserve.router.core": {"moeserve.messages"},
     "moeserve.router": FRAME | {"moeserve.models.adapters.modules"},
-    "moeserve.detokenizer": FRAME | {"moeserve.tokenizer", "moeserve.models.open"},
+    "moeserve.detokenizer": FRAME
+    | {"moeserve.tokenizer", "moeserve.models.open", "moeserve.models.registry"},
     "moeserve.httpserver": FRAME
     | {
         "moeserve.models.adapters.modules",
@@ -174,6 +176,11 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.tensors",
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.routing.options",
+    },
+    "moeserve.models.skipped_layers": {
+        "moeserve.models.interface",
+        "moeserve.models.sources.gguf",
+        "moeserve.models.sources.source",
     },
     "moeserve.models.step_buffers": {
         "moeserve.models.interface",

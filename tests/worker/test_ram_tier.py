@@ -76,8 +76,13 @@ def test_its_size(tiny_model: Path) -> None:
     def chosen(pool: int, free: int, **options: object) -> int:
         return ram_tier_bytes(small_config(tiny_model, **options), pool * gib, free * gib)
 
-    assert chosen(10, 60) == 0
+    assert chosen(10, 60) == 15 * gib
+    assert chosen(10, 600) == 40 * gib
+    assert chosen(20, 60) == 0
+    assert chosen(10, 60, kv_window_ratio=0.25) == 0
     assert chosen(40, 60, kv_ram=50.0) == 50 * gib
+    assert chosen(10, 60, kv_ram=0.0) == 0
+    assert chosen(10, 60, prefix_cache="off") == 0
     with pytest.raises(ConfigError, match=r"--kv-ram 70: 60\.0 GiB of RAM are free"):
         chosen(10, 60, kv_ram=70.0)
     with pytest.raises(ConfigError, match="--kv-ram: is a part of the prefix cache"):

@@ -2,7 +2,8 @@
 that they use, as scripts/vendor_web.sh fetched them.
 
 The content security policy lets a page load only the other files and talk only to this server, and text never becomes
-HTML or script in it (trusted types). Pages need no API key; their requests to the API do.
+HTML or script in it (trusted types). What reads PDF files may talk to nobody. Pages need no API key; their requests to
+the API do.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _MEDIA_TYPES: Final = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
+    ".mjs": "text/javascript",
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
     ".woff2": "font/woff2",
@@ -32,6 +34,7 @@ _POLICY: Final = {
     "img-src": "'self'",
     "font-src": "'self'",
     "connect-src": "'self'",
+    "worker-src": "'none'",
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
@@ -45,6 +48,16 @@ _SWAGGER_POLICY: Final = {
     for name, value in _POLICY.items()
     if name not in ("require-trusted-types-for", "trusted-types")
 } | {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:"}
+# The chat starts one worker, for PDF files. Text may not become a script's address there either: a policy of this name,
+# of which there can be one, gives that worker's.
+_CHAT_POLICY: Final = _POLICY | {"worker-src": "'self'", "trusted-types": "pdf-worker"}
+# It reads files of strangers, and needs nothing but its scripts: whatever a file makes it do, nothing leaves it.
+_PDF_POLICY: Final = dict.fromkeys(_POLICY, "'none'") | {
+    "script-src": "'self'",
+    "worker-src": "'self'",  # by which a browser may judge what a worker imports
+    "require-trusted-types-for": "'script'",
+}
+_POLICIES: Final = {"chat.html": _CHAT_POLICY, "docs.html": _SWAGGER_POLICY, "pdf_worker.js": _PDF_POLICY}
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -59,7 +72,7 @@ class _File:
         self.path = _PAGES.get(name, f"/web/{name}")
         self._body = body
         self._media_type = _MEDIA_TYPES[PurePath(name).suffix]
-        policy = _SWAGGER_POLICY if name == "docs.html" else _POLICY
+        policy = _POLICIES.get(name, _POLICY)
         self._headers = _HEADERS | {
             "content-security-policy": "; ".join(f"{word} {value}" for word, value in policy.items()),
             "etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',

@@ -9,8 +9,13 @@ from moeserve.models.sources.gguf import names as n
 
 BASE_LAYER = ".base_layer"  # in the name of a module with two adapted parameters, of the inner one
 FUSED_EXPERTS = "mlp.experts"  # one module with the matrices of all experts of a layer (`target_parameters`)
+_FUSED = tuple(
+    f"{module}{suffix}" for module in (FUSED_EXPERTS, "experts") for suffix in ("", BASE_LAYER)
+)  # Gemma's have no mlp before them
 
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
+# Of models that see or hear as well, whose parts for that have layers, too.
+_OTHER_TOWER = re.compile(r"(?:.*\.)?(?:visual|vision_tower|audio_tower)\..*")
 _LAYER = re.compile(r"(?:base_model\.model\.)?(?:.*\.)?layers\.(?P<layer>\d{1,5})\.(?P<rest>.+)")
 _EXPERT = re.compile(r"mlp\.experts\.(?P<expert>\d{1,5})\.(?P<part>\w+)")
 _MODULES = {
@@ -20,6 +25,7 @@ _MODULES = {
     "self_attn.o_proj": n.ATTN_OUTPUT,
     "mlp.gate": n.FFN_GATE_INP,
     "mlp.router": n.FFN_GATE_INP,
+    "router.proj": n.FFN_GATE_INP,
 }
 _FEED_FORWARDS = {
     "mlp": n.FFN_PARTS,
@@ -61,10 +67,10 @@ def parse_name(name: str) -> TensorName | None:
 def place_of(module: str) -> Place | None:
     """None for a module that no adapter can change here."""
     match = _LAYER.fullmatch(module)
-    if match is None:
+    if match is None or _OTHER_TOWER.fullmatch(module):
         return None
     layer, rest = int(match["layer"]), match["rest"]
-    if rest in (FUSED_EXPERTS, f"{FUSED_EXPERTS}{BASE_LAYER}"):
+    if rest in _FUSED:
         return Place(layer, FUSED_EXPERTS)
     if expert := _EXPERT.fullmatch(rest):
         part = _EXPERT_PARTS.get(expert["part"])

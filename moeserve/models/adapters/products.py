@@ -21,11 +21,8 @@ class ProductShape:
 
 
 def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
-    """Those of a layer that adapters may have: not what recurrent layers, latent attention, gated q and
-    layers with norms behind their blocks are made of."""
+    """Those of a layer that adapters may have: not what recurrent layers, latent attention and gated q are made of."""
     of_layer = shape.layers[layer]
-    if of_layer.is_sandwiched:
-        return {}
     return _of_attention(shape.hidden_size, of_layer) | _of_ffn(shape.hidden_size, of_layer)
 
 
@@ -41,6 +38,8 @@ def _of_attention(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
     }
     if mixer.is_gated:
         del found[n.ATTN_Q]
+    if mixer.v_from_k:
+        del found[n.ATTN_V]
     return found
 
 
@@ -51,7 +50,7 @@ def _of_ffn(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
     found = {n.FFN_GATE_INP: ProductShape(hidden, ffn.num_experts)}
     found |= _gated(n.EXPERT_PARTS, hidden, ffn.width, ffn.num_experts, is_routed=True)
     if ffn.shared is not None:
-        found |= _gated(n.SHARED_PARTS, hidden, ffn.shared.width)
+        found |= _gated(ffn.shared.parts, hidden, ffn.shared.width)
     return found
 
 

@@ -41,6 +41,10 @@ class RankSource:
         return self._tensors
 
     @property
+    def skipped(self) -> Mapping[str, int]:
+        return self._source.skipped
+
+    @property
     def file_bytes(self) -> int:
         return self._source.file_bytes
 

@@ -35,6 +35,11 @@ class ModelSource(Protocol):
         ...
 
     @property
+    def skipped(self) -> Mapping[str, int]:
+        """Bytes of the tensors for further tokens (MTP) that `tensors` leaves out, by the files' own names."""
+        ...
+
+    @property
     def file_bytes(self) -> int:
         """Bytes of all files together."""
         ...

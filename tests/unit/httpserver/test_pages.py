@@ -17,6 +17,7 @@ TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
     ".woff2": "font/woff2",
@@ -47,7 +48,16 @@ def test_a_file_needs_no_key_and_may_load_nothing_from_elsewhere(client: httpx.C
         assert policy["style-src"] == "'self' 'unsafe-inline'"
         assert policy["img-src"] == "'self' data:"
         policy |= {"style-src": "'self'", "img-src": "'self'", "require-trusted-types-for": "'script'"}
+    if path == "/":  # which may start one worker, whose address a policy of this name gives
+        assert (policy["worker-src"], policy["trusted-types"]) == ("'self'", "pdf-worker")
+        policy |= {"worker-src": "'none'", "trusted-types": "'none'"}
+    if path == "/web/pdf_worker.js":  # which reads files of strangers, and may load its scripts and no more
+        allowed = {name for name, value in policy.items() if value != "'none'"}
+        assert allowed == {"script-src", "worker-src", "require-trusted-types-for"}
+        policy |= {"worker-src": "'none'"} | dict.fromkeys(("style-src", "connect-src", "font-src"), "'self'")
     assert policy.pop("require-trusted-types-for") == "'script'"
+    assert policy["worker-src"] == "'none'"
+    assert policy.get("trusted-types", "'none'") == "'none'"
     assert set(policy.values()) == {"'self'", "'none'"}
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
     assert policy["font-src"] == "'self'"
@@ -102,11 +112,20 @@ def test_a_browser_that_has_it_is_told_so(client: httpx.Client) -> None:
 def test_the_libraries_are_named_with_their_licences_and_stay_small() -> None:
     folder = Path(pages.__file__).parent / "static" / "vendor"
     licences = (folder / "LICENSES.txt").read_text()
-    for name in ("markdown-it", "katex", "@highlightjs/cdn-assets", "swagger-ui-dist"):
+    for name in (
+        "markdown-it",
+        "katex",
+        "@highlightjs/cdn-assets",
+        "swagger-ui-dist",
+        "pdfjs-dist",
+        "core-js",
+    ):
         assert re.search(rf"^{re.escape(name)} \d+\.\d+\.\d+$", licences, re.MULTILINE)
     sizes = {file.name: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
     swagger = sum(
         sizes.pop(name) for name in ("swagger-ui-bundle.js", "swagger-ui.css")
     )  # /docs alone loads them
+    pdf = sum(sizes.pop(name) for name in ("pdf.min.mjs", "pdf.worker.min.mjs"))  # loaded with a PDF alone
     assert sum(sizes.values()) < 1_000_000
     assert swagger < 2_000_000
+    assert pdf < 2_000_000

@@ -237,9 +237,11 @@ def test_tiers_behind_a_gpu(capsys: pytest.CaptureFixture[str], tiny_model: Path
     assert ram["tokens"] == (2 << 30) // token_bytes
     assert ram["load_s"] == pytest.approx(ram["prompt"] * token_bytes / 20e9)
     assert found["tiers"]["disk"]["tokens"] == (10 << 30) // token_bytes
-    none = run(capsys, *gpu)
+    none = run(capsys, *gpu, "--kv-ram", "0")
     assert none["tiers"] == {}
     assert none["memory"]["ram_full"] == found["memory"]["ram_full"] - (2 << 30)
+    by_itself = run(capsys, *gpu)["memory"]
+    assert by_itself["ram_tier"] == 4 * by_itself["gpu_kv"]
     assert "--kv-ram 9: " in fails(capsys, *gpu, "--kv-ram", "9")
 
 

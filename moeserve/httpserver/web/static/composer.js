@@ -16,7 +16,7 @@ export function setUpComposer({ send, isBusy }) {
     if (isBusy()) return;
     const text = words.value.trim();
     const attachments = files.take();
-    if (!text && !attachments.length) return;
+    if (attachments === null || (!text && !attachments.length)) return;
     words.value = "";
     send(text, attachments);
   };

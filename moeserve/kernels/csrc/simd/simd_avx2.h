@@ -87,6 +87,7 @@ inline void store_odd_bytes(int16_t* p, VB a) {
 inline void store_even_bytes(int16_t* p, VB a) {
   store_odd_bytes(p, {_mm256_slli_epi16(a.lo, 8), _mm256_slli_epi16(a.hi, 8)});
 }
+inline VF as_float(VI bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
 inline VF to_float(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline __m128i load_64(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
 inline VI load_u8(const uint8_t* p) {

@@ -63,6 +63,7 @@ inline void store_even_bytes(int16_t* p, VB a) {
   _mm512_storeu_si512(p, _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8));
 }
 inline void store_odd_bytes(int16_t* p, VB a) { _mm512_storeu_si512(p, _mm512_srai_epi16(a.v, 8)); }
+inline VF as_float(VI bits) { return {_mm512_castsi512_ps(bits.v)}; }
 inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline VI load_u8(const uint8_t* p) {  // 16 bytes to 16 lanes
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};

@@ -109,6 +109,11 @@ inline void store_even_bytes(int16_t* p, VB a) {
 inline void store_odd_bytes(int16_t* p, VB a) {
   for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>(a.v[2 * i + 1]);
 }
+inline VF as_float(VI bits) {
+  VF r;
+  __builtin_memcpy(&r, &bits, 64);
+  return r;
+}
 inline VF to_float(VI a) { return {__builtin_convertvector(a.v, F16x)}; }
 inline VI load_u8(const uint8_t* p) {
   VI r;

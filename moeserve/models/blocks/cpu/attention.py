@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
-from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
@@ -33,7 +32,7 @@ def attend(
     gate = space.gate if shape.is_gated else None
     outputs = [form.q, form.k] if shape.v_from_k else [form.q, form.k, form.v]
     projected = outputs if gate is None else [*outputs, gate]
-    project(stream, space.y, n, w.qkv, projected, adapters, QKV_PARTS)
+    project(stream, space.y, n, w.qkv, projected, adapters, shape.qkv_parts)
     stream.rope_store(
         form.q, form.k, form.v, w.q_norm, w.k_norm, eps, form.cos, form.sin, slots, kv, n, form.heads,
         scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k,

@@ -213,7 +213,7 @@ class CpuDecoder:
             assert shape is not None
             if ffn.sandwich is not None:
                 counts = self.expert_token_counts[index]
-                mix_sandwiched(self._stream, ffn, ffn.sandwich, shape, eps, n, self._space, counts)
+                mix_sandwiched(self._stream, ffn, ffn.sandwich, shape, eps, n, self._space, counts, adapters)
                 return
             mix(self._stream, ffn, shape, eps, n, self._space, self.expert_token_counts[index], adapters)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ class GGUFFile:
                     )
                 self.tensors[tensor.name] = tensor
         self.is_mapped = all(tensor.half is None for tensor in self.tensors.values())
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """None: `tensors` has all."""
+        return {}
 
     @property
     def architecture(self) -> str:

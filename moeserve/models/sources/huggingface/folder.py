@@ -59,7 +59,10 @@ class HuggingFaceFolder:
         self.tensors: dict[str, TensorInfo] = {}
         self._parts: dict[str, list[StoredTensor]] = {}
         self._made: dict[str, MadeTensor] = {}
-        for name in [name for name, tensor in stored.items() if self._is_passed_over(tensor)]:
+        self.skipped: dict[str, int] = {}
+        self._skip(stored, mapping.skipped)
+        # transformers writes a shared expert of no width as tensors without numbers.
+        for name in [name for name, tensor in stored.items() if 0 in tensor.shape]:
             del stored[name]
         self._add_made_of_layers(stored)
         if mapping.made_of_none is not None:
@@ -69,7 +72,7 @@ class HuggingFaceFolder:
             self._add(name, theirs, stored)
         if mapping.interleaved_experts is not None:
             self._add_interleaved(mapping.interleaved_experts, stored)
-        self._drop_skipped_layers(stored)
+        self._skip(stored, self._skipped_layers())
         if stored:  # what is passed over, a bias, say, would quietly change every answer
             raise ModelError(path, f"tensor {next(iter(stored))!r} has no place in a {mapping.model_type}")
 
@@ -92,9 +95,12 @@ class HuggingFaceFolder:
             if start < end:
                 part.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
 
-    def _is_passed_over(self, tensor: StoredTensor) -> bool:
-        """What is not loaded, and what has no numbers: transformers writes a shared expert of no width so."""
-        return tensor.name.startswith(self._mapping.skipped) or 0 in tensor.shape
+    def _skip(self, stored: dict[str, StoredTensor], prefixes: tuple[str, ...]) -> None:
+        """Takes out of `stored` what is for further tokens."""
+        for name in [name for name in stored if name.startswith(prefixes)]:
+            tensor = stored.pop(name)
+            scales = 0 if tensor.scales is None else tensor.scales.end - tensor.scales.start
+            self.skipped[name] = tensor.end - tensor.start + scales
 
     def _names(self, stored: dict[str, StoredTensor]) -> Iterator[tuple[str, list[str]]]:
         """GGUF's name of each tensor, and the names of what it is made of."""
@@ -144,13 +150,11 @@ class HuggingFaceFolder:
         self._made[name] = made
         self._parts[name] = list(made.sources)
 
-    def _drop_skipped_layers(self, stored: dict[str, StoredTensor]) -> None:
-        """Of layers that are not run."""
+    def _skipped_layers(self) -> tuple[str, ...]:
+        """What the names of tensors in layers that are not run begin with."""
         count = self._count("nextn_predict_layers", 1024)
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
-        prefixes = tuple(f"model.layers.{layer}." for layer in range(blocks - count, blocks))
-        for name in [name for name in stored if name.startswith(prefixes)]:
-            del stored[name]
+        return tuple(f"model.layers.{layer}." for layer in range(blocks - count, blocks))
 
     def _count(self, suffix: str, most: int) -> int:
         return self.metadata.require_int(f"{self.architecture}.{suffix}", 0, most, default=0)

@@ -53,7 +53,8 @@ class HuggingFaceMapping:
     made_of_none: Callable[[Metadata], Iterator[tuple[str, MadeTensor]]] | None = None
     # GGUF's names, within a layer or of none, of norms that are stored less 1.
     less_one: frozenset[str] = frozenset()
-    skipped: tuple[str, ...] = ()  # what the names of tensors that are not loaded begin with
+    # What the names of tensors for further tokens (MTP) begin with, which are not loaded.
+    skipped: tuple[str, ...] = ()
     quantization: frozenset[str] = frozenset({FP8_METHOD})  # quant_method's values that are read
     # What else is to be looked at in config.json, given with its path: raises ModelError.
     check: Callable[[Path, Mapping[str, Any]], None] | None = None

@@ -16,6 +16,7 @@ from moeserve.errors import ConfigError
 from moeserve.models.adapters.adapter import ProductKey
 from moeserve.models.adapters.errors import AdapterError
 from moeserve.models.adapters.modules import parse_modules, resolve_modules
+from moeserve.models.adapters.peft_names import FUSED_EXPERTS, Place, place_of
 from moeserve.models.adapters.products import products_of
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.interface import ModelShape
@@ -210,3 +211,18 @@ def test_names_and_paths(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file or folder"):
         resolve_modules([f"a={tmp_path}/none"], ["tiny"])
     assert resolve_modules([f"a={tmp_path}/."], ["tiny"]) == (f"a={tmp_path}",)
+
+
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [
+        ("model.language_model.layers.3.self_attn.q_proj", Place(3, n.ATTN_Q)),
+        ("model.language_model.layers.3.router.proj", Place(3, n.FFN_GATE_INP)),
+        ("model.layers.3.experts.base_layer", Place(3, FUSED_EXPERTS)),
+        ("model.vision_tower.encoder.layers.3.self_attn.q_proj", None),
+        ("model.visual.layers.3.mlp.gate_proj", None),
+    ],
+)
+def test_which_product_a_module_is(module: str, place: Place | None) -> None:
+    """What reads pictures has layers of the same names."""
+    assert place_of(module) == place

@@ -1,0 +1,35 @@
+"""Layers that predict tokens after the next one (MTP, `nextn`): a file may have some behind those that are run.
+
+They are skipped: nothing here runs them, so that their weights would only take memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+_NUMBER = re.compile(r"\.layers\.(\d+)\.")  # in a checkpoint's name of a tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedLayers:
+    """None where the file has no tensor of them, whatever its metadata says."""
+
+    count: int
+    num_bytes: int  # in the file
+
+
+def skipped_layers(shape: ModelShape, source: ModelSource) -> SkippedLayers:
+    """Of a source that `read_checked_shape` has passed."""
+    behind = {
+        name: tensor.nbytes
+        for name, tensor in source.tensors.items()
+        if (n.layer_of(name) or 0) >= shape.num_layers
+    }
+    numbers = {n.layer_of(name) for name in behind}
+    numbers |= {int(found[1]) for name in source.skipped if (found := _NUMBER.search(name))}
+    num_bytes = sum(behind.values()) + sum(source.skipped.values())
+    return SkippedLayers(max(len(numbers), 1) if num_bytes else 0, num_bytes)
