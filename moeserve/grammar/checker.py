@@ -14,7 +14,7 @@ from .check_protocol import MAX_GRAMMAR_BYTES, MAX_REQUEST_BYTES, Accepted, Refu
 from .errors import GrammarError
 from .spec import GrammarSpec
 
-TIMEOUT_S: Final = 2.0  # of wall-clock time, on a machine that is busy
+TIMEOUT_S: Final = 2.0  # of CPU time: it takes MAX_CPU_S to compile, and what llguidance does besides
 CACHE_BYTES: Final = (
     16 << 20
 )  # of accepted specs and their grammars: agents send the same one with every request

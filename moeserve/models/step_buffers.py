@@ -28,8 +28,10 @@ SMALL_BATCH_ROWS = 16
 # but not where weights are floats: there it would be much of the error (BF16, a whole prompt: 5.6e-5 from the truth,
 # where llama.cpp is at 3.6e-5).
 FLOAT32_ROWS = 64
-# Steps of more rows unpack weights to floats before a product (kernels/linear/large_batch), some experts at a time.
-# The room for them grows with the rows, as the other buffers do.
+# Steps of more rows unpack the quantised matrices of attention to floats, each before its product
+# (kernels/linear/large_batch); those of more than UNPACK_ROWS all matrices, some experts at a time. The room for
+# experts grows with the rows, as the other buffers do.
+UNPACK_DENSE_ROWS = 64
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
 UNPACK_ROUTES = 192  # of each expert, on average: so many make up for unpacking its weights
@@ -37,8 +39,8 @@ INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
 def unpacks_experts(rows: int, top_k: int, experts: int) -> bool:
-    """Whether experts are unpacked in steps that unpack at all."""
-    return rows * top_k >= UNPACK_ROUTES * experts
+    """Whether a step of so many rows unpacks experts."""
+    return rows > UNPACK_ROWS and rows * top_k >= UNPACK_ROUTES * experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,10 @@ def gpu_step_buffers(
         if not small:
             buffers.append(Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide))
     if rows > UNPACK_ROWS:
-        buffers.append(
-            Buffer(
-                "unpacked",
-                (_unpacked_numbers(model, projected, rows * UNPACK_BYTES_OF_ROW // BYTES[floats]),),
-                floats,
-            )
-        )
+        room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
+        buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))
+    elif rows > UNPACK_DENSE_ROWS and not float_weights:
+        buffers.append(Buffer("unpacked", (_dense_numbers(model, projected),), floats))
     if latent is not None:
         by_head = rows * latent.num_heads
         buffers += [
@@ -138,16 +137,20 @@ def gpu_step_buffers(
     return tuple(buffers)
 
 
-def _unpacked_numbers(model: ModelShape, projected: int, room: int) -> int:
-    """At most `room`, but the largest matrix of a layer's attention and gate and up of one expert have theirs, and no
-    more than all experts need. projected: columns of what the norm is multiplied with."""
+def _dense_numbers(model: ModelShape, projected: int) -> int:
+    """Of the largest matrix of a layer's attention. projected: columns of what the norm is multiplied with."""
     hidden, latent = model.hidden_size, model.latent
     dense = max(projected * hidden, hidden * model.mixed_width)
-    if latent is not None:
-        dense = max(dense, latent.q_rows * latent.q_rank)
+    return dense if latent is None else max(dense, latent.q_rows * latent.q_rank)
+
+
+def _unpacked_numbers(model: ModelShape, projected: int, room: int) -> int:
+    """At most `room`, but the largest matrix of a layer's attention and gate and up of one expert have theirs, and no
+    more than all experts need. projected: as in `_dense_numbers`."""
+    hidden = model.hidden_size
     of_expert = 2 * model.expert_width * hidden
     experts = min(model.num_experts * of_expert, room)
-    return max(dense, 2 * model.unrouted_width * hidden, of_expert, experts)
+    return max(_dense_numbers(model, projected), 2 * model.unrouted_width * hidden, of_expert, experts)
 
 
 def _activations(name: str, rows: int, cols: int, dtype: str, *, quantised: bool) -> list[Buffer]:

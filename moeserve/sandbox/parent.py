@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -18,6 +19,10 @@ from .line import FairLine
 
 T = TypeVar("T")
 
+_SHORTEST_WAIT = 0.01  # seconds, as exact as the kernel counts CPU time
+
+# By the clock a question may take so many times its limit of CPU time: a busy machine may make it so much slower.
+PATIENCE = 10
 START_SECONDS = 60.0  # until the process runs, before it has met its work: a cold disk, a busy machine
 # The process gets no more of the environment than Python needs to start: it might hold the API key.
 _PASSED_ENVIRONMENT = (
@@ -33,7 +38,8 @@ _PASSED_ENVIRONMENT = (
 
 
 class SandboxTimeout(Exception):
-    """The process did not answer in time and was killed. `stage` is "start", or what `ask` was given."""
+    """The process did not answer in time and was killed. `stage` is "start", or what `ask` was given; `seconds` are
+    those of CPU time that it had, or of wall-clock time where the machine did not give it as many."""
 
     def __init__(self, stage: str, seconds: float) -> None:
         super().__init__(f"did not {stage} within {seconds:g} s and was stopped")
@@ -62,7 +68,8 @@ class Sandbox:
     def __init__(
         self, module: str, *, timeout: float, max_reply_bytes: int, arguments: Sequence[str] = ()
     ) -> None:
-        """`timeout` is seconds of wall-clock time for each question. Starts nothing yet."""
+        """`timeout` is seconds of CPU time for each question, which may take PATIENCE times as long by the clock.
+        Starts nothing yet."""
         self._command = [sys.executable, "-m", module, *arguments]
         self._timeout = timeout
         self._max_reply_bytes = max_reply_bytes
@@ -101,21 +108,21 @@ class Sandbox:
                 env={name: os.environ[name] for name in _PASSED_ENVIRONMENT if name in os.environ},
             )
         self._child = _Child(process, ours)
-        self._receive("start", START_SECONDS, time.monotonic() + START_SECONDS)
+        self._receive("start", START_SECONDS, START_SECONDS)
 
     def ask(self, frame: bytes, stage: str) -> bytes:
         """The answer to one frame; `stage` names the work for SandboxTimeout. SandboxDied."""
         assert self._child is not None, "start comes first"
-        deadline = time.monotonic() + self._timeout
+        wall_seconds = PATIENCE * self._timeout
         try:
-            send_frame(self._child.channel, frame, deadline)
+            send_frame(self._child.channel, frame, time.monotonic() + wall_seconds)
         except TimeoutError as error:
             self.stop()
-            raise SandboxTimeout(stage, self._timeout) from error
+            raise SandboxTimeout(stage, wall_seconds) from error
         except ConnectionError as error:
             self.stop()
             raise SandboxDied from error
-        return self._receive(stage, self._timeout, deadline)
+        return self._receive(stage, self._timeout, wall_seconds)
 
     def stop(self) -> None:
         child, self._child = self._child, None
@@ -124,13 +131,40 @@ class Sandbox:
             child.process.kill()
             child.process.wait()
 
-    def _receive(self, stage: str, seconds: float, deadline: float) -> bytes:
+    def _receive(self, stage: str, cpu_seconds: float, wall_seconds: float) -> bytes:
         assert self._child is not None
+        deadline = time.monotonic() + wall_seconds
         try:
+            if not _answers(self._child, cpu_seconds, deadline):
+                self.stop()
+                raise SandboxTimeout(stage, cpu_seconds)
             return receive_frame(self._child.channel, self._max_reply_bytes, deadline)
         except TimeoutError as error:
             self.stop()
-            raise SandboxTimeout(stage, seconds) from error
+            raise SandboxTimeout(stage, wall_seconds) from error
         except (EOFError, ConnectionError, ValueError) as error:
             self.stop()
             raise SandboxDied from error
+
+
+def _answers(child: _Child, cpu_seconds: float, deadline: float) -> bool:
+    """Waits until the process answers or ends; False once it has computed for `cpu_seconds`. TimeoutError after
+    `deadline` (time.monotonic)."""
+    answer = select.poll()
+    answer.register(child.channel, select.POLLIN)
+    limit = _cpu_time(child) + cpu_seconds
+    left = cpu_seconds
+    while not answer.poll(1000 * max(min(left, deadline - time.monotonic()), _SHORTEST_WAIT)):
+        left = limit - _cpu_time(child)
+        if left <= 0:
+            return False
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+    return True
+
+
+def _cpu_time(child: _Child) -> float:
+    """Seconds that the process has computed, in all of its threads (proc(5), /proc/PID/stat)."""
+    with open(f"/proc/{child.process.pid}/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -48,7 +48,7 @@ class ChatRenderer:
     ) -> None:
         """Starts the process and compiles the template; without one (`source` None) every render says so.
 
-        `variables` are bos_token and the like; `timeout` is in seconds of wall-clock time, for compiling and
+        `variables` are bos_token and the like; `timeout` is in seconds of CPU time, for compiling and
         for each render. Raises TemplateError (a syntax error, with its line) or TemplateTimeout.
         """
         self._source = source

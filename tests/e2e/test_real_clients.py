@@ -241,7 +241,8 @@ def test_opencode(server: HttpServer, tmp_path: Path) -> None:
 
 def test_cline(server: HttpServer, tmp_path: Path) -> None:
     call_twice(server, "run_commands", {"commands": ["echo Rain."]})
+    own = ["--data-dir", str(tmp_path / "data")]  # without one it starts a daemon, which stays
     provider = ["--provider", "openai-compatible", "--baseurl", f"{server.url}/v1"]
-    run([binary("cline"), "auth", *provider, "--apikey", "none", "--modelid", NAME], tmp_path)
-    said = run([binary("cline"), "--json", "--auto-approve", "true", "Go on."], tmp_path)
+    run([binary("cline"), "auth", *own, *provider, "--apikey", "none", "--modelid", NAME], tmp_path)
+    said = run([binary("cline"), *own, "--json", "--auto-approve", "true", "Go on."], tmp_path)
     was_told_twice(server, said, '"result":"Rain.\\n","success":true')

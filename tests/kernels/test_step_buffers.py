@@ -55,6 +55,17 @@ def assert_planned(shape: ModelShape, max_tokens: int, *, float_weights: bool) -
     assert arena_bytes(largest) == planned
 
 
+def test_steps_of_some_rows_unpack_attention_alone() -> None:
+    for float_weights in (False, True):
+        spaces = make_workspaces(SHAPE, 128, torch.float32, torch.device("cpu"), float_weights=float_weights)
+        assert spaces[64].unpacked is None
+        scratch = spaces[128].unpacked
+        assert (scratch is None) == float_weights
+        if scratch is not None:
+            assert scratch.fits(SHAPE.q_rows + 2 * SHAPE.kv_width, SHAPE.hidden_size)
+        assert not spaces[128].blocks.is_large_batch
+
+
 def test_buffers_do_not_overlap() -> None:
     space = make_workspaces(SHAPE, 32, torch.float32, torch.device("cpu"), float_weights=False)[32]
     tensors = [value for value in vars(space).values() if isinstance(value, torch.Tensor)]

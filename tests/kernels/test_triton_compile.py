@@ -17,7 +17,7 @@ CALLS = {
     "linear, few": "linear(4, Q4, 512, 96, Q6, 32)",
     "linear, many": "linear(200, Q4, 512, 96, Q6, 32)",
     "linear, looked up": "linear(20, IQ4, 512, 96, None, 0)",
-    "linear, floats": "linear(2, F32, 512, 96, None, 0)",
+    "linear, floats": "linear(2, F32, 512, 96, None, 0), linear(20, F32, 512, 96, F32, 32)",
     "gated rows": "op.gated_rows(empty(4, 6000), empty(1, dtype=i32), GpuActivations(*both(4, 3000)))",
     "linear, exact": "exact(600)",
     "experts, one": "experts(1, Q4, Q6)",

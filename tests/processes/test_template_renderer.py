@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,19 +54,40 @@ def _children(name: str = "moeserve: template") -> list[psutil.Process]:
 def test_an_endless_render_is_killed_in_time(make: Make, hostile: str) -> None:
     renderer = make(hostile, timeout=0.5)
     (first,) = _children()
-    start = time.monotonic()
-    with pytest.raises(TemplateTimeout, match=r"did not finish within 0\.5 s"):
+    with pytest.raises(
+        TemplateTimeout, match=r"did not finish within (0\.5|5) s"
+    ):  # of CPU time, or by the clock
         renderer.render_sync(GO)
-    assert time.monotonic() - start < 1.5
     assert not first.is_running()
     assert renderer.render_sync(FINE) == "ok"  # by a new process
     (second,) = _children()
     assert second.pid != first.pid
 
 
+def test_a_render_that_gets_no_cpu_time_is_not_endless(make: Make) -> None:
+    """On a busy machine: the limit is one of CPU time."""
+    renderer = make("x", timeout=1)
+    (child,) = _children()
+    child.suspend()
+    resume = threading.Timer(2, child.resume)
+    resume.start()
+    assert renderer.render_sync(FINE) == "ok"
+    resume.join()
+    assert _children() == [child]
+
+
+def test_a_render_that_never_gets_any_is_given_up(make: Make) -> None:
+    renderer = make("x", timeout=0.3)
+    (child,) = _children()
+    child.suspend()
+    with pytest.raises(TemplateTimeout, match=r"did not finish within 3 s"):
+        renderer.render_sync(FINE)
+    assert not child.is_running()
+
+
 def test_an_endless_compilation_is_found_at_the_start() -> None:
     """Jinja folds constants while it compiles."""
-    with pytest.raises(TemplateTimeout, match=r"did not compile within 0\.5 s"):
+    with pytest.raises(TemplateTimeout, match=r"did not compile within (0\.5|5) s"):
         ChatRenderer("{{ 7 ** (10 ** 9) }}", {}, timeout=0.5)
     assert _children() == []
 

@@ -43,7 +43,7 @@ def method_for(tokens: int) -> Method:
         up = GemmTile(8, 32, 4, 4, 2, sliced_k=True, registers=128)
         return Method(8, up, GemmTile(8, 64, 2, 2, 2, sliced_k=True))
     if tokens <= 128:
-        return Method(16, GemmTile(16, 32, 2, 2, 2), GemmTile(16, 64, 2, 2, 2))
+        return Method(16, GemmTile(16, 32, 2, 2, 3), GemmTile(16, 64, 2, 2, 2))
     if tokens <= 256:
         return Method(32, GemmTile(32, 64, 2, 2, 2), GemmTile(32, 64, 2, 2, 2))
     if tokens <= 2048:

@@ -1,4 +1,5 @@
-"""Launches products of thousands of tokens: a matrix is unpacked to floats first, as every weight is used so often."""
+"""Launches products of many tokens by way of unpacked weights: of thousands with experts, of 65 and more without them,
+where a step has room for the unpacked matrix."""
 
 from __future__ import annotations
 
@@ -15,9 +16,33 @@ from moeserve.kernels.linear.op import Gated, RouteBlocks, Weight
 from moeserve.kernels.linear.unpack import unpack_kernel
 from moeserve.kernels.planes.layout import k_blocks_of
 
-BLOCK = 128  # tokens or routes of a program
-_COLUMNS, _DEPTH, _WARPS = 256, 64, 8  # 533 and 479 TFLOP/s of an H200 for gate and up, and down
-_MOST_STAGES = 4
+BLOCK = 128  # routes of a program, or tokens of many
+
+
+@dataclass(frozen=True, slots=True)
+class FloatTile:
+    tokens: int
+    columns: int  # of the output
+    depth: int
+    warps: int
+    stages: int  # at most
+
+
+_LARGE = FloatTile(BLOCK, 256, 64, 8, 4)  # 533 and 479 TFLOP/s of an H200 for gate and up, and down
+
+
+def dense_float_tile(tokens: int, rows: int) -> FloatTile:
+    """Of a product without experts: of few tokens so small that there are 128 programs or more. Measured up to 256
+    tokens (docs/results/2026-11-24-gpu-decode.md)."""
+    if tokens > 1024:
+        return _LARGE
+    if tokens > 512:
+        return FloatTile(128, 128, 64, 8, 4)
+    if tokens > 256:
+        return FloatTile(64, 128, 64, 4, 4)
+    if tokens * rows > 256 * 2048:
+        return FloatTile(64, 64, 64, 4, 4)
+    return FloatTile(64, 64 if tokens > 128 else 32, 128, 4, 3)
 
 
 class UnpackScratch:
@@ -65,8 +90,11 @@ def can_unpack(weight: Weight) -> bool:
     return weight.codes.dtype != torch.float32
 
 
-def unpack(weight: Weight, out: Tensor, first: int = 0, *, every: int = 1, at: int = 0) -> None:
-    """Row r of expert first + e to out[e, r * every + at]. out [experts, rows, cols], contiguous."""
+def unpack(
+    weight: Weight, out: Tensor, first: int = 0, *, every: int = 1, at: int = 0, is_early: bool = False
+) -> None:
+    """Row r of expert first + e to out[e, r * every + at]. out [experts, rows, cols], contiguous. is_early: no kernel
+    of a step writes the matrix, which may then be read before the kernel ahead has ended."""
     experts, rows, cols = out.shape
     codes = weight.codes[first : first + experts]
     if weight.format is None:
@@ -88,7 +116,9 @@ def unpack(weight: Weight, out: Tensor, first: int = 0, *, every: int = 1, at: i
         at,
         bn,
         kb,
+        PDL and is_early,
         num_warps=8,
+        launch_pdl=PDL and is_early,
     )
 
 
@@ -105,10 +135,10 @@ def large_batch_linear(
     """As `linear`: out[i] = W x[i] + bias for rows i < count[0], the last columns by the other matrix."""
     rows = weight.rows + (0 if other is None else other.rows)
     both = scratch.view(1, rows, weight.cols)
-    unpack(weight, both)
+    unpack(weight, both, is_early=True)
     if other is not None:
-        unpack(other, both, at=weight.rows)
-    run_float_gemm(x, both, count, out, bias=bias)
+        unpack(other, both, at=weight.rows, is_early=True)
+    run_float_gemm(x, both, count, out, bias=bias, tile=dense_float_tile(len(out), rows))
 
 
 def run_float_gemm(
@@ -120,13 +150,14 @@ def run_float_gemm(
     experts: ExpertsInScratch | None = None,
     options: Gated | None = None,
     bias: Tensor | None = None,
+    tile: FloatTile = _LARGE,
 ) -> None:
     """float_gemm_kernel. w [experts, rows, cols] of x's type; options: a gated product, out [routes, rows / 2]; count:
-    of a product without experts, int32 [1]."""
+    of a product without experts, int32 [1]. tile: with experts its tokens are BLOCK."""
     _, rows, cols = w.shape
     routing = None if experts is None else experts.routing
     float_gemm_kernel(
-        (-(-rows // _COLUMNS), -(-len(out) // BLOCK) if routing is None else len(routing.expert)),
+        (-(-rows // tile.columns), -(-len(out) // tile.tokens) if routing is None else len(routing.expert)),
         x,
         w,
         bias if options is None else options.gate_bias,
@@ -143,12 +174,12 @@ def run_float_gemm(
         1 if experts is None else experts.x_top_k,
         1 if experts is None else experts.top_k,
         1 if experts is None else experts.parts,
-        BLOCK,
-        _COLUMNS,
-        _DEPTH,
+        tile.tokens,
+        tile.columns,
+        tile.depth,
         PDL,
-        num_warps=_WARPS,
-        num_stages=_stages(w),
+        num_warps=tile.warps,
+        num_stages=_stages(w, tile),
         launch_pdl=PDL,
     )
 
@@ -161,7 +192,7 @@ def _shared_memory() -> int:
     return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])
 
 
-def _stages(w: Tensor) -> int:
+def _stages(w: Tensor, tile: FloatTile) -> int:
     """As many tiles on their way as fit into the shared memory."""
-    stage = (BLOCK + _COLUMNS) * _DEPTH * w.element_size()
-    return max(2, min(_MOST_STAGES, _shared_memory() // stage))
+    stage = (tile.tokens + tile.columns) * tile.depth * w.element_size()
+    return max(2, min(tile.stages, _shared_memory() // stage))

@@ -6,10 +6,13 @@ weights taken apart in the product; down 0.60 instead of 1.35.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005
+# (Triton compiles no starred tuples.)
 
 from __future__ import annotations
 
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.linear.gemm import field_weights, next_parts, row_pointers
@@ -20,10 +23,13 @@ from moeserve.kernels.linear.k_blocks import expert_planes
 def unpack_kernel(
     codes, scales, supers, out,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, OUT_ROWS: tl.constexpr, EVERY: tl.constexpr,
-    AT: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr,
+    AT: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Row r of an expert's matrix to row r * EVERY + AT of out [experts, OUT_ROWS, COLS], rounded once, from float32.
-    Grid (row tiles, steps of KB K blocks, experts)."""
+    Grid (row tiles, steps of KB K blocks, experts). With PDL the matrix is read and taken apart before the kernel
+    ahead has ended, which writes none of it, but may read `out`."""
+    if PDL:
+        gdc_launch_dependents()
     expert = tl.program_id(2).to(tl.int64)
     first = tl.program_id(1) * KB
     row = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), ROWS - 1)
@@ -33,9 +39,14 @@ def unpack_kernel(
         codes.to(tl.pointer_type(tl.uint8)), scales, supers, row, first, COLS, F, KB
     )
     low, high, word, min_word = at, at, words, words
+    fields = ()
+    for f in tl.static_range(8):
+        low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
+        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB)
+        fields = fields + (w.to(out.dtype.element_ty),)
+    if PDL:
+        gdc_wait()
     b = tl.arange(0, KB * 16)
     for f in tl.static_range(8):
         k = (first + b // 16) * 128 + f * 16 + b % 16
-        low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
-        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB)
-        tl.store(to + k[None, :], w.to(out.dtype.element_ty), (k < COLS)[None, :])
+        tl.store(to + k[None, :], fields[f], (k < COLS)[None, :])

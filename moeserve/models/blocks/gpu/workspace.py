@@ -177,22 +177,19 @@ class GpuWorkspace:
         self.adapter_shrunk = views.get("adapter_shrunk")
         self.adapter_gate_up = views.get("adapter_gate_up")
         self.unpacked = UnpackScratch(views["unpacked"]) if "unpacked" in views else None
-        can_unpack = self.unpacked is not None
         self.blocks = BlockWorkspace(
             rows,
             shape.top_k,
             shape.num_experts,
             device,
-            is_large_batch=can_unpack and unpacks_experts(rows, shape.top_k, shape.num_experts),
+            is_large_batch=unpacks_experts(rows, shape.top_k, shape.num_experts),
         )
         # Of feed-forwards that every token passes, by their width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
         self.dense_products = views.get("dense_products")
         self.unrouted_blocks = (
-            BlockWorkspace(rows, 1, 1, device, is_large_batch=can_unpack and unpacks_experts(rows, 1, 1))
-            if widths
-            else None
+            BlockWorkspace(rows, 1, 1, device, is_large_batch=unpacks_experts(rows, 1, 1)) if widths else None
         )
 
 

@@ -1,0 +1,92 @@
+"""The kernels of recorded decode steps, by CUPTI: name, grid, launches of a step, microseconds each.
+
+    python -m benchmarks.gpu.step_profile 30b.gguf --rows 1,64,256      # a header of benchmarks.header suffices
+
+Kernels are launched one after another, without programmatic dependent launch: with it a kernel's time holds its wait
+for the one before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from moeserve.kernels import launch
+
+STEPS = 3
+LINES = 26
+
+
+def profile(step: Any) -> dict[tuple[str, tuple[int, ...]], list[float]]:
+    """Microseconds of each launch of STEPS steps, by kernel and grid."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(STEPS):
+            step()
+        torch.cuda.synchronize()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text())["traceEvents"]
+    found: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            found[event["name"][:48], tuple(event["args"].get("grid", ()))].append(event["dur"])
+    return found
+
+
+def report(rows: int, seconds: float, found: dict[tuple[str, tuple[int, ...]], list[float]]) -> None:
+    whole = sum(map(sum, found.values())) / STEPS
+    print(
+        f"{rows} rows: {seconds * 1e3:.2f} ms a step, {rows / seconds:.0f} tok/s; kernels {whole / 1e3:.2f} ms"
+    )
+    for (name, grid), times in sorted(found.items(), key=lambda item: -sum(item[1]))[:LINES]:
+        print(
+            f"    {name:<48} {grid!s:<16} {len(times) / STEPS:6.1f} x {sum(times) / len(times):7.1f} us "
+            f"= {sum(times) / STEPS / 1e3:6.2f} ms",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--rows", default="1,8,64,128,256")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--pdl", action="store_true", help="with programmatic dependent launch")
+    options = parser.parse_args()
+    if not options.pdl:
+        launch.PDL = False  # before the launchers are imported, which take it over
+    from moeserve.bench import engine as bench
+    from moeserve.worker.loading import load_runner
+
+    batches = [int(rows) for rows in options.rows.split(",")]
+    arguments = [
+        "--model", options.model, "--load-format", "dummy", "--device", "cuda", "--batch", options.rows,
+        "--prompt", str(options.context), "--gen", "64", "--max-num-batched-tokens", "512",
+    ]  # fmt: skip
+    began = time.monotonic()
+    config = bench._config(bench.command_parser().parse_args(arguments))
+    runner = load_runner(config, lambda *_: None, 0)
+    driver = bench.EngineBench(runner, runner.ready().max_num_batched_tokens)
+    print(f"[loaded in {time.monotonic() - began:.0f} s; {runner.ready().device}]", flush=True)
+    for rows in batches:
+        driver.prefill(rows, options.context)
+        seconds = driver.decode(rows, options.context, 16) / 16
+        plans = iter([driver.decode_plan(rows, options.context + 16 + i) for i in range(STEPS)])
+        report(rows, seconds, profile(partial(_next, driver, plans)))
+
+
+def _next(driver: Any, plans: Any) -> None:
+    driver.run(next(plans))
+
+
+if __name__ == "__main__":
+    main()
