@@ -18,7 +18,7 @@ from typing import Any
 
 from moeserve import model_hints
 from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, env_name
-from moeserve.cpus import usable_cores
+from moeserve.cpus import pool_threads
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
@@ -178,7 +178,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
         worker_ssl_certfile=_absolute(config.worker_ssl_certfile),
         worker_ssl_keyfile=_absolute(config.worker_ssl_keyfile),
         worker_ssl_ca_certs=_absolute(config.worker_ssl_ca_certs),
-        threads=config.threads or usable_cores(),
+        threads=config.threads or pool_threads(config.device),
         otlp_endpoint=traces_url(config.otlp_endpoint, os.environ),
         data_dir=_absolute(config.data_dir),
         kv_disk=_absolute(config.kv_disk),

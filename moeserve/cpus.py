@@ -7,12 +7,22 @@ from pathlib import Path
 
 from moeserve.control_groups import cpu_quota
 
+DRIVER_CORES = 8  # of so many, the thread that drives a GPU has one: docs/results/2026-11-24-expert-cache.md
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Physical cores of our CPU affinity (which holds a container's cpuset), no more than the control groups' CPU quota
     allows. Hyper-threads of one core count once: they share its vector units. At least 1. `root` has proc and sys."""
     physical = len(cores(os.sched_getaffinity(0), root / "sys"))
     return max(1, min(physical, cpu_quota(root) or physical))
+
+
+def pool_threads(device: str, root: Path = Path("/")) -> int:
+    """The compute threads where nobody says how many: a thread for each usable core; but of 8 cores or more, where
+    there may be a GPU, one core stays free for the thread that drives it. device: --device."""
+    count = usable_cores(root)
+    may_have_gpu = device == "cuda" or (device == "auto" and (root / "proc/driver/nvidia/version").exists())
+    return count - 1 if may_have_gpu and count >= DRIVER_CORES else count
 
 
 def cores(cpus: set[int], sysfs: Path = Path("/sys")) -> list[list[int]]:

@@ -211,7 +211,8 @@ class ServerConfig(ApiConfig):
     threads: int | None = option(
         None,
         "CPU engine",
-        "compute threads of the expert pool (default: the physical cores we may use)",
+        "compute threads of the expert pool (default: the physical cores we may use; of 8 or more, one less where "
+        "there is a GPU, whose own thread has it)",
         low=1,
         high=1024,
     )

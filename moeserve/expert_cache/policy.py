@@ -41,20 +41,34 @@ class CachePolicy:
 
     def choose(self, used: Mask, most: int) -> list[Move]:
         """At most so many moves, of the greatest gains in score; they count as done. `used`: the step's, observed."""
-        moves: list[Move] = []
-        coming = np.where(used & ~self.cached & self._movable, self._scores, -np.inf)
-        going = np.where(self.cached & self._movable & ~used, self._scores, np.inf)
-        layers = np.arange(len(coming))
-        while len(moves) < most:
-            best, least = coming.argmax(axis=1), going.argmin(axis=1)
-            new, old = coming[layers, best], going[layers, least]
-            # Where both are infinite there is nothing to move.
-            gains = np.where(new > old, new, -np.inf) - np.where(new > old, old, 0.0)
-            order = np.argsort(-gains, kind="stable")[: most - len(moves)]
-            chosen = order[gains[order] > 0.0]
-            if not len(chosen):
-                break
-            coming[chosen, best[chosen]], going[chosen, least[chosen]] = -np.inf, np.inf
-            self.cached[chosen, best[chosen]], self.cached[chosen, least[chosen]] = True, False
-            moves += map(Move, chosen.tolist(), best[chosen].tolist(), least[chosen].tolist())
-        return moves
+        layers, coming = np.nonzero(used & ~self.cached & self._movable)
+        if most <= 0 or not len(layers):
+            return []
+        # Candidates by layer, the highest score first, of equals the lower id; `rank` counts within the layer.
+        order = np.lexsort((-self._scores[layers, coming], layers))
+        layers, coming = layers[order], coming[order]
+        rank = np.arange(len(layers)) - np.searchsorted(layers, layers)
+        going, old = self._lowest(used, int(rank.max()) + 1)
+        new, old = self._scores[layers, coming], old[rank, layers]
+        better = new > old
+        layers, coming, going = layers[better], coming[better], going[rank, layers][better]
+        # A move of each layer, then the next of each: when there are too many, those of the greatest gains.
+        first = np.lexsort((layers, old[better] - new[better], rank[better]))[:most]
+        layers, coming, going = layers[first], coming[first], going[first]
+        self.cached[layers, coming], self.cached[layers, going] = True, False
+        return list(map(Move, layers.tolist(), coming.tolist(), going.tolist()))
+
+    def _lowest(self, used: Mask, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """[count, layers]: of each layer's experts that may go, those of the lowest scores, and these; infinite where
+        there are no more."""
+        scores = np.where(self.cached & self._movable & ~used, self._scores, np.inf).astype(
+            np.float32, copy=False
+        )
+        layers = np.arange(len(scores))
+        lowest = np.empty((count, len(scores)), np.int64)
+        values = np.empty((count, len(scores)), np.float32)
+        for rank in range(count):
+            lowest[rank] = scores.argmin(axis=1)
+            values[rank] = scores[layers, lowest[rank]]
+            scores[layers, lowest[rank]] = np.inf
+        return lowest, values

@@ -44,8 +44,8 @@ class PromotionBudget:
         since = self._step - WINDOW
         came, went = (self._came >= since) & cached, (self._went >= since) & ~cached
         keep = 1.0 - 1.0 / WINDOW
-        self._spared = keep * self._spared + float((used & came).sum()) - float((used & went).sum())
-        self._pairs = keep * self._pairs + float(came.sum())
+        self._spared = keep * self._spared + np.count_nonzero(used & came) - np.count_nonzero(used & went)
+        self._pairs = keep * self._pairs + np.count_nonzero(came)
         if self._step % PERIOD == 0 and self._pairs >= WINDOW / 2:
             self._decide()
 

@@ -47,6 +47,7 @@ class ExpertCache:
         self._counts = self._copied.numpy().copy()  # up to the step before
         self._cached_layers: Mask = np.any(movable, axis=1, keepdims=True)
         self._num_slots = (maps.on_gpu & movable).sum(axis=1)
+        self._bytes_of = np.array([slots.bytes_of(layer) for layer in range(len(movable))])
         self._policy = CachePolicy(maps.on_gpu, movable)
         self._budget = PromotionBudget(movable.shape, slots.most)
         self._found = maps.on_gpu  # what the step under way finds on the GPU
@@ -106,8 +107,7 @@ class ExpertCache:
         """What has arrived can be used from here on."""
         if not self._slots.is_filling or not self._slots.filled(wait=wait):
             return False
-        for layer, expert, slot in self._coming:
-            self._maps.put(layer, expert, slot)
+        self._maps.put(*np.array(self._coming, np.int64).T)
         self._coming = []
         return True
 
@@ -120,7 +120,7 @@ class ExpertCache:
         if self._streams:
             used &= self._hottest(tokens)
         else:
-            hits, wanted = int((used & self._found).sum()), int(used.sum())
+            hits, wanted = int(np.count_nonzero(used & self._found)), int(np.count_nonzero(used))
             self._hits, self._misses = self._hits + hits, self._misses + wanted - hits
             self._budget.observe(used, self._policy.cached)
         self._policy.observe(used)
@@ -143,9 +143,11 @@ class ExpertCache:
 
     def _start(self, moves: list[Move]) -> bool:
         """The slots leave the maps."""
-        for layer, incoming, outgoing in moves:
-            slot = self._maps.remove(layer, outgoing)
-            self._coming.append(_Coming(layer, incoming, slot))
-            self._bytes += self._slots.bytes_of(layer)
+        if not moves:
+            return False
+        layers, incoming, outgoing = np.array(moves, np.int64).T
+        slots = self._maps.remove(layers, outgoing)
+        self._coming = list(map(_Coming, layers.tolist(), incoming.tolist(), slots.tolist()))
+        self._bytes += int(self._bytes_of[layers].sum())
         self._promotions += len(moves)
-        return bool(moves)
+        return True

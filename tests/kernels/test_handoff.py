@@ -68,6 +68,29 @@ def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:
     h.close()
 
 
+@pytest.mark.parametrize("experts", [1, 2, 3])
+def test_few_experts_have_the_bits_of_many(stream: CpuStream, experts: int) -> None:
+    """Those of one or two experts are added as they are computed, those of more in a pass of their own."""
+    layer = Layer.random(stream)
+    h = handoff(stream, layer)
+    gpu = HandGpu(h)
+    got = []
+    cases = [(n, *local_routes(n, seed=n)) for n in (1, 4, MAX_TOKENS)]
+    for step, (n, ids, weights) in enumerate(cases, 1):
+        h.begin()
+        ids[ids >= experts] = -1
+        ids[0, 0] = 0
+        gpu.publish(0, step, activations("gaussian", n, HIDDEN, seed=n), ids, weights)
+        gpu.wait(0)
+        got.append(gpu.result(0, n).clone())
+    stream.wait()
+    h.check()
+    for out, (n, ids, weights) in zip(got, cases, strict=True):
+        x = activations("gaussian", n, HIDDEN, seed=n)
+        assert torch.equal(out, alone(stream, layer, x, ids, weights))
+    h.close()
+
+
 def test_a_layer_with_nothing_for_the_cpu_is_passed_over(stream: CpuStream) -> None:
     """Also when the GPU, which does not wait then, has gone on to the next step before the pool looks."""
     layer = Layer.random(stream)

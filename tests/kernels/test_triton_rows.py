@@ -66,6 +66,22 @@ def test_residual_and_norm(cols: int) -> None:
     assert torch.equal(exact, y.x)
 
 
+def test_what_was_attended_is_added_too() -> None:
+    x, attended, extra, weight = (
+        normal(*shape, seed=seed) for seed, shape in enumerate([(2, 96)] * 3 + [(96,)])
+    )
+    total = x.double() + attended + extra
+    for others in (extra.to(DEVICE), None):
+        mine, y = x.clone().to(DEVICE), guarded(2, 96)
+        add_norm(
+            mine, None, None, None, others, None, counter(2), weight.to(DEVICE), EPS, y.x, y.codes, y.scales,
+            attended=attended.to(DEVICE),
+        )  # fmt: skip
+        expected = total if others is not None else total - extra
+        assert nmse(mine.cpu(), expected) < 1e-12
+        check_norm(y, norm(expected, weight, EPS), 2)
+
+
 def test_norm_of_chosen_rows_leaves_the_residual() -> None:
     x, parts, weight = normal(5, 96), normal(5, 1, 96, seed=1), normal(96, seed=2)
     mine = x.to(DEVICE)

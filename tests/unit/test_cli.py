@@ -17,7 +17,7 @@ import pytest
 from moeserve import cli, command_line
 from moeserve.__main__ import run
 from moeserve.config import GROUPS, ServerConfig, env_name
-from moeserve.cpus import usable_cores
+from moeserve.cpus import pool_threads
 from moeserve.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -200,7 +200,7 @@ def test_no_model_is_the_packaged_one() -> None:
     config = command_line.resolve(ServerConfig())
     assert Path(config.model).samefile(REPOSITORY / "moeserve/assets/moeserve-demo-q8_0.gguf")
     assert config.served_model_name == "moeserve-demo-q8_0"
-    assert config.threads == usable_cores()
+    assert config.threads == pool_threads(config.device)
 
 
 def test_model_path_becomes_absolute(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.control_groups import cpu_quota, memory_left, memory_limit
-from moeserve.cpus import usable_cores
+from moeserve.cpus import pool_threads, usable_cores
 from moeserve.worker import memory
 
 MIB = 1 << 20
@@ -125,6 +125,28 @@ def test_threads_default_to_the_physical_cores_we_may_use(
     if quota is not None:
         write(root, ".", cpu__max=quota)
     assert usable_cores(root) == cores
+
+
+@pytest.mark.parametrize(
+    ("cpus", "device", "driver", "threads"),
+    [
+        (16, "cuda", False, 15),
+        (16, "auto", True, 15),
+        (16, "auto", False, 16),
+        (16, "cpu", True, 16),
+        (8, "cuda", True, 7),
+        (4, "cuda", True, 4),
+    ],
+)
+def test_a_gpus_thread_has_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: int, device: str, driver: bool, threads: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cpus)))
+    root = machine(tmp_path, "0::/", V2)
+    if driver:
+        (root / "proc/driver/nvidia").mkdir(parents=True)
+        (root / "proc/driver/nvidia/version").touch()
+    assert pool_threads(device, root) == threads
 
 
 def test_a_message_about_memory_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,11 +100,12 @@ class ExpertHandoff:
             pinned=self._device.type == "cuda",
         )
         self.defer(max_deferred)
-        # On the device; see publish_kernel. `_present` has two rows: of even layers and of odd ones.
+        # On the device; see publish_kernel. `_present` and `_waits` have two rows: of even layers and of odd ones.
         self._steps = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._deferred = torch.zeros(len(layers), dtype=torch.int32, device=device)
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
         self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
+        self._waits = torch.zeros(2, 4, dtype=torch.int32, device=device)
         self._token_counts = [
             torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers
         ]
@@ -157,7 +158,8 @@ class ExpertHandoff:
         With deferral: without those of the layer that come late, and with those of the layer before.
         """
         # Cheaper than the driver's stream memory operation: docs/results/2026-11-20-hand-off.md.
-        poll_kernel((1,), self._region.answers[layer], PDL, num_warps=1, launch_pdl=PDL)
+        answer, waits = self._region.answers[layer], self._waits[layer % 2]
+        poll_kernel((1,), answer, waits, PDL, num_warps=1, launch_pdl=PDL)
         combine_kernel(
             (len(out),),
             self._region.slots[layer % 2].result,
@@ -233,6 +235,7 @@ class ExpertHandoff:
             steps,
             self._ticket,
             self._present[layer % 2],
+            self._waits[layer % 2],
             self._deferred[layer - 1 :] if self._comes_late(layer) else None,
             self._deferred[layer:],
             self._hidden,

@@ -43,7 +43,7 @@ def store_row(value, codes, metas, COLS: tl.constexpr, SIZE: tl.constexpr):
 @kernel
 def publish_kernel(
     x, ids, weights, expert_map, codes, metas, floats, out_ids, out_deferred, out_weights,
-    request, answer, steps, ticket, present, deferred_before, deferred_here,
+    request, answer, steps, ticket, present, waits, deferred_before, deferred_here,
     COLS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, DEFER: tl.constexpr, SIZE: tl.constexpr,
     K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -52,8 +52,9 @@ def publish_kernel(
 
     Where given: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
     steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the row
-    has an expert on the CPU now, 2 if one later. deferred_before, deferred_here int32: whether the layer before has
-    left something and whether this one does; DEFER: of TOP_K, how many of the least weight may be left.
+    has an expert on the CPU now, 2 if one later. waits int32: whether the GPU has to wait for the answer.
+    deferred_before, deferred_here int32: whether the layer before has left something and whether this one does; DEFER:
+    of TOP_K, how many of the least weight may be left.
     """
     if PDL:
         gdc_launch_dependents()
@@ -71,9 +72,9 @@ def publish_kernel(
             (weight[None, :] == weight[:, None]) & (k[None, :] < k[:, None])
         )
         rank = tl.sum((heavier & live[None, :]).to(tl.int32), axis=1)
-        waits = rank >= TOP_K - DEFER
-        later = tl.where(waits, local, -1)
-        local = tl.where(waits, -1, local)
+        is_late = rank >= TOP_K - DEFER
+        later = tl.where(is_late, local, -1)
+        local = tl.where(is_late, -1, local)
         tl.store(out_deferred + row * TOP_K + k, later, live)
     tl.store(out_ids + row * TOP_K + k, local, live)
     tl.store(out_weights + row * TOP_K + k, weight, live)
@@ -105,6 +106,7 @@ def publish_kernel(
             tl.store(deferred_here, then_any.to(tl.int32))
         if deferred_before is not None:
             waited = waited | (tl.load(deferred_before) > 0)
+        tl.store(waits, waited.to(tl.int32))
         tl.store(answer, (waited == 0).to(tl.int32))
         step = tl.atomic_add(steps, 1, sem="acq_rel", scope="sys") + 1
         wants = rows.to(tl.int64) | (now_any.to(tl.int64) << 30) | (then_any.to(tl.int64) << 31)
@@ -112,15 +114,22 @@ def publish_kernel(
         tl.store(request, (wants << 32) | (step.to(tl.int64) & 0xFFFFFFFF))
 
 
+@triton.jit
+def poll(answer, waits):
+    """Ends when the flag is up; it lies behind PCIe, so that it is not read where nothing is waited for."""
+    if tl.load(waits) != 0:
+        seen = tl.load(answer, volatile=True)
+        while seen == 0:
+            seen = tl.load(answer, volatile=True)
+
+
 @kernel
-def poll_kernel(answer, PDL: tl.constexpr):
-    """One program of one warp, so that no more than one read is on its way: ends when the flag is up."""
+def poll_kernel(answer, waits, PDL: tl.constexpr):
+    """One program of one warp, so that no more than one read is on its way."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    seen = tl.load(answer, volatile=True)
-    while seen == 0:
-        seen = tl.load(answer, volatile=True)
+    poll(answer, waits)
 
 
 @kernel

@@ -25,12 +25,15 @@ def add_norm(
     codes: Tensor | None,
     scales: Tensor | None,
     exact: Tensor | None = None,
+    *,
+    attended: Tensor | None = None,
 ) -> None:
-    """x[i] += extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight, for i < count[0].
+    """x[i] += attended[i] + extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight, for
+    i < count[0].
 
     x float32 [n, cols]; parts [n, p, cols], those with part_ids [n, p] below 0 left out. With rows int32 [m], i goes
-    through them and x stays as it is. y and codes with scales: GpuActivations [m, cols]. exact: float32 [m, cols], the
-    same unrounded.
+    through them and x stays as it is. attended, extra: float32 [n, cols]. y and codes with scales: GpuActivations
+    [m, cols]. exact: float32 [m, cols], the same unrounded.
     """
     some = y if y is not None else codes
     assert some is not None
@@ -42,6 +45,7 @@ def add_norm(
         parts,
         part_weights,
         part_ids,
+        attended,
         extra,
         rows,
         count,

@@ -26,14 +26,14 @@ def store_activations(x, y, codes, scales, row, COLS: tl.constexpr, SIZE: tl.con
 
 @kernel
 def add_norm_kernel(
-    x, parts, part_weights, part_ids, extra, rows, count, weight, y, codes, scales, exact,
+    x, parts, part_weights, part_ids, attended, extra, rows, count, weight, y, codes, scales, exact,
     COLS: tl.constexpr, P: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row i < count[0]; row rows[i] of x where rows is given (x is then not written).
 
     x float32 [n, COLS]; parts [n, P, COLS], by part_weights [n, P], without those whose part_ids [n, P] are < 0;
-    extra float32 [n, COLS]. y, codes with scales, exact float32: [m, COLS] each, where given. SIZE: COLS or the
-    power of two above.
+    attended and extra float32 [n, COLS], where given. y, codes with scales, exact float32: [m, COLS] each, where
+    given. SIZE: COLS or the power of two above.
     """
     if PDL:
         gdc_launch_dependents()
@@ -47,6 +47,8 @@ def add_norm_kernel(
     live = c < COLS
     gain = tl.load(weight + c, live, 0.0)
     value = tl.load(x + row * COLS + c, live, 0.0)
+    if attended is not None:
+        value += tl.load(attended + row * COLS + c, live, 0.0)
     if extra is not None:
         value += tl.load(extra + row * COLS + c, live, 0.0)
     values, shares, ids = (), (), ()
@@ -65,7 +67,7 @@ def add_norm_kernel(
         if part_ids is not None:
             part = tl.where(ids[j] >= 0, part, 0.0)
         value += part
-    if rows is None and (parts is not None or extra is not None):
+    if rows is None and (parts is not None or attended is not None or extra is not None):
         tl.store(x + row * COLS + c, value, live)
     scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
     normed = value * scale * gain

@@ -16,6 +16,8 @@ from moeserve.models.loading.ram_experts import RamExperts
 
 GPU, RAM = 0, 1
 
+Ids = npt.NDArray[np.int64]
+
 
 class ExpertMaps:
     """Owns the maps. An expert is computed where its map says so: by the GPU or by the pool, never by both."""
@@ -52,16 +54,16 @@ class ExpertMaps:
         on_gpu: npt.NDArray[np.bool_] = self.host[GPU] >= 0
         return on_gpu
 
-    def put(self, layer: int, expert: int, slot: int) -> None:
-        """From the next `publish` on the expert is the GPU's."""
-        self.host[GPU, layer, expert], self.host[RAM, layer, expert] = slot, -1
+    def put(self, layers: Ids, experts: Ids, slots: Ids) -> None:
+        """int64 [moves] each. From the next `publish` on the experts are the GPU's."""
+        self.host[GPU, layers, experts], self.host[RAM, layers, experts] = slots, -1
 
-    def remove(self, layer: int, expert: int) -> int:
-        """From the next `publish` on the expert is the pool's. Returns its slot."""
-        slot = int(self.host[GPU, layer, expert])
-        self.host[GPU, layer, expert] = -1
-        self.host[RAM, layer, expert] = self.places[layer, expert]
-        return slot
+    def remove(self, layers: Ids, experts: Ids) -> Ids:
+        """int64 [moves] each. From the next `publish` on the experts are the pool's. Returns their slots."""
+        slots: Ids = self.host[GPU, layers, experts].astype(np.int64)
+        self.host[GPU, layers, experts] = -1
+        self.host[RAM, layers, experts] = self.places[layers, experts]
+        return slots
 
     def publish(self) -> None:
         """Launches the copy to the device. The maps may be changed again when a step launched behind it has ended."""

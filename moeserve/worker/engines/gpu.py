@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeserve.cpus import usable_cores
 from moeserve.kernels.attention.op import prefill_tiles, tile_tokens
 from moeserve.kernels.launch import compile_ahead, first_launches
 from moeserve.messages.expert_cache import ExpertCacheCounts
@@ -79,7 +80,8 @@ class GpuEngine:
         self._weights = GpuWeightReads(model, ram_experts, cpu_stage)
         self.expert_cache = expert_cache  # None: experts stay where they are
         self.logit_rows = model.head_sizes[-1]
-        self._done = StepCompletion(model.device, self.logit_rows, yields=ram_experts is not None)
+        yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
+        self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
         records_prompts = (
             ram_experts is None

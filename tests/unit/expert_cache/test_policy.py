@@ -140,3 +140,37 @@ def test_a_text_that_repeats_itself_again_is_noticed() -> None:
             lowest = min(lowest, budget.allowance)
     assert lowest == PROBE
     assert np.mean(hits[-200:]) > 0.85
+
+
+def one_by_one(policy: CachePolicy, used: Mask, most: int) -> list[Move]:
+    """The specification of `choose`: round by round each layer's best newcomer for its worst expert."""
+    scores, cached, moves = policy._scores, policy.cached.copy(), list[Move]()
+    came, went = np.zeros_like(cached), np.zeros_like(cached)
+    while len(moves) < most:
+        found = []
+        for layer in range(len(cached)):
+            coming = used[layer] & ~cached[layer] & policy._movable[layer] & ~went[layer]
+            going = cached[layer] & policy._movable[layer] & ~used[layer] & ~came[layer]
+            if coming.any() and going.any():
+                new = int(np.where(coming, scores[layer], -np.inf).argmax())
+                old = int(np.where(going, scores[layer], np.inf).argmin())
+                found.append((scores[layer, new] - scores[layer, old], Move(layer, new, old)))
+        better = sorted((each for each in found if each[0] > 0), key=lambda each: (-each[0], each[1].layer))
+        if not better:
+            break
+        for _, move in better[: most - len(moves)]:
+            cached[move.layer, move.incoming], cached[move.layer, move.outgoing] = True, False
+            came[move.layer, move.incoming] = went[move.layer, move.outgoing] = True
+            moves.append(move)
+    return moves
+
+
+@settings(deadline=None, max_examples=80)
+@given(worlds())
+def test_all_moves_at_once_are_those_made_one_by_one(world: tuple[Mask, Mask, list[Mask], int]) -> None:
+    cached, movable, steps, most = world
+    policy = CachePolicy(cached, movable)
+    for used in steps:
+        policy.observe(used)
+        expected = one_by_one(policy, used, most)
+        assert policy.choose(used, most) == expected

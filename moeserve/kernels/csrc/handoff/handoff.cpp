@@ -14,6 +14,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLayerSpins = 20000;
 constexpr auto kDoze = std::chrono::microseconds(50);
 
+constexpr int kFewExperts = 2;  // a panel of so many is still a small piece of work
+
 constexpr auto kPoisonPeriod = std::chrono::milliseconds(1);
 
 template <class T>
@@ -85,8 +87,9 @@ void Handoff::serve(Team& team, uint32_t step) {
     if (!more_) break;
     const int layer = answering_;
     op_.compute(team);
-    // The last to finish answers: sooner than by way of one more barrier.
-    if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1 && layer >= 0) answer(layer);
+    // All work is done when the first thread is through: it answers, and nobody waits for a thread that has lost its core.
+    const bool is_first = unfinished_.fetch_sub(1, std::memory_order_acq_rel) == team.threads();
+    if (is_first && layer >= 0) answer(layer);
   }
   team.barrier();  // all have read more_, which the next step writes
 }
@@ -149,6 +152,7 @@ bool Handoff::prepare(int layer, const int32_t* ids, uint32_t rows, float* out, 
     abandon("layer " + std::to_string(layer) + ": an expert was asked for that the CPU does not have");
     return false;
   }
+  op_.sums_at_once = scratch_.active[0] <= kFewExperts;
   unfinished_.store(pool_.threads(), std::memory_order_relaxed);
   return true;
 }

@@ -21,13 +21,20 @@ void ExpertsOp::compute(Team& team) const {
       active[0], gate->panels,
       [&](int64_t rank, int64_t panel, Claim& claim) { gate_up(rank, panel, claim); }, fetch_down(team));
   if (lora.down != nullptr) shrink_intermediates(team);
-  if (n * top_k <= kMostParts) {
+  if (sums_at_once) {
+    team.for_claimed_panels(
+        1, down->panels, [&](int64_t, int64_t panel, Claim& claim) { down_panel(team, panel, claim); },
+        [] {});
+  } else if (n * top_k <= kMostParts) {
     team.for_claimed_panels(
         active[0], down->panels,
         [&](int64_t rank, int64_t panel, Claim& claim) { down_part(rank, panel, claim); }, [] {});
     team.for_panels(1, down->panels, [&](int64_t, int64_t panel) { add_parts(team, panel); });
   } else {
-    team.for_panels(1, down->panels, [&](int64_t, int64_t panel) { down_panel(team, panel); });
+    team.for_panels(1, down->panels, [&](int64_t, int64_t panel) {
+      Claim alone(nullptr, 0);
+      down_panel(team, panel, alone);
+    });
   }
 }
 
@@ -37,7 +44,7 @@ void ExpertsOp::compute(Team& team) const {
 ExpertsOp::Fetch ExpertsOp::fetch_down(const Team& team) const {
   constexpr int64_t kMostBytes = 1 << 18;
   if (active[0] == 0 || !down->packed() || n * top_k > kMostParts) return {nullptr, nullptr};
-  const auto [rank, panel] = team.first_pair(active[0], down->panels);
+  const auto [rank, panel] = team.first_pair(sums_at_once ? 1 : active[0], down->panels);
   const uint8_t* p = down->panel(active[1 + rank], panel).data;
   return {p, p + std::min<int64_t>((down->panels - panel) * down->panel_bytes, kMostBytes)};
 }
@@ -164,7 +171,7 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
 
 // A thread owns the panel's 32 rows of the output for all experts: no reduction. A token's experts are added in
 // ascending order of their ids, whatever else is in the step.
-void ExpertsOp::down_panel(Team& team, int64_t panel) const {
+void ExpertsOp::down_panel(Team& team, int64_t panel, Claim& claim) const {
   auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * n * kPanelRows, 64)));
   std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
   alignas(64) float tile[kMostTokens * kPanelRows];
@@ -184,7 +191,7 @@ void ExpertsOp::down_panel(Team& team, int64_t panel) const {
       }
     }
   }
-  put(panel, sums);
+  if (claim()) put(panel, sums);
 }
 
 void ExpertsOp::add_down_bias(int expert, int64_t panel, int tokens, float* tile) const {

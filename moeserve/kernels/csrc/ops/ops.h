@@ -301,6 +301,9 @@ struct ExpertsOp {
   // added: work is then shared by (expert, panel) instead of by panel, in pieces small enough to even out.
   float* parts;
   ExpertOptions options;
+  // Down's work is shared by panel and added at once, a phase less, with the same bits: for few experts. `active` then
+  // stays as it is until the last thread is through.
+  bool sums_at_once = false;
   // Added to the products of the rows that have adapters. h then has both forms, if down has an adapter.
   ExpertLora lora = {};
   static constexpr int kMostParts = 512;
@@ -328,7 +331,7 @@ struct ExpertsOp {
   // Read once: a thread that comes late may find any later layer's.
   Rows rows_of(int expert) const;
   void gate_up(int64_t rank, int64_t panel, Claim& claim) const;
-  void down_panel(Team& team, int64_t panel) const;
+  void down_panel(Team& team, int64_t panel, Claim& claim) const;
   void add_down_bias(int expert, int64_t panel, int tokens, float* tile) const;
   void down_part(int64_t rank, int64_t panel, Claim& claim) const;
   void add_parts(Team& team, int64_t panel) const;

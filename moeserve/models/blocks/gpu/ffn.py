@@ -141,13 +141,14 @@ class GpuFfnBlock:
         if adapters is not None:
             exact = GpuActivations(s.router_input, None, None)
             adapters.add(exact, (names.FFN_GATE_INP,), [s.router_logits])
-        if self._forced_routing is not None:
-            self._forced_routing.apply(index, s.router_logits)
+        forced, logits = self._forced_routing, s.router_logits
+        if forced is not None:
+            logits = forced.logits(index, logits)
         routes = self._routes(index, s)
         ids, weights = routes.expert_ids[:, : shape.top_k], routes.weights[:, : shape.top_k]
         local = None if ffn.expert_map is None else routes.local_expert_ids[:, : shape.top_k]
         route(
-            s.router_logits, ffn.expert_map, count, ids, local, weights, self.expert_token_counts[index],
+            logits, ffn.expert_map, count, ids, local, weights, self.expert_token_counts[index],
             options=shape.router, bias=ffn.choice_bias, expert_scale=ffn.expert_scale,
         )  # fmt: skip
         if local is None:
@@ -175,10 +176,12 @@ class GpuFfnBlock:
             dense = self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
-        if self.fuses_router_norm(index, s):
-            extra = s.output.view(s.rows, -1)  # still to be added
+        attended = (
+            s.output.view(s.rows, -1) if self.fuses_router_norm(index, s) else None
+        )  # still to be added
         add_norm(
-            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales
+            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales,
+            attended=attended,
         )  # fmt: skip
 
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
@@ -230,7 +233,7 @@ class GpuFfnBlock:
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn) or ffn.sandwich is not None or not s.is_small_batch:
             return False
-        return not self._is_shared(index) and not ffn.router.first.quantised
+        return not ffn.router.first.quantised
 
     def _sum_over_gpus(self, index: int, all_reduce: AllReduce, s: GpuWorkspace, count: Tensor) -> None:
         """Of a large batch in s.output: attention's has been added to x by then."""

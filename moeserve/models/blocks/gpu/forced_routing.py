@@ -1,7 +1,8 @@
 """The routers' choice from a trace instead of the text, for measurements with random weights, which have no locality.
 
-A recorded step copies the logits of a layer from here behind its router, so that the choice, its weights and its counts
-are made as ever; `choose` says before each step which rows of the trace they are.
+A recorded step takes a layer's logits from here instead of its router's, which are computed all the same: the choice,
+its weights and its counts are made as ever, and no kernel is added. `choose` says before each step which rows of the
+trace they are.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ForcedRouting:
         """Launches: the next step is this one of `load`'s."""
         self._logits.copy_(self._steps[step])
 
-    def apply(self, layer: int, logits: Tensor) -> None:
-        """Launches: logits [n, experts] of the layer become the chosen step's."""
-        if len(logits) <= self._rows:
-            logits.copy_(self._logits[layer, : len(logits)])
+    def logits(self, layer: int, routers: Tensor) -> Tensor:
+        """[n, experts], the chosen step's in place of the layer's router's own, `routers`."""
+        n = len(routers)
+        return self._logits[layer, :n] if n <= self._rows else routers
