@@ -101,7 +101,8 @@ def dequantize_words(words, scales, ROWS: tl.constexpr, SIZE: tl.constexpr):
         x2, x3 = ((words << 8) >> 24).to(tl.float16) * scale, (words >> 24).to(tl.float16) * scale
     low, high = tl.reshape(tl.join(x0, x1), [ROWS, SIZE // 2]), tl.reshape(tl.join(x2, x3), [ROWS, SIZE // 2])
     x = tl.reshape(tl.permute(tl.join(low, high), [0, 2, 1]), [ROWS, SIZE])
-    if COMPILED:  # A reduction of single numbers hides the joins, for which Triton lays a product's operand out worse.
+    if COMPILED:
+        # A reduction of single numbers hides the joins, for which Triton lays a product's operand out worse.
         x = tl.reduce(tl.reshape(x, [ROWS, SIZE, 1]), 2, larger)
     return x
 
