@@ -155,7 +155,7 @@ def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     out, count = torch.empty(n, s.heads * s.dim, device="cuda"), counter(n)
 
     def launch(i: int) -> None:
-        attention.DECODE[256] = attention.DecodeTile(*tile[1:])
+        attention.DECODE[128] = attention.DecodeTile(*tile[1:])
         keys, values = pools[i % 2]
         attention.decode_attention(
             q, new, keys, values, table, rows, positions, count, workspace.sums, workspace.stats, workspace.counters,

@@ -69,10 +69,21 @@ def test_matrices_of_adapters_are_read_16_bytes_at_once() -> None:
     """In bfloat16, by the kernels of few rows, whose other operands are wider, but for shrink_kernel's int8."""
     lines = [line.split() for line in compile_calls(CALLS["adapters, few rows"]).splitlines()]
     narrow = {
-        name: int(loads) for name, _shared, loads in lines if name.startswith(("shrink_small", "expand"))
+        name: int(loads)
+        for name, _shared, loads, _single in lines
+        if name.startswith(("shrink_small", "expand"))
     }
     assert len(narrow) == 4
     assert not any(narrow.values()), narrow
+
+
+@pytest.mark.slow
+def test_q8_0_keys_and_values_become_float16_several_at_once() -> None:
+    lines = [line.split() for line in compile_calls(CALLS["attention of q8_0 keys"]).splitlines()]
+    single = [int(count) for name, *_, count in lines if name in ("decode_kernel", "prefill_kernel")]
+    assert len(single) == 3
+    # Each thread's codes of 64 keys and values are 128; what is left is the row's own token's.
+    assert max(single) < 8, lines
 
 
 def compile_calls(calls: str) -> str:

@@ -25,7 +25,8 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
     source = ASTSource(kernel.function, signature, constants, aligned)
     compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     narrow = compiled.asm["ptx"].count("ld.global.b16")  # reads of 2 bytes
-    print(kernel.function.__name__, compiled.metadata.shared, narrow, flush=True)
+    single = compiled.asm["ptx"].count("cvt.rn.f16.s")  # conversions of one integer to float16
+    print(kernel.function.__name__, compiled.metadata.shared, narrow, single, flush=True)
     assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
 
 launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_hopper(

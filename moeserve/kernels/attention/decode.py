@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.quantize.kv_triton import load_kv, store_kv
+from moeserve.kernels.quantize.kv_triton import by_halves, from_halves, load_kv, store_kv
 from moeserve.kernels.quantize.triton import quantize_groups
 from moeserve.kernels.rope.triton import load_value, norm_and_rotate, rotation
 
@@ -31,28 +31,35 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def load_block(
     keys, values, key_scales, value_scales, held, first, end,
     NEW: tl.constexpr, KV_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, and their numbers [BLOCK]. Token
-    NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold older content."""
+    """Keys and values [BLOCK, SIZE] of the row's tokens `first` .. below `end`, values with scales `by_halves`, and the
+    tokens' numbers [BLOCK]. Token
+    NEW + j is in slot held[j]; with NEW, token 0 is not in the pool yet. Past the L1, which may hold older content.
+    MASKED: where there is no token are zeros; else the last one again, for blocks behind the first, which have one."""
     token = first + tl.arange(0, BLOCK)
-    there = (token >= NEW) & (token < end)
-    slot = tl.load(held + token - NEW, there, 0, cache_modifier=".cg").to(tl.int64) * KV_STRIDE
-    k = load_kv(keys, key_scales, slot, there, DIM, BLOCK, SIZE, True)
-    v = load_kv(values, value_scales, slot, there, DIM, BLOCK, SIZE, True)
+    if MASKED:
+        there = (token >= NEW) & (token < end)
+        slot = tl.load(held + token - NEW, there, 0, cache_modifier=".cg").to(tl.int64) * KV_STRIDE
+    else:
+        there = tl.full([BLOCK], True, tl.int1)
+        slot = tl.load(held + tl.minimum(token, end - 1) - NEW, cache_modifier=".cg").to(tl.int64) * KV_STRIDE
+    k = load_kv(keys, key_scales, slot, there, DIM, BLOCK, SIZE, True, False)
+    v = load_kv(values, value_scales, slot, there, DIM, BLOCK, SIZE, True, True)
     return k, v, token
 
 
 @triton.jit
 def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
-    """One head group q [G, SIZE] over a block of keys more: the unnormalised sum [G, SIZE], the largest score and the
-    sum of the weights, [G], in powers of two."""
+    """One head group q [G, SIZE] over a block of keys more: the unnormalised sum [G, SIZE], the largest score [G], and
+    the weights, [G, BLOCK], over all blocks so far: they are summed at the end. In powers of two."""
     scores = tl.dot(q, tl.trans(k)) * SCALE
     scores = tl.where(live[None, :], scores, float("-inf"))
     new = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - new[:, None])
     shrink = tl.exp2(largest - new)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
-    return acc, new, total * shrink + tl.sum(weights, 1)
+    return acc, new, total * shrink[:, None] + weights
 
 
 @triton.jit
@@ -172,7 +179,7 @@ def decode_kernel(
         value_scales += h * (DIM // 32)
     start, end = split * per, tl.minimum(length, (split + 1) * per)
     some_k, some_v, tokens = load_block(
-        keys, values, key_scales, value_scales, held, start, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
+        keys, values, key_scales, value_scales, held, start, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK, True
     )  # fmt: skip
     token = i.to(tl.int64)
     if k is None:
@@ -193,20 +200,25 @@ def decode_kernel(
             k + token * K_STRIDE + h * DIM, v + token * V_STRIDE + h * DIM, keys, values, key_scales, value_scales,
             at, own_k, other_k, (slot >= 0) & (split == 0), DIM, ROTARY, K_EPS, V_EPS, SIZE,
         )  # fmt: skip
+        if value_scales is not None:
+            new_v = by_halves(new_v)
         some_k = tl.where((tokens == 0)[:, None], new_k, some_k)
         some_v = tl.where((tokens == 0)[:, None], new_v, some_v)
-    acc, total = tl.zeros([G, SIZE], tl.float32), tl.zeros([G], tl.float32)
+    acc, total = tl.zeros([G, SIZE], tl.float32), tl.zeros([G, BLOCK], tl.float32)
     largest = tl.full([G], float("-inf"), tl.float32)
     if sinks is not None:
         sink = tl.load(sinks + h * group + g, g < group, 0.0) * LOG2E
         largest = tl.where(split == 0, sink, largest)
-        total = tl.where(split == 0, 1.0, total)
+        total = tl.where((split == 0) & (tl.arange(0, BLOCK) == 0)[None, :], 1.0, total)
     acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
     for first in range(start + BLOCK, end, BLOCK):
         some_k, some_v, tokens = load_block(
-            keys, values, key_scales, value_scales, held, first, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK
+            keys, values, key_scales, value_scales, held, first, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK, False
         )  # fmt: skip
         acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
+    total = tl.sum(total, 1)
+    if value_scales is not None:
+        acc = from_halves(acc)
     to = token * (HEADS * DIM) + h * (group * DIM)
     if splits == 1:
         store_heads(acc / total[:, None], out, codes, scales, to, group, DIM, G, SIZE)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import kernel
-from moeserve.kernels.quantize.kv_triton import load_kv
+from moeserve.kernels.quantize.kv_triton import from_halves, load_kv
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NO_SCORE = tl.constexpr(-1e30)  # less than any score
@@ -34,7 +34,7 @@ def attend_block(
     else:
         live = tl.full([BLOCK], True, tl.int1)
         slot = tl.load(table + position).to(tl.int64) * KV_STRIDE
-    k = load_kv(keys, key_scales, slot, live, DIM, BLOCK, SIZE, False)
+    k = load_kv(keys, key_scales, slot, live, DIM, BLOCK, SIZE, False, False)
     scores = tl.dot(q, tl.trans(k)) * SCALE
     if MASKED:
         scores = tl.where(position[None, :] <= q_position[:, None], scores, float("-inf"))
@@ -45,7 +45,7 @@ def attend_block(
         new = tl.maximum(new, NO_SCORE)  # a row may see nothing of its tile's first keys
     weights = tl.exp2(scores - new[:, None])
     shrink = tl.exp2(largest - new)
-    v = load_kv(values, value_scales, slot, live, DIM, BLOCK, SIZE, False)
+    v = load_kv(values, value_scales, slot, live, DIM, BLOCK, SIZE, False, True)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])
     return acc, new, total * shrink + tl.sum(weights, 1)
 
@@ -102,4 +102,6 @@ def prefill_kernel(
             stride, DIM, SIZE, BLOCK, True, WINDOW, SCALE,
         )  # fmt: skip
     result = acc / total[:, None]
+    if value_scales is not None:
+        result = from_halves(result)
     tl.store(out + at[:, None] + d[None, :], result.to(out.dtype.element_ty), live)
