@@ -20,7 +20,7 @@ from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
 from moeserve.kv.disk.directory import DiskDirectory
-from moeserve.kv.layout import KvLayout, layout_of
+from moeserve.kv.layout import FP8, KvLayout, check_cpu_reads, layout_of
 from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -126,6 +126,7 @@ def load_gpu_engine(
         source, shape = RankSource(source, share), share.shape
         ranks.barrier()
     layout = layout_of(config, shape)
+    _check_numbers(layout, device)
     in_a_step = step_tokens_on(device, config, shape)
     if ranks is not None:
         in_a_step = ranks.least(in_a_step)
@@ -134,6 +135,7 @@ def load_gpu_engine(
     dump = open_dump(config, shape, max_tokens)
     placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters)
     if placement.layers_in_ram:
+        check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")
     gpu_experts = [layer.gpu_experts for layer in placement.gpu_layers] if share is None else share.experts
     weights = GpuLoader(source, shape, device, on_progress).load(
@@ -301,6 +303,18 @@ def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
         free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))
         budgets.append(KvMemoryBudget("memory", free, range(in_ram), SHARE_OF_FREE_MEMORY))
     return budgets
+
+
+def _check_numbers(layout: KvLayout, device: torch.device) -> None:
+    """Raises ConfigError for a type of KV that this GPU has no instructions for."""
+    if layout.dtype != FP8 or device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 9):
+        raise ConfigError(
+            f"--kv-cache-dtype fp8: {torch.cuda.get_device_name(device)} has compute capability "
+            f"{capability[0]}.{capability[1]}, and its numbers are converted from 8.9 on; say q8_0"
+        )
 
 
 def _cpu_stage(
