@@ -77,11 +77,11 @@ test-clients: $(VENV)/.installed-test
 	test -d $(CLIENTS)/venv-agents || $(PYTHON) -m venv $(CLIENTS)/venv-agents
 	$(CLIENTS)/venv-agents/bin/pip install --quiet openai-agents langchain langchain-openai langchain-anthropic \
 		"agno[openai,anthropic]" "ag2[openai]" agent-framework-openai haystack-ai inspect-ai google-adk litellm \
-		semantic-kernel claude-agent-sdk
+		claude-agent-sdk
 	npm install --silent --prefix $(CLIENTS)/node node@22
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod \
 		ollama @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai cline @openai/agents \
-		langchain @langchain/core @langchain/openai @langchain/anthropic @mastra/core @strands-agents/sdk \
+		langchain @langchain/core @langchain/openai @langchain/anthropic @mastra/core \
 		@tanstack/ai @tanstack/ai-openai
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py
 

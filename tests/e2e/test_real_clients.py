@@ -53,7 +53,7 @@ NODE = [
     *("openai_node", "openai_node_responses", "anthropic_node", "vercel_ai chat", "vercel_ai responses"),
     *("openai_agents chat", "openai_agents responses"),
     *("langchain_agent chat", "langchain_agent responses", "langchain_agent anthropic"),
-    *("mastra_agent", "strands_agent chat", "strands_agent responses"),
+    "mastra_agent",
     *("tanstack_ai chat", "tanstack_ai responses"),
 ]
 
@@ -143,11 +143,6 @@ def test_openais_shell_and_editor(server: HttpServer, tmp_path: Path) -> None:
     prompt = prompt_of(server)
     assert "<tool_response>\nCreated.\n</tool_response>" in prompt
     assert "<tool_response>\nRain.\n</tool_response>" in prompt
-
-
-def test_semantic_kernel(server: HttpServer, tmp_path: Path) -> None:
-    script_calls(server, "tools-weather", PARIS)
-    took_three_turns(server, run_python(server, tmp_path, "semantic_kernel_agent", "venv-agents"))
 
 
 def test_claudes_agent_sdk(server: HttpServer, tmp_path: Path) -> None:
