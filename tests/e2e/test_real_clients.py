@@ -135,7 +135,7 @@ def test_agents(server: HttpServer, tmp_path: Path, program: str) -> None:
 
 
 def test_openais_shell_and_editor(server: HttpServer, tmp_path: Path) -> None:
-    patch = {"type": "create_file", "path": "weather.txt", "diff": "+Rain."}
+    patch: dict[str, object] = {"type": "create_file", "path": "weather.txt", "diff": "+Rain."}
     script(
         server, call("apply_patch", patch), call("shell", {"commands": ["cat weather.txt"]}), say("It rains.")
     )
