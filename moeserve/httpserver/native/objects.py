@@ -97,6 +97,8 @@ class Experts(TypedDict):
     experts_per_token: int
     counts: list[list[int]]  # [layers][experts]: tokens routed to each since the start
     gpu_experts: list[list[int]]  # of each layer: the ids of those in GPU memory now, ascending
+    # [layers][experts]: which of the GPUs has it in its memory, counted from 0 in --gpus' order; -1: in RAM
+    expert_gpus: list[list[int]]
     expert_cache: ExpertCacheTotals | None  # null where experts stay where they are
 
 
