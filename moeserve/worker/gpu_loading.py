@@ -19,7 +19,7 @@ from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
 from moeserve.kv.disk.directory import DiskDirectory
-from moeserve.kv.layout import FP8, KvLayout, check_cpu_reads, layout_of
+from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
 from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -50,7 +50,7 @@ from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.slot_tables import SlotTables
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_adapters import load_gpu_adapters
-from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
+from moeserve.worker.gpu_memory import check_kv_numbers, plan_placement, step_tokens_on
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import Connections, gpu_experts, share_among
 from moeserve.worker.group.shares import connect as connect_share
@@ -129,7 +129,7 @@ def load_gpu_engine(
         source, shape = RankSource(source, share), share.shape
         ranks.barrier()
     layout = layout_of(config, shape)
-    _check_numbers(layout, device)
+    check_kv_numbers(layout, device)
     in_a_step = step_tokens_on(device, config, shape)
     if ranks is not None:
         in_a_step = ranks.least(in_a_step)
@@ -307,18 +307,6 @@ def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
         free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))
         budgets.append(KvMemoryBudget("memory", free, range(in_ram), SHARE_OF_FREE_MEMORY))
     return budgets
-
-
-def _check_numbers(layout: KvLayout, device: torch.device) -> None:
-    """Raises ConfigError for a type of KV that this GPU has no instructions for."""
-    if layout.dtype != FP8 or device.type != "cuda":
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < (8, 9):
-        raise ConfigError(
-            f"--kv-cache-dtype fp8: {torch.cuda.get_device_name(device)} has compute capability "
-            f"{capability[0]}.{capability[1]}, and its numbers are converted from 8.9 on; say q8_0"
-        )
 
 
 def _cpu_stage(
