@@ -95,6 +95,8 @@ class GpuEngine:
                 min(size, self.logit_rows),
                 max_num_seqs,
                 model.device,
+                max_model_len=tables.slots.shape[1],
+                num_kv_slots=model.num_kv_slots,
                 has_states=model.has_states,
                 has_adapters=model.adapters is not None,
                 has_windows=tables.windows is not None,
