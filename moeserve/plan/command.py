@@ -20,7 +20,12 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
-from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
+from moeserve.placement.options import (
+    placement_options,
+    with_expert_cache,
+    with_state_slots,
+    with_window_pool,
+)
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.cache_forecast import CacheForecast, forecast_cache
@@ -101,7 +106,8 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         raise ConfigError("--gpus, MOESERVE_GPUS: a plan is for one GPU; leave it out")
     gguf = open_metadata(Path(config.model))
     model = read_checked_shape(gguf)
-    sizes = ModelSizes.of(gguf.tensors, layout_of(config, model))
+    layout = layout_of(config, model)
+    sizes = ModelSizes.of(gguf.tensors, layout)
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
@@ -120,6 +126,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     if gpu is None:
         options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
     if room is not None:
+        options = with_window_pool(options, config, layout, most_rows)
         options = with_state_slots(options, config, sizes, room)
     placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
@@ -310,9 +317,7 @@ def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory,
         given.pop("expert_heat", None)  # of no use to the CPU engine
     if args.gpu_memory is not None and config.gpu_memory_budget is None:
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
-    # On a GPU, a placement reserves one pool's bytes for so many tokens.
-    has_two_pools = has_gpu and memory.window_slots > 0
-    if (args.ram is not None or args.gpu_memory is not None) and not has_two_pools:
+    if args.ram is not None or args.gpu_memory is not None:
         given["max_total_tokens"] = str(memory.kv_tokens)
     flags = [
         f"{flag_name(name)} {shlex.join(value if isinstance(value, list) else [str(value)])}"
