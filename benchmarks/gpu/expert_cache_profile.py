@@ -169,10 +169,12 @@ class Profile:
                 yield seconds
 
     def rate(self, name: str, batch: int) -> None:
-        cache = self.engine.expert_cache
-        before = None if cache is None else cache.totals
-        seconds = list(self.steps(batch))
-        line = "" if before is None else per_step(before, cache.totals, self.gen)
+        cache, before, seconds = self.engine.expert_cache, None, []
+        for of_step in self.steps(batch):
+            seconds.append(of_step)
+            if before is None and cache is not None:
+                before = cache.totals  # of the second half alone, as the rate
+        line = "" if before is None else per_step(before, cache.totals, len(seconds))
         quarter = [f"{value * 1e3:.2f}" for value in np.percentile(seconds, (10, 50, 90))]
         print(f"  {name}, {batch} streams: {batch * len(seconds) / sum(seconds):.1f} tok/s; step ms at 10, 50, 90%: "
               f"{' '.join(quarter)}; {line}", flush=True)  # fmt: skip

@@ -29,7 +29,7 @@ def band_of(gain: npt.NDArray[np.float32]) -> Ids:
 
 
 class ExchangeValue:
-    """One step after another: `observe`, then `expected` and `watch`."""
+    """One step after another: `expected`, then `observe` and `watch`."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         """shape: layers, experts of a layer."""

@@ -59,27 +59,32 @@ class CachePolicy:
         self._pays = pays
         self._scores = np.zeros(cached.shape, np.float32)
         self.value = ExchangeValue(cached.shape)
+        self._could: _Candidates | None = None  # what the last `choose` has found
 
-    def observe(self, used: Mask, *, watches: bool = True) -> None:
-        """A step used these experts, each of which it read once. watches: it counts for what exchanges bring."""
+    def observe(self, used: Mask) -> None:
+        """A step used these experts, each of which it read once."""
         self._scores *= self._decay
         self._scores += used
-        if watches:
-            self.value.observe(used)
 
     def choose(self, used: Mask, most: int, *, pays: bool = True) -> list[Move]:
         """At most so many moves, of the greatest gains in score; they count as done. `used`: the step's, observed.
         pays: only those that are expected to."""
         found = self._candidates(used)
         if pays:
-            band = band_of(found.gain)
-            expected = self.value.expected()
-            self.value.watch(found.layer, found.incoming, found.outgoing, band)
-            found = found.only(expected[band] >= self._pays)
+            self._could = found
+            found = found.only(self.value.expected()[band_of(found.gain)] >= self._pays)
         found = found.only(np.argsort(-found.gain, kind="stable")[: max(0, most)])
         found = found.only(np.argsort(found.layer, kind="stable"))
         self.cached[found.layer, found.incoming], self.cached[found.layer, found.outgoing] = True, False
         return list(map(Move, found.layer.tolist(), found.incoming.tolist(), found.outgoing.tolist()))
+
+    def learn(self, used: Mask) -> None:
+        """After `choose`: what the step tells of exchanges, made or not. Apart, as a server has time for it when the
+        next step is under way."""
+        self.value.observe(used)
+        if self._could is not None:
+            could, self._could = self._could, None
+            self.value.watch(could.layer, could.incoming, could.outgoing, band_of(could.gain))
 
     def _candidates(self, used: Mask) -> _Candidates:
         layers, coming = np.nonzero(used & ~self.cached & self._movable)

@@ -100,6 +100,7 @@ def replay_cache(
         here = policy.cached.copy()
         policy.observe(used)
         moves = policy.choose(used, most, pays=adapts)
+        policy.learn(used)
         here = here & policy.cached if late else policy.cached.copy()
         promotions += len(moves)
     return Replayed(steps.count, hits, used_in_all - hits, promotions)

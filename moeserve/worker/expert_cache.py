@@ -38,6 +38,9 @@ class Policy(Protocol):
         """int64 [moves, 3], by layer: the layer, who comes, who goes. They count as done. pays: only those that are
         expected to."""
 
+    def learn(self) -> None:
+        """What the step tells of exchanges, made or not; after `choose`, if there was one, and when there is time."""
+
     def forget(self) -> None:
         """Counts begin at 0 again."""
 
@@ -67,6 +70,7 @@ class ExpertCache:
         self.policy: Policy = _C.ExpertCachePolicy(maps.on_gpu, movable, DECAY, PAYS)
         self._streams = False  # the step under way brings experts itself
         self._ran = False
+        self._has_news = False  # what the policy has not learnt from yet
         self._coming: Batch | None = None
         self._hits = self._misses = self._promotions = self._bytes = 0
         self._taken = self.totals
@@ -91,6 +95,9 @@ class ExpertCache:
         """Launches the copies, and the counts' to the host, which has them when the step has ended."""
         self._fill()
         self._copied.copy_(self._on_device, non_blocking=True)
+        if self._has_news:
+            self.policy.learn()
+            self._has_news = False
 
     def _fill(self) -> None:
         if self._coming is not None and not self._slots.is_filling:
@@ -141,6 +148,7 @@ class ExpertCache:
         reads = self._pool_reads(self._cached_layers)
         misses, self._reads = reads - self._reads, reads
         if not self._streams:
+            self._has_news = True
             self._misses += misses
             self._hits += max(0, used - misses)
 

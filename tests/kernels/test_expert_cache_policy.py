@@ -42,6 +42,8 @@ def test_the_same_decisions(distances: ReuseDistances, streams: int, most: int) 
         moves = specified.choose(used, most, pays=pays)
         assert [tuple(move) for move in found.choose(most, pays=pays).tolist()] == moves
         moved += len(moves)
+        specified.learn(used)
+        found.learn()
     assert moved > 100
 
 
@@ -87,5 +89,6 @@ def test_a_step_costs_the_host_little() -> None:
         policy.observe(counts, streamed=False)
         policy.choose(46, pays=True)
         times.append(time.perf_counter() - began)
+        policy.learn()
     print(f"HOST {1e6 * np.median(times):.0f} us")
     assert np.median(times) < 1e-3

@@ -30,5 +30,8 @@ class RandomPolicy:
                 moves.append((layer, incoming, outgoing))
         return np.array(moves, np.int64)
 
+    def learn(self) -> None:
+        pass
+
     def forget(self) -> None:
         pass

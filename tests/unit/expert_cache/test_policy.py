@@ -137,6 +137,7 @@ def test_a_text_that_repeats_itself_again_is_noticed() -> None:
             hits.append((used & policy.cached).sum() / used.sum())
             policy.observe(used)
             moved.append(len(policy.choose(used, MOST)))
+            policy.learn(used)
     assert sum(moved[:600]) < 60
     assert np.mean(hits[632:664]) > 0.7  # within 32 tokens
     assert np.mean(hits[-200:]) > 0.88

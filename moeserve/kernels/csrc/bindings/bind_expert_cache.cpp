@@ -41,14 +41,18 @@ class CountedPolicy {
   int64_t observe(const Counts& counts, bool streamed) {
     check(counts);
     int64_t wanted = 0;
-    for (size_t i = 0; i < size(); ++i) {
-      tokens_[i] = counts.data()[i] - before_[i];
-      used_[i] = tokens_[i] > 0 && has_slots_[i / experts_];
-      wanted += used_[i];
+    if (streamed)
+      for (size_t i = 0; i < size(); ++i) tokens_[i] = counts.data()[i] - before_[i];
+    for (int layer = 0; layer < layers_; ++layer) {
+      const size_t first = static_cast<size_t>(layer) * experts_;
+      for (size_t i = first; i < first + experts_; ++i) {
+        used_[i] = counts.data()[i] > before_[i] && has_slots_[layer];
+        wanted += used_[i];
+      }
     }
     std::memcpy(before_.data(), counts.data(), sizeof(int64_t) * size());
     if (streamed) keep_hottest();
-    policy_.observe(used_.data(), !streamed);
+    policy_.observe(used_.data());
     return wanted;
   }
 
@@ -59,6 +63,8 @@ class CountedPolicy {
     static_assert(sizeof(ExpertMove) == 3 * sizeof(int64_t));
     return {data->empty() ? nullptr : &data->front().layer, {data->size(), 3}, owner};
   }
+
+  void learn() { policy_.learn(used_.data()); }
 
   void forget() { std::fill(before_.begin(), before_.end(), 0); }
 
@@ -102,6 +108,7 @@ void bind_expert_cache(nb::module_& m) {
       .def(nb::init<const Mask&, const Mask&, float, double>(), "cached"_a, "movable"_a, "decay"_a, "pays"_a)
       .def("observe", &CountedPolicy::observe, "counts"_a, nb::kw_only(), "streamed"_a)
       .def("choose", &CountedPolicy::choose, "most"_a, nb::kw_only(), "pays"_a)
+      .def("learn", &CountedPolicy::learn)
       .def("forget", &CountedPolicy::forget);
 }
 

@@ -10,7 +10,7 @@ constexpr double kKeep = 1.0 - 1.0 / 64;  // of the sums, a step
 constexpr double kEvidence =
     4 * ExpertCachePolicy::kWatched;  // watched steps without which nothing is expected
 constexpr double kDoubt = 2.0;        // standard deviations that chance may have added
-constexpr int64_t kNever = -(int64_t{1} << 40);
+constexpr uint32_t kNever = 0u - 2 * ExpertCachePolicy::kWatched;  // before the first step
 
 }  // namespace
 
@@ -27,25 +27,27 @@ ExpertCachePolicy::ExpertCachePolicy(int layers, int experts, const uint8_t* cac
   went_band_.assign(size, 0);
 }
 
-void ExpertCachePolicy::observe(const uint8_t* used, bool watches) {
+void ExpertCachePolicy::observe(const uint8_t* used) {
   const size_t size = scores_.size();
   for (size_t i = 0; i < size; ++i) scores_[i] = scores_[i] * decay_ + static_cast<float>(used[i]);
-  if (!watches) return;
+}
+
+void ExpertCachePolicy::learn(const uint8_t* used) {
   ++step_;
   std::array<int64_t, kBands> more{}, fewer{}, watched{};
-  const int64_t since = step_ - kWatched;
-  for (size_t i = 0; i < size; ++i) {
-    if (came_[i] >= since) {
+  for (size_t i = 0; i < scores_.size(); ++i) {
+    if (is_watched(came_[i])) {
       ++watched[came_band_[i]];
       more[came_band_[i]] += used[i];
     }
-    if (went_[i] >= since) fewer[went_band_[i]] += used[i];
+    if (is_watched(went_[i])) fewer[went_band_[i]] += used[i];
   }
   for (int band = 0; band < kBands; ++band) {
     spared_[band] = kKeep * spared_[band] + static_cast<double>(more[band] - fewer[band]);
     seen_[band] = kKeep * seen_[band] + static_cast<double>(more[band] + fewer[band]);
     watched_[band] = kKeep * watched_[band] + static_cast<double>(watched[band]);
   }
+  watch();
 }
 
 std::array<double, ExpertCachePolicy::kBands> ExpertCachePolicy::values() const {
@@ -59,9 +61,9 @@ std::array<double, ExpertCachePolicy::kBands> ExpertCachePolicy::values() const 
 
 const std::vector<ExpertMove>& ExpertCachePolicy::choose(const uint8_t* used, int64_t most, bool pays) {
   find_candidates(used);
-  const auto expected = values();
   if (pays) {
-    watch();
+    could_ = candidates_;
+    const auto expected = values();
     std::erase_if(candidates_, [&](const Candidate& c) { return expected[c.band] < pays_; });
   }
   // Candidates are by layer, and by rank within it: of equal gains the first.
@@ -108,14 +110,14 @@ void ExpertCachePolicy::find_candidates(const uint8_t* used) {
 }
 
 void ExpertCachePolicy::watch() {
-  const int64_t since = step_ - kWatched;
-  for (const Candidate& c : candidates_) {
+  for (const Candidate& c : could_) {
     const int64_t in = c.layer * experts_ + c.incoming, out = c.layer * experts_ + c.outgoing;
-    const bool is_known = came_[in] >= since && came_band_[in] >= c.band;
-    if (is_known || went_[out] >= since) continue;
+    const bool is_known = is_watched(came_[in]) && came_band_[in] >= c.band;
+    if (is_known || is_watched(went_[out])) continue;
     came_[in] = went_[out] = step_;
     came_band_[in] = went_band_[out] = static_cast<uint8_t>(c.band);
   }
+  could_.clear();
 }
 
 }  // namespace moeserve

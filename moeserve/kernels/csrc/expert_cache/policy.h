@@ -15,7 +15,7 @@ struct ExpertMove {
 
 class ExpertCachePolicy {
  public:
-  static constexpr int kWatched = 32;                                             // steps
+  static constexpr uint32_t kWatched = 32;                                        // steps
   static constexpr std::array<float, 5> kEdges = {0.5f, 0.8f, 1.2f, 1.7f, 2.5f};  // of gains in score
   static constexpr int kBands = kEdges.size() + 1;
 
@@ -23,12 +23,15 @@ class ExpertCachePolicy {
   ExpertCachePolicy(int layers, int experts, const uint8_t* cached, const uint8_t* movable, float decay,
                     double pays);
 
-  // A step used these experts, [layers, experts]. watches: it counts for what promotions bring.
-  void observe(const uint8_t* used, bool watches);
+  // A step used these experts, [layers, experts].
+  void observe(const uint8_t* used);
 
   // At most so many moves, of the greatest gains; they count as done. used: the step's, observed. pays: only those that
   // are expected to. Sorted by layer.
   const std::vector<ExpertMove>& choose(const uint8_t* used, int64_t most, bool pays);
+
+  // What the step tells of exchanges, made or not: after `choose`, and when there is time.
+  void learn(const uint8_t* used);
 
   const uint8_t* cached() const { return cached_.data(); }
   // Reads that a promotion is expected to spare the pool, at least, by the band of its gain.
@@ -42,6 +45,7 @@ class ExpertCachePolicy {
   };
   void find_candidates(const uint8_t* used);
   void watch();
+  bool is_watched(uint32_t since) const { return step_ - since <= kWatched; }
 
   const int layers_, experts_;
   const float decay_;
@@ -49,12 +53,12 @@ class ExpertCachePolicy {
   std::vector<uint8_t> cached_, movable_;
   std::vector<float> scores_;
   // The step in which an expert could last have come, or gone for one that came; and the band of that.
-  std::vector<int64_t> came_, went_;
+  std::vector<uint32_t> came_, went_;
   std::vector<uint8_t> came_band_, went_band_;
-  int64_t step_ = 0;
+  uint32_t step_ = 0;
   // Sums that decay: reads spared, reads seen of either expert, and steps for which an exchange was watched.
   std::array<double, kBands> spared_{}, seen_{}, watched_{};
-  std::vector<Candidate> candidates_;
+  std::vector<Candidate> candidates_, could_;          // those of this step, and those that are to be watched
   std::vector<std::pair<float, int>> coming_, going_;  // of a layer: score, expert
   std::vector<ExpertMove> moves_;
 };
