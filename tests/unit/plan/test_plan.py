@@ -93,8 +93,8 @@ def test_two_kv_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 @pytest.mark.usefixtures("no_measuring")
 def test_two_kv_pools_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     gemma = write_gemma(tmp_path / "gemma.gguf", Type.F32)
-    flags = ("--model", str(gemma), "--gpu-memory", "1.2", "--max-num-seqs", "2", "--ram", "9")
-    flags += ("--max-num-batched-tokens", "64", "--max-total-tokens", "4000")
+    flags = ["--model", str(gemma), "--gpu-memory", "1.2", "--max-num-seqs", "2", "--ram", "9"]
+    flags += ["--max-num-batched-tokens", "64", "--max-total-tokens", "4000"]
     shown = run(capsys, *flags)
     memory = shown["memory"]
     assert (memory["kv_tokens"], memory["window_slots"]) == (4000, 1333)
