@@ -20,17 +20,14 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
-<<<<<<< HEAD
+from moeserve.placement.group import refuse_placement_flags
 from moeserve.placement.options import (
+    heat_counts,
     placement_options,
     with_expert_cache,
     with_state_slots,
     with_window_pool,
 )
-=======
-from moeserve.placement.group import refuse_placement_flags
-from moeserve.placement.options import heat_counts, placement_options, with_expert_cache, with_state_slots
->>>>>>> main
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.cache_forecast import CacheForecast, forecast_cache
@@ -190,7 +187,6 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
             memory.kv_tokens,
             has_gpu=gpu is not None,
             # On a GPU, a placement reserves one pool's bytes for so many tokens.
-            has_two_pools=gpu is not None and memory.window_slots > 0,
         ),
         cautions=_cautions(config, args, memory, speed, note, cache),
     )
@@ -238,7 +234,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
             {},
         ),
     )
-    command = command_line(config, args, kv_tokens, has_gpu=True, has_two_pools=False)
+    command = command_line(config, args, kv_tokens, has_gpu=True)
     cautions = ["the GPUs are taken to be alike, and to reach one another's memory by NVLink"]
     if args.gpu_memory is not None and None in (args.gpu_bandwidth, args.gpu_tflops, args.pcie_bandwidth):
         cautions.append(ASSUMED_GPU)
@@ -383,22 +379,15 @@ def _cautions(
     return cautions
 
 
-def command_line(
-    config: ServerConfig, args: argparse.Namespace, kv_tokens: int, *, has_gpu: bool, has_two_pools: bool
-) -> str:
+def command_line(config: ServerConfig, args: argparse.Namespace, kv_tokens: int, *, has_gpu: bool) -> str:
     """What was asked for, and what the plan has fixed."""
     given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
     if not has_gpu:
         given.pop("expert_heat", None)  # of no use to the CPU engine
     if args.gpu_memory is not None and config.gpu_memory_budget is None:
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
-<<<<<<< HEAD
     if args.ram is not None or args.gpu_memory is not None:
-        given["max_total_tokens"] = str(memory.kv_tokens)
-=======
-    if (args.ram is not None or args.gpu_memory is not None) and not has_two_pools:
         given["max_total_tokens"] = str(kv_tokens)
->>>>>>> main
     flags = [
         f"{flag_name(name)} {shlex.join(value if isinstance(value, list) else [str(value)])}"
         for name, value in given.items()

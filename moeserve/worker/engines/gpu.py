@@ -93,23 +93,7 @@ class GpuEngine:
             and len(model.shape.forms) == 1  # a recorded step has one list of tiles
         )
         self._inputs = {
-<<<<<<< HEAD
-            size: StepInputs(
-                size,
-                min(size, self.logit_rows),
-                max_num_seqs,
-                model.device,
-                max_model_len=tables.slots.shape[1],
-                num_kv_slots=model.num_kv_slots,
-                has_states=model.has_states,
-                has_adapters=model.adapters is not None,
-                has_windows=tables.windows is not None,
-                max_tiles=self._most_tiles(size) * records_prompts,
-            )
-            for size in model.sizes
-=======
             size: self._make_inputs(size, self._most_tiles(size) * records_prompts) for size in model.sizes
->>>>>>> main
         }
         self._recorded = RecordedSteps(model, self._inputs)
         # None: steps go whole. The pool would compute each part's experts in RAM by themselves.
@@ -133,6 +117,8 @@ class GpuEngine:
             min(size, self.logit_rows),
             self._max_num_seqs,
             model.device,
+            max_model_len=self._tables.slots.shape[1],
+            num_kv_slots=model.num_kv_slots,
             has_states=model.has_states,
             has_adapters=model.adapters is not None,
             has_windows=self._tables.windows is not None,
