@@ -8,6 +8,8 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 
 class ModelCard(TypedDict):
+    """OpenAI's and vLLM's fields, then Anthropic's: both have models at this path."""
+
     id: str
     object: Literal["model"]
     created: int
@@ -15,11 +17,18 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None  # the model of a LoRA adapter
     max_model_len: int | None
+    type: Literal["model"]
+    display_name: str
+    created_at: str  # RFC 3339
+    max_input_tokens: int | None
 
 
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class Version(TypedDict):
