@@ -95,7 +95,7 @@ def differ_by_a_code(stored: torch.Tensor, exact: torch.Tensor, kind: str) -> bo
     expected, scales = dequantize_kv(numbers, scales), scales.double()
     apart = (stored - expected).abs() / scales.repeat_interleave(exact.shape[-1] // scales.shape[-1], dim=-1)
     # A code of q8_0 is 1, and 127 units of a scale's last bit are 0.13; e4m3's is an eighth of its power of two.
-    code, rest = 1.0, 0.13
+    code, rest = torch.tensor(1.0), torch.tensor(0.13)
     if kind == "fp8":
         code, rest = (
             torch.maximum(numbers.double().abs() / 8, torch.tensor(2.0**-6)),
