@@ -38,12 +38,12 @@ def method_for(tokens: int) -> Method:
     """By the rows of the batch, the padding included. The borders are measured (benchmarks/gpu_kernels.py)."""
     if tokens <= 16:
         return Method(1)
-    if tokens <= 32:
+    if tokens <= 64:
         # 133 registers, the compiler's choice, leave room for 3 programs of a multiprocessor instead of 4.
         up = GemmTile(8, 32, 4, 4, 2, sliced_k=True, registers=128)
         return Method(8, up, GemmTile(8, 64, 2, 2, 2, sliced_k=True))
     if tokens <= 128:
-        return Method(16, GemmTile(16, 32, 2, 2, 3), GemmTile(16, 64, 2, 2, 2))
+        return Method(16, GemmTile(16, 32, 2, 2, 3), GemmTile(16, 64, 2, 2, 3))
     if tokens <= 256:
         return Method(32, GemmTile(32, 32, 2, 2, 2, sliced_k=True), GemmTile(32, 64, 2, 2, 2))
     if tokens <= 2048:
@@ -171,7 +171,7 @@ def shared_gate(
 
 
 _METHODS = {
-    m.block: m for m in map(method_for, (32, 128, 256, 2048, 8192))
+    m.block: m for m in map(method_for, (64, 128, 256, 2048, 8192))
 }  # blocks of different sizes are different methods'
 
 

@@ -15,13 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.launch import COMPILED, kernel
 from moeserve.kernels.linear.gated import gated
 from moeserve.kernels.linear.k_blocks import expert_planes
-from moeserve.kernels.linear.paired_weights import (
-    columns_in_quads,
-    has_pairs,
-    in_quads,
-    paired_weights,
-    scale_and_negative_min,
-)
+from moeserve.kernels.linear.paired_weights import has_pairs, paired_weights, scale_and_negative_min
 from moeserve.kernels.planes.triton import (
     BYTE_ONES,
     code_assembly,
@@ -96,15 +90,23 @@ def next_parts(low, high, at, live, f: tl.constexpr, COLS: tl.constexpr, F: tl.c
 
 @triton.jit
 def field_weights(
-    low, high, word, min_word, words, d, live, f: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, dtype: tl.constexpr, QUADS: tl.constexpr = False
+    low,
+    high,
+    word,
+    min_word,
+    words,
+    d,
+    live,
+    f: tl.constexpr,
+    F: tl.constexpr,
+    KB: tl.constexpr,
+    dtype: tl.constexpr,
 ):
     """Weights [BN, KB * 16] of field f in floats of a type, and the scale words at hand."""
     if f * 16 % (F.group * F.groups_per_word) == 0:
         word, min_word = load_words(words, f * 16 // F.group, live, F)
     if has_pairs(F, dtype):
         s, m = scale_and_negative_min(word, min_word, d, f * 16 // F.group, F)
-        if QUADS:
-            low, high = in_quads(low, KB), in_quads(high, KB)
         w = paired_weights(low, high, spread(s, KB), spread(m, KB), f, F)
     else:
         s, m = scale_and_min(word, min_word, d, f * 16 // F.group, F)
@@ -145,17 +147,16 @@ def accumulate_k_blocks(
         )
         up_low, up_high, up_word, up_min_word = up_at, up_at, up_words, up_words
     b = tl.arange(0, KB * 16)
-    QUADS: tl.constexpr = has_pairs(F, x.dtype.element_ty) and acc.shape[0] >= 64 and KB >= 4
     for f in tl.static_range(8):
-        k = (first + b // 16) * 128 + f * 16 + (columns_in_quads(b % 16) if QUADS else b % 16)
+        k = (first + b // 16) * 128 + f * 16 + b % 16
         a = tl.trans(tl.load(x[:, None] + k[None, :], tokens_live[:, None] & (k < COLS)[None, :], 0.0))
         low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
-        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB, a.dtype, QUADS)
+        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB, a.dtype)
         acc = tl.dot(w, a, acc)
         if F_UP is not None:
             up_low, up_high = next_parts(up_low, up_high, up_at, up_live_bytes, f, COLS, F_UP)
             w, up_word, up_min_word = field_weights(
-                up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, KB, a.dtype, QUADS
+                up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, KB, a.dtype
             )
             up_acc = tl.dot(w, a, up_acc)
     return acc, up_acc

@@ -3,7 +3,9 @@ byte permutation, a multiplication and half a conversion each.
 
 Four codes of a word become two pairs of 128 + code by one mask and two byte permutations (codes below 128 are the 7
 bits of 128's mantissa), one subtraction gives two codes, exactly, and one product of pairs with s, less m, two weights.
-s and m are rounded to bfloat16 before, as the weights are after: `linear/reference.py` says what that may cost.
+s and m are rounded to bfloat16 before, as the weights are after: the error of a product is 1.2 to 1.9 times that of
+weights rounded once, a third of that of int8 activations (docs/results/2026-11-25-gpu-pairs.md). The interpreter knows
+no assembly: there, and for float16 and float32 activations, weights come by way of float32.
 """
 
 # mypy: ignore-errors
@@ -104,41 +106,28 @@ def scale_and_negative_min(word, min_word, supers, g: tl.constexpr, F: tl.conste
 
 @triton.jit
 def paired_weights(low, high, s, m, f: tl.constexpr, F: tl.constexpr):
-    """bfloat16 s * code + m of field f, or s * (code - offset) where m is s * -offset. low, high: the bytes of the parts
-    that hold it; s, m: float32, of their shape."""
+    """bfloat16 s * code + m of field f, or s * (code - offset) where m is s * -offset. low, high: the bytes of the
+    parts that hold it; s, m: float32, of their shape."""
     scale = s.to(tl.bfloat16)
-    if F.has_own_min:
-        negative = m.to(tl.bfloat16)
-        if F.high_bits > 0:
-            out = tl.inline_asm_elementwise(
-                pair_assembly(F, f), "=r,=r,r,r,r,r,r,r", [low, high, scale, negative], tl.bfloat16, is_pure=True, pack=4
-            )
-        else:
-            out = tl.inline_asm_elementwise(
-                pair_assembly(F, f), "=r,=r,r,r,r,r,r", [low, scale, negative], tl.bfloat16, is_pure=True, pack=4
-            )
+    if F.has_own_min and F.high_bits > 0:
+        out = tl.inline_asm_elementwise(
+            pair_assembly(F, f),
+            "=r,=r,r,r,r,r,r,r",
+            [low, high, scale, m.to(tl.bfloat16)],
+            tl.bfloat16,
+            True,
+            4,
+        )
+    elif F.has_own_min:
+        out = tl.inline_asm_elementwise(
+            pair_assembly(F, f), "=r,=r,r,r,r,r,r", [low, scale, m.to(tl.bfloat16)], tl.bfloat16, True, 4
+        )
     elif F.high_bits > 0:
         out = tl.inline_asm_elementwise(
-            pair_assembly(F, f), "=r,=r,r,r,r,r", [low, high, scale], tl.bfloat16, is_pure=True, pack=4
+            pair_assembly(F, f), "=r,=r,r,r,r,r", [low, high, scale], tl.bfloat16, True, 4
         )
     else:
         out = tl.inline_asm_elementwise(
-            pair_assembly(F, f), "=r,=r,r,r,r", [low, scale], tl.bfloat16, is_pure=True, pack=4
+            pair_assembly(F, f), "=r,=r,r,r,r", [low, scale], tl.bfloat16, True, 4
         )
     return out
-
-
-@triton.jit
-def in_quads(bytes, KB: tl.constexpr):
-    """[BN, KB * 16] bytes in another order of each 16 columns: what a thread holds of them as the left operand of a
-    warpgroup's product, places 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, are then columns 4 t .. 4 t + 3, one word of bytes."""
-    BN: tl.constexpr = bytes.shape[0]
-    quads = tl.permute(tl.reshape(bytes, [BN, KB, 4, 2, 2]), [0, 1, 3, 2, 4])
-    return tl.reshape(quads, [BN, KB * 16])
-
-
-@triton.jit
-def columns_in_quads(place):
-    """The column at each place of 16."""
-    column = place % 8 // 2 * 4 + place // 8 * 2 + place % 2
-    return tl.max_contiguous(tl.multiple_of(column, 2), 2)

@@ -387,7 +387,14 @@ def test_the_measured_workers_defaults_are_the_simulations(tmp_path: Path) -> No
         model.write_text(json.dumps(known | fields))
         workload = ("--input-len", "3000", "--output-len", "50", "--num-prompts", "8", "--request-rate", "4")
         done = command(
-            *workload, *flags, "--max-total-tokens", "65536", "--step-time", str(model), "--save-result", str(saved)
+            *workload,
+            *flags,
+            "--max-total-tokens",
+            "65536",
+            "--step-time",
+            str(model),
+            "--save-result",
+            str(saved),
         )
         assert done.returncode == 0, done.stderr
         figures = json.loads(saved.read_text())
