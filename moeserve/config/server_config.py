@@ -111,7 +111,8 @@ class ServerConfig(ApiConfig):
         "Capacity",
         "share of the time that prompts get while answers are under way, which keep the rest of their speed; "
         "more where prompts outnumber answers; 1: prompts come first, in the largest steps, which serves throughput "
-        "and lets answers wait for them (default: 0.4, and 1 where all experts are on a GPU)",
+        "and lets answers wait for them (default: 0.4; 0.46 where prompts bring experts from "
+        "RAM to a GPU, so that answers keep half of their speed; 1 where all experts are on a GPU)",
         low=0.01,
         high=1,
         metavar="SHARE",
@@ -331,6 +332,21 @@ class ServerConfig(ApiConfig):
     )
     debug_dump_steps: int | None = option(
         None, "Server", "how many steps --debug-dump writes, which are slow (default: 8)", low=1, high=10000
+    )
+    record_routing_trace: str | None = option(
+        None,
+        "Server",
+        "write which experts the tokens of answers are routed to in every layer to this new file, one request after "
+        "another, whose steps are slow meanwhile; `moeserve bench engine --routing-trace` replays it, `moeserve plan "
+        "--routing-trace` predicts the expert cache by it",
+        metavar="PATH",
+    )
+    record_routing_tokens: int | None = option(
+        None,
+        "Server",
+        "how many tokens --record-routing-trace writes (default: 4096)",
+        low=1,
+        high=1 << 20,
     )
     on_engine_loss: str = option(
         "continue",

@@ -12,6 +12,7 @@ from pathlib import Path
 from moeserve.command_line import add_shared_options, flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
+from moeserve.expert_cache.policy import STEP_BYTES
 from moeserve.kv.layout import layout_of
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
@@ -22,6 +23,7 @@ from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.plan.cache_forecast import CacheForecast, forecast_cache
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import PlacementPlan, Speed, as_json, as_text
@@ -131,7 +133,9 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     _check_ram(memory, ram, note)
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
-    speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates)
+    streams = [count for count in STREAMS if count <= config.max_num_seqs]
+    cache = forecast_cache(model, sizes, placement, streams, args.routing_trace, STEP_BYTES)
+    speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates, cache)
     from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
     tiers = forecast_tiers(
         {
@@ -158,7 +162,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         speed=speed,
         tiers=tiers,
         command=command_line(config, args, memory, has_gpu=gpu is not None),
-        cautions=_cautions(config, args, memory, speed, note),
+        cautions=_cautions(config, args, memory, speed, note, cache),
     )
 
 
@@ -218,10 +222,11 @@ def model_speed(
     placement: Placement,
     cpu: CpuRates,
     gpu: GpuRates | None,
+    cache: CacheForecast | None = None,
 ) -> CpuSpeed | HybridSpeed:
     if gpu is None:
         return CpuSpeed(model, sizes, routing, cpu)
-    return HybridSpeed(model, sizes, routing, placement, cpu, gpu)
+    return HybridSpeed(model, sizes, routing, placement, cpu, gpu, cache=cache)
 
 
 def _speed(
@@ -233,8 +238,9 @@ def _speed(
     placement: Placement,
     cpu: CpuRates,
     gpu: GpuRates | None,
+    cache: CacheForecast | None,
 ) -> Speed:
-    speed = model_speed(model, sizes, routing, placement, cpu, gpu)
+    speed = model_speed(model, sizes, routing, placement, cpu, gpu, cache)
     longest = config.max_model_len or model.context_length
     context = min(CONTEXT, longest // 2)
     prompts = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
@@ -243,6 +249,7 @@ def _speed(
         prefill={tokens: speed.prefill(tokens, in_a_step) for tokens in prompts},
         decode={count: speed.decode(count, context) for count in streams},
         context=context,
+        hit_rates={} if cache is None else {n: use.hit_rate for n, use in cache.by_streams.items()},
     )
 
 
@@ -262,7 +269,12 @@ def _check_ram(memory: Memory, ram: int, note: str) -> None:
 
 
 def _cautions(
-    config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed, note: str
+    config: ServerConfig,
+    args: argparse.Namespace,
+    memory: Memory,
+    speed: Speed,
+    note: str,
+    cache: CacheForecast | None,
 ) -> list[str]:
     cautions: list[str] = []
     if config.kv_disk is not None and args.disk_bandwidth is None:
@@ -277,6 +289,11 @@ def _cautions(
         cautions.append(
             "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, "
             "--pcie-bandwidth)"
+        )
+    if cache is not None and cache.is_assumed:
+        cautions.append(
+            "the expert cache's hits are those of a text that uses its experts again as published traces do; yours: "
+            "record one with --record-routing-trace, and give it as --routing-trace"
         )
     if speed.decode[1] > 1 / SHORT_STEP_S:
         cautions.append(
@@ -330,6 +347,12 @@ def command_parser() -> argparse.ArgumentParser:
         ("--disk-bandwidth", "GB/s", "what --kv-disk is read with (default: 1)"),
     ):
         machine.add_argument(flag, type=number, metavar=metavar, help=text)
+    parser.add_argument(
+        "--routing-trace",
+        metavar="FILE",
+        help="predict what the expert cache finds by this trace, which a server has recorded "
+        "(--record-routing-trace; default: a text that uses its experts again as published traces do)",
+    )
     parser.add_argument("--verbose", action="store_true", help="every tensor")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     return parser

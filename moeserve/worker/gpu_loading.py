@@ -62,7 +62,7 @@ from moeserve.worker.page_tiers import claim_directory, plan_tiers, ram_tier_byt
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
-from moeserve.worker.step_dump import StepDump, open_dump
+from moeserve.worker.step_recorder import StepRecorder, open_recorder
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ HANG_SECONDS = (
 class LoadedGpuEngine:
     engine: GpuEngine
     ready: WorkerReady
-    dump: StepDump | None
+    recorder: StepRecorder | None
     pages: PageMover | None
     adapters: ResidentAdapters[GpuAdapterMatrices] | None
 
@@ -91,7 +91,7 @@ def load_gpu_runner(
     file, ConfigError where the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source)
     loaded = load_gpu_engine(config, source, on_progress, device, forced_rows)
-    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump, loaded.pages, loaded.adapters)
+    return Runner(loaded.engine, loaded.ready, constraints, loaded.recorder, loaded.pages, loaded.adapters)
 
 
 def gpu_constraints(config: ServerConfig, source: ModelSource) -> Constraints:
@@ -131,7 +131,7 @@ def load_gpu_engine(
         in_a_step = ranks.least(in_a_step)
     max_tokens = max(in_a_step, config.max_num_seqs)
     all_reduce = None if ranks is None else ranks.connect(sum_sizes(shape, max_tokens))
-    dump = open_dump(config, shape, max_tokens)
+    recorder = open_recorder(config, shape, max_tokens)
     placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters)
     if placement.layers_in_ram:
         refuse_tiers(config, "where the first layers are the CPU's")
@@ -175,7 +175,7 @@ def load_gpu_engine(
         window_table=tables.windows,
     )
     name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
-    cache = moving.cache(weights, placement, model.expert_token_counts)
+    cache = moving.cache(weights, placement, model)
     engine = GpuEngine(model, tables, config.max_num_seqs, name, experts, cpu_stage, cache)
     if ranks is None:
         engine.compile(on_progress)
@@ -211,9 +211,10 @@ def load_gpu_engine(
         ),
         kv_bytes=kv_bytes,
         prompts_first=in_ram is None,
+        streams_prompts=model.can_stream,
         measured_steps=measured,
     )
-    return LoadedGpuEngine(engine, ready, dump, pages, None if adapters is None else adapters.resident)
+    return LoadedGpuEngine(engine, ready, recorder, pages, None if adapters is None else adapters.resident)
 
 
 def _open_tiers(

@@ -54,6 +54,7 @@ CALLS = {
     "adapters, few rows": "adapters(16, f32)",
     "adapters, many rows": "adapters(2000, torch.bfloat16)",
     "pages": "pages(1024), pages(6)",
+    "promotions": "promotions(), hand_off(4)",
     "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
 

@@ -71,6 +71,15 @@ class Loads(TypedDict):
     aggregate: TotalLoad
 
 
+class ExpertCacheTotals(TypedDict):
+    """Of all steps since the start; a step counts each expert of a layer once."""
+
+    hits: int  # experts that a step used and found in GPU memory
+    misses: int  # those that the CPU computed
+    promotions: int  # experts brought to GPU memory
+    bytes: int  # of their weights
+
+
 class Experts(TypedDict):
     object: Literal["experts"]
     model: str
@@ -78,7 +87,8 @@ class Experts(TypedDict):
     experts: int  # of a layer
     experts_per_token: int
     counts: list[list[int]]  # [layers][experts]: tokens routed to each since the start
-    gpu_experts: list[list[int]]  # of each layer: the ids of those in GPU memory, ascending
+    gpu_experts: list[list[int]]  # of each layer: the ids of those in GPU memory now, ascending
+    expert_cache: ExpertCacheTotals | None  # null where experts stay where they are
 
 
 class ExpertsHeat(TypedDict):

@@ -163,6 +163,8 @@ class GpuEngine:
         """Compiles and records steps. Before the first one; again, it records them anew."""
         self._recorded = RecordedSteps(self._model, self._inputs)
         self._recorded.record(self._max_num_seqs)
+        if self.expert_cache is not None:
+            self.expert_cache.record()
 
     def _most_tiles(self, size: int) -> int:
         """Of a recorded step with prompts; 0: such steps of this size are launched."""
@@ -352,7 +354,7 @@ class GpuEngine:
             of_stage = self._cpu_stage.expert_token_counts
             tokens = np.concatenate([of_stage, tokens])
             on_gpu = np.concatenate([np.zeros_like(of_stage, np.uint8), on_gpu])
-        return ExpertCounts(tokens, on_gpu)
+        return ExpertCounts(tokens, on_gpu, None if self.expert_cache is None else self.expert_cache.totals)
 
     def take_expert_cache_counts(self) -> ExpertCacheCounts | None:
         return None if self.expert_cache is None else self.expert_cache.take_counts()

@@ -102,7 +102,13 @@ def main() -> int:
     faulthandler.enable()
     setproctitle(f"moeserve: worker, rank {start.rank}")
     config = msgspec.convert(msgspec.json.decode(start.config, type=dict[str, Any]), ServerConfig)
-    config = dataclasses.replace(config, debug_dump=None, debug_dump_steps=None)
+    config = dataclasses.replace(
+        config,
+        debug_dump=None,
+        debug_dump_steps=None,
+        record_routing_trace=None,
+        record_routing_tokens=None,
+    )
     set_up_logging(f"worker rank {start.rank}", "error", config.log_format)  # the leader says the rest
     from moeserve.worker.gpu_loading import load_gpu_engine
     from moeserve.worker.setup import open_weights, set_up_torch

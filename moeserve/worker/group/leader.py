@@ -35,7 +35,7 @@ from moeserve.worker.group.line import receive_from_follower, send
 from moeserve.worker.group.ranks import RankGroup, set_environment
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
-from moeserve.worker.step_dump import StepDump
+from moeserve.worker.step_recorder import StepRecorder
 
 FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.group.follower")
 EXIT_TIMEOUT_S = 5.0
@@ -148,9 +148,9 @@ class LeaderRunner(Runner):
         engine: Engine,
         ready: WorkerReady,
         constraints: Constraints,
-        dump: StepDump | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
-        super().__init__(engine, ready, constraints, dump)
+        super().__init__(engine, ready, constraints, recorder)
         self.group = group
         self._last_rows: list[Row] = []  # of the last step, those that were sampled
 

@@ -39,7 +39,7 @@ def lead(
     except BaseException:
         group.close()
         raise
-    return LeaderRunner(group, loaded.engine, loaded.ready, constraints, loaded.dump)
+    return LeaderRunner(group, loaded.engine, loaded.ready, constraints, loaded.recorder)
 
 
 def refuse_placement_flags(config: ServerConfig) -> None:

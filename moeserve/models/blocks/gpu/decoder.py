@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -132,6 +134,10 @@ class GpuDecoder:
     def expert_token_counts(self) -> Tensor:
         """int64 [layers, experts] on the device: tokens routed to each expert since start."""
         return self._ffn.expert_token_counts
+
+    def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
+        """Experts that the CPU pool has read since the start, of these layers. Between steps."""
+        return self._ffn.pool_reads(layers)
 
     @property
     def has_states(self) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -108,6 +110,10 @@ class GpuFfnBlock:
         """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
         if self._handoff is not None:
             self._handoff.check()
+
+    def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
+        """Experts that the pool has read since the start, of these layers. Between steps."""
+        return 0 if self._handoff is None else self._handoff.expert_reads(layers)
 
     def forget_counts(self) -> None:
         """No expert has been asked for, on the GPU or in RAM."""
@@ -325,7 +331,8 @@ class GpuFfnBlock:
             left = None if stream is None else stream.left(index)
             x = s.router_input if moe.sandwich is None else self._experts_input(index, s).x
             assert x is not None
-            self._handoff.publish(index, x, ids, routes.weights[:, :top_k], left)
+            weights = routes.weights[:, :top_k]
+            self._handoff.publish(index, x, ids, weights, left, on_gpu=local_expert_ids)
         if moe.experts is not None:
             self._run_experts(index, moe.experts, local_expert_ids, s, count)
         if stream is not None:
