@@ -71,9 +71,7 @@ def test_matrices_of_adapters_are_read_16_bytes_at_once() -> None:
     """In bfloat16, by the kernels of few rows, whose other operands are wider, but for shrink_kernel's int8."""
     lines = [line.split() for line in compile_calls(CALLS["adapters, few rows"]).splitlines()]
     narrow = {
-        name: int(loads)
-        for name, _shared, loads, *_ in lines
-        if name.startswith(("shrink_small", "expand"))
+        name: int(loads) for name, _shared, loads, *_ in lines if name.startswith(("shrink_small", "expand"))
     }
     assert len(narrow) == 4
     assert not any(narrow.values()), narrow
