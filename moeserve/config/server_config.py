@@ -187,7 +187,8 @@ class ServerConfig(ApiConfig):
         "auto",
         "Device",
         "how it is divided among several GPUs: tensor: each has some of the heads and experts of every layer; layers: "
-        "each has some of the layers (not built yet, refused); auto: tensor",
+        "each has some of the layers; auto: tensor, but layers where the model's layers cannot be divided or the GPUs "
+        "do not reach one another's memory",
         choices=("auto", "layers", "tensor"),
     )
     worker: str | None = option(

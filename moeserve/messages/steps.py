@@ -174,7 +174,9 @@ class ExpertUse(msgspec.Struct, frozen=True, tag=True):
     experts: int  # of a layer
     experts_per_token: int
     tokens: bytes  # int64 [layers, experts]: tokens routed to each
-    on_gpu: bytes  # uint8 [layers, experts]: 1 where the expert's weights are in GPU memory
+    # uint8 [layers, experts]: 0 for an expert in RAM, else 1 and the number of the GPU that has its weights, among the
+    # worker's
+    on_gpu: bytes
     cache: ExpertCacheCounts | None = None  # since the start; None: experts stay where they are
 
 

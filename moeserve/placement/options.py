@@ -61,13 +61,20 @@ def heat_counts(config: ServerConfig, shape: ModelShape) -> Sequence[Sequence[in
 
 def placement_options(config: ServerConfig, shape: ModelShape) -> PlacementOptions:
     """Raises ConfigError for a heat or rules file that cannot be used."""
+    return share_options(config, shape, heat_counts(config, shape))
+
+
+def share_options(
+    config: ServerConfig, shape: ModelShape, counts: Sequence[Sequence[int]] | None
+) -> PlacementOptions:
+    """The same for a part of a model, of this shape, with the counts of its experts."""
     rules, budget = config.placement_rules, config.gpu_memory_budget
     longest = config.max_model_len or shape.context_length
     return PlacementOptions(
         num_gpu_experts=config.num_gpu_experts,
         gpu_memory_budget=None if budget is None else int(budget * GIB),
         n_gpu_layers=config.n_gpu_layers,
-        counts=heat_counts(config, shape),
+        counts=counts,
         rules=None if rules is None else Rules.read(Path(rules)),
         max_total_tokens=config.max_total_tokens,
         most_kv_tokens=config.max_num_seqs * longest,

@@ -47,6 +47,7 @@ async def _experts(service: Service) -> Experts:
         "experts_per_token": use.experts_per_token,
         "counts": _counts(use),
         "gpu_experts": [np.flatnonzero(layer).tolist() for layer in on_gpu],
+        "expert_gpus": (on_gpu.astype(int) - 1).tolist(),
         "expert_cache": _totals(use),
     }
 

@@ -17,7 +17,7 @@ from moeserve.placement.heat import read_heat
 from tests.support.http_harness import NAME, HttpServer, http_server, within
 
 COUNTS = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
-ON_GPU = np.array([[1, 0, 1], [0, 1, 0]], np.uint8)
+ON_GPU = np.array([[1, 0, 1], [0, 2, 0]], np.uint8)  # of two GPUs
 CACHE = ExpertCacheCounts(30, 10, 4, 4000)
 USE = ExpertUse(2, 3, 2, COUNTS.tobytes(), ON_GPU.tobytes(), CACHE)
 
@@ -47,6 +47,7 @@ def test_all_who_ask_together_get_one_answer(server: HttpServer, tmp_path: Path)
         "experts_per_token": 2,
         "counts": COUNTS.tolist(),
         "gpu_experts": [[0, 2], [1]],
+        "expert_gpus": [[0, -1, 0], [-1, 1, -1]],
         "expert_cache": {"hits": 30, "misses": 10, "promotions": 4, "bytes": 4000},
     }
     heat = get(server, "/v1/experts/heat")

@@ -101,7 +101,9 @@ function describe(layer, column) {
   }
   const expert = order[layer][column];
   const count = use.counts[layer][expert];
-  const place = use.gpu_experts[layer].includes(expert) ? "GPU" : "CPU";
+  const gpu = use.expert_gpus[layer][expert];
+  const several = use.expert_gpus.some((of) => of.some((number) => number > 0));
+  const place = gpu < 0 ? "CPU" : several ? `GPU ${gpu}` : "GPU";
   const share = percent(count, sum(use.counts[layer]));
   say(byId("reading"), `Layer ${layer}, expert ${expert}: ${number.format(count)} tokens, ${share} of the layer, on ${place}`);
 }
