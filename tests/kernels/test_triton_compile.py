@@ -24,7 +24,7 @@ CALLS = {
     "experts, two": "experts(2, Q4, Q6)",
     "experts, few": "experts(16, Q4, Q6)",
     "experts, some": "experts(30, Q4, Q6)",
-    "experts, 128 and 256": "experts(128, Q4, Q6), experts(256, Q5_K, Q3_K)",
+    "experts, 128 and 256": "experts(128, Q4, Q6), experts(256, Q4, Q3_K)",
     "experts, many": "experts(2000, Q4, Q6)",
     "experts and linear, unpacked": "large_batch(4096, Q4, Q6), large_batch(4096, BF16, BF16)",
     "rows": "rows(3, Q4)",
