@@ -59,6 +59,21 @@ def test_thousands_of_operations_queue_and_run_in_order(threads: int) -> None:
     assert torch.equal(out, run_linear(stream, x, [matrix])[0])
 
 
+def test_who_waits_fetches_what_the_next_operation_reads() -> None:
+    """A norm of one row leaves nothing to do for the second thread; a lone thread never waits for others."""
+    for threads in (1, 2):
+        stream = stream_of(BEST, threads)
+        matrix = random_weights(Type.F32, 2048, 1024).pack(stream)
+        group, y = LinearGroup([matrix]), load(torch.ones(1, 1024))
+        x, out, ones = torch.ones(1, 1024), torch.empty(1, 2048), torch.ones(1024)
+        before = stream.fetched_ahead
+        for _ in range(200):
+            stream.norm(x, ones, 1e-6, 1, y)
+            stream.linear(y, 1, group, [out])
+        stream.wait()
+        assert (stream.fetched_ahead > before) == (threads > 1)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_sleeping_threads_wake_for_each_operation(threads: int) -> None:
     """Pauses longer than the spinning, and the handshake of a wait after every single operation."""

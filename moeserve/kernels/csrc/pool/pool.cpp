@@ -61,8 +61,26 @@ std::pair<int64_t, int64_t> Team::node_panels(int64_t panels, int node) const {
   return {first, first_panel(panels, node + 1, pool_.nodes()) - first};
 }
 
-std::atomic<uint64_t>* Team::flags(int64_t units) const {
-  return units > kMostFlags ? nullptr : &pool_.flags_[node_ * kMostFlags];
+std::atomic<uint64_t>* Team::flags(int64_t units, int node) const {
+  return units > kMostFlags ? nullptr : &pool_.flags_[node * kMostFlags];
+}
+
+void Team::look_ahead() {
+  constexpr uint32_t kMostOperations = 4;  // as many small ones lie between two that read weights
+  if (static_cast<int32_t>(looked_at_ - op_) <= 0) {
+    looked_at_ = op_;
+    found_ = false;
+    ahead_ = {};
+  }
+  if (ahead_.fetch() || found_) return;
+  const uint32_t next = looked_at_ + 1, published = pool_.published_.load(std::memory_order_acquire);
+  if (next - op_ > kMostOperations || static_cast<int32_t>(published - next) <= 0) return;
+  looked_at_ = next;
+  const Pool::Slot& slot = pool_.slots_[next % Pool::kSlots];
+  found_ = slot.reads_first != nullptr;
+  if (!found_) return;
+  ahead_ = slot.reads_first(slot.bytes, *this);
+  if (ahead_.fetch()) pool_.fetched_ahead_.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::pair<int64_t, int64_t> Team::first_pair(int64_t outer, int64_t panels) const {
@@ -144,6 +162,7 @@ void Pool::thread_main(int thread, const std::vector<int>& cpus) {
     wait_while(published_, next, kSpins);
     if (stop_.load()) return;
     Slot& slot = slots_[next % kSlots];
+    team.op_ = next;
     slot.run(slot.bytes, team);
     leave(slot);
   }
