@@ -258,6 +258,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
+    "moeserve.zygote": FRAME
+    | {"moeserve.router.__main__", "moeserve.detokenizer.__main__", "moeserve.tokenizer"},
+    "moeserve.zygote.forking": {"moeserve.process"},
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME
