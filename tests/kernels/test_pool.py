@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import re
+import sys
 import threading
 import time
 
@@ -93,6 +97,22 @@ def test_wait_with_nothing_queued_returns() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
+def test_threads_ask_for_short_slices() -> None:
+    """0.1 ms, from Linux 6.12 on."""
+    if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (6, 12):
+        pytest.skip("an older kernel")
+    before = set(os.listdir("/proc/self/task"))
+    stream = stream_of(BEST, 2)
+    run_linear(stream, load(torch.ones(1, 32)), [random_weights(Type.F32, 64, 32).pack(stream)])
+    threads = set(os.listdir("/proc/self/task")) - before
+    assert len(threads) == 2
+    libc, attributes = ctypes.CDLL(None), (ctypes.c_uint64 * 6)()
+    for thread in threads:
+        assert libc.syscall(315, int(thread), attributes, ctypes.sizeof(attributes), 0) == 0  # sched_getattr
+        assert attributes[3] == 100_000
+
+
 def test_an_idle_pool_uses_no_cpu() -> None:
     adder = Adder(CpuStream(4, BEST))
     adder.queue(10)

@@ -9,7 +9,7 @@
 namespace moeserve {
 
 struct BytesAhead {
-  static constexpr ptrdiff_t kMost = 1 << 18;  // of a second level cache, which has 512 KB or more
+  static constexpr ptrdiff_t kMost = 1 << 16;  // 256 KB were no better
 
   BytesAhead() = default;
   BytesAhead(const uint8_t* data, ptrdiff_t count) : begin_(data), end_(data + std::min(count, kMost)) {}

@@ -7,6 +7,8 @@
 #if defined(__linux__)
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -34,6 +36,24 @@ void bind_to(const std::vector<int>& cpus) {
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 #else
   (void)cpus;
+#endif
+}
+
+// Asks for the shortest slices of its core's time that Linux gives, 0.1 ms (from 6.12 on; older kernels ignore it). The share
+// of the core stays the same, but beside other programs a thread that others wait for is back sooner.
+void take_short_slices() {
+#if defined(__linux__) && defined(SYS_sched_setattr)
+  struct {  // sched_attr, which not every libc has
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+  } attributes{};
+  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
+  if (attributes.policy != SCHED_OTHER) return;
+  attributes.runtime = 100'000;
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
 #endif
 }
 
@@ -113,6 +133,7 @@ void* Team::scratch(size_t bytes) {
 Pool::Pool(const std::vector<ThreadPlacement>& placements)
     : slots_(kSlots), ranges_(placements.size()), flags_(Team::kMostFlags * (1 + placements.back().node)) {
   const int threads = static_cast<int>(placements.size());
+  take_short_slices();  // the thread that queues operations, for which the pool waits, too
   for (int i = 0; i < threads; ++i) {
     if (i == 0 || placements[i].node != placements[i - 1].node) node_threads_.push_back(i);
     teams_.emplace_back(new Team(*this, i, threads, placements[i].node));
@@ -156,6 +177,7 @@ void Pool::wait() {
 
 void Pool::thread_main(int thread, const std::vector<int>& cpus) {
   bind_to(cpus);
+  take_short_slices();
   flush_denormals();
   Team& team = *teams_[thread];
   for (uint32_t next = 0;; ++next) {
