@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moeserve.messages.steps import Row
-from moeserve.worker.engines.micro_batches import split
+from moeserve.worker.engines.micro_batches import rows_alone, split
 from moeserve.worker.sequences import StepLayout
 
 
@@ -35,3 +35,11 @@ def test_a_chunk_that_is_divided_is_sampled_in_its_last_part() -> None:
     first, second = split([row(0, 4, 8, 0)], 5)
     assert (first.start.tolist(), first.count.tolist(), first.sampled_slots.tolist()) == ([4], [5], [])
     assert (second.start.tolist(), second.count.tolist(), second.sampled_slots.tolist()) == ([9], [3], [0])
+
+
+def test_rows_of_a_small_part_attend_each_by_itself() -> None:
+    """As those of a small step: the attention of long prompts leaves no activations for the products of few rows."""
+    assert [(part.n, rows_alone(part)) for part in split([row(0, 0, 40, 0)], 32)] == [(32, 0), (8, 8)]
+    mixed = [row(0, 7, 1, 0), row(1, 0, 47, 1)]
+    assert [(part.n, rows_alone(part)) for part in split(mixed, 32)] == [(32, 1), (16, 16)]
+    assert rows_alone(split([row(slot, 9, 1, slot) for slot in range(20)], 32)[0]) == 20

@@ -123,12 +123,10 @@ class MicroBatches:
         for number, part in enumerate(parts):
             own = self._inputs_of(rounded(part.n, self._model.sizes), number)
             own.fill(part, sequences)
-            # Few rows attend each by itself, those of a chunk too, as in a step of their own.
-            each_alone = part.n <= SMALL_BATCH_ROWS or part.n == len(part.count)
-            num_decode = part.n if each_alone else leading_ones(part.count)
+            num_decode = rows_alone(part)
             behind = slice(num_decode, None)
             tiles = None
-            if not each_alone:
+            if num_decode < part.n:
                 fields = (part.offset, part.count, part.start, part.req_slot)
                 tiles = self._tiles_of(*(field[behind] for field in fields))
             self._launch(own, num_decode, tiles, StepPart(number * part_rows, number == len(parts) - 1))
@@ -172,6 +170,14 @@ class MicroBatches:
         if (size, number) not in self._own:
             self._own[size, number] = self._make_inputs(size)
         return self._own[size, number]
+
+
+def rows_alone(part: StepLayout) -> int:
+    """How many of its first rows attend each by itself. Of few rows all do, those of a chunk too, as in a step of their
+    own: only that attention leaves what the products of few rows read."""
+    if part.n <= SMALL_BATCH_ROWS or part.n == len(part.count):
+        return part.n
+    return leading_ones(part.count)
 
 
 def split(rows: Sequence[Row], at_most: int) -> list[StepLayout]:
