@@ -137,7 +137,8 @@ class ServerConfig(ApiConfig):
         "Capacity",
         "memory for the prefix cache's tier in RAM, with a GPU: prompts and answers that its KV pool has given up are "
         "copied back from there; 0: none (default: a quarter of the RAM that is free after the weights, at most 4 "
-        "times the KV pool; none where that is less than the pool, whose pages it has, too)",
+        "times the KV pool; none where that is less than the pool, whose pages it has, too, and none where windowed "
+        "layers have a pool of their own)",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -152,11 +153,13 @@ class ServerConfig(ApiConfig):
     kv_disk_gib: float | None = option(
         None, "Capacity", "most that --kv-disk takes (default: 10)", low=0.001, high=1e6, metavar="GIB"
     )
-    kv_window_ratio: float = option(
-        0.0,
+    kv_window_ratio: float | None = option(
+        None,
         "Capacity",
         "share of the KV memory for a pool of the layers that attend to the last tokens alone, as every other one of "
-        "gpt-oss: try 0.25; 0: all layers have one pool",
+        "gpt-oss; 0: all layers have one pool (default: a third as many tokens as the other layers' pool; one pool "
+        "where two would hold no more, with several GPUs, with --kv-ram or --kv-disk, and where the first layers are "
+        "the CPU's)",
         low=0,
         high=0.9,
         metavar="SHARE",

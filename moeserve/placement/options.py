@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from moeserve.config import ServerConfig
+from moeserve.kv.layout import KvLayout
 from moeserve.kv.state_capacity import state_slots
+from moeserve.kv.window_capacity import window_pool
 from moeserve.models.interface import ModelShape
 from moeserve.placement.heat import read_heat
 from moeserve.placement.place import MIN_KV_TOKENS, Gpu, PlacementOptions
@@ -34,6 +36,14 @@ def with_state_slots(
     running = config.max_num_seqs * sizes.state_bytes()
     free = max(running, budget - gpu.reserved_bytes - dense)
     return replace(options, state_slots=state_slots(config, sizes.state_bytes(), free).num_slots)
+
+
+def with_window_pool(
+    options: PlacementOptions, config: ServerConfig, layout: KvLayout, step_rows: int
+) -> PlacementOptions:
+    """The same with the windowed layers' own KV pool, where there is one. Raises ConfigError for a --kv-window-ratio
+    that cannot be."""
+    return replace(options, window_pool=window_pool(config, layout, step_rows))
 
 
 def with_expert_cache(placement: Placement, sizes: ModelSizes, config: ServerConfig, ram: int) -> Placement:

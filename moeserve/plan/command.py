@@ -21,7 +21,13 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.group import refuse_placement_flags
-from moeserve.placement.options import heat_counts, placement_options, with_expert_cache, with_state_slots
+from moeserve.placement.options import (
+    heat_counts,
+    placement_options,
+    with_expert_cache,
+    with_state_slots,
+    with_window_pool,
+)
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.cache_forecast import CacheForecast, forecast_cache
@@ -113,7 +119,8 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         raise ConfigError("--parallel: one GPU has all of the model; leave it out, or say --gpus 2")
     gguf = open_metadata(Path(config.model))
     model = read_checked_shape(gguf)
-    sizes = ModelSizes.of(gguf.tensors, layout_of(config, model))
+    layout = layout_of(config, model)
+    sizes = ModelSizes.of(gguf.tensors, layout)
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
@@ -132,6 +139,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     if gpu is None:
         options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
     if room is not None:
+        options = with_window_pool(options, config, layout, most_rows)
         options = with_state_slots(options, config, sizes, room)
     placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
@@ -179,7 +187,6 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
             memory.kv_tokens,
             has_gpu=gpu is not None,
             # On a GPU, a placement reserves one pool's bytes for so many tokens.
-            has_two_pools=gpu is not None and memory.window_slots > 0,
         ),
         cautions=_cautions(config, args, memory, speed, note, cache),
     )
@@ -227,7 +234,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
             {},
         ),
     )
-    command = command_line(config, args, kv_tokens, has_gpu=True, has_two_pools=False)
+    command = command_line(config, args, kv_tokens, has_gpu=True)
     cautions = ["the GPUs are taken to be alike, and to reach one another's memory by NVLink"]
     if args.gpu_memory is not None and None in (args.gpu_bandwidth, args.gpu_tflops, args.pcie_bandwidth):
         cautions.append(ASSUMED_GPU)
@@ -372,16 +379,14 @@ def _cautions(
     return cautions
 
 
-def command_line(
-    config: ServerConfig, args: argparse.Namespace, kv_tokens: int, *, has_gpu: bool, has_two_pools: bool
-) -> str:
+def command_line(config: ServerConfig, args: argparse.Namespace, kv_tokens: int, *, has_gpu: bool) -> str:
     """What was asked for, and what the plan has fixed."""
     given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
     if not has_gpu:
         given.pop("expert_heat", None)  # of no use to the CPU engine
     if args.gpu_memory is not None and config.gpu_memory_budget is None:
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
-    if (args.ram is not None or args.gpu_memory is not None) and not has_two_pools:
+    if args.ram is not None or args.gpu_memory is not None:
         given["max_total_tokens"] = str(kv_tokens)
     flags = [
         f"{flag_name(name)} {shlex.join(value if isinstance(value, list) else [str(value)])}"

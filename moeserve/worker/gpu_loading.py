@@ -209,7 +209,7 @@ def load_gpu_engine(
         measured = measure_steps(engine, config.max_num_seqs, capacity.max_model_len, same)
     pages = None
     if ranks is None and not placement.layers_in_ram:
-        pages = _open_tiers(config, directory, source, layout, kv_bytes, device, kv, states)
+        pages = _open_tiers(config, directory, source, layout, kv_bytes, windows > 0, device, kv, states)
     ready = msgspec.structs.replace(
         ready_message(
             config,
@@ -240,6 +240,7 @@ def _open_tiers(
     source: ModelSource,
     layout: KvLayout,
     pool_bytes: int,
+    has_window_pool: bool,
     device: torch.device,
     kv: Sequence[KvLayer],
     states: Sequence[StateLayer],
@@ -247,7 +248,7 @@ def _open_tiers(
     """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
     in_ram = 0
     if config.kv_ram is not None or device.type == "cuda":
-        in_ram = ram_tier_bytes(config, pool_bytes, available_bytes())
+        in_ram = ram_tier_bytes(config, pool_bytes, available_bytes(), has_window_pool=has_window_pool)
     tiers = plan_tiers(config, directory, in_ram, source, layout, "gpu")
     return None if tiers is None else tiers.open(kv, states, device)
 
@@ -297,10 +298,10 @@ def _in_ram(
 
 def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
     """A token's KV lies where its layers are."""
-    assert placement.kv_tokens is not None
+    assert placement.kv_bytes is not None
     in_ram, count = placement.layers_in_ram, len(placement.layers)
     on_gpu = range(in_ram, count)
-    budgets = [KvMemoryBudget("GPU memory", placement.kv_tokens * layout.token_bytes(on_gpu), on_gpu)]
+    budgets = [KvMemoryBudget("GPU memory", placement.kv_bytes, on_gpu)]
     if in_ram:
         free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))
         budgets.append(KvMemoryBudget("memory", free, range(in_ram), SHARE_OF_FREE_MEMORY))

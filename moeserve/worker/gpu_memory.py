@@ -16,7 +16,12 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, gpu_reserved_bytes
 from moeserve.placement.group import place_share, share_sizes
-from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
+from moeserve.placement.options import (
+    placement_options,
+    with_expert_cache,
+    with_state_slots,
+    with_window_pool,
+)
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.units import GIB
@@ -70,7 +75,8 @@ def plan_placement(
     sizes = ModelSizes.of(source.tensors, layout)
     if share is not None:
         return place_share(config, share_sizes(sizes, share), shape, gpu, share, counts, available_bytes())
-    options = with_state_slots(placement_options(config, shape), config, sizes, gpu)
+    options = with_window_pool(placement_options(config, shape), config, layout, max_tokens)
+    options = with_state_slots(options, config, sizes, gpu)
     placement = with_expert_cache(place(sizes, options, gpu), sizes, config, available_bytes())
     if placement.begins_in_ram and config.n_gpu_layers is None:
         log.info(

@@ -215,6 +215,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
         "moeserve.kv.state_capacity",
+        "moeserve.kv.window_capacity",
         "moeserve.kv.tier_sizes",
         "moeserve.config",
         "moeserve.errors",

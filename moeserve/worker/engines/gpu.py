@@ -117,6 +117,8 @@ class GpuEngine:
             min(size, self.logit_rows),
             self._max_num_seqs,
             model.device,
+            max_model_len=self._tables.slots.shape[1],
+            num_kv_slots=model.num_kv_slots,
             has_states=model.has_states,
             has_adapters=model.adapters is not None,
             has_windows=self._tables.windows is not None,

@@ -82,10 +82,27 @@ def test_two_kv_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "--kv-window-ratio 0.3" in shown["command"]  # without it, so many tokens might not fit
     assert memory["ram_kv"] == 256 * (4000 + 1714)
     memory = run(capsys, *flags, *pools[:2])["memory"]
+    assert (memory["window_slots"], memory["ram_kv"]) == (1333, 256 * (4000 + 1333))  # by default a third
+    memory = run(capsys, *flags, *pools[:2], "--kv-window-ratio", "0")["memory"]
     assert (memory["window_slots"], memory["ram_kv"]) == (0, 512 * 4000)
     assert main(["plan", *flags, *pools]) == 0
     assert re.search(r"KV, windowed layers +1,714 tokens", capsys.readouterr().out)
     assert "no room for more tokens" in fails(capsys, *flags, "--max-total-tokens", "1000", *pools[2:])
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_two_kv_pools_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    gemma = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    flags = ["--model", str(gemma), "--gpu-memory", "1.2", "--max-num-seqs", "2", "--ram", "9"]
+    flags += ["--max-num-batched-tokens", "64", "--max-total-tokens", "4000"]
+    shown = run(capsys, *flags)
+    memory = shown["memory"]
+    assert (memory["kv_tokens"], memory["window_slots"]) == (4000, 1333)
+    assert memory["gpu_kv"] == 256 * (4000 + 1333)
+    assert memory["ram_tier"] == 0  # behind one pool alone
+    assert run(capsys, *shlex.split(shown["command"])[1:], "--gpu-memory", "1.2")["memory"] == memory
+    memory = run(capsys, *flags, "--kv-ram", "1")["memory"]
+    assert (memory["window_slots"], memory["gpu_kv"], memory["ram_tier"]) == (0, 512 * 4000, 1 << 30)
 
 
 @pytest.mark.usefixtures("no_measuring")

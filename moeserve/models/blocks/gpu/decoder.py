@@ -156,6 +156,11 @@ class GpuDecoder:
         return self._ffn.pool_reads(layers)
 
     @property
+    def num_kv_slots(self) -> int:
+        """Of the smallest KV pool; 0 where all layers are recurrent."""
+        return min((len(layer.keys) for layer in self._kv if len(layer.keys)), default=0)
+
+    @property
     def has_states(self) -> bool:
         """Some layers are recurrent: a batch needs `states`."""
         return len(self._states) > 0
