@@ -173,6 +173,8 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
         fit(bench.samples, f"{config.served_model_name}, {ready.device}"),
         num_experts=ready.num_experts,
         experts_per_token=ready.experts_per_token,
+        step_tokens=ready.max_num_batched_tokens,
+        prompts_first=ready.prompts_first,
     )
     report_to(report(model, bench.samples))
     return model

@@ -63,6 +63,8 @@ class Activations:
         """Borrows the tensors."""
 
 class AttentionPlan:
+    split: bool
+    cuts: int
     def __init__(self) -> None: ...
     def build(
         self,
@@ -92,6 +94,7 @@ class Stream:
     isa: str
     threads: int
     recomputed: int
+    fetched_ahead: int
     pool: Pool
     def __init__(self, threads: list[tuple[int, list[int]]], isa: str = "") -> None: ...
     def wait(self) -> None: ...

@@ -27,7 +27,8 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
     compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     narrow = compiled.asm["ptx"].count("ld.global.b16")  # reads of 2 bytes
     single = compiled.asm["ptx"].count("cvt.rn.f16.s")  # conversions of one integer to float16
-    print(kernel.function.__name__, compiled.metadata.shared, narrow, single, flush=True)
+    pairs = compiled.asm["ptx"].count("fma.rn.bf16x2") + compiled.asm["ptx"].count("mul.rn.bf16x2")
+    print(kernel.function.__name__, compiled.metadata.shared, narrow, single, pairs, flush=True)
     assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
 
 launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_hopper(
