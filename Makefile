@@ -65,15 +65,24 @@ CLIENTS := build/clients
 GATEWAYS := build/gateways
 BFCL := build/bfcl
 
+# The newest clients want a newer node than many machines have: it comes from the registry, too.
+test-clients: export PATH := $(abspath $(CLIENTS))/node/node_modules/.bin:$(PATH)
 test-clients: $(VENV)/.installed-test
 	test -d $(CLIENTS)/venv || $(PYTHON) -m venv $(CLIENTS)/venv
 	$(CLIENTS)/venv/bin/pip install --quiet litellm mcp
 	$(CLIENTS)/venv/bin/pip install --quiet openai anthropic ollama langchain-openai langchain-anthropic \
 		llama-index-llms-openai-like instructor dspy "smolagents[openai]"
 	test -d $(CLIENTS)/venv-openai3 || $(PYTHON) -m venv $(CLIENTS)/venv-openai3
-	$(CLIENTS)/venv-openai3/bin/pip install --quiet openai "pydantic-ai-slim[openai,anthropic]" langchain-core mem0ai
+	$(CLIENTS)/venv-openai3/bin/pip install --quiet openai "pydantic-ai-slim[openai,anthropic]" langchain mem0ai
+	test -d $(CLIENTS)/venv-agents || $(PYTHON) -m venv $(CLIENTS)/venv-agents
+	$(CLIENTS)/venv-agents/bin/pip install --quiet openai-agents langchain langchain-openai langchain-anthropic \
+		"agno[openai,anthropic]" "ag2[openai]" agent-framework-openai haystack-ai inspect-ai google-adk litellm \
+		claude-agent-sdk
+	npm install --silent --prefix $(CLIENTS)/node node@22
 	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod \
-		ollama @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai cline
+		ollama @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai cline @openai/agents \
+		langchain @langchain/core @langchain/openai @langchain/anthropic @mastra/core \
+		@tanstack/ai @tanstack/ai-openai
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py
 
 test-replicas: $(VENV)/.installed-test

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from moeserve.expert_cache.generate import PRESETS, generate
+from moeserve.expert_cache.policy import STEP_BYTES
 from moeserve.expert_cache.replay import Replayed, Steps, first, hottest, replay_cache, replay_static
 from moeserve.expert_cache.routing_trace import RoutingTrace, read_trace
 
 EXPERT_MB = 2.9  # of Qwen3-30B-A3B in Q4_K_M, the mean of its layers
-MOST = 24  # promotions a step
+MOST = STEP_BYTES // int(EXPERT_MB * 1e6)  # promotions a step
 LRU = 0.5  # with half of a score lost at each step the later use counts more than all before
 DECAYS = (0.8, 0.9, 0.95, 0.99)
 
@@ -31,8 +32,10 @@ def policies(trace: RoutingTrace, steps: Steps, slots: int) -> Iterator[tuple[st
     yield f"LRU, {MOST} a step", replay_cache(steps, start, decay=LRU, most=MOST)
     for decay in DECAYS:
         yield f"decay {decay}, {MOST} a step", replay_cache(steps, start, decay=decay, most=MOST)
-    yield f"decay 0.9, {MOST} a step, shared", replay_cache(steps, start, decay=0.9, most=MOST, shared=True)
-    yield f"decay 0.9, {2 * MOST} a step", replay_cache(steps, start, decay=0.9, most=2 * MOST)
+    yield f"decay 0.9, {MOST} a step, one late", replay_cache(steps, start, most=MOST, late=True)
+    yield f"decay 0.9, {MOST} a step, shared", replay_cache(steps, start, most=MOST, shared=True)
+    for most in (MOST // 2, 2 * MOST):
+        yield f"decay 0.9, {most} a step", replay_cache(steps, start, most=most)
 
 
 def after_a_change(trace: RoutingTrace, slots: int, topic_tokens: int) -> list[tuple[int, float]]:

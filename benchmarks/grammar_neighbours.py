@@ -2,6 +2,7 @@
 
 1. A stream's tokens a second, alone, and beside one request with n = 63 whose grammar is ambiguous: the longer its
    answers, the longer each of their masks takes.
+   Beside it the same request without a grammar, which tells what 63 rows cost by themselves.
 2. A stream's longest pause while another key sends 60 different schemas of 63 kB, eight at a time.
 
 `--checkout` measures another checkout's server.
@@ -65,15 +66,15 @@ def for_seconds(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > end
 
 
-def beside_an_ambiguous_grammar(server: Server, seconds: float) -> None:
+def beside_a_crowd(server: Server, seconds: float, grammar: str | None) -> None:
     bias = {str(token): 20 for token in tokens_of(server, "a")}
     body = {
         "messages": [{"role": "user", "content": "go"}],
         "n": 63,
         "max_tokens": 1500,
-        "structured_outputs": {"grammar": AMBIGUOUS},
         "logit_bias": bias,
     }
+    body |= {} if grammar is None else {"structured_outputs": {"grammar": grammar}}
 
     def crowd() -> None:
         with suppress(httpx.TimeoutException):
@@ -82,7 +83,8 @@ def beside_an_ambiguous_grammar(server: Server, seconds: float) -> None:
     thread = threading.Thread(target=crowd)
     thread.start()
     time.sleep(2)
-    report(f"beside 63 ambiguous grammars, for {seconds:g} s", token_times(server, for_seconds(seconds)))
+    what = "answers without a grammar" if grammar is None else "ambiguous grammars"
+    report(f"beside 63 {what}, for {seconds:g} s", token_times(server, for_seconds(seconds)))
     thread.join()
 
 
@@ -130,7 +132,8 @@ def main() -> None:
     try:
         report("alone", token_times(server, for_seconds(5.0)))
         beside_many_schemas(server)
-        beside_an_ambiguous_grammar(server, arguments.seconds)
+        for grammar in (None, AMBIGUOUS):
+            beside_a_crowd(server, arguments.seconds, grammar)
     finally:
         server.kill()
 

@@ -183,6 +183,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
         data_dir=_absolute(config.data_dir),
         kv_disk=_absolute(config.kv_disk),
         debug_dump=_absolute(config.debug_dump),
+        record_routing_trace=_absolute(config.record_routing_trace),
         expert_heat=_absolute(config.expert_heat),
         placement_rules=_absolute(config.placement_rules),
     )

@@ -13,6 +13,8 @@ import functools
 import logging
 import os
 import signal
+import socket
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +168,12 @@ def _leave_signals_to_launcher() -> None:
     own for SIGTERM and SIGHUP."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
+
+
+def line_to_launcher() -> socket.socket | None:
+    """Standard input, for a process that forks others. None where the launcher has given no line, as where a test
+    starts a worker by itself."""
+    return socket.socket(fileno=0) if stat.S_ISSOCK(os.fstat(0).st_mode) else None
 
 
 def die_with(parent: int) -> None:

@@ -169,10 +169,12 @@ class Profile:
                 yield seconds
 
     def rate(self, name: str, batch: int) -> None:
-        cache = self.engine.expert_cache
-        before = None if cache is None else cache.totals
-        seconds = list(self.steps(batch))
-        line = "" if before is None else per_step(before, cache.totals, self.gen)
+        cache, before, seconds = self.engine.expert_cache, None, []
+        for of_step in self.steps(batch):
+            seconds.append(of_step)
+            if before is None and cache is not None:
+                before = cache.totals  # of the second half alone, as the rate
+        line = "" if before is None else per_step(before, cache.totals, len(seconds))
         quarter = [f"{value * 1e3:.2f}" for value in np.percentile(seconds, (10, 50, 90))]
         print(f"  {name}, {batch} streams: {batch * len(seconds) / sum(seconds):.1f} tok/s; step ms at 10, 50, 90%: "
               f"{' '.join(quarter)}; {line}", flush=True)  # fmt: skip
@@ -191,12 +193,13 @@ class Profile:
         if cache is not None:
             times.of("  cache.before_step", cache, "before_step")
             times.of("   cache._observe", cache, "_observe")
-            times.of("   cache._choose", cache, "_choose")
+            times.of("   cache._start", cache, "_start")
             times.of("   maps.publish", cache._maps, "publish")
         times.of("  model.begin", e._model, "begin")
         if cache is not None:
             times.of("  cache.after_launch", cache, "after_launch")
             times.of("   slots.fill", cache._slots, "fill")
+            times.of("    tables.write", cache._slots._tables, "write")
         times.of(" engine.logits", e, "logits")
         times.of(" engine.sample", e, "sample")
         times.of("  done.wait", e._done, "wait")
@@ -253,20 +256,19 @@ def of_model(args: argparse.Namespace) -> None:
     print(f"{runner.ready().device}\nloaded in {time.perf_counter() - began:.0f} s", flush=True)
     profile = Profile(runner, trace, args.gen)
     cache = profile.engine.expert_cache
-    for name, its, stops in (
-        ("fixed", None, False),
-        ("cache", cache, False),
-        ("cache without promotions", cache, True),
-    ):
+    most = cache._slots.most
+    for name, its, limit in [("fixed", None, 0), ("cache", cache, most)] + [
+        (f"cache, {limit} promotions at most", cache, limit) for limit in args.limits
+    ]:
         profile.engine.expert_cache = its
-        if stops:
-            cache._budget.take = lambda: 0
-        for batch in args.streams if not stops else args.streams[:1]:
+        cache._slots.most = limit
+        for batch in args.streams:
             profile.rate(name, batch)
-            if batch == 1:
-                profile.sleeping(name, batch)
+            if limit in (0, most):
+                if batch == 1 and args.sleeping:
+                    profile.sleeping(name, batch)
                 profile.on_host(batch)
-    del cache._budget.take
+    cache._slots.most = most
     if args.rates:
         return
     stamps = Stamps(profile.layers)
@@ -314,6 +316,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--gen", type=int, default=256)
     parser.add_argument("--rates", action="store_true", help="no stamps")
+    parser.add_argument(
+        "--sleeping", action="store_true", help="also with a host that sleeps until a step's end"
+    )
+    parser.add_argument("--limits", type=int, nargs="*", default=[0], help="promotions of a step at most")
     parser.add_argument("--pool", default="", help="thread counts")
     args = parser.parse_args()
     torch.set_num_threads(1)

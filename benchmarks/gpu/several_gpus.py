@@ -1,8 +1,10 @@
 """The engine on several GPUs, and on one: Qwen3-30B-A3B's shape with random weights (Q4_K_M mix).
 
-    python -m benchmarks.gpu.several_gpus [--gpus 1 2] [--layers 48] [--batch 1,8,64,256] [--prompt 8192]
+    python -m benchmarks.gpu.several_gpus [--gpus 1 2:tensor 2:layers] [--layers 48] [--batch 1,8,64,256]
+        [--prompt 8192] [--shape 30b] [--num-gpu-experts N] [--max-model-len N]
 
-Tokens a second of decode steps by streams, and of a prompt, each number of GPUs in a process of its own.
+Tokens a second of decode steps by streams, and of a prompt, each number of GPUs (and way of division) in a process of
+its own. The shapes are Qwen3-30B-A3B's and Qwen3-235B-A22B's.
 """
 
 from __future__ import annotations
@@ -13,24 +15,40 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.header import qwen3moe, write_header
 from moeserve.bench.engine import EngineBench
 from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
+from moeserve.models.interface import ModelShape
 from moeserve.worker.loading import load_runner
 
 CONTEXT = 128  # tokens of a stream before it decodes
 STEPS = 32
 
 
-def measure(gpus: str, model: Path, batches: list[int], prompt: int) -> None:
-    logging.basicConfig(level=logging.INFO)  # which sums are fastest
+SHAPES: dict[str, Callable[..., ModelShape]] = {
+    "30b": qwen3moe,
+    "235b": partial(
+        qwen3moe, hidden_size=4096, num_layers=94, num_heads=64, num_kv_heads=4, expert_width=1536
+    ),
+}
+
+
+def measure(args: argparse.Namespace) -> None:
+    logging.basicConfig(level=logging.INFO)  # which sums are fastest, and how many parts
+    gpus, _, parallel = args.gpus[0].partition(":")
+    batches, prompt = [int(n) for n in args.batch.split(",")], args.prompt
     config = ServerConfig(
-        model=str(model), load_format="dummy", device="cuda", gpus=gpus, max_num_seqs=max(batches),
-        max_model_len=prompt + 16, max_total_tokens=max(prompt + 16, max(batches) * (CONTEXT + 2 * STEPS)),
+        model=str(args.model), load_format="dummy", device="cuda", gpus=gpus, parallel=parallel or "auto",
+        num_gpu_experts=args.num_gpu_experts, max_num_seqs=max(batches), max_model_len=prompt + 16,
+        max_total_tokens=max(prompt + 16, max(batches) * (CONTEXT + 2 * STEPS)),
+        max_num_batched_tokens=args.max_num_batched_tokens,
     )  # fmt: skip
+    gpus = args.gpus[0]
     began = time.perf_counter()
     runner = load_runner(resolve(config), lambda *_: None)
     print(f"{gpus}: ready in {time.perf_counter() - began:.1f} s, {runner.ready().device}", flush=True)
@@ -52,21 +70,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gpus", nargs="+", default=["1", "2"])
-    parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--gpus", nargs="+", default=["1", "2:tensor", "2:layers"])
+    parser.add_argument("--shape", choices=SHAPES, default="30b")
+    parser.add_argument("--layers", type=int, help="default: all of the shape's")
     parser.add_argument("--batch", default="1,8,64,256")
     parser.add_argument("--prompt", type=int, default=8192)
+    parser.add_argument("--num-gpu-experts", type=int)
+    parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)  # of the processes
     args = parser.parse_args()
     if args.model is not None:
-        measure(args.gpus[0], args.model, [int(n) for n in args.batch.split(",")], args.prompt)
+        measure(args)
         return
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.gguf"
-        write_header(model, qwen3moe(num_layers=args.layers))
+        shape = SHAPES[args.shape]
+        write_header(model, shape() if args.layers is None else shape(num_layers=args.layers))
+        given = sys.argv[1:]
+        if "--gpus" in given:
+            at = given.index("--gpus")
+            given = given[:at] + given[at + 1 + len(args.gpus) :]
         for gpus in args.gpus:
-            own = ["--gpus", gpus, "--model", str(model), "--batch", args.batch, "--prompt", str(args.prompt)]
-            subprocess.run([sys.executable, "-m", "benchmarks.gpu.several_gpus", *own], check=False)
+            command = [sys.executable, "-m", "benchmarks.gpu.several_gpus", *given]
+            subprocess.run([*command, "--gpus", gpus, "--model", str(model)], check=False)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from moeserve.bench.results import Measured, results_of, write_results
+from moeserve.bench.window_slots import WindowSlots
 from moeserve.command_line import add_shared_options, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
@@ -56,6 +57,7 @@ SHARED = (
     "cpu_binding",
     "max_num_batched_tokens",
     "kv_cache_dtype",
+    "kv_window_ratio",
 )
 
 
@@ -88,6 +90,7 @@ class EngineBench:
         self._trace = trace
         self._step_tokens = step_tokens
         self._temperature = temperature
+        self._windows = WindowSlots(runner.ready())
         self._random = np.random.default_rng(0)
         self._step = 0
 
@@ -133,7 +136,8 @@ class EngineBench:
             for start in range(0, prompt, self._step_tokens):
                 count = min(self._step_tokens, prompt - start)
                 slots = _slots(batch, seq, start, count)
-                row = Row(seq, start, count, slots, start + count == prompt)
+                in_window = self._windows.take(seq, start, count)
+                row = Row(seq, start, count, slots, start + count == prompt, in_window)
                 self.run(StepPlan(self._step, new, [row], state_copies=zeroed))
                 new, zeroed = [], b""
         return time.perf_counter() - began
@@ -164,7 +168,10 @@ class EngineBench:
 
     def decode_plan(self, batch: int, position: int) -> StepPlan:
         """A token of each sequence, at that position."""
-        rows = [Row(seq, position, 1, _slots(batch, seq, position, 1), True) for seq in range(batch)]
+        rows = [
+            Row(seq, position, 1, _slots(batch, seq, position, 1), True, self._windows.take(seq, position, 1))
+            for seq in range(batch)
+        ]
         return StepPlan(self._step, [], rows)
 
     def run(self, plan: StepPlan) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from moeserve.bench import engine
+from moeserve.bench.window_slots import WindowSlots
 from moeserve.command_line import add_shared_options, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
@@ -51,6 +52,7 @@ class StepBench:
         self._prompt = [long_prompt] + [SHORT_PROMPT] * (num_seqs - 1)  # lengths, by sequence
         self._computed = [0] * num_seqs  # positions, by sequence
         self._num_slots = 0
+        self._windows = WindowSlots(runner.ready())
         self._num_steps = 0
         self._random = np.random.default_rng(0)
         self.samples: list[StepSample] = []
@@ -84,11 +86,14 @@ class StepBench:
     def _chunk(self, seq: int, count: int) -> Row:
         start = self._computed[seq]
         self._computed[seq] += count
-        return Row(seq, start, count, self._slots(count), self._computed[seq] == self._prompt[seq])
+        samples = self._computed[seq] == self._prompt[seq]
+        return Row(seq, start, count, self._slots(count), samples, self._windows.take(seq, start, count))
 
     def _decode(self, seqs: range) -> list[Row]:
-        rows = [Row(seq, self._computed[seq], 1, self._slots(1), True) for seq in seqs]
+        rows = []
         for seq in seqs:
+            at = self._computed[seq]
+            rows.append(Row(seq, at, 1, self._slots(1), True, self._windows.take(seq, at, 1)))
             self._computed[seq] += 1
         return rows
 
@@ -168,6 +173,8 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
         fit(bench.samples, f"{config.served_model_name}, {ready.device}"),
         num_experts=ready.num_experts,
         experts_per_token=ready.experts_per_token,
+        step_tokens=ready.max_num_batched_tokens,
+        prompts_first=ready.prompts_first,
     )
     report_to(report(model, bench.samples))
     return model

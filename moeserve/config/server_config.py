@@ -111,7 +111,8 @@ class ServerConfig(ApiConfig):
         "Capacity",
         "share of the time that prompts get while answers are under way, which keep the rest of their speed; "
         "more where prompts outnumber answers; 1: prompts come first, in the largest steps, which serves throughput "
-        "and lets answers wait for them (default: 0.4, and 1 where all experts are on a GPU)",
+        "and lets answers wait for them (default: 0.4; 0.46 where prompts bring experts from "
+        "RAM to a GPU, so that answers keep half of their speed; 1 where all experts are on a GPU)",
         low=0.01,
         high=1,
         metavar="SHARE",
@@ -136,7 +137,8 @@ class ServerConfig(ApiConfig):
         "Capacity",
         "memory for the prefix cache's tier in RAM, with a GPU: prompts and answers that its KV pool has given up are "
         "copied back from there; 0: none (default: a quarter of the RAM that is free after the weights, at most 4 "
-        "times the KV pool; none where that is less than the pool, whose pages it has, too)",
+        "times the KV pool; none where that is less than the pool, whose pages it has, too, and none where windowed "
+        "layers have a pool of their own)",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -151,11 +153,13 @@ class ServerConfig(ApiConfig):
     kv_disk_gib: float | None = option(
         None, "Capacity", "most that --kv-disk takes (default: 10)", low=0.001, high=1e6, metavar="GIB"
     )
-    kv_window_ratio: float = option(
-        0.0,
+    kv_window_ratio: float | None = option(
+        None,
         "Capacity",
         "share of the KV memory for a pool of the layers that attend to the last tokens alone, as every other one of "
-        "gpt-oss: try 0.25; 0: all layers have one pool",
+        "gpt-oss; 0: all layers have one pool (default: a third as many tokens as the other layers' pool; one pool "
+        "where two would hold no more, with several GPUs, with --kv-ram or --kv-disk, and where the first layers are "
+        "the CPU's)",
         low=0,
         high=0.9,
         metavar="SHARE",
@@ -186,7 +190,8 @@ class ServerConfig(ApiConfig):
         "auto",
         "Device",
         "how it is divided among several GPUs: tensor: each has some of the heads and experts of every layer; layers: "
-        "each has some of the layers (not built yet, refused); auto: tensor",
+        "each has some of the layers; auto: tensor, but layers where the model's layers cannot be divided or the GPUs "
+        "do not reach one another's memory",
         choices=("auto", "layers", "tensor"),
     )
     worker: str | None = option(
@@ -331,6 +336,21 @@ class ServerConfig(ApiConfig):
     )
     debug_dump_steps: int | None = option(
         None, "Server", "how many steps --debug-dump writes, which are slow (default: 8)", low=1, high=10000
+    )
+    record_routing_trace: str | None = option(
+        None,
+        "Server",
+        "write which experts the tokens of answers are routed to in every layer to this new file, one request after "
+        "another, whose steps are slow meanwhile; `moeserve bench engine --routing-trace` replays it, `moeserve plan "
+        "--routing-trace` predicts the expert cache by it",
+        metavar="PATH",
+    )
+    record_routing_tokens: int | None = option(
+        None,
+        "Server",
+        "how many tokens --record-routing-trace writes (default: 4096)",
+        low=1,
+        high=1 << 20,
     )
     on_engine_loss: str = option(
         "continue",

@@ -25,11 +25,12 @@ def read_vocabulary(model: Path) -> Vocabulary:
     return Vocabulary.from_gguf(source)
 
 
-def main(process: Process) -> None:
+def main(process: Process, vocabulary: Vocabulary | None = None) -> None:
+    """vocabulary: the model's, where it was read before this process was forked."""
     inbox = PullChannel(process.context, process.paths.detokenizer, TO_DETOKENIZER)
     to_router = PushChannel(process.context, process.paths.router)
     to_http = PushChannel(process.context, process.paths.http)
-    vocabulary = read_vocabulary(Path(process.config.model))
+    vocabulary = vocabulary or read_vocabulary(Path(process.config.model))
     process.ready()
     detokenizer = Detokenizer(vocabulary.token_bytes, vocabulary.special)
     tracer = DetokenizeTracer.wanted(process.tracer)

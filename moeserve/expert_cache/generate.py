@@ -74,11 +74,14 @@ def beyond(distances: ReuseDistances, experts: int, top_k: int) -> Floats:
     `distances` says: a token's j-th choice cannot have a depth below j."""
     if not distances.hits:
         return np.full(experts, 1.0 / experts)
-    borders = [0, *(min(experts, round(part * experts)) for part, _ in distances.hits), experts]
-    bands = [np.arange(low, high) for low, high in pairwise(borders)]
+    # Of few experts, several parts are as many of them: the last one counts.
+    known = {
+        round(part * experts): hits for part, hits in distances.hits if 0 < round(part * experts) < experts
+    }
+    bands = [np.arange(low, high) for low, high in pairwise([0, *known, experts])]
     # P(depth < C) is the mean over choices j of P(x < C - j): linear in the bands' weights.
     rows, wanted = [], []
-    for border, (_, hits) in zip(borders[1:-1], distances.hits, strict=True):
+    for border, hits in known.items():
         parts = [np.mean([(band < border - j).mean() for j in range(top_k)]) for band in bands]
         rows.append(parts)
         wanted.append(hits)
@@ -86,7 +89,7 @@ def beyond(distances: ReuseDistances, experts: int, top_k: int) -> Floats:
     wanted.append(1.0)
     weights = np.clip(np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0], 0.0, None)
     out: Floats = np.concatenate(
-        [np.full(len(band), w / max(1, len(band))) for w, band in zip(weights, bands, strict=True)]
+        [np.full(len(band), w / len(band)) for w, band in zip(weights, bands, strict=True)]
     )
     out /= out.sum()
     return out

@@ -1,18 +1,26 @@
 """A trace through a cache policy, without weights: hit rates and how much would be promoted.
 
 A hit is an expert that a step uses and has in GPU memory; a step counts each expert once, as it reads its weights once.
-What a step promotes is there from the step after the next one on, as in the server.
+What a step has missed is there for the next step, or for the one after that: in the server most of it comes in time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from moeserve.expert_cache.policy import CachePolicy, Mask
-from moeserve.expert_cache.promotion_budget import PromotionBudget
+from moeserve.expert_cache.policy import DECAY, PAYS, CachePolicy, Mask
 from moeserve.expert_cache.routing_trace import RoutingTrace
+
+
+class StepUse(NamedTuple):
+    """Of one step: int [layers] each."""
+
+    used: npt.NDArray[np.int64]  # experts
+    missed: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +67,26 @@ def replay_cache(
     steps: Steps,
     cached: Mask,
     *,
-    decay: float,
+    movable: Mask | None = None,
+    decay: float = DECAY,
     most: int,
+    pays: float = PAYS,
     adapts: bool = True,
+    late: bool = False,
     shared: bool = False,
     per_step: list[float] | None = None,
+    uses: list[StepUse] | None = None,
 ) -> Replayed:
-    """cached: [layers, experts], what the cache begins with. most: promotions a step; adapts: fewer where they do not
-    pay. shared: a slot may go to an expert of any layer. per_step: gets each step's hit rate."""
+    """cached: [layers, experts], what the cache begins with. movable: those that may come and go; None: all.
+
+    most: promotions a step; adapts: only those that are expected to spare `pays` reads. late: what a step has missed is
+    not there for the next one, but for the one after it. shared: a slot may go to an expert of any layer. per_step:
+    gets each step's hit rate; uses: what it used of each layer.
+    """
     layers, experts = cached.shape
     rows = (1, layers * experts) if shared else (layers, experts)
     start = cached.reshape(rows)
-    policy = CachePolicy(start, np.ones(rows, np.bool_), decay)
-    budget = PromotionBudget(rows, most)
+    policy = CachePolicy(start, np.ones(rows, np.bool_) if movable is None else movable, decay, pays)
     here = start.copy()  # what the step can use: a slot that is being written is of no use
     hits = used_in_all = promotions = 0
     for step in range(steps.count):
@@ -80,12 +95,13 @@ def replay_cache(
         hits, used_in_all = hits + found, used_in_all + wanted
         if per_step is not None:
             per_step.append(found / max(1, wanted))
-        budget.observe(used, policy.cached)
+        if uses is not None:
+            uses.append(StepUse(used.sum(axis=1), (used & ~here).sum(axis=1)))
         here = policy.cached.copy()
         policy.observe(used)
-        moves = policy.choose(used, budget.take() if adapts else most)
-        budget.promoted(moves)
-        here &= policy.cached
+        moves = policy.choose(used, most, pays=adapts)
+        policy.learn(used)
+        here = here & policy.cached if late else policy.cached.copy()
         promotions += len(moves)
     return Replayed(steps.count, hits, used_in_all - hits, promotions)
 

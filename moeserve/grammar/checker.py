@@ -4,12 +4,14 @@ reason for refusing it, within seconds."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from moeserve.sandbox.parent import Sandbox, SandboxDied, SandboxTimeout
 
+from .check_budget import CheckBudget
 from .check_protocol import MAX_GRAMMAR_BYTES, MAX_REQUEST_BYTES, Accepted, Refused, decode_reply, encode
 from .errors import GrammarError
 from .spec import GrammarSpec
@@ -27,9 +29,17 @@ class _Passed(NamedTuple):
 
 class GrammarChecker:
     """Owns one process: started with the first spec (1 s for a vocabulary of 151,936), one spec at a time. Tenants take
-    turns."""
+    turns, and have a budget (`check_budget.py`)."""
 
-    def __init__(self, model: Path, *, timeout: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *,
+        timeout: float = TIMEOUT_S,
+        serves_others: Callable[[str], bool] = lambda tenant: False,
+    ) -> None:
+        """`serves_others`: whether answers of another tenant than this one are under way."""
+        self._budget = CheckBudget(serves_others)
         self._sandbox = Sandbox(
             "moeserve.grammar.check_process",
             timeout=timeout,
@@ -67,7 +77,8 @@ class GrammarChecker:
         frame = self._frame(spec)
         passed = self._passed.get(frame)
         if passed is None:
-            passed = _Passed(await self._sandbox.run(lambda: self._ask(frame), tenant))
+            async with self._budget.turn(tenant, lambda: self._sandbox.cpu_seconds):
+                passed = _Passed(await self._sandbox.run(lambda: self._ask(frame), tenant))
             self._remember(frame, passed)
         else:
             self._passed.move_to_end(frame)

@@ -16,6 +16,7 @@ from moeserve.httpserver import anthropic, lightllm, llama_server, native, ollam
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access
 from moeserve.httpserver.observability.request_record import record_of_request
+from moeserve.httpserver.transport.absent_paths import why_absent
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.decompress import Decompress
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
@@ -145,15 +146,18 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Answers an error of the framework's: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase.lower()
-    message = f"{request.method} {request.url.path[:200]}: {phrase}{_suggestion(request)}"
+    message = f"{request.method} {request.url.path[:200]}: {phrase}{_explanation(request)}"
     response = _respond(request, ApiError(error.status_code, message, code=phrase.replace(" ", "_")))
     response.headers.update(error.headers or {})
     return response
 
 
-def _suggestion(request: Request) -> str:
-    """Names the path that the client meant if its base URL lacks /v1, has it twice or has a slash too many; else ""."""
+def _explanation(request: Request) -> str:
+    """Says why there is no such path, or names the one that the client meant if its base URL lacks /v1, has it twice or
+    has a slash too many; else ""."""
     given = request.url.path
+    if reason := why_absent(given):
+        return f": {reason}"
     paths = request.app.paths - {"/"}
     for path in (f"/v1{given}", given.removeprefix("/v1"), given.replace("//", "/")):
         if path != given and path in paths:

@@ -63,6 +63,8 @@ class Activations:
         """Borrows the tensors."""
 
 class AttentionPlan:
+    split: bool
+    cuts: int
     def __init__(self) -> None: ...
     def build(
         self,
@@ -92,6 +94,7 @@ class Stream:
     isa: str
     threads: int
     recomputed: int
+    fetched_ahead: int
     pool: Pool
     def __init__(self, threads: list[tuple[int, list[int]]], isa: str = "") -> None: ...
     def wait(self) -> None: ...
@@ -279,6 +282,41 @@ class SamplerState:
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]: ...
 
 def uniform_at(seed: int, position: int) -> float: ...
+
+class ExpertCachePolicy:
+    def __init__(
+        self, cached: npt.NDArray[np.bool_], movable: npt.NDArray[np.bool_], decay: float, pays: float
+    ) -> None: ...
+    def observe(self, counts: npt.NDArray[np.int64], *, streamed: bool) -> int: ...
+    def choose(self, most: int, *, pays: bool) -> npt.NDArray[np.int64]: ...
+    def learn(self) -> None: ...
+    def forget(self) -> None: ...
+
+class HostMaps:
+    def __init__(
+        self, slots: npt.NDArray[np.int32], in_ram: npt.NDArray[np.int32], places: npt.NDArray[np.int32]
+    ) -> None: ...
+    def start(self, moves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+    def land(self, batch: npt.NDArray[np.int64]) -> None: ...
+
+class PromotionTables:
+    def __init__(
+        self,
+        host: npt.NDArray[np.int64],
+        kind_starts: list[int],
+        *,
+        source: npt.NDArray[np.int64],
+        each: npt.NDArray[np.int64],
+        offset: npt.NDArray[np.int64],
+        kind: npt.NDArray[np.int64],
+        target: npt.NDArray[np.int64],
+        target_each: npt.NDArray[np.int64],
+        staging: int,
+        staging_bytes: int,
+        most: int,
+        experts: int,
+    ) -> None: ...
+    def write(self, batch: npt.NDArray[np.int64]) -> None: ...
 
 class HandoffLayer:
     def __init__(

@@ -71,6 +71,11 @@ class CpuStream:
         return self._native.recomputed
 
     @property
+    def fetched_ahead(self) -> int:
+        """How often a thread that waited in an operation fetched the weights of a later one into its cache."""
+        return self._native.fetched_ahead
+
+    @property
     def pool(self) -> _C.Pool:
         return self._native.pool
 

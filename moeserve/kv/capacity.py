@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
-from moeserve.kv.window_capacity import KvPools, divide
+from moeserve.kv.window_capacity import KvPools, divide, log_pools
 from moeserve.units import GIB
 
 # The share of the memory left after the weights that the pool takes where the user does not say: the rest is for
@@ -72,6 +72,7 @@ def plan_capacity(
             *(config, layout, slots, most, budget_bytes, step_rows),
             is_divided=len(budgets) > 1,
         )
+        log_pools(config, layout, pools, is_divided=len(budgets) > 1)
         slots = pools.num_slots
     if config.max_total_tokens is not None:
         for each in budgets:

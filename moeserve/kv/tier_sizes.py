@@ -10,9 +10,11 @@ MOST_POOLS = 4  # times the pool
 STAGING_BYTES = 16 << 20  # of GPU memory that pages pass through, in each direction
 
 
-def default_ram_bytes(config: ServerConfig, pool_bytes: int, free_bytes: int) -> int:
-    """Of the tier in RAM, where the user does not say. 0: none."""
-    if config.prefix_cache == "off" or config.kv_window_ratio:
+def default_ram_bytes(
+    config: ServerConfig, pool_bytes: int, free_bytes: int, *, has_window_pool: bool
+) -> int:
+    """Of the tier in RAM, where the user does not say. 0: none, as behind two pools."""
+    if config.prefix_cache == "off" or has_window_pool:
         return 0
     chosen = min(int(free_bytes * RAM_SHARE_OF_FREE_MEMORY), MOST_POOLS * pool_bytes)
     return 0 if chosen < pool_bytes else chosen

@@ -94,12 +94,50 @@ class ServerProcess(ABC):
         return f"signal {-code}, {signal.strsignal(-code)}{_HINTS.get(-code, '')}"
 
 
+class Adopted:
+    """A process that another one has forked and left to this one, which is its parent now."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._look(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._look(0)
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+    def _look(self, options: int) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, options)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+
 class Child(ServerProcess):
     """One of our processes. `descriptor` (a pidfd) becomes readable when it ends. `line` is the other end of its
     standard input, where it was given one."""
 
     def __init__(
-        self,
+        self, name: str, handle: subprocess.Popen[bytes] | Adopted, line: socket.socket | None
+    ) -> None:
+        super().__init__(name, handle.pid)
+        self.line = line
+        self._handle = handle
+        self.descriptor = os.pidfd_open(self.pid)
+
+    @classmethod
+    def adopt(cls, name: str, pid: int) -> Child:
+        """One that has been forked already, in a process group of its own."""
+        return cls(name, Adopted(pid), None)
+
+    @classmethod
+    def spawn(
+        cls,
         name: str,
         module: str,
         paths: RuntimePaths,
@@ -107,20 +145,21 @@ class Child(ServerProcess):
         has_line: bool = False,
         variables: Mapping[str, str] = MappingProxyType({}),
         descriptors: Sequence[int] = (),
-    ) -> None:
-        """`descriptors` are inherited, under the same numbers; `variables` are added to the environment."""
+    ) -> Child:
+        """Starts `module`. It inherits `descriptors`, under the same numbers; `variables` are added to its
+        environment."""
         environment = python_environment() | {
             ENV_PREFIX + "RUNTIME_DIR": str(paths.directory),
             LAUNCHER_PID_ENV: str(os.getpid()),
             **variables,
         }
-        self.line: socket.socket | None = None
+        line: socket.socket | None = None
         stdin: socket.socket | None = None
         if has_line:
-            self.line, stdin = socket.socketpair()
+            line, stdin = socket.socketpair()
         # -P: a file in the current directory must not stand in for a module. A process group of its own:
         # the terminal's Ctrl-C reaches only the launcher, even while the child is still importing.
-        self._popen = subprocess.Popen(
+        popen = subprocess.Popen(
             [sys.executable, "-P", "-m", module],
             env=environment,
             stdin=subprocess.DEVNULL if stdin is None else stdin.fileno(),
@@ -129,15 +168,14 @@ class Child(ServerProcess):
         )
         if stdin is not None:
             stdin.close()
-        super().__init__(name, self._popen.pid)
-        self.descriptor = os.pidfd_open(self.pid)
+        return cls(name, popen, line)
 
     @property
     def returncode(self) -> int | None:
-        return self._popen.poll()
+        return self._handle.poll()
 
     def send_signal(self, signum: int) -> None:
-        self._popen.send_signal(signum)
+        self._handle.send_signal(signum)
 
     def kill(self) -> None:
         """And what it may have started itself: its whole process group."""
@@ -146,7 +184,7 @@ class Child(ServerProcess):
 
     def close(self) -> None:
         """Waits for its end."""
-        self._popen.wait()
+        self._handle.wait()
         os.close(self.descriptor)
         if self.line is not None:
             self.line.close()

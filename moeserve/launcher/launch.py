@@ -177,8 +177,7 @@ class Launcher:
 
     def _spawn(self) -> None:
         log.info("serving %s as %r", self.config.model, self.config.served_model_name)
-        for name in process_table.PROCESSES:
-            self._processes.start(name)
+        self._processes.start_all()
 
     def _wait_until_ready(self) -> bool:
         """False when a child failed, with its message logged, or when told to stop."""

@@ -22,13 +22,16 @@ def write_config(config: ServerConfig, paths: RuntimePaths) -> None:
 
 
 def pinned(config: ServerConfig, engine: WorkerReady) -> ServerConfig:
-    """For the workers after the first: what that one chose by the machine's free memory, the others are told. The dump
-    of the first steps is the first one's."""
+    """For the workers after the first: what that one chose by the machine's free memory, the others are told. What is
+    recorded of steps is the first one's."""
     return dataclasses.replace(
         config,
         max_total_tokens=engine.num_kv_slots,
         max_model_len=engine.max_model_len,
         max_num_batched_tokens=engine.max_num_batched_tokens,
+        kv_window_ratio=config.kv_window_ratio if engine.num_window_slots else 0.0,
         debug_dump=None,
         debug_dump_steps=None,
+        record_routing_trace=None,
+        record_routing_tokens=None,
     )

@@ -11,6 +11,8 @@ from typing import Final
 import zmq
 
 from moeserve.launcher.child_process import Child, Fork, ServerProcess, memory_of
+from moeserve.launcher.zygote import NAME as ZYGOTE
+from moeserve.launcher.zygote import Zygote
 from moeserve.listeners import Listeners
 from moeserve.process import FIRST_REQUEST_ENV, LISTEN_WHEN_READY_ENV
 from moeserve.runtime_paths import RuntimePaths
@@ -21,6 +23,7 @@ DETOKENIZER: Final = "detokenizer"
 WORKER: Final = "worker"
 PROCESSES: Final = (HTTPSERVER, ROUTER, DETOKENIZER, WORKER)
 LINK: Final = "moeserve.remote"  # the module in the worker's place where it is on another machine
+FORKED: Final = (ROUTER, DETOKENIZER)  # from the zygote, where there is one
 KEEPER: Final = "weights"  # the process that a worker is forked from, where there is one
 
 
@@ -45,6 +48,8 @@ class ProcessTable:
         self._poller = poller
         self._listeners = listeners
         self._processes: dict[str, ServerProcess] = {}
+        self._zygote = Zygote(f"{package}.{ZYGOTE}", paths, poller)
+        self._waiting: list[str] = []  # to be started as soon as the zygote is ready, or has died
 
     def __getitem__(self, name: str) -> ServerProcess:
         return self._processes[name]
@@ -70,19 +75,32 @@ class ProcessTable:
     def is_alive(self, name: str) -> bool:
         return name in self._processes and self._processes[name].alive
 
+    def start_all(self) -> None:
+        """Those of one server. What is forked follows when the zygote is ready, which the worker takes longer for."""
+        self._zygote.start()
+        for name in PROCESSES:
+            if name in FORKED:
+                self._waiting.append(name)
+            else:
+                self.start(name)
+
     def start(self, name: str) -> None:
+        child = self._zygote.fork(name) if name in FORKED else None
+        if child is None:
+            child = self._spawn(name)
+        self._processes[name] = child
+        self._poller.register(child.descriptor, zmq.POLLIN)
+        if child.line is not None:
+            self._poller.register(child.line.fileno(), zmq.POLLIN)
+
+    def _spawn(self, name: str) -> Child:
         module = self._modules.get(name, f"{self._package}.{name}")
         if name == HTTPSERVER:
             variables = self._listeners.environment() | {FIRST_REQUEST_ENV: str(self.first_request_id)}
             variables |= {LISTEN_WHEN_READY_ENV: "1"} if self.listens_when_ready else {}
             descriptors = self._listeners.descriptors()
-            child = Child(name, module, self._paths, variables=variables, descriptors=descriptors)
-        else:
-            child = Child(name, module, self._paths, has_line=name == WORKER)
-        self._processes[name] = child
-        self._poller.register(child.descriptor, zmq.POLLIN)
-        if child.line is not None:
-            self._poller.register(child.line.fileno(), zmq.POLLIN)
+            return Child.spawn(name, module, self._paths, variables=variables, descriptors=descriptors)
+        return Child.spawn(name, module, self._paths, has_line=name == WORKER)
 
     def replace(self, name: str) -> None:
         """Starts it again; what is left of the last one is killed."""
@@ -113,6 +131,10 @@ class ProcessTable:
 
     def woken_by(self, descriptors: dict[object, int]) -> None:
         """Takes in what the poller has found. Each end of a process wakes once."""
+        self._zygote.woken_by(descriptors)
+        if not self._zygote.is_starting:
+            while self._waiting:
+                self.start(self._waiting.pop(0))
         for child in [process for process in self.all() if isinstance(process, Child)]:
             if child.line is not None and child.line.fileno() in descriptors:
                 self._hear(child, child.line)
@@ -141,6 +163,8 @@ class ProcessTable:
             keeper.line.shutdown(socket.SHUT_WR)
 
     def kill_all(self) -> None:
+        self._waiting.clear()
+        self._zygote.close()
         for process in self.all():
             process.kill()
         for process in self.all():
@@ -148,4 +172,5 @@ class ProcessTable:
 
     def memory_used(self) -> int:
         """Bytes of this process and these; shared pages, as of a mapped model, count once (PSS)."""
-        return sum(memory_of(pid) for pid in [os.getpid(), *(process.pid for process in self.all())])
+        pids = [os.getpid(), *self._zygote.pids, *(process.pid for process in self.all())]
+        return sum(map(memory_of, pids))

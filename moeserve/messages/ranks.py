@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.steps import StepPlan
 
 
@@ -47,5 +48,20 @@ class RankForget(msgspec.Struct, frozen=True, tag=True):
     """Nothing stays of the last step."""
 
 
-ToFollower = RankStart | RankValues | RankStep | RankForget
-ToLeader = RankValue | RankFailed
+class RankExpertsWanted(msgspec.Struct, frozen=True, tag=True):
+    """Between two steps: the follower answers with its `RankExperts`."""
+
+
+class RankExperts(msgspec.Struct, frozen=True, tag=True):
+    """Of a rank's layers, all experts of each."""
+
+    first_layer: int
+    layers: int
+    experts: int
+    tokens: bytes  # int64 [layers, experts]: routed to each since the start
+    on_gpu: bytes  # uint8 [layers, experts]: 1 for one in this GPU's memory
+    cache: ExpertCacheCounts | None  # of the rank's expert cache, since the start
+
+
+ToFollower = RankStart | RankValues | RankStep | RankForget | RankExpertsWanted
+ToLeader = RankValue | RankFailed | RankExperts

@@ -46,6 +46,9 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     num_window_slots: int = 0
     window: int = 0  # tokens that a windowed layer attends to, at most
     prompts_first: bool = False  # steps are worth most when prompts fill them: all experts are on a GPU
+    streams_prompts: bool = (
+        False  # large steps bring experts in RAM to a GPU: a chunk costs much, whatever its size
+    )
     kv_page_tokens: int = 0  # of a page of the tiers behind the KV pool; 0: there are none
     kv_page_bytes: int = 0
     kv_write_bytes: int = 0  # of pages, copied out before a step whose decode rows would wait for more
@@ -171,7 +174,10 @@ class ExpertUse(msgspec.Struct, frozen=True, tag=True):
     experts: int  # of a layer
     experts_per_token: int
     tokens: bytes  # int64 [layers, experts]: tokens routed to each
-    on_gpu: bytes  # uint8 [layers, experts]: 1 where the expert's weights are in GPU memory
+    # uint8 [layers, experts]: 0 for an expert in RAM, else 1 and the number of the GPU that has its weights, among the
+    # worker's
+    on_gpu: bytes
+    cache: ExpertCacheCounts | None = None  # since the start; None: experts stay where they are
 
 
 class WorkerError(msgspec.Struct, frozen=True, tag=True):

@@ -11,12 +11,16 @@ experts, which loaders and blocks take as any other. What the ranks' blocks give
 - What every token passes: its width by blocks. A rank may get none of a shared expert. A layer without experts that is
   too narrow is computed by every rank, and not summed.
 - Embedding, norms, routers and the head: on every rank.
+
+Or a rank has some consecutive layers, whole (`stage_of`): a model with these layers, numbered from 0. Nothing is summed
+then; the residual stream goes from rank to rank, and comes back to the first, which has the embedding and the head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
 from moeserve.models.sources.gguf import TensorInfo
@@ -41,13 +45,38 @@ class RankShare:
 
     rank: int
     num_ranks: int
-    shape: ModelShape  # its own: a layer's `num_experts` is still that of all ranks together
+    shape: ModelShape  # its own layers: a layer's `num_experts` is still that of all ranks together
     experts: tuple[tuple[int, ...], ...]  # of each layer: the ids of its routed experts, ascending
     slices: Mapping[str, TensorSlice]  # by name: of what is neither whole nor absent
     absent: frozenset[str]  # tensors of the model that it does not have
     zeroed: frozenset[str]  # biases of partial sums, which another rank adds
     divides_attention: bool
-    whole_ffns: frozenset[int]  # layers whose feed-forward every rank has
+    whole_ffns: frozenset[int]  # layers whose feed-forward every rank has, or no other one
+    first_layer: int = 0  # the model's number of the share's layer 0
+    is_stage: bool = False  # whole layers
+
+    def counts_of(self, counts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Of the share's experts, from counts of all: [layers][experts]."""
+        return [[counts[self.first_layer + at][e] for e in ids] for at, ids in enumerate(self.experts)]
+
+    def name_in_model(self, name: str) -> str:
+        """What the file calls one of the share's tensors."""
+        layer = n.layer_of(name)
+        return name if layer is None else n.in_layer(layer + self.first_layer, _in_any_layer(name))
+
+    def name_in_share(self, name: str) -> str | None:
+        """The other way; None for a tensor of another rank's layers."""
+        layer = n.layer_of(name)
+        if layer is None:
+            return name
+        if not self.first_layer <= layer < self.first_layer + self.shape.num_layers:
+            return None
+        return n.in_layer(layer - self.first_layer, _in_any_layer(name))
+
+
+def _in_any_layer(name: str) -> str:
+    """A tensor's name within its layer."""
+    return name.split(".", 2)[2]
 
 
 def share_of(
@@ -62,6 +91,56 @@ def share_of(
     if shape.is_sandwiched:
         raise ValueError(f"{shape.architecture} has norms behind its blocks, which are not divided")
     return _Division(shape, tensors, rank, num_ranks, counts).share()
+
+
+def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, num_ranks: int) -> RankShare:
+    """The consecutive layers of one rank: such that the largest part in bytes is the least possible. ValueError where
+    there are too few layers: each rank's must have one that attends."""
+    sizes = [0] * shape.num_layers
+    for name, tensor in tensors.items():
+        layer = n.layer_of(name)
+        if layer is not None and layer < len(sizes):
+            sizes[layer] += tensor.nbytes
+    cuts = cut_layers(sizes, [layer.attention is not None for layer in shape.layers], num_ranks)
+    first, end = cuts[rank], cuts[rank + 1]
+    layers = shape.layers[first:end]
+    return RankShare(
+        rank,
+        num_ranks,
+        replace(shape, layers=layers),
+        tuple(tuple(range(layer.num_experts)) for layer in layers),
+        slices={},
+        absent=frozenset(),
+        zeroed=frozenset(),
+        divides_attention=False,
+        whole_ffns=frozenset(range(len(layers))),
+        first_layer=first,
+        is_stage=True,
+    )
+
+
+def cut_layers(sizes: Sequence[int], attends: Sequence[bool], parts: int) -> list[int]:
+    """Where each of so many parts begins, and the end: such that the largest part in bytes is the least possible, and
+    each has a layer that attends. ValueError where that cannot be."""
+    count = len(sizes)
+    before = [0, *accumulate(sizes)]
+    # Of each number of parts, by where they end: the largest part's bytes, and where the last one begins.
+    best: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
+    for _ in range(parts):
+        ends: dict[int, tuple[int, int]] = {}
+        for begin, (largest, _) in best[-1].items():
+            for end in range(begin + 1, count + 1):
+                if any(attends[begin:end]):
+                    ends[end] = min(
+                        ends.get(end, (before[-1] + 1, 0)), (max(largest, before[end] - before[begin]), begin)
+                    )
+        best.append(ends)
+    if count not in best[-1]:
+        raise ValueError(f"{count} layers, {sum(attends)} of which attend, for {parts} GPUs")
+    cuts = [count]
+    for ends in reversed(best[1:]):
+        cuts.append(ends[cuts[-1]][1])
+    return cuts[::-1]
 
 
 class _Division:

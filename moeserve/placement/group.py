@@ -1,28 +1,75 @@
-"""Placement on one of several GPUs: its share of the model, all of it in its memory."""
+"""Placement on one of several GPUs: its share of the model, in its memory and, of the experts, in RAM."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
-from moeserve.placement.options import placement_options, with_state_slots
+from moeserve.models.rank_share import RankShare
+from moeserve.placement.options import share_options, with_expert_cache, with_state_slots
 from moeserve.placement.place import Gpu, place
 from moeserve.placement.placement import Placement
-from moeserve.placement.sizes import ModelSizes
+from moeserve.placement.sizes import Bytes, ModelSizes
 from moeserve.units import GIB
 
 
-def place_share(config: ServerConfig, sizes: ModelSizes, shape: ModelShape, gpu: Gpu) -> Placement:
-    """sizes: of the share. Raises ConfigError where it does not fit: experts in RAM are for one GPU alone."""
-    given = replace(placement_options(config, shape), counts=None)  # a share's experts are chosen already
-    options = with_state_slots(given, config, sizes, gpu)
-    placement = place(sizes, options, gpu)
-    if placement.begins_in_ram or placement.shares_layers:
+def share_sizes(sizes: ModelSizes, share: RankShare) -> ModelSizes:
+    """sizes: of a model of the share's shape, with all experts."""
+    own = sizes.with_experts([len(ids) for ids in share.experts])
+    if share.is_stage and share.rank:
+        return replace(own, embedding=Bytes(0, 0), head=Bytes(0, 0))
+    return own
+
+
+def place_share(
+    config: ServerConfig,
+    sizes: ModelSizes,
+    shape: ModelShape,
+    gpu: Gpu,
+    share: RankShare,
+    counts: Sequence[Sequence[int]] | None,
+    ram: int,
+) -> Placement:
+    """sizes: `share_sizes`; counts: [layers][experts] of the whole model, tokens routed to each; ram: bytes that all
+    shares together can have. The experts of the result are places in `share.experts`.
+
+    Experts of whole layers may be copied to the GPU, as on one GPU alone; those of divided layers stay where they are.
+    Raises ConfigError where the dense parts do not fit.
+    """
+    of_share = None if counts is None else share.counts_of(counts)
+    options = with_state_slots(share_options(config, shape, of_share), config, sizes, gpu)
+    placement = place(sizes, options, gpu if share.is_stage else replace(gpu, can_stream=False))
+    if placement.begins_in_ram:
         budget = gpu.free_bytes if options.gpu_memory_budget is None else options.gpu_memory_budget
         raise ConfigError(
-            f"--gpus: this GPU's share of the model does not fit in {budget / GIB:.2f} GiB, and with several GPUs no "
-            "part of it may be in RAM; use more GPUs, or one with experts in RAM"
+            f"--gpus: what every token passes of this GPU's share does not fit in {budget / GIB:.2f} GiB, and with "
+            "several GPUs only experts may be in RAM; use more GPUs, a smaller --max-model-len or fewer --max-num-seqs"
         )
-    return placement
+    if not share.is_stage:
+        return placement
+    return with_expert_cache(placement, sizes, config, ram // share.num_ranks)
+
+
+def refuse_placement_flags(config: ServerConfig) -> None:
+    """Raises ConfigError for those that have no meaning where several GPUs divide a model in this way."""
+    flags: dict[str, object] = {
+        "--n-gpu-layers": config.n_gpu_layers,
+        "--placement-rules": config.placement_rules,
+        "--debug-dump": config.debug_dump if config.parallel == "layers" else None,
+        "--record-routing-trace": config.record_routing_trace if config.parallel == "layers" else None,
+    }
+    if config.parallel != "layers":
+        flags |= {
+            "--gpu-prefill-token-threshold": config.gpu_prefill_token_threshold,
+            "--max-deferred-experts-per-token": config.max_deferred_experts_per_token or None,
+        }
+    given = [flag for flag, value in flags.items() if value is not None]
+    if given:
+        other = " --parallel " + ("tensor" if config.parallel == "layers" else "layers")
+        raise ConfigError(
+            f"{', '.join(given)}: not with several GPUs and --parallel {config.parallel}; leave it out, or use one GPU"
+            + (f", or{other}" if not {"--n-gpu-layers", "--placement-rules"}.intersection(given) else "")
+        )

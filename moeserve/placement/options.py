@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from moeserve.config import ServerConfig
+from moeserve.kv.layout import KvLayout
 from moeserve.kv.state_capacity import state_slots
+from moeserve.kv.window_capacity import window_pool
 from moeserve.models.interface import ModelShape
 from moeserve.placement.heat import read_heat
 from moeserve.placement.place import MIN_KV_TOKENS, Gpu, PlacementOptions
@@ -36,6 +38,14 @@ def with_state_slots(
     return replace(options, state_slots=state_slots(config, sizes.state_bytes(), free).num_slots)
 
 
+def with_window_pool(
+    options: PlacementOptions, config: ServerConfig, layout: KvLayout, step_rows: int
+) -> PlacementOptions:
+    """The same with the windowed layers' own KV pool, where there is one. Raises ConfigError for a --kv-window-ratio
+    that cannot be."""
+    return replace(options, window_pool=window_pool(config, layout, step_rows))
+
+
 def with_expert_cache(placement: Placement, sizes: ModelSizes, config: ServerConfig, ram: int) -> Placement:
     """The same with an expert cache where --expert-cache allows it and `ram`, the bytes that can be had, has room for
     the copies."""
@@ -61,13 +71,20 @@ def heat_counts(config: ServerConfig, shape: ModelShape) -> Sequence[Sequence[in
 
 def placement_options(config: ServerConfig, shape: ModelShape) -> PlacementOptions:
     """Raises ConfigError for a heat or rules file that cannot be used."""
+    return share_options(config, shape, heat_counts(config, shape))
+
+
+def share_options(
+    config: ServerConfig, shape: ModelShape, counts: Sequence[Sequence[int]] | None
+) -> PlacementOptions:
+    """The same for a part of a model, of this shape, with the counts of its experts."""
     rules, budget = config.placement_rules, config.gpu_memory_budget
     longest = config.max_model_len or shape.context_length
     return PlacementOptions(
         num_gpu_experts=config.num_gpu_experts,
         gpu_memory_budget=None if budget is None else int(budget * GIB),
         n_gpu_layers=config.n_gpu_layers,
-        counts=heat_counts(config, shape),
+        counts=counts,
         rules=None if rules is None else Rules.read(Path(rules)),
         max_total_tokens=config.max_total_tokens,
         most_kv_tokens=config.max_num_seqs * longest,

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeserve.errors import ConfigError
+from moeserve.kv.window_capacity import WindowPool
 from moeserve.models.tensors import expert_tensors
 from moeserve.placement.dense import DensePlacement
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
@@ -54,6 +55,7 @@ class PlacementOptions:
     least_kv_tokens: int = MIN_KV_TOKENS
     state_slots: int = 0  # of recurrent state, running or snapshot
     ample_kv_tokens: int = MIN_KV_TOKENS  # with room for fewer, dense parts go to RAM where they may
+    window_pool: WindowPool | None = None  # of windowed layers, where all layers are the GPU's
 
     def given_flags(self) -> list[str]:
         flags = {
@@ -308,11 +310,18 @@ class _Planner:
         """At least 1: the layers on the GPU may all be recurrent."""
         return max(1, self._sizes.kv_bytes(self._dense.in_ram))
 
+    def _kv_bytes(self, tokens: int) -> int:
+        """Of the KV pools that hold so many."""
+        second = self._options.window_pool
+        if second is None or self._dense.in_ram:
+            return tokens * self._kv_bytes_per_token
+        return second.num_bytes(tokens)
+
     @property
     def _ample_kv_bytes(self) -> int:
         options = self._options
         tokens = options.max_total_tokens or min(options.most_kv_tokens, options.ample_kv_tokens)
-        return tokens * self._kv_bytes_per_token
+        return self._kv_bytes(tokens)
 
     @property
     def _least_kv_tokens(self) -> int:
@@ -320,11 +329,11 @@ class _Planner:
 
     @property
     def _least_kv_bytes(self) -> int:
-        return self._least_kv_tokens * self._kv_bytes_per_token
+        return self._kv_bytes(self._least_kv_tokens)
 
     @property
     def _most_kv_bytes(self) -> int:
-        return (self._options.max_total_tokens or self._options.most_kv_tokens) * self._kv_bytes_per_token
+        return self._kv_bytes(self._options.max_total_tokens or self._options.most_kv_tokens)
 
     def _check_budget(self, gpu: Gpu) -> None:
         if self._budget > gpu.free_bytes:
@@ -351,6 +360,7 @@ class _Planner:
             gpu_weight_bytes=self._dense.bytes_on("cuda") + self._expert_bytes(chosen),
             cpu_weight_bytes=in_ram,
             stream_bytes=self._stream_bytes(chosen),
+            kv_bytes=kv_bytes,
             kv_tokens=kv_bytes // self._kv_bytes_per_token,
             state_slots=self._options.state_slots,
             streaming_rule=self._streaming_rule,

@@ -58,7 +58,8 @@ class Placement:
     gpu_weight_bytes: int  # as planes
     cpu_weight_bytes: int
     stream_bytes: int = 0  # of GPU memory: the buffers through which RAM experts are streamed
-    kv_tokens: int | None = None  # what the GPU's memory holds; None: no layer's KV is there
+    kv_bytes: int | None = None  # of the GPU's memory; None: no layer's KV is there
+    kv_tokens: int | None = None  # that these hold in one pool for all layers
     state_slots: int = 0  # of recurrent state, for which there is room where the layers are
     streaming_rule: str | None = (
         None  # the first that asks for prefill "cuda", as it is quoted: it must be kept

@@ -12,6 +12,7 @@ from pathlib import Path
 from moeserve.command_line import add_shared_options, flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
+from moeserve.expert_cache.policy import STEP_BYTES
 from moeserve.kv.layout import layout_of
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
@@ -19,13 +20,24 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
-from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
+from moeserve.placement.group import refuse_placement_flags
+from moeserve.placement.options import (
+    heat_counts,
+    placement_options,
+    with_expert_cache,
+    with_state_slots,
+    with_window_pool,
+)
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.plan.cache_forecast import CacheForecast, forecast_cache
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import PlacementPlan, Speed, as_json, as_text
 from moeserve.plan.routing import RoutingProbabilities
+from moeserve.plan.several_gpus import GroupPlan, GroupSpeed, parallel_of, plan_group
+from moeserve.plan.several_gpus import as_json as group_json
+from moeserve.plan.several_gpus import as_text as group_text
 from moeserve.plan.speed import CpuSpeed, HybridSpeed
 from moeserve.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_tiers
 from moeserve.units import GIB
@@ -35,7 +47,7 @@ from moeserve.worker.adapter_memory import (
     open_adapters,
     plan_gpu_adapters,
 )
-from moeserve.worker.device import choose_device
+from moeserve.worker.device import choose_device, parse_gpus
 from moeserve.worker.memory import available_bytes, limit_note
 from moeserve.workload.options import real
 
@@ -55,6 +67,8 @@ SHARED = (
     "max_loras",
     "lora_memory",
     "device",
+    "gpus",
+    "parallel",
     "max_model_len",
     "max_num_seqs",
     "max_total_tokens",
@@ -77,6 +91,9 @@ PROMPTS = (512, 4096)
 CONTEXT = 512
 GPU_FLOAT_BYTES = 2  # of what tensor cores multiply
 SHORT_STEP_S = 1e-3  # below it, what the server does between two steps counts (measured on two cores)
+ASSUMED_GPU = (
+    "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, --pcie-bandwidth)"
+)
 USERS = (2048, 8192, 32768)  # tokens of each
 
 
@@ -86,6 +103,9 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     try:
         config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
+        if len(parse_gpus(config.gpus)) > 1:
+            print(group_report(config, args))
+            return 0
         plan = make_plan(config, args)
     except UserError as error:
         parser.error(str(error))
@@ -95,11 +115,12 @@ def main(arguments: list[str]) -> int:
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     """Raises UserError for a file or a wish that cannot be served."""
-    if config.gpus != "1":
-        raise ConfigError("--gpus, MOESERVE_GPUS: a plan is for one GPU; leave it out")
+    if config.parallel != "auto":
+        raise ConfigError("--parallel: one GPU has all of the model; leave it out, or say --gpus 2")
     gguf = open_metadata(Path(config.model))
     model = read_checked_shape(gguf)
-    sizes = ModelSizes.of(gguf.tensors, layout_of(config, model))
+    layout = layout_of(config, model)
+    sizes = ModelSizes.of(gguf.tensors, layout)
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpu = _gpu_memory(config, args)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
@@ -118,6 +139,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     if gpu is None:
         options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
     if room is not None:
+        options = with_window_pool(options, config, layout, most_rows)
         options = with_state_slots(options, config, sizes, room)
     placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
@@ -131,7 +153,9 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     _check_ram(memory, ram, note)
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
-    speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates)
+    streams = [count for count in STREAMS if count <= config.max_num_seqs]
+    cache = forecast_cache(model, sizes, placement, streams, args.routing_trace, STEP_BYTES)
+    speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates, cache)
     from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
     tiers = forecast_tiers(
         {
@@ -157,9 +181,68 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
         gpu_rates=gpu_rates,
         speed=speed,
         tiers=tiers,
-        command=command_line(config, args, memory, has_gpu=gpu is not None),
-        cautions=_cautions(config, args, memory, speed, note),
+        command=command_line(
+            config,
+            args,
+            memory.kv_tokens,
+            has_gpu=gpu is not None,
+            # On a GPU, a placement reserves one pool's bytes for so many tokens.
+        ),
+        cautions=_cautions(config, args, memory, speed, note, cache),
     )
+
+
+def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
+    """The plan of several GPUs, alike ones. Raises UserError as above."""
+    num_gpus = len(parse_gpus(config.gpus))
+    source = open_metadata(Path(config.model))
+    model = read_checked_shape(source)
+    gpu = _gpu_memory(config, args)
+    if gpu is None:
+        raise ConfigError("--gpus: there is no GPU here; say how large they are with --gpu-memory")
+    alone = {
+        "--routing-trace": args.routing_trace,
+        "--lora-modules": config.lora_modules,
+        "--lora-dir": config.lora_dir,
+        "--kv-ram": config.kv_ram,
+        "--kv-disk": config.kv_disk,
+    }
+    if given := [flag for flag, value in alone.items() if value]:
+        raise ConfigError(f"{', '.join(given)}: for one GPU; leave it out, or --gpus")
+    refuse_placement_flags(dataclasses.replace(config, parallel=parallel_of(config, model, num_gpus)))
+    ram = available_bytes() if args.ram is None else int(args.ram * GIB)
+    gpus = plan_group(config, source, model, gpu, ram, num_gpus)
+    of_cpu = dataclasses.replace(config, gpus="1", parallel="auto")  # which has no GPUs
+    rates = cpu_rates_of(args, of_cpu, source, model)
+    speed = GroupSpeed(gpus, heat_counts(config, model), rates, gpu_rates_of(args))
+    usable = int(config.gpu_memory_budget * GIB) if config.gpu_memory_budget else gpu - CUDA_CONTEXT_BYTES
+    in_a_step = min(step_tokens(config.max_num_batched_tokens, each.share.shape, usable) for each in gpus)
+    longest = config.max_model_len or model.context_length
+    context = min(CONTEXT, longest // 2)
+    kv_tokens = min(each.kv_tokens for each in gpus)
+    plan = GroupPlan(
+        parallel_of(config, model, num_gpus),
+        gpu,
+        ram,
+        in_a_step,
+        gpus,
+        kv_tokens,
+        Speed(
+            {n: speed.prefill(n, in_a_step) for n in PROMPTS if n <= longest},
+            {n: speed.decode(n, context) for n in STREAMS if n <= config.max_num_seqs},
+            context,
+            {},
+        ),
+    )
+    command = command_line(config, args, kv_tokens, has_gpu=True)
+    cautions = ["the GPUs are taken to be alike, and to reach one another's memory by NVLink"]
+    if args.gpu_memory is not None and None in (args.gpu_bandwidth, args.gpu_tflops, args.pcie_bandwidth):
+        cautions.append(ASSUMED_GPU)
+    if args.json:
+        return json.dumps(group_json(plan, command, cautions), indent=2)
+    size = sum(tensor.nbytes for tensor in source.tensors.values())
+    head = f"{source.path.name}: {size / GIB:.2f} GiB of tensors, {model.num_layers} layers"
+    return group_text(plan, head, command, cautions)
 
 
 def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
@@ -218,10 +301,11 @@ def model_speed(
     placement: Placement,
     cpu: CpuRates,
     gpu: GpuRates | None,
+    cache: CacheForecast | None = None,
 ) -> CpuSpeed | HybridSpeed:
     if gpu is None:
         return CpuSpeed(model, sizes, routing, cpu)
-    return HybridSpeed(model, sizes, routing, placement, cpu, gpu)
+    return HybridSpeed(model, sizes, routing, placement, cpu, gpu, cache=cache)
 
 
 def _speed(
@@ -233,8 +317,9 @@ def _speed(
     placement: Placement,
     cpu: CpuRates,
     gpu: GpuRates | None,
+    cache: CacheForecast | None,
 ) -> Speed:
-    speed = model_speed(model, sizes, routing, placement, cpu, gpu)
+    speed = model_speed(model, sizes, routing, placement, cpu, gpu, cache)
     longest = config.max_model_len or model.context_length
     context = min(CONTEXT, longest // 2)
     prompts = [tokens for tokens in PROMPTS if tokens <= longest] or [longest]
@@ -243,6 +328,7 @@ def _speed(
         prefill={tokens: speed.prefill(tokens, in_a_step) for tokens in prompts},
         decode={count: speed.decode(count, context) for count in streams},
         context=context,
+        hit_rates={} if cache is None else {n: use.hit_rate for n, use in cache.by_streams.items()},
     )
 
 
@@ -262,7 +348,12 @@ def _check_ram(memory: Memory, ram: int, note: str) -> None:
 
 
 def _cautions(
-    config: ServerConfig, args: argparse.Namespace, memory: Memory, speed: Speed, note: str
+    config: ServerConfig,
+    args: argparse.Namespace,
+    memory: Memory,
+    speed: Speed,
+    note: str,
+    cache: CacheForecast | None,
 ) -> list[str]:
     cautions: list[str] = []
     if config.kv_disk is not None and args.disk_bandwidth is None:
@@ -274,9 +365,11 @@ def _cautions(
             f"--max-model-len {config.max_model_len} does not fit the KV pool of {memory.kv_tokens} tokens"
         )
     if args.gpu_memory is not None and None in (args.gpu_bandwidth, args.gpu_tflops, args.pcie_bandwidth):
+        cautions.append(ASSUMED_GPU)
+    if cache is not None and cache.is_assumed:
         cautions.append(
-            "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, "
-            "--pcie-bandwidth)"
+            "the expert cache's hits are those of a text that uses its experts again as published traces do; yours: "
+            "record one with --record-routing-trace, and give it as --routing-trace"
         )
     if speed.decode[1] > 1 / SHORT_STEP_S:
         cautions.append(
@@ -286,17 +379,15 @@ def _cautions(
     return cautions
 
 
-def command_line(config: ServerConfig, args: argparse.Namespace, memory: Memory, *, has_gpu: bool) -> str:
+def command_line(config: ServerConfig, args: argparse.Namespace, kv_tokens: int, *, has_gpu: bool) -> str:
     """What was asked for, and what the plan has fixed."""
     given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
     if not has_gpu:
         given.pop("expert_heat", None)  # of no use to the CPU engine
     if args.gpu_memory is not None and config.gpu_memory_budget is None:
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
-    # On a GPU, a placement reserves one pool's bytes for so many tokens.
-    has_two_pools = has_gpu and memory.window_slots > 0
-    if (args.ram is not None or args.gpu_memory is not None) and not has_two_pools:
-        given["max_total_tokens"] = str(memory.kv_tokens)
+    if args.ram is not None or args.gpu_memory is not None:
+        given["max_total_tokens"] = str(kv_tokens)
     flags = [
         f"{flag_name(name)} {shlex.join(value if isinstance(value, list) else [str(value)])}"
         for name, value in given.items()
@@ -330,6 +421,12 @@ def command_parser() -> argparse.ArgumentParser:
         ("--disk-bandwidth", "GB/s", "what --kv-disk is read with (default: 1)"),
     ):
         machine.add_argument(flag, type=number, metavar=metavar, help=text)
+    parser.add_argument(
+        "--routing-trace",
+        metavar="FILE",
+        help="predict what the expert cache finds by this trace, which a server has recorded "
+        "(--record-routing-trace; default: a text that uses its experts again as published traces do)",
+    )
     parser.add_argument("--verbose", action="store_true", help="every tensor")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     return parser

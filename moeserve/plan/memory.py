@@ -90,7 +90,9 @@ def _handoff_bytes(model: ModelShape, rows: int) -> int:
     return 1 << (needed - 1).bit_length()
 
 
-def _ram_tier(config: ServerConfig, placement: Placement, pool_bytes: int, free_bytes: int) -> int:
+def _ram_tier(
+    config: ServerConfig, placement: Placement, pool_bytes: int, free_bytes: int, *, has_window_pool: bool
+) -> int:
     """As the server chooses. Raises ConfigError where it would refuse."""
     if not placement.uses_gpu or placement.layers_in_ram:
         if config.kv_ram:
@@ -98,7 +100,7 @@ def _ram_tier(config: ServerConfig, placement: Placement, pool_bytes: int, free_
             raise ConfigError(f"--kv-ram: there is no such tier {where}; leave it out")
         return 0
     if config.kv_ram is None:
-        return default_ram_bytes(config, pool_bytes, free_bytes)
+        return default_ram_bytes(config, pool_bytes, free_bytes, has_window_pool=has_window_pool)
     wanted = int(config.kv_ram * GIB)
     if wanted > free_bytes:
         raise ConfigError(
@@ -119,8 +121,8 @@ def _kv_pools(
     layout = layout_of(config, model)
     wanted = config.max_model_len or model.context_length
     num_bytes = int(free_ram * SHARE_OF_FREE_MEMORY)
-    if placement.kv_tokens is not None:
-        num_bytes = placement.kv_tokens * layout.token_bytes()
+    if placement.kv_bytes is not None:
+        num_bytes = placement.kv_bytes
     return divide(
         *(config, layout, tokens, config.max_num_seqs * wanted, num_bytes),
         max(step_tokens, config.max_num_seqs),
@@ -156,7 +158,7 @@ def predict(
     limits = [most]
     if cpu_layers and config.max_total_tokens is None:
         limits.append(int(free * SHARE_OF_FREE_MEMORY) // max(1, sizes.kv_bytes(0, cpu_layers)))
-    if placement.kv_tokens is not None:
+    if placement.kv_tokens is not None and config.max_total_tokens is None:
         limits.append(placement.kv_tokens)
     tokens = min(limits)
     pools = _kv_pools(config, model, placement, tokens, free, step_tokens)
@@ -173,7 +175,9 @@ def predict(
         ram_other=other,
         ram_adapters=adapters.resident,
         ram_later_adapters=adapters.later,
-        ram_tier=_ram_tier(config, placement, gpu_kv, free - ram_kv),
+        ram_tier=_ram_tier(
+            *(config, placement, gpu_kv, free - ram_kv), has_window_pool=pools.num_window_slots > 0
+        ),
         gpu_weights=placement.gpu_weight_bytes,
         gpu_kv=gpu_kv,
         gpu_states=slots * sizes.state_bytes(cpu_layers),

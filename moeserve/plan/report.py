@@ -26,6 +26,7 @@ class Speed:
     prefill: dict[int, float]  # by the length of a prompt
     decode: dict[int, float]  # by the number of streams, of all together
     context: int  # tokens before what is decoded
+    hit_rates: dict[int, float]  # of the expert cache, by the number of streams; empty: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +220,17 @@ def _speed(plan: PlacementPlan) -> str:
         _row(f"prompt of {tokens:,}", f"{rate:,.0f} tokens/s") for tokens, rate in plan.speed.prefill.items()
     ]
     decode = [
-        _row(f"{streams} at once" if streams > 1 else "one answer", f"{rate:,.1f} tokens/s")
+        _row(
+            f"{streams} at once" if streams > 1 else "one answer",
+            f"{rate:,.1f} tokens/s" + _hits(plan.speed.hit_rates.get(streams)),
+        )
         for streams, rate in plan.speed.decode.items()
     ]
     return "\n".join([f"Speed ({machine}; {plan.speed.context:,} tokens of context)", *prefill, *decode])
+
+
+def _hits(rate: float | None) -> str:
+    return "" if rate is None else f", {rate:.0%} of their experts found on the GPU"
 
 
 def _row(name: str, text: str) -> str:

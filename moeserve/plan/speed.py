@@ -17,10 +17,13 @@ import math
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS, UNPACK_ROWS, step_sizes, unpacks_experts
 from moeserve.models.tensors import dense_tensors
 from moeserve.placement import ModelSizes, Placement
+from moeserve.plan.cache_forecast import CacheForecast, CacheUse
 from moeserve.plan.gpu_constants import H200, GpuConstants
 from moeserve.plan.rates import OPS_A_LAYER, CpuRates, GpuRates
 from moeserve.plan.routing import RoutingProbabilities
@@ -140,7 +143,9 @@ class HybridSpeed:
         cpu: CpuRates,
         gpu: GpuRates,
         constants: GpuConstants = H200,
+        cache: CacheForecast | None = None,
     ) -> None:
+        """cache: of the experts that follow the text, where there is one."""
         self._model = model
         self._sizes = sizes
         self._routing = routing
@@ -148,6 +153,7 @@ class HybridSpeed:
         self._cpu = cpu
         self._gpu = gpu
         self._constants = constants
+        self._cache = cache
 
     def decode(self, streams: int, context: int) -> float:
         """Tokens a second of all streams together."""
@@ -156,8 +162,16 @@ class HybridSpeed:
         kv = streams * (context * self._sizes.kv_bytes(in_ram) + 2 * self._sizes.state_bytes(in_ram))
         attention = kv / (self._gpu.read * self._constants.dense_read)
         attention += self._cpu_attention_seconds(step, DECODE_ATTENTION_SHARE)
-        layers = sum(self._layer_seconds(step, index) for index in range(self._model.num_layers))
-        return streams / (layers + attention + self._once(step))
+        use = None if self._cache is None else self._cache.by_streams.get(streams)
+        indices = range(self._model.num_layers)
+        layers = sum(
+            self._layer_seconds(step, index) if use is None else self._cached_layer_seconds(step, index, use)
+            for index in indices
+        )
+        seconds = layers + attention + self._once(step)
+        if use is not None:  # promotions go on beside a step, and one waits for the one before
+            seconds = max(seconds, use.promoted_bytes / (self._gpu.pcie * self._constants.pcie))
+        return streams / seconds
 
     def prefill(self, tokens: int, step_tokens: int) -> float:
         """Tokens a second of one prompt, in steps of at most so many."""
@@ -223,6 +237,24 @@ class HybridSpeed:
         handoff = self._constants.handoff_s if layer.num_cpu_experts else 0.0
         on_gpu = self._gpu_experts_seconds(step, index, everything=False)
         return self._dense_seconds(step, index) + max(on_gpu, in_ram) + handoff
+
+    def _cached_layer_seconds(self, step: Step, index: int, use: CacheUse) -> float:
+        """The mean over steps, as a layer waits for the slower side: it has no miss in many steps, and some in
+        others."""
+        if not self._placement.layers[index].is_cached:
+            return self._layer_seconds(step, index)
+        c, expert = self._constants, self._sizes.layers[index].expert
+        routes = step.all_tokens * self._model.layers[index].num_routes
+        ops = self._expert_ops(step, index)
+        used = np.array([of.used[index] for of in use.steps], np.float64)
+        missed = np.array([of.missed[index] for of in use.steps], np.float64)
+        found = 1.0 - missed / np.maximum(used, 1.0)  # of the routes
+        read = routes if step.all_tokens <= SMALL_BATCH_ROWS else used
+        on_gpu = found * read * expert.cuda / (self._gpu.read * c.route_read)
+        reading = missed * expert.cpu / (self._cpu.read * c.ram_read)
+        in_ram = np.hypot(reading, (1.0 - found) * ops / (self._cpu.expert_ops * PRODUCT_SHARE))
+        handoff = np.where(missed > 0, c.handoff_s, c.idle_handoff_s)
+        return self._dense_seconds(step, index) + float((np.maximum(on_gpu, in_ram) + handoff).mean())
 
     def _dense_seconds(self, step: Step, index: int) -> float:
         """On the GPU, with what a layer's kernels take to start."""

@@ -24,6 +24,8 @@ ENGINE_OPTIONS: Final = (
     "state_snapshot_budget",
     "debug_dump",
     "debug_dump_steps",
+    "record_routing_trace",
+    "record_routing_tokens",
 )
 BOTH: Final = ("model", "lora_modules", "log_level", "log_format", "step_timeout", "max_engine_crashes")
 TLS_OPTIONS: Final = ("worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs")

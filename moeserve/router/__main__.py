@@ -14,7 +14,7 @@ from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.process import Process, run_process
 from moeserve.router.adapter_registry import AdapterRegistry
-from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, Limits
+from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, STREAMED_PREFILL_SHARE, Limits
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.core.snapshot_borders import BorderSpacing, border_spacing, window_spacing
 from moeserve.router.kv_event_publisher import KvEventPublisher
@@ -64,7 +64,9 @@ def _spacing(ready: WorkerReady) -> BorderSpacing:
 def _prefill_share(config: ServerConfig, ready: WorkerReady) -> float:
     if config.prefill_share is not None:
         return config.prefill_share
-    return PROMPTS_FIRST if ready.prompts_first else DEFAULT_PREFILL_SHARE
+    if ready.prompts_first:
+        return PROMPTS_FIRST
+    return STREAMED_PREFILL_SHARE if ready.streams_prompts else DEFAULT_PREFILL_SHARE
 
 
 def connect(

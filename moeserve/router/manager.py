@@ -259,7 +259,10 @@ class RouterManager:
             self._workers.replace(worker.pid, str(error))
             return
         if not _has_as_much(ready, self._first):
-            raise RuntimeError(f"the new worker has less than the first: {ready}, not {self._first}")
+            raise RuntimeError(
+                "the new worker has less than the first, or another number of KV pools (--kv-window-ratio): "
+                f"{ready}, not {self._first}"
+            )
         self._worker = worker
         self._adapters.worker_found(ready)
         self._heard_at = time.monotonic()

@@ -74,6 +74,9 @@ class Sandbox:
         self._timeout = timeout
         self._max_reply_bytes = max_reply_bytes
         self._child: _Child | None = None
+        self.cpu_seconds = (
+            0.0  # of the answers so far, those that never came included; the kernel counts 10 ms
+        )
         self._line = FairLine()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=module.rpartition(".")[2])
 
@@ -113,6 +116,17 @@ class Sandbox:
     def ask(self, frame: bytes, stage: str) -> bytes:
         """The answer to one frame; `stage` names the work for SandboxTimeout. SandboxDied."""
         assert self._child is not None, "start comes first"
+        child, began, before = self._child, time.monotonic(), _cpu_time(self._child)
+        try:
+            return self._ask(frame, stage)
+        finally:
+            if self.is_running:
+                self.cpu_seconds += _cpu_time(child) - before
+            else:  # the kernel's count is gone with it
+                self.cpu_seconds += min(time.monotonic() - began, self._timeout)
+
+    def _ask(self, frame: bytes, stage: str) -> bytes:
+        assert self._child is not None
         wall_seconds = PATIENCE * self._timeout
         try:
             send_frame(self._child.channel, frame, time.monotonic() + wall_seconds)

@@ -180,11 +180,12 @@ def _simulation(args: argparse.Namespace) -> Simulation:
         num_kv_slots=config.max_total_tokens,
         max_num_seqs=config.max_num_seqs,
         max_model_len=min(config.max_model_len or config.max_total_tokens, config.max_total_tokens),
-        max_num_batched_tokens=config.max_num_batched_tokens or ON_CPU,
+        max_num_batched_tokens=config.max_num_batched_tokens or step_time.step_tokens or ON_CPU,
         num_experts=step_time.num_experts,
         experts_per_token=step_time.experts_per_token,
         num_state_slots=args.num_state_slots,
         tiers=tiers.keys(),
+        prompts_first=step_time.prompts_first,
     )
     return Simulation(
         workload=workload_from(args),

@@ -72,6 +72,10 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_span: NotNegative = 0.0
     num_experts: int = 0  # of a layer; part of the virtual worker's WorkerReady
     experts_per_token: int = 0
+    # What the measured worker told its router: the most tokens of its steps (0: as on a CPU), and whether prompts
+    # come first where nothing else is asked for.
+    step_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    prompts_first: bool = False
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.seconds):

@@ -43,6 +43,7 @@ def virtual_ready(
     experts_per_token: int,
     num_state_slots: int,
     tiers: Collection[Tier] = (),
+    prompts_first: bool = False,
 ) -> WorkerReady:
     """The WorkerReady of a worker that has no weights."""
     names = [name for name in TIERS if name in tiers]
@@ -63,6 +64,7 @@ def virtual_ready(
         kv_page_bytes=PAGE_TOKENS,  # as if a token took one
         kv_write_bytes=8 << 20,  # all at once
         kv_tiers=names,
+        prompts_first=prompts_first,
     )
 
 

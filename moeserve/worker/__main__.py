@@ -7,7 +7,7 @@ crash. On a GPU, whose driver survives no fork, one process does both.
 from __future__ import annotations
 
 from moeserve.messages.channels import PushChannel
-from moeserve.process import Process, run_process
+from moeserve.process import Process, line_to_launcher, run_process
 from moeserve.worker.progress import LoadingBar
 
 
@@ -34,7 +34,7 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
     bar = LoadingBar(
         PushChannel(process.context, process.paths.http), may_draw=process.config.log_format == "text"
     )
-    line = keeper.line_to_launcher()
+    line = line_to_launcher()
     try:
         if line is None or choose_device(process.config.device) != "cpu":
             line, runner = None, load_runner(process.config, bar)

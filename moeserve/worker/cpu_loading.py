@@ -42,7 +42,7 @@ from moeserve.worker.runner import Runner
 from moeserve.worker.sampler import CpuSampler
 from moeserve.worker.self_test import check_logits
 from moeserve.worker.setup import open_weights, set_up_torch
-from moeserve.worker.step_dump import StepDump, open_dump
+from moeserve.worker.step_recorder import StepRecorder, open_recorder
 
 # The sampler's instruction set for each --isa. It needs no VNNI, so by itself it may choose another than the engine.
 SAMPLER_ISA = {"auto": None, "plain": "plain", "avx2": "avx2", "avx512_vnni": "avx512"}
@@ -59,7 +59,7 @@ class CpuModel:
     grammar: Future[GrammarEngine]  # done; what it raised is raised where a grammar is first asked for
     step_tokens: int
     capacity: KvCapacity
-    dump: StepDump | None
+    recorder: StepRecorder | None
     state_slots: int  # of recurrent state
     tiers: PageTiersPlan | None
     adapters: list[Adapter]
@@ -78,8 +78,8 @@ def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
 
 def try_cpu_model(loaded: CpuModel, *, is_first: bool) -> Runner:
     """Raises ModelError where its logits are not finite. Later workers find the panels that the first has tried, and
-    answers wait for them; those of a file that is mapped may have gone since. Only the first writes the dump."""
-    runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, dump=None))
+    answers wait for them; those of a file that is mapped may have gone since. Only the first records steps."""
+    runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None))
     if is_first or loaded.config.weight_layout == "file":
         check_logits(runner, Path(loaded.config.model))
     return runner
@@ -99,7 +99,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         checked = open_adapters(config, shape)  # a bad one ends the start before the weights are read
         layout = layout_of(config, shape)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
-        dump = open_dump(config, shape, max(tokens, config.max_num_seqs))
+        recorder = open_recorder(config, shape, max(tokens, config.max_num_seqs))
         placement = place(ModelSizes.of(source.tensors, layout), placement_options(config, shape), gpu=None)
         in_place = config.weight_layout == "file"
         if in_place and not source.is_mapped:
@@ -125,7 +125,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             grammar,
             tokens,
             capacity,
-            dump,
+            recorder,
             states.num_slots,
             tiers,
             adapters,
@@ -172,7 +172,7 @@ def build_cpu_runner(loaded: CpuModel) -> Runner:
         pages,
         at_start,
     )
-    return Runner(engine, ready, constraints, loaded.dump, pages, resident)
+    return Runner(engine, ready, constraints, loaded.recorder, pages, resident)
 
 
 def _refuse_gpu_flags(config: ServerConfig) -> None:

@@ -32,16 +32,18 @@ def choose_device(wanted: str) -> str:
 
 
 def gpu_numbers(config: ServerConfig) -> list[int]:
-    """The GPUs of --gpus, in its order. Raises ConfigError for one that is not here, and for what --parallel cannot
-    be."""
+    """The GPUs of --gpus, in its order. Raises ConfigError for one that is not here, and for --parallel without
+    several."""
     numbers = parse_gpus(config.gpus)
     import torch
 
     here = torch.cuda.device_count()
     if max(numbers) >= here:
         raise ConfigError(f"--gpus {config.gpus}: there are {here} GPUs here, numbered from 0")
-    if config.parallel == "layers":
-        raise ConfigError("--parallel layers: not built yet; leave it out, or say tensor")
+    if len(numbers) == 1 and config.parallel != "auto":
+        raise ConfigError(
+            f"--parallel {config.parallel}: one GPU has all of the model; leave it out, or say --gpus 2"
+        )
     return numbers
 
 

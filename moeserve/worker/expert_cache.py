@@ -1,59 +1,77 @@
 """The expert cache: between two steps, what the last one used decides which experts come to the GPU.
 
-    before_step     what has arrived enters the maps; the last step's misses choose what comes next, whose slots leave
-                    the maps
+    before_step     what has arrived enters the host's maps; the last step's misses choose what comes next, whose slots
+                    leave the maps; the copies are launched, if that is one call
     (the step is launched)
-    after_launch    the copies, beside the step; and the step's counts of tokens to the host
+    after_launch    else the copies, beside the step; and the step's counts of tokens to the host
 
 The policy is `moeserve.expert_cache`'s, the copies are `models/loading/expert_slots.py`'s.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+from torch import Tensor, int64, zeros
 
-from moeserve.expert_cache.policy import CachePolicy, Mask, Move
-from moeserve.expert_cache.promotion_budget import PromotionBudget
+from moeserve.expert_cache.policy import DECAY, PAYS, Mask
+from moeserve.kernels import _C
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.models.loading.expert_maps import ExpertMaps
-from moeserve.models.loading.expert_slots import ExpertSlots, Filling
+from moeserve.models.loading.expert_slots import ExpertSlots
+from moeserve.models.loading.promotion_tables import Batch
 
-STEP_BYTES = 128 << 20  # at most, in the background of one step: 46 experts of Qwen3-30B-A3B in Q4_K_M
+Ids = npt.NDArray[np.int64]
 
 
-class _Coming(NamedTuple):
-    layer: int
-    expert: int
-    slot: int
+class Policy(Protocol):
+    """`_C.ExpertCachePolicy`."""
+
+    def observe(self, counts: Ids, *, streamed: bool) -> int:
+        """A step ended. counts: int64 [layers, experts], tokens of each expert since the start. streamed: it brought
+        experts itself, and what it used most of each layer stands for what it used. Returns how many it used."""
+
+    def choose(self, most: int, *, pays: bool) -> Ids:
+        """int64 [moves, 3], by layer: the layer, who comes, who goes. They count as done. pays: only those that are
+        expected to."""
+
+    def learn(self) -> None:
+        """What the step tells of exchanges, made or not; after `choose`, if there was one, and when there is time."""
+
+    def forget(self) -> None:
+        """Counts begin at 0 again."""
 
 
 class ExpertCache:
     """Owns the maps' changes and the slots' contents. A step ends before the next one's `before_step`."""
 
     def __init__(
-        self, maps: ExpertMaps, slots: ExpertSlots, movable: Mask, expert_token_counts: Tensor
+        self,
+        maps: ExpertMaps,
+        slots: ExpertSlots,
+        movable: Mask,
+        expert_token_counts: Tensor,
+        pool_reads: Callable[[Mask], int],
     ) -> None:
         """movable: [layers, experts], those that may come and go, all of which lie in RAM. expert_token_counts: int64
-        [layers, experts] on the device, written by the steps."""
+        [layers, experts] on the device, written by the steps. pool_reads: how many experts the pool has read since the
+        start, of these layers."""
         self._maps, self._slots = maps, slots
         self._on_device = expert_token_counts
         is_gpu = expert_token_counts.device.type == "cuda"
-        self._copied = torch.zeros(expert_token_counts.shape, dtype=torch.int64, pin_memory=is_gpu)
-        self._counts = self._copied.numpy().copy()  # up to the step before
-        self._cached_layers: Mask = np.any(movable, axis=1, keepdims=True)
-        self._num_slots = (maps.on_gpu & movable).sum(axis=1)
+        self._copied = zeros(expert_token_counts.shape, dtype=int64, pin_memory=is_gpu)
+        self._counts: Ids = self._copied.numpy()
+        self._cached_layers: Mask = np.any(movable, axis=1)
+        self._pool_reads, self._reads = pool_reads, 0  # up to the step before
         self._bytes_of = np.array([slots.bytes_of(layer) for layer in range(len(movable))])
-        self._policy = CachePolicy(maps.on_gpu, movable)
-        self._budget = PromotionBudget(movable.shape, slots.most)
-        self._found = maps.on_gpu  # what the step under way finds on the GPU
-        self._streams = False  # it brings experts itself
+        self.policy: Policy = _C.ExpertCachePolicy(maps.on_gpu, movable, DECAY, PAYS)
+        self._streams = False  # the step under way brings experts itself
         self._ran = False
-        self._coming: list[_Coming] = []
+        self._has_news = False  # what the policy has not learnt from yet
+        self._coming: Batch | None = None
         self._hits = self._misses = self._promotions = self._bytes = 0
         self._taken = self.totals
 
@@ -61,30 +79,42 @@ class ExpertCache:
         """Launches the maps' changes. streams: the step brings experts in RAM to the GPU by itself: then every slot
         holds an expert during it, and nothing else is copied."""
         changed = self._land(wait=streams)
-        used = self._observe() if self._ran else None
-        if used is not None and not streams and not self._slots.is_filling:
-            changed |= self._start(self._choose(used))
+        if self._ran:
+            self._observe()
+            if not streams and not self._slots.is_filling:
+                # A prompt leaves its hottest behind at once; text brings what it misses as long as that pays.
+                changed |= self._start(self.policy.choose(self._slots.most, pays=not self._streams))
         if changed:
             self._maps.publish()
         self._slots.free()
-        self._found, self._streams, self._ran = self._maps.on_gpu, streams, True
+        if self._slots.starts_at_once:
+            self._fill()
+        self._streams, self._ran = streams, True
 
     def after_launch(self) -> None:
         """Launches the copies, and the counts' to the host, which has them when the step has ended."""
-        if self._coming and not self._slots.is_filling:
-            places = self._maps.places
-            self._slots.fill(
-                [Filling(layer, int(places[layer, expert]), slot) for layer, expert, slot in self._coming]
-            )
+        self._fill()
         self._copied.copy_(self._on_device, non_blocking=True)
+        if self._has_news:
+            self.policy.learn()
+            self._has_news = False
+
+    def _fill(self) -> None:
+        if self._coming is not None and not self._slots.is_filling:
+            self._slots.fill(self._coming)
 
     def compile(self) -> None:
         """Within `compile_ahead`: every kernel that the copies need."""
         self._slots.compile()
 
+    def record(self) -> None:
+        """Behind `compile_ahead`, before the first step."""
+        self._slots.record()
+
     def forget_counts(self) -> None:
-        """The tokens counted so far were nobody's, and the device's counts are zeros again."""
-        self._counts[:] = 0
+        """The tokens counted so far were nobody's, and the device's counts and the pool's are zeros again."""
+        self.policy.forget()
+        self._reads = 0
         self._ran = False
 
     @property
@@ -104,50 +134,29 @@ class ExpertCache:
         )
 
     def _land(self, *, wait: bool) -> bool:
-        """What has arrived can be used from here on."""
+        """What has arrived is the host's, too."""
         if not self._slots.is_filling or not self._slots.filled(wait=wait):
             return False
-        self._maps.put(*np.array(self._coming, np.int64).T)
-        self._coming = []
+        assert self._coming is not None
+        self._maps.land(self._coming)
+        self._coming = None
         return True
 
-    def _observe(self) -> Mask:
-        """Returns what the last step used, as the policy has it."""
-        counts: npt.NDArray[np.int64] = self._copied.numpy()
-        tokens = counts - self._counts
-        self._counts[:] = counts
-        used: Mask = (tokens > 0) & self._cached_layers
-        if self._streams:
-            used &= self._hottest(tokens)
-        else:
-            hits, wanted = int(np.count_nonzero(used & self._found)), int(np.count_nonzero(used))
-            self._hits, self._misses = self._hits + hits, self._misses + wanted - hits
-            self._budget.observe(used, self._policy.cached)
-        self._policy.observe(used)
-        return used
+    def _observe(self) -> None:
+        """What the last step used. The pool knows what was missed: experts arrive while a step runs."""
+        used = self.policy.observe(self._counts, streamed=self._streams)
+        reads = self._pool_reads(self._cached_layers)
+        misses, self._reads = reads - self._reads, reads
+        if not self._streams:
+            self._has_news = True
+            self._misses += misses
+            self._hits += max(0, used - misses)
 
-    def _hottest(self, tokens: npt.NDArray[np.int64]) -> Mask:
-        """[layers, experts]: a long prompt uses them all, so that what it used most stands for it: no more of a layer
-        than have slots there."""
-        rank = np.argsort(np.argsort(-tokens, axis=1, kind="stable"), axis=1)
-        hottest: Mask = rank < self._num_slots[:, None]
-        return hottest
-
-    def _choose(self, used: Mask) -> list[Move]:
-        """A prompt leaves its hottest behind at once; text brings what it misses as long as that pays."""
-        if self._streams:
-            return self._policy.choose(used, self._slots.most)
-        moves = self._policy.choose(used, self._budget.take())
-        self._budget.promoted(moves)
-        return moves
-
-    def _start(self, moves: list[Move]) -> bool:
+    def _start(self, moves: Ids) -> bool:
         """The slots leave the maps."""
-        if not moves:
+        if not len(moves):
             return False
-        layers, incoming, outgoing = np.array(moves, np.int64).T
-        slots = self._maps.remove(layers, outgoing)
-        self._coming = list(map(_Coming, layers.tolist(), incoming.tolist(), slots.tolist()))
-        self._bytes += int(self._bytes_of[layers].sum())
+        self._coming = self._maps.start(moves)
+        self._bytes += int(self._bytes_of[moves[:, 0]].sum())
         self._promotions += len(moves)
         return True

@@ -13,7 +13,6 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
-from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
@@ -34,7 +33,7 @@ from moeserve.models.loading.gpu_weights import float_type
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
-from moeserve.models.rank_share import RankShare, share_of
+from moeserve.models.rank_share import RankShare
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
@@ -45,7 +44,7 @@ from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapter_memory import plan_gpu_adapters, refuse_adapters
 from moeserve.worker.constraints import Constraints
-from moeserve.worker.cpu_stream import check_ram, open_stream
+from moeserve.worker.cpu_stream import check_ram, open_rank_stream, open_stream
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.slot_tables import SlotTables
@@ -53,6 +52,9 @@ from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_adapters import load_gpu_adapters
 from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
 from moeserve.worker.group.ranks import RankGroup
+from moeserve.worker.group.shares import Connections, gpu_experts, share_among
+from moeserve.worker.group.shares import connect as connect_share
+from moeserve.worker.measure.parts import choose_parts
 from moeserve.worker.measure.steps import measure_steps
 from moeserve.worker.measure.streaming import calibrate_streaming
 from moeserve.worker.memory import available_bytes
@@ -62,7 +64,7 @@ from moeserve.worker.page_tiers import claim_directory, plan_tiers, ram_tier_byt
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
-from moeserve.worker.step_dump import StepDump, open_dump
+from moeserve.worker.step_recorder import StepRecorder, open_recorder
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +77,10 @@ HANG_SECONDS = (
 class LoadedGpuEngine:
     engine: GpuEngine
     ready: WorkerReady
-    dump: StepDump | None
+    recorder: StepRecorder | None
     pages: PageMover | None
     adapters: ResidentAdapters[GpuAdapterMatrices] | None
+    share: RankShare | None = None  # of several GPUs: None: all of the model is here
 
 
 def load_gpu_runner(
@@ -91,7 +94,7 @@ def load_gpu_runner(
     file, ConfigError where the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source)
     loaded = load_gpu_engine(config, source, on_progress, device, forced_rows)
-    return Runner(loaded.engine, loaded.ready, constraints, loaded.dump, loaded.pages, loaded.adapters)
+    return Runner(loaded.engine, loaded.ready, constraints, loaded.recorder, loaded.pages, loaded.adapters)
 
 
 def gpu_constraints(config: ServerConfig, source: ModelSource) -> Constraints:
@@ -120,9 +123,9 @@ def load_gpu_engine(
     of_adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)
     check_lanes(source, shape, "GPU")
-    share = None
+    whole, share, counts = shape, None, heat_counts(config, shape)
     if ranks is not None:
-        share = _share(config, source, shape, ranks)
+        share = share_among(config, source, shape, ranks, counts)
         source, shape = RankSource(source, share), share.shape
         ranks.barrier()
     layout = layout_of(config, shape)
@@ -130,16 +133,21 @@ def load_gpu_engine(
     if ranks is not None:
         in_a_step = ranks.least(in_a_step)
     max_tokens = max(in_a_step, config.max_num_seqs)
-    all_reduce = None if ranks is None else ranks.connect(sum_sizes(shape, max_tokens))
-    dump = open_dump(config, shape, max_tokens)
-    placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters)
+    connections = Connections() if ranks is None or share is None else connect_share(share, ranks, max_tokens)
+    recorder = open_recorder(config, shape, max_tokens)
+    placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters, counts)
     if placement.layers_in_ram:
         refuse_tiers(config, "where the first layers are the CPU's")
-    gpu_experts = [layer.gpu_experts for layer in placement.gpu_layers] if share is None else share.experts
+    has_ends = connections.stage is None or connections.stage.is_first
     weights = GpuLoader(source, shape, device, on_progress).load(
-        gpu_experts, placement.layers_in_ram, with_embedding=not placement.begins_in_ram
+        gpu_experts(placement, share),
+        placement.layers_in_ram,
+        with_embedding=has_ends and not placement.begins_in_ram,
+        with_head=has_ends,
     )
-    in_ram = _in_ram(config, shape, source, placement, device, on_progress)
+    ram_bytes = placement.cpu_weight_bytes if ranks is None else ranks.total(placement.cpu_weight_bytes)
+    ram_ids = in_ram_order(config, placement, share, counts)
+    in_ram = _in_ram(config, shape, source, placement, device, on_progress, ram_ids, ram_bytes, ranks)
     adapters = load_gpu_adapters(config, of_adapters, shape, placement, float_type(weights, device), device)
     _empty_cache(device)
     capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), max_tokens)
@@ -153,7 +161,7 @@ def load_gpu_engine(
     experts = None if in_ram is None else in_ram.experts
     moving = MovingExperts.of(weights, experts, placement, shape, device)
     on_gpu = range(placement.layers_in_ram, shape.num_layers)
-    state_slots = placement.state_slots
+    state_slots = placement.state_slots if ranks is None else ranks.least(placement.state_slots)
     kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True, num_window_slots=windows).layers
     states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
     model = GpuDecoder(
@@ -169,14 +177,17 @@ def load_gpu_engine(
         from_cpu=None if cpu_stage is None else cpu_stage.x,
         states=states,
         forced_rows=forced_rows,
-        mixer_sum=all_reduce if share is not None and share.divides_attention else None,
-        ffn_sums=None if share is None else _ffn_sums(share, all_reduce),
+        mixer_sum=connections.mixer_sum,
+        ffn_sums=connections.ffn_sums,
         adapters=None if adapters is None else adapters.slots,
         window_table=tables.windows,
+        stage=connections.stage,
+        num_in_ram=None if share is None or share.is_stage else [len(ids) for ids in ram_ids],
     )
     name = _device(placement, device, in_ram, 1 if ranks is None else ranks.num_ranks)
-    cache = moving.cache(weights, placement, model.expert_token_counts)
-    engine = GpuEngine(model, tables, config.max_num_seqs, name, experts, cpu_stage, cache)
+    cache = moving.cache(weights, placement, model)
+    agree = bool if ranks is None else ranks.all_say
+    engine = GpuEngine(model, tables, config.max_num_seqs, name, experts, cpu_stage, cache, agree)
     if ranks is None:
         engine.compile(on_progress)
     else:
@@ -184,6 +195,8 @@ def load_gpu_engine(
     on_a_gpu = device.type == "cuda"  # and not Triton's interpreter, whose steps take seconds
     engine.record()
     tables.spread_nobody(capacity.num_slots, windows)
+    if on_a_gpu and ranks is not None and engine.micro_batches is not None:
+        choose_parts(engine, engine.micro_batches, ranks.of_leader)
     if model.can_stream:
         _choose_streaming(engine, config.gpu_prefill_token_threshold, capacity.max_model_len)
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
@@ -192,11 +205,11 @@ def load_gpu_engine(
         weight_bytes, kv_bytes = ranks.total(weight_bytes), ranks.total(kv_bytes)
     measured = []
     if on_a_gpu:
-        agree = None if ranks is None else ranks.agree
-        measured = measure_steps(engine, config.max_num_seqs, capacity.max_model_len, agree)
+        same = None if ranks is None else ranks.agree
+        measured = measure_steps(engine, config.max_num_seqs, capacity.max_model_len, same)
     pages = None
     if ranks is None and not placement.layers_in_ram:
-        pages = _open_tiers(config, directory, source, layout, kv_bytes, device, kv, states)
+        pages = _open_tiers(config, directory, source, layout, kv_bytes, windows > 0, device, kv, states)
     ready = msgspec.structs.replace(
         ready_message(
             config,
@@ -210,10 +223,15 @@ def load_gpu_engine(
             () if adapters is None else adapters.at_start,
         ),
         kv_bytes=kv_bytes,
+        num_experts=whole.num_experts,
+        experts_per_token=whole.top_k,
+        state_bytes=KvLayout(whole).state_bytes(),
         prompts_first=in_ram is None,
+        streams_prompts=model.can_stream,
         measured_steps=measured,
     )
-    return LoadedGpuEngine(engine, ready, dump, pages, None if adapters is None else adapters.resident)
+    resident = None if adapters is None else adapters.resident
+    return LoadedGpuEngine(engine, ready, recorder, pages, resident, share)
 
 
 def _open_tiers(
@@ -222,6 +240,7 @@ def _open_tiers(
     source: ModelSource,
     layout: KvLayout,
     pool_bytes: int,
+    has_window_pool: bool,
     device: torch.device,
     kv: Sequence[KvLayer],
     states: Sequence[StateLayer],
@@ -229,32 +248,15 @@ def _open_tiers(
     """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
     in_ram = 0
     if config.kv_ram is not None or device.type == "cuda":
-        in_ram = ram_tier_bytes(config, pool_bytes, available_bytes())
+        in_ram = ram_tier_bytes(config, pool_bytes, available_bytes(), has_window_pool=has_window_pool)
     tiers = plan_tiers(config, directory, in_ram, source, layout, "gpu")
     return None if tiers is None else tiers.open(kv, states, device)
 
 
-def sum_sizes(shape: ModelShape, max_tokens: int) -> list[int]:
-    """Numbers that GPUs sum at a time: a block's output for the rows of each size of step."""
-    return [rows * shape.hidden_size for rows in step_sizes(max_tokens)]
-
-
-def _share(config: ServerConfig, source: ModelSource, shape: ModelShape, ranks: RankGroup) -> RankShare:
-    counts = heat_counts(config, shape)
-    try:
-        return share_of(shape, source.tensors, ranks.rank, ranks.num_ranks, counts)
-    except ValueError as error:
-        raise ConfigError(f"--gpus {config.gpus}: {error}; choose fewer GPUs") from error
-
-
-def _ffn_sums(share: RankShare, all_reduce: AllReduce | None) -> list[AllReduce | None]:
-    layers = range(share.shape.num_layers)
-    return [None if layer in share.whole_ffns else all_reduce for layer in layers]
-
-
 def _choose_streaming(engine: GpuEngine, threshold: int | None, max_model_len: int) -> None:
     if threshold is None:
-        calibrate_streaming(engine, max_model_len)
+        with engine.alone():
+            calibrate_streaming(engine, max_model_len)
     else:
         engine.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
 
@@ -275,28 +277,31 @@ def _in_ram(
     placement: Placement,
     device: torch.device,
     on_progress: OnProgress,
+    ids: Sequence[Sequence[int]],
+    ram_bytes: int,
+    ranks: RankGroup | None,
 ) -> InRam | None:
+    """ids: of the experts in RAM, by layer on the GPU. ram_bytes: of all ranks' parts together."""
     if not placement.begins_in_ram and not placement.shares_layers:
         return None
-    check_ram(placement.cpu_weight_bytes)
-    stream = open_stream(config)
+    check_ram(ram_bytes)
+    stream = open_stream(config) if ranks is None else open_rank_stream(config, ranks)
     count = placement.layers_in_ram
     first = None
     if placement.begins_in_ram:
         first = CpuLoader(stream, source, shape, on_progress).load_first(count)
     experts = None
     if placement.shares_layers:
-        ids = in_ram_order(config, placement)
         experts = load_ram_experts(stream, source, shape, ids, device, on_progress, first_layer=count)
     return InRam(stream, first, experts)
 
 
 def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
     """A token's KV lies where its layers are."""
-    assert placement.kv_tokens is not None
+    assert placement.kv_bytes is not None
     in_ram, count = placement.layers_in_ram, len(placement.layers)
     on_gpu = range(in_ram, count)
-    budgets = [KvMemoryBudget("GPU memory", placement.kv_tokens * layout.token_bytes(on_gpu), on_gpu)]
+    budgets = [KvMemoryBudget("GPU memory", placement.kv_bytes, on_gpu)]
     if in_ram:
         free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))
         budgets.append(KvMemoryBudget("memory", free, range(in_ram), SHARE_OF_FREE_MEMORY))
@@ -326,15 +331,28 @@ def _cpu_stage(
     return CpuStage(in_ram.stream, model)
 
 
-def in_ram_order(config: ServerConfig, placement: Placement) -> list[list[int]]:
+def in_ram_order(
+    config: ServerConfig,
+    placement: Placement,
+    share: RankShare | None = None,
+    counts: Sequence[Sequence[int]] | None = None,
+) -> list[list[int]]:
     """The experts in RAM of each layer on the GPU, the hottest first where that is known: a step that streams some of
-    them takes the first, which costs the same whatever their rows, and the CPU's time grows with the rows."""
+    them takes the first, which costs the same whatever their rows, and the CPU's time grows with the rows. share: of
+    which the placement is, with the `counts` of the whole model."""
     first, count = placement.layers_in_ram, len(placement.layers)
-    ids = [placement.cpu_experts(index) for index in range(first, count)]
-    if config.expert_heat is None:
-        return [list(own) for own in ids]
-    counts = read_heat(Path(config.expert_heat), count, placement.num_experts).counts[first:]
-    return [sorted(own, key=of.__getitem__, reverse=True) for own, of in zip(ids, counts, strict=True)]
+    places = [placement.cpu_experts(index) for index in range(first, count)]
+    ids = [list(own) for own in places]
+    if share is not None:
+        ids = [[of[place] for place in own] for of, own in zip(share.experts, places, strict=True)]
+        first = share.first_layer
+    elif config.expert_heat is not None:
+        counts = read_heat(Path(config.expert_heat), count, placement.num_experts).counts
+    if counts is None:
+        return ids
+    return [
+        sorted(own, key=of.__getitem__, reverse=True) for own, of in zip(ids, counts[first:], strict=False)
+    ]
 
 
 def _handoff(

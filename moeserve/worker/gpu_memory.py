@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import psutil
 import torch
@@ -14,8 +15,13 @@ from moeserve.models.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import GPU_OVERHEAD_BYTES, gpu_reserved_bytes
-from moeserve.placement.group import place_share
-from moeserve.placement.options import placement_options, with_expert_cache, with_state_slots
+from moeserve.placement.group import place_share, share_sizes
+from moeserve.placement.options import (
+    placement_options,
+    with_expert_cache,
+    with_state_slots,
+    with_window_pool,
+)
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.units import GIB
@@ -47,9 +53,11 @@ def plan_placement(
     device: torch.device,
     share: RankShare | None = None,
     adapters: GpuAdapterPlan | None = None,
+    counts: Sequence[Sequence[int]] | None = None,
 ) -> Placement:
-    """Where every part of the model goes. share: this GPU's, if there are several; all of it is placed there. adapters:
-    for which room is left. Raises ConfigError where that cannot be, with what would fit."""
+    """Where every part of the model goes. share: this GPU's, if there are several, of which `layout` and `source`
+    are. adapters: for which room is left. counts: with a share, [layers][experts] of the whole model. Raises
+    ConfigError where that cannot be, with what would fit."""
     shape, on_cuda = layout.shape, device.type == "cuda"
     reserved = gpu_reserved_bytes(
         config,
@@ -66,8 +74,9 @@ def plan_placement(
     gpu = Gpu(free_bytes(device), reserved)
     sizes = ModelSizes.of(source.tensors, layout)
     if share is not None:
-        return place_share(config, sizes.with_experts([len(ids) for ids in share.experts]), shape, gpu)
-    options = with_state_slots(placement_options(config, shape), config, sizes, gpu)
+        return place_share(config, share_sizes(sizes, share), shape, gpu, share, counts, available_bytes())
+    options = with_window_pool(placement_options(config, shape), config, layout, max_tokens)
+    options = with_state_slots(options, config, sizes, gpu)
     placement = with_expert_cache(place(sizes, options, gpu), sizes, config, available_bytes())
     if placement.begins_in_ram and config.n_gpu_layers is None:
         log.info(

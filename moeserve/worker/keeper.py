@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import stat
 from collections.abc import Callable
 
 from setproctitle import setproctitle
@@ -27,11 +26,6 @@ from setproctitle import setproctitle
 from moeserve.process import Process, die_with, guarded
 
 log = logging.getLogger(__name__)
-
-
-def line_to_launcher() -> socket.socket | None:
-    """None where the launcher has given no line, as where a test starts a worker by itself."""
-    return socket.socket(fileno=0) if stat.S_ISSOCK(os.fstat(0).st_mode) else None
 
 
 def keep(process: Process, line: socket.socket, serve: Callable[[bool], None]) -> None:

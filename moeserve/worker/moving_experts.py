@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from moeserve.errors import ConfigError
+from moeserve.expert_cache.policy import STEP_BYTES
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_maps import ExpertMaps
 from moeserve.models.loading.expert_slots import ExpertSlots
@@ -19,7 +21,7 @@ from moeserve.models.loading.gpu_weights import GpuWeights
 from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.placement import Placement
-from moeserve.worker.expert_cache import STEP_BYTES, ExpertCache
+from moeserve.worker.expert_cache import ExpertCache
 
 UNPLANNED_BYTES = 32 << 20  # of the GPU's memory, within what the placement leaves to CUDA itself
 
@@ -53,10 +55,7 @@ class MovingExperts:
             stream = ExpertStream(experts.layers, panels, device, maps)
         return cls(experts, panels, maps, stream)
 
-    def cache(
-        self, weights: GpuWeights, placement: Placement, expert_token_counts: Tensor
-    ) -> ExpertCache | None:
-        """expert_token_counts: the model's."""
+    def cache(self, weights: GpuWeights, placement: Placement, model: GpuDecoder) -> ExpertCache | None:
         if self.maps is None or self.panels is None or self.experts is None:
             return None
         movable = np.zeros_like(self.maps.on_gpu)
@@ -67,9 +66,11 @@ class MovingExperts:
             None if of.moe is None or not layer.is_cached else of.moe.experts
             for of, layer in zip(weights.layers, placement.gpu_layers, strict=True)
         ]
-        staging = _staging(self.stream, expert_token_counts.device)
-        moved = ExpertSlots(slots, self.experts.layers, self.panels, staging)
-        return ExpertCache(self.maps, moved, movable, expert_token_counts) if moved.most else None
+        staging = _staging(self.stream, model.device)
+        moved = ExpertSlots(slots, self.experts.layers, self.panels, staging, self.maps.slots)
+        if not moved.most:
+            return None
+        return ExpertCache(self.maps, moved, movable, model.expert_token_counts, model.pool_reads)
 
 
 def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:

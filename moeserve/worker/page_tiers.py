@@ -137,12 +137,19 @@ def refuse_tiers(config: ServerConfig, where: str) -> None:
         raise ConfigError(f"--kv-ram: there is no such tier {where}; leave it out")
 
 
-def ram_tier_bytes(config: ServerConfig, pool_bytes: int, free_bytes: int) -> int:
+def ram_tier_bytes(
+    config: ServerConfig, pool_bytes: int, free_bytes: int, *, has_window_pool: bool = False
+) -> int:
     """As --kv-ram says, next to a KV pool of so many bytes on a GPU. free_bytes: RAM, after the weights. Raises
     ConfigError where that does not suffice."""
     if config.kv_ram is None:
-        chosen = default_ram_bytes(config, pool_bytes, free_bytes)
-        if not chosen and config.prefix_cache != "off" and not config.kv_window_ratio:
+        chosen = default_ram_bytes(config, pool_bytes, free_bytes, has_window_pool=has_window_pool)
+        if has_window_pool:
+            log.info(
+                "no tier of the prefix cache in RAM: windowed layers have a KV pool of their own, and a tier keeps "
+                "whole tokens; --kv-ram chooses a tier behind one pool"
+            )
+        elif not chosen and config.prefix_cache != "off":
             log.info(
                 "no tier of the prefix cache in RAM: a quarter of the %.1f GiB that are free is less than the KV "
                 "pool's %.1f GiB, whose pages it has, too (--kv-ram)",

@@ -21,7 +21,7 @@ from moeserve.worker.engines.engine import Engine
 from moeserve.worker.page_mover import PageMover
 from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
-from moeserve.worker.step_dump import StepDump, StepRecord
+from moeserve.worker.step_recorder import StepRecord, StepRecorder
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Runner:
         engine: Engine,
         ready: WorkerReady,
         constraints: Constraints,
-        dump: StepDump | None = None,
+        recorder: StepRecorder | None = None,
         pages: PageMover | None = None,
         adapters: ResidentAdapters[Any] | None = None,
     ) -> None:
@@ -50,7 +50,7 @@ class Runner:
             ready.max_num_seqs, ready.max_model_len, numbers, has_window_slots=has_windows
         )
         self._constraints = constraints
-        self._dump = dump
+        self._recorder = recorder
         self._pages = pages
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
         self._step_ended = time.perf_counter()
@@ -72,7 +72,9 @@ class Runner:
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
         layout = StepLayout(plan.rows)
-        record = None if self._dump is None else self._dump.start(layout, self._sequences, self._ready)
+        record = (
+            None if self._recorder is None else self._recorder.start(layout, self._sequences, self._ready)
+        )
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
         sampled, mask_ms = self._sample(layout, record)
@@ -113,11 +115,11 @@ class Runner:
         return None if self._pages is None else self._pages.report(may_wait=may_wait)
 
     def rehearse(self, plan: StepPlan) -> StepResult:
-        """`step` before the first request, in slots that nobody has yet: no KV, no count and no dump stays of it."""
-        dump, self._dump = self._dump, None
+        """`step` before the first request, in slots that nobody has yet: no KV, no count and no record stays of it."""
+        recorder, self._recorder = self._recorder, None
         pages, self._pages = self._pages, None
         result = self.step(plan)
-        self._dump, self._pages = dump, pages
+        self._recorder, self._pages = recorder, pages
         self.engine.forget(StepLayout(plan.rows))
         return result
 
@@ -130,9 +132,10 @@ class Runner:
             self._adapters.forget_orders()
 
     def expert_use(self) -> ExpertUse:
-        tokens, on_gpu = self.engine.expert_counts()
+        tokens, on_gpu, cache = self.engine.expert_counts()
         layers, experts = tokens.shape
-        return ExpertUse(layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes())
+        top_k = self._ready.experts_per_token
+        return ExpertUse(layers, experts, top_k, tokens.tobytes(), on_gpu.tobytes(), cache)
 
     def adapters(self, wanted: AdaptersWanted) -> AdaptersReport:
         if self._adapters is not None:

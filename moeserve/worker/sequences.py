@@ -122,6 +122,7 @@ class StepLayout:
     """A plan's rows as arrays; `offset[i]` is row i's first place in the step."""
 
     def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
         self.req_slot = np.array([row.req_slot for row in rows], np.int32)
         self.start = np.array([row.start for row in rows], np.int32)
         self.count = np.array([row.count for row in rows], np.int32)

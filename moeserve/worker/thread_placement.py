@@ -44,13 +44,21 @@ def place_threads(
 
 def memory_nodes(sysfs: Path = SYSFS) -> list[list[int]]:
     """The CPUs that we may use, by memory node; nodes without any are left out. One node where sysfs is silent."""
+    return list(numbered_nodes(sysfs).values()) or [sorted(os.sched_getaffinity(0))]
+
+
+def numbered_nodes(sysfs: Path = SYSFS) -> dict[int, list[int]]:
+    """The same by the kernel's numbers, ascending; none where sysfs is silent."""
     allowed = os.sched_getaffinity(0)
-    lists = sorted(
-        (sysfs / "devices/system/node").glob("node[0-9]*/cpulist"),
-        key=lambda path: int(path.parent.name.removeprefix("node")),
-    )
-    nodes = [[cpu for cpu in _cpu_list(path.read_text()) if cpu in allowed] for path in lists]
-    return [node for node in nodes if node] or [sorted(allowed)]
+    numbered = {
+        int(path.parent.name.removeprefix("node")): path
+        for path in (sysfs / "devices/system/node").glob("node[0-9]*/cpulist")
+    }
+    nodes = {
+        number: [cpu for cpu in _cpu_list(path.read_text()) if cpu in allowed]
+        for number, path in sorted(numbered.items())
+    }
+    return {number: cpus for number, cpus in nodes.items() if cpus}
 
 
 def _bound(cpus: Sequence[int], threads: int, binding: str, sysfs: Path) -> list[tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 from playwright.sync_api import Page, expect
 
 from benchmarks.server import Server
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.steps import ExpertUse
 from tests.browser.conftest import KEY, Screenshot
 from tests.e2e.clients import TEXT, completion, within
-from tests.support.http_harness import http_server
+from tests.support.http_harness import HttpServer, http_server
 
 CELL = 40  # CSS pixels: the widest, which a model with few experts gets
 LEFT, TOP = 34, 6  # of the first cell
@@ -145,3 +147,28 @@ def test_experts_in_gpu_memory_are_marked(page: Page) -> None:
         assert point_at(page, 0, 0) == "Layer 0, expert 0: 5 tokens, 71.4% of the layer, on GPU"
         assert point_at(page, 0, 1) == "Layer 0, expert 1: 0 tokens, 0.0% of the layer, on CPU"
         expect(page.locator("#layers tr").nth(1)).to_contain_text("85.7%")
+
+
+def asked_after(server: HttpServer, times: int) -> bool:
+    return server.expert_use_asked > times
+
+
+def test_what_the_expert_cache_does_is_shown_while_it_does_it(page: Page) -> None:
+    """Hits since the page last asked, and of all; a page that asks for the second time has both."""
+    tokens, first, then = np.ones((2, 3), np.int64), [[1, 0, 1], [0, 1, 0]], [[0, 1, 1], [0, 1, 0]]
+    with http_server() as server:
+        page.goto(server.url + "/experts")
+        for asked, (on_gpu, cache) in enumerate(
+            (
+                (first, ExpertCacheCounts(50, 50, 7, 2_000_000_000)),
+                (then, ExpertCacheCounts(140, 60, 9, 2_500_000_000)),
+            )
+        ):
+            assert within(10, partial(asked_after, server, asked))
+            placed = np.array(on_gpu, np.uint8).tobytes()
+            server.send(ExpertUse(2, 3, 2, tokens.tobytes(), placed, cache))
+            if not asked:
+                expect(page.locator("#totals")).to_contain_text("50.0% of all")
+        expect(page.locator("#totals")).to_contain_text("90.0% lately, 70.0% of all")
+        assert total(page, "Promotions") == "9, 2.5 GB; 2 lately"
+        assert point_at(page, 0, 1).endswith("on GPU")

@@ -1,8 +1,8 @@
 """Clients as their registries have them, unmodified, over three turns with tools: two calls and an answer.
 
 The engine is scripted, so that what they are answered is what agents live on; tests of the real engine are elsewhere.
-They need MOESERVE_CLIENTS, a folder with `venv`, `venv-openai3` and `node_modules` that `make test-clients` makes: some
-clients want version 2 of OpenAI's library, others version 3.
+They need MOESERVE_CLIENTS, a folder with `venv`, `venv-openai3`, `venv-agents` and `node_modules` that
+`make test-clients` makes: some clients want version 2 of OpenAI's library, others version 3.
 """
 
 from __future__ import annotations
@@ -39,7 +39,23 @@ OPENAI_3 = [
     *("openai_chat", "openai_responses"),
     *("pydantic_ai_agent chat", "pydantic_ai_agent responses", "pydantic_ai_agent anthropic"),
 ]
-NODE = ["openai_node", "openai_node_responses", "anthropic_node", "vercel_ai chat", "vercel_ai responses"]
+AGENTS = [
+    *("openai_agents chat", "openai_agents responses"),
+    *("langchain_agent chat", "langchain_agent responses", "langchain_agent anthropic"),
+    *("agno_agent vllm", "agno_agent responses", "agno_agent anthropic"),
+    *("ag2_agent chat", "ag2_agent responses"),
+    *("agent_framework_agent chat", "agent_framework_agent responses"),
+    *("haystack_agent chat", "haystack_agent responses"),
+    *("inspect_task chat", "inspect_task responses", "inspect_task anthropic"),
+    "google_adk_agent",
+]
+NODE = [
+    *("openai_node", "openai_node_responses", "anthropic_node", "vercel_ai chat", "vercel_ai responses"),
+    *("openai_agents chat", "openai_agents responses"),
+    *("langchain_agent chat", "langchain_agent responses", "langchain_agent anthropic"),
+    "mastra_agent",
+    *("tanstack_ai chat", "tanstack_ai responses"),
+]
 
 pytestmark = pytest.mark.skipif(CLIENTS is None, reason="run make test-clients")
 
@@ -67,8 +83,14 @@ def script_calls(server: HttpServer, name: str, arguments: dict[str, object]) ->
     script(server, *[call(name, arguments)] * 2, say("It rains in Paris."))
 
 
+def search_path() -> str:
+    """With the registry's node before the machine's: the newest clients want a newer one than many machines have."""
+    own = Path(str(CLIENTS)).resolve() / "node" / "node_modules" / ".bin"
+    return f"{own}:{os.environ['PATH']}"
+
+
 def run(command: list[str], folder: Path, **environment: str) -> str:
-    inherited = {"PATH": os.environ["PATH"], "HOME": str(folder), "LANG": "C.UTF-8"}
+    inherited = {"PATH": search_path(), "HOME": str(folder), "LANG": "C.UTF-8"}
     done = subprocess.run(
         command,
         capture_output=True,
@@ -104,6 +126,42 @@ def test_python(server: HttpServer, tmp_path: Path, program: str) -> None:
 def test_python_with_version_3_of_openais_library(server: HttpServer, tmp_path: Path, program: str) -> None:
     script_calls(server, "weather", PARIS)
     took_three_turns(server, run_python(server, tmp_path, program, "venv-openai3"))
+
+
+@pytest.mark.parametrize("program", AGENTS)
+def test_agents(server: HttpServer, tmp_path: Path, program: str) -> None:
+    script_calls(server, "weather", PARIS)
+    took_three_turns(server, run_python(server, tmp_path, program, "venv-agents"))
+
+
+def test_openais_shell_and_editor(server: HttpServer, tmp_path: Path) -> None:
+    patch: dict[str, object] = {"type": "create_file", "path": "weather.txt", "diff": "+Rain."}
+    script(
+        server, call("apply_patch", patch), call("shell", {"commands": ["cat weather.txt"]}), say("It rains.")
+    )
+    assert "It rains." in run_python(server, tmp_path, "openai_agents_shell", "venv-agents")
+    prompt = prompt_of(server)
+    assert "<tool_response>\nCreated.\n</tool_response>" in prompt
+    assert "<tool_response>\nRain.\n</tool_response>" in prompt
+
+
+def test_claudes_agent_sdk(server: HttpServer, tmp_path: Path) -> None:
+    """Two questions in one session; the tool runs in the client's own process."""
+    weather = "mcp__w__weather"
+    script(server, *[call(weather, PARIS)] * 2, say("It rains."), say("It rains in Paris."))
+    said = run_python(server, tmp_path, "claude_agent_sdk_session", "venv-agents")
+    assert said.splitlines() == ["success It rains.", "success It rains in Paris."]
+    assert len(server.requests) == 4
+    assert prompt_of(server).count("<tool_response>\nRain.\n</tool_response>") == 2
+
+
+def test_anthropics_memory_tool(server: HttpServer, tmp_path: Path) -> None:
+    path = "/memories/weather.txt"
+    create = call("memory", {"command": "create", "path": path, "file_text": "Sun."})
+    replace = call("memory", {"command": "str_replace", "path": path, "old_str": "Sun", "new_str": "Rain"})
+    script(server, create, replace, say("It rains in Paris."))
+    assert "It rains in Paris." in run_python(server, tmp_path, "anthropic_memory")
+    assert len(server.requests) == 3
 
 
 def test_instructor(server: HttpServer, tmp_path: Path) -> None:
@@ -148,7 +206,7 @@ def test_mem0(server: HttpServer, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("program", NODE)
 def test_node(server: HttpServer, tmp_path: Path, program: str) -> None:
-    if shutil.which("node") is None:
+    if shutil.which("node", path=search_path()) is None:
         pytest.skip("node is not installed")
     script_calls(server, "weather", PARIS)
     name, *arguments = program.split()

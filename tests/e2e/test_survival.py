@@ -260,6 +260,21 @@ def test_a_model_is_not_loaded_again(own_server: Server) -> None:
     assert memory_of(own_server) < 1.05 * before + (16 << 20)
 
 
+def test_router_and_detokenizer_share_what_took_long(own_server: Server) -> None:
+    zygote = own_server.named("zygote")
+    assert zygote.num_threads() == 1, "no fork has another"
+    for name in ("router", "detokenizer"):
+        process = own_server.named(name)
+        process.kill()
+        process.wait(5)
+        assert within(20, partial(is_whole, own_server)), own_server.log
+        memory = own_server.named(name).memory_full_info()
+        assert memory.uss < memory.rss / 2
+    assert own_server.named("zygote") == zygote
+    assert zygote.memory_full_info().uss < 16 << 20, "its own; twice this for the code alone"
+    assert own_server.stop() == 0, own_server.log
+
+
 def memory_of(server: Server) -> int:
     """Bytes of all processes, shared pages once."""
     return sum(int(process.memory_full_info().pss) for process in server.processes())

@@ -75,7 +75,7 @@ def _run(path: Path) -> None:
     length = min(3, runner.ready().max_model_len)
     slots, ids = array("i", range(length)).tobytes(), array("i", range(length)).tobytes()
     seq = NewSeq(0, ids, length, b"", SamplingParams(max_tokens=1, logprobs=2))
-    row = Row(0, 0, length, slots, True)
+    row = Row(0, 0, length, slots, True, slots if runner.ready().num_window_slots else b"")
     runner.step(StepPlan(0, [seq], [row]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moeserve.bench.window_slots import WindowSlots
 from moeserve.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
@@ -35,6 +36,7 @@ class Driver:
         self._free = np.random.default_rng(0).permutation(ready.num_kv_slots).astype(np.int32).tolist()
         self._has_states = ready.num_state_slots > 0
         self._held: dict[int, list[int]] = {}
+        self._windows = WindowSlots(ready)
         self._steps = 0
 
     def new(self, slot: int, tokens: list[int], sampling: SamplingParams) -> NewSeq:
@@ -59,7 +61,9 @@ class Driver:
         held = self._held.setdefault(slot, [])
         taken = [self.take() for _ in range(count)]
         held += taken
-        return Row(slot, len(held) - count, count, np.array(taken, np.int32).tobytes(), sample)
+        start = len(held) - count
+        in_window = self._windows.take(slot, start, count)
+        return Row(slot, start, count, np.array(taken, np.int32).tobytes(), sample, in_window)
 
     def step(self, new: list[NewSeq], rows: list[Row]) -> StepResult:
         self._steps += 1

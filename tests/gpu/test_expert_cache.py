@@ -14,7 +14,8 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from gguf.constants import GGMLQuantizationType as Type
 
 from benchmarks.header import qwen3moe, write_header
-from moeserve.expert_cache.policy import Mask, Move
+from moeserve.expert_cache.policy import DECAY
+from moeserve.kernels import _C
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.cpu_loading import load_cpu_runner
@@ -24,6 +25,7 @@ from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import Driver, small_config
+from tests.support.random_promotions import RandomPolicy
 
 pytestmark = pytest.mark.slow  # minutes under the interpreter
 
@@ -92,23 +94,6 @@ def distance(found: list[TokenLogprob], truth: list[TokenLogprob]) -> float:
     return max(abs(a.logprob - b.logprob) for a, b in zip(found, truth, strict=True))
 
 
-def move_at_random(cache: ExpertCache, seed: int = 0) -> None:
-    """In every step that can, one expert of each layer goes and another comes, whatever the step used."""
-    rng = np.random.default_rng(seed)
-
-    def choose(used: Mask) -> list[Move]:
-        cached = cache._policy.cached
-        moves = []
-        for layer in range(LAYERS):
-            incoming = int(rng.choice(np.flatnonzero(~cached[layer])))
-            outgoing = int(rng.choice(np.flatnonzero(cached[layer])))
-            cached[layer, incoming], cached[layer, outgoing] = True, False
-            moves.append(Move(layer, incoming, outgoing))
-        return moves
-
-    cache._choose = choose  # type: ignore[method-assign]
-
-
 def test_promotions_in_every_step_change_nothing(
     runner: Runner, tokens: list[int], truth: list[TokenLogprob]
 ) -> None:
@@ -118,7 +103,7 @@ def test_promotions_in_every_step_change_nothing(
     runner.engine.expert_cache = None
     static = distance(driver.score(0, tokens, 1), truth)
     runner.engine.expert_cache = cache
-    move_at_random(cache)
+    cache.policy = RandomPolicy(cache._maps.on_gpu, np.ones((LAYERS, EXPERTS), np.bool_))
     seen, worst, steps = set(), 0.0, 0
     while steps < STEPS:
         worst = max(worst, distance(driver.score(0, tokens, 1), truth))
@@ -151,7 +136,8 @@ def test_streamed_prompts_beside_a_cache(
 def test_text_brings_its_experts(runner: Runner, tokens: list[int]) -> None:
     """With the policy itself: a token again and again finds its experts on the GPU."""
     cache, driver = cache_of(runner), Driver(runner)
-    cache.__dict__.pop("_choose", None)
+    cached = cache._maps.on_gpu
+    cache.policy = _C.ExpertCachePolicy(cached, np.ones_like(cached), DECAY, -1e9)
     driver.generate(0, tokens[:2], 2)
     before = cache.totals
     for _ in range(12 if DEVICE == "cuda" else 3):

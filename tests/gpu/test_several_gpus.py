@@ -1,4 +1,4 @@
-"""A model divided among two GPUs: as near to the truth as llama.cpp, and the same text as on one."""
+"""A model divided among two GPUs, both ways: as near to the truth as llama.cpp, and the same text as on one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.accuracy import Fixture, agreed_length, distances, top_of
 from benchmarks.server import running_server
+from moeserve.errors import ConfigError
 from moeserve.worker.group.leader import LeaderRunner
 from moeserve.worker.loading import load_runner
 from tests.gpu.bounds import assert_near
@@ -35,13 +36,25 @@ def fixture(request: pytest.FixtureRequest) -> Fixture:
     return Fixture.load(golden)
 
 
-@pytest.fixture(scope="module")
-def driver(fixture: Fixture) -> Iterator[Driver]:
+# How it is divided, and how many of a GPU's experts of a layer are there; the others are in RAM.
+WAYS = [("tensor", None), ("layers", None), ("tensor", 2), ("layers", 4)]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0]}-{way[1] or 'all'}")
+def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Iterator[Driver]:
+    parallel, num_gpu_experts = request.param
     if _led:  # PyTorch's symmetric memory meets once in a process
-        pytest.skip("a process leads one group: run it alone, pytest -k " + fixture.name)
+        pytest.skip(f"a process leads one group: run it alone, pytest -k '{fixture.name}-{parallel}'")
     _led.append(fixture.name)
     (model,) = _folder().rglob(f"{fixture.name}.gguf")
-    runner = load_runner(small_config(model, device="cuda", gpus="2"), lambda *_: None)
+    config = small_config(
+        model, device="cuda", gpus="2", parallel=parallel, num_gpu_experts=num_gpu_experts, threads=8
+    )
+    try:
+        runner = load_runner(config, lambda *_: None)
+    except ConfigError as error:  # of a shape that cannot be divided in this way
+        _led.clear()
+        pytest.skip(str(error))
     assert isinstance(runner, LeaderRunner)
     print(f"DEVICE {runner.ready().device}")
     yield Driver(runner)
@@ -71,11 +84,14 @@ def test_greedy_text(driver: Driver, fixture: Fixture) -> None:
         assert equal == len(fixture.cases)
 
 
-def test_a_server_survives_the_loss_of_a_rank() -> None:
+@pytest.mark.parametrize("parallel", ["tensor", "layers"])
+def test_a_server_survives_the_loss_of_a_rank(parallel: str) -> None:
     """An answer before, and the same after; at the end no process is left."""
     model = _folder() / "tiny-qwen3moe-q4_k_m.gguf"
     body = {"prompt": "a b c", "max_tokens": 24, "temperature": 0}
-    with running_server(model, "--device", "cuda", "--gpus", "2", ready_timeout=200) as server:
+    with running_server(
+        model, "--device", "cuda", "--gpus", "2", "--parallel", parallel, ready_timeout=200
+    ) as server:
         before = server.post("/v1/completions", body)
         server.named("worker, rank 1").kill()
         began = time.monotonic()
@@ -89,7 +105,7 @@ import os, signal, sys
 from tests.gpu.driver import small_config
 from moeserve.worker.loading import load_runner
 from tests.gpu.driver import Driver
-runner = load_runner(small_config(sys.argv[1], device="cuda", gpus="2"), lambda *_: None)
+runner = load_runner(small_config(sys.argv[1], device="cuda", gpus="2", parallel=sys.argv[2]), lambda *_: None)
 driver = Driver(runner)
 driver.generate(0, [1, 2, 3, 4], 4)
 follower = runner.group._followers[0].pid
@@ -100,10 +116,12 @@ while True:
 """
 
 
-def test_a_killed_rank_ends_the_group() -> None:
+@pytest.mark.parametrize("parallel", ["tensor", "layers"])
+def test_a_killed_rank_ends_the_group(parallel: str) -> None:
     """As it ended, within two seconds, and no process stays."""
     model = _folder() / "tiny-qwen3moe-q4_k_m.gguf"
-    worker = subprocess.Popen([sys.executable, "-c", KILLED, str(model)], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", KILLED, str(model), parallel]
+    worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
     follower = next(int(line) for line in worker.stdout if line.strip().isdigit())  # NCCL may say its version
     began = time.monotonic()

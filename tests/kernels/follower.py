@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 
 import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: it sets up the interpreter)
+from moeserve.worker.engines import micro_batches
 from moeserve.worker.group.follower import main
 
+LEAST_ROWS = 2  # of a part of a step, so that small ones have parts
+
 if __name__ == "__main__":
+    micro_batches.LEAST_ROWS = LEAST_ROWS
     sys.exit(main())

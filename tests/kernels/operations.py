@@ -123,9 +123,11 @@ def run_attention(
     sinks: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
     heads: Heads | None = None,
+    plan: AttentionPlan | None = None,
+    plan_threads: int | None = None,
 ) -> Activations:
-    """`split`: whether a tile's segments are shared out to threads; by default the plan decides. heads: of latent
-    attention, whose result is by head."""
+    """`split`: whether a tile's segments are shared out to threads; by default the plan decides, for the stream's
+    threads or for `plan_threads`. heads: of latent attention, whose result is by head. plan: to be built."""
     n, num, dim = q.shape
     heads = heads or Heads(num, kv.keys.shape[1], dim)
     longest = max(len(s.slots) for s in sequences)
@@ -136,7 +138,7 @@ def run_attention(
     def column(values: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
         return np.array(values, np.int32)
 
-    plan = AttentionPlan()
+    plan = plan or AttentionPlan()
     build_attention_plan(
         plan,
         column([s.row for s in sequences]),
@@ -145,7 +147,7 @@ def run_attention(
         column([i + 1 for i in range(len(sequences))]),
         table,
         heads,
-        {None: stream.threads, False: 0, True: 1 << 20}[split],
+        {None: plan_threads or stream.threads, False: 0, True: 1 << 20}[split],
     )
     out = Activations(n * num, heads.value_dim) if heads.value_dim else Activations(n, num * dim)
     stream.attention(plan, q, kv, out, heads, window=window, sinks=sinks, gate=gate)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import KvLayer
 from tests.kernels.operations import COSTLY_ISAS, ISAS, run_attention, stream_of
@@ -88,6 +89,25 @@ def test_splitting_and_threads_do_not_change_a_bit(isa: str) -> None:
     for threads in (1, 2, 3, 5):
         for split in (False, True, None):
             assert torch.equal(step.run(isa, threads, split=split), whole)
+
+
+@pytest.mark.parametrize(
+    ("span", "threads", "split", "cuts"),
+    [
+        ((500, 1), 2, False, 1),  # two KV heads: enough
+        ((500, 1), 3, False, 2),
+        ((500, 1), 64, False, 4),  # parts of four heads
+        ((3000, 1), 9, True, 2),  # three segments of each KV head
+        ((0, 40), 16, False, 4),
+    ],
+)
+def test_few_pieces_are_cut_by_heads(span: tuple[int, int], threads: int, split: bool, cuts: int) -> None:
+    """Of 32 heads with two KV heads, with the bits of a single thread."""
+    step = Step([span], 32, 2, 64)
+    plan = AttentionPlan()
+    cut = step.run(BEST, 2, plan=plan, plan_threads=threads)
+    assert (plan.split, plan.cuts) == (split, cuts)
+    assert torch.equal(cut, step.run(BEST, 1, split=False))
 
 
 @each_isa

@@ -8,13 +8,14 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.expert_cache.policy import Mask, Move
+from moeserve.expert_cache.policy import DECAY
+from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
 from moeserve.kernels.planes import Planes, dequantize, empty_planes
 from moeserve.kernels.planes.from_panels import panels_to_planes
 from moeserve.models.loading.expert_maps import GPU, RAM, ExpertMaps
-from moeserve.models.loading.expert_slots import ExpertSlots, Filling
+from moeserve.models.loading.expert_slots import ExpertSlots
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
@@ -29,6 +30,7 @@ from moeserve.models.loading.ram_experts import RamExperts, expert_map_of
 from moeserve.quantization import QUANT_TYPES
 from moeserve.worker.expert_cache import ExpertCache
 from tests.kernels.weights import random_weights
+from tests.support.random_promotions import RandomPolicy
 
 HIDDEN, WIDTH, EXPERTS, SLOTS = 64, 32, 6, 2
 PINNED = 5  # of layer 1: in GPU memory alone
@@ -69,12 +71,12 @@ class World:
         self.maps = ExpertMaps(self.weights, self.ram, EXPERTS, self.device)
         self.panels = PinnedPanels(ram, self.device)
         own = [layer.moe.experts for layer in layers if layer.moe is not None]
-        self.slots = ExpertSlots(
-            own, ram, self.panels, torch.zeros(1 << 18, dtype=torch.uint8, device=self.device)
-        )
+        staging = torch.zeros(1 << 18, dtype=torch.uint8, device=self.device)
+        self.slots = ExpertSlots(own, ram, self.panels, staging, self.maps.slots)
         self.movable = np.ones((3, EXPERTS), np.bool_)
         self.movable[1], self.movable[2, PINNED] = False, False
         self.counts = torch.zeros(3, EXPERTS, dtype=torch.int64, device=self.device)
+        self.reads = np.zeros(3, np.int64)  # of the pool
 
     def _stack(self, matrix: Matrix, ids: list[int]) -> Planes:
         every = empty_planes(QUANT_TYPES[matrix.type], (EXPERTS, matrix.rows, matrix.cols), "cpu")
@@ -88,14 +90,14 @@ class World:
         )
 
     def check(self) -> None:
-        """On the device every expert is in one memory, and what lies at its place there is the expert."""
+        """On the device every expert has a slot or a place in RAM, and what lies there is the expert."""
         for index, (layer, in_ram) in enumerate(zip(self.weights.layers, self.ram.layers, strict=True)):
             assert layer.expert_map is not None
             assert in_ram is not None
             slots, places = layer.expert_map.tolist(), in_ram.expert_map.tolist()
             assert len({s for s in slots if s >= 0}) == sum(s >= 0 for s in slots)
             for expert, (slot, place) in enumerate(zip(slots, places, strict=True)):
-                assert (slot < 0) != (place < 0), (index, expert)
+                assert slot >= 0 or place >= 0, (index, expert)
                 for m, name in enumerate(("gate", "up", "down")):
                     values = self.values[index][m][expert]
                     if slot >= 0:
@@ -111,11 +113,19 @@ class World:
                         assert torch.equal(dequantize(there, place), values)
 
     def cache(self) -> ExpertCache:
-        return ExpertCache(self.maps, self.slots, self.movable, self.counts)
+        """Everything that a step misses comes, whether it pays or not."""
+        cache = ExpertCache(
+            self.maps, self.slots, self.movable, self.counts, lambda layers: int(self.reads[layers].sum())
+        )
+        cache.policy = _C.ExpertCachePolicy(self.maps.on_gpu, self.movable, DECAY, -1e9)
+        return cache
 
     def use(self, layer: int, *experts: int) -> None:
-        """What a step counts."""
+        """What a step counts, and what the pool does."""
         self.counts[layer, list(experts)] += 1
+        slots = self.weights.layers[layer].expert_map
+        assert slots is not None
+        self.reads[layer] += int((slots[list(experts)] < 0).sum())
 
 
 @pytest.mark.parametrize(("kinds", "steps"), [(FLOATS, 40), (Q8, 3)], ids=["floats", "quantised"])
@@ -123,18 +133,8 @@ def test_random_promotions_in_every_step(kinds: tuple[Type, Type, Type], steps: 
     """Whatever moves, a step finds whole experts: before its copies are launched, and behind them."""
     world = World(kinds)
     world.check()
-    cache, rng = world.cache(), np.random.default_rng(0)
-
-    def choose(used: Mask) -> list[Move]:
-        cached, moves = cache._policy.cached, []
-        for layer in (0, 2):
-            incoming = int(rng.choice(np.flatnonzero(~cached[layer] & world.movable[layer])))
-            outgoing = int(rng.choice(np.flatnonzero(cached[layer] & world.movable[layer])))
-            cached[layer, incoming], cached[layer, outgoing] = True, False
-            moves.append(Move(layer, incoming, outgoing))
-        return moves
-
-    cache._choose = choose  # type: ignore[method-assign]
+    cache = world.cache()
+    cache.policy = RandomPolicy(world.maps.on_gpu, world.movable)
     seen = set()
     for _ in range(steps):
         cache.before_step(streams=False)
@@ -151,7 +151,8 @@ def test_a_slot_that_is_half_written_would_be_seen() -> None:
     """The check of the test above, shown a slot that stayed in the maps while it was filled."""
     world = World(FLOATS)
     world.slots.free()
-    world.slots.fill([Filling(0, int(world.maps.places[0, 4]), int(world.maps.host[GPU, 0, 0]))])
+    place, slot = int(world.maps.places[0, 4]), int(world.maps.host[GPU, 0, 0])
+    world.slots.fill(np.array([[0, 4, place, slot]]))
     assert world.slots.filled(wait=True)
     with pytest.raises(AssertionError):
         world.check()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
@@ -14,38 +16,58 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
 from moeserve.models.open import open_dummy_model
+from moeserve.worker.engines import micro_batches
+from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.group.leader import LeaderGroup
 from moeserve.worker.group.loading import lead
 from moeserve.worker.runner import Runner
-from tests.gpu.driver import Driver, small_config
+from tests.gpu.driver import GREEDY, Driver, small_config
+from tests.kernels.follower import LEAST_ROWS
 
 pytestmark = [
-    pytest.mark.slow,  # three minutes of CPU time
+    pytest.mark.slow,  # ten minutes of CPU time
+    pytest.mark.timeout(900),
     pytest.mark.skipif(DEVICE == "cuda", reason="of the interpreter; tests/gpu has several GPUs"),
 ]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 FOLLOWER = (sys.executable, "-m", "tests.kernels.follower")
 
 
+LAYERS = 2
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> ServerConfig:
     path = tmp_path_factory.mktemp("model") / "small.gguf"
     shape = qwen3moe(
-        hidden_size=128, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=32, num_experts=4, top_k=2,
+        hidden_size=128, num_layers=LAYERS, num_heads=4, num_kv_heads=2, head_dim=32, num_experts=4, top_k=2,
         expert_width=64, context_length=64, vocab_size=64,
     )  # fmt: skip
     write_header(path, shape, lambda name, layers: GGMLQuantizationType.F32)
     return small_config(
-        path, load_format="dummy", threads=1, max_num_seqs=1, max_num_batched_tokens=20, max_model_len=32,
+        path, load_format="dummy", threads=1, max_num_seqs=4, max_num_batched_tokens=20, max_model_len=32,
         max_total_tokens=64,
     )  # fmt: skip
 
 
+# How a model is divided, and how many of a rank's experts of a layer are not in RAM.
+WAYS = [("tensor", None), ("layers", None)]
+WITH_RAM = [("tensor", 1), ("layers", 2)]
+both_ways = pytest.mark.parametrize("two_ranks", WAYS, indirect=True, ids=str)
+
+
 @pytest.fixture(scope="module")
-def two_ranks(config: ServerConfig) -> Iterator[Runner]:
-    group = LeaderGroup(config, [], 2, FOLLOWER)
-    yield lead(config, open_dummy_model(Path(config.model)), lambda *_: None, group)
+def two_ranks(config: ServerConfig, request: pytest.FixtureRequest) -> Iterator[Runner]:
+    parallel, num_gpu_experts = request.param
+    divided = replace(config, parallel=parallel, num_gpu_experts=num_gpu_experts, threads=2)
+    group = LeaderGroup(divided, [], 2, FOLLOWER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(micro_batches, "LEAST_ROWS", LEAST_ROWS)
+        runner = lead(divided, open_dummy_model(Path(config.model)), lambda *_: None, group)
+    assert isinstance(runner.engine, GpuEngine)
+    assert (runner.engine.micro_batches is not None) == (request.param == ("layers", None))
+    yield runner
     group.close()
 
 
@@ -55,7 +77,12 @@ def one_rank(config: ServerConfig) -> Runner:
     return load_gpu_runner(config, source, lambda *_: None, torch.device(DEVICE))
 
 
-@pytest.mark.parametrize("chunk", [20, 1], ids=["a large step", "decode steps"])
+@pytest.mark.parametrize(
+    ("two_ranks", "chunk"),
+    [*((way, 20) for way in WAYS + WITH_RAM), *((way, 1) for way in WAYS)],
+    indirect=["two_ranks"],
+    ids=str,
+)
 def test_two_ranks_give_what_one_gives(two_ranks: Runner, one_rank: Runner, chunk: int) -> None:
     tokens = PROMPT[: 20 if chunk > 1 else 2]
     found = Driver(two_ranks).score(0, tokens, chunk)
@@ -65,15 +92,50 @@ def test_two_ranks_give_what_one_gives(two_ranks: Runner, one_rank: Runner, chun
         assert a.top_ids[0] == b.top_ids[0]
 
 
+@both_ways
 def test_sampled_tokens_reach_the_follower(two_ranks: Runner, one_rank: Runner) -> None:
     assert Driver(two_ranks).generate(0, PROMPT[:4], 2) == Driver(one_rank).generate(0, PROMPT[:4], 2)
 
 
+@both_ways
+def test_rows_that_decode_together(two_ranks: Runner, one_rank: Runner) -> None:
+    """Three of a step of four: divided by layers they go in two parts."""
+    found, expected = (decoded_together(runner) for runner in (two_ranks, one_rank))
+    assert found == expected
+
+
+def decoded_together(runner: Runner) -> list[list[int]]:
+    driver = Driver(runner)
+    starts = [PROMPT[:2], PROMPT[2:4], PROMPT[4:6]]
+    new = [driver.new(slot, tokens, GREEDY) for slot, tokens in enumerate(starts)]
+    driver.step(new, [driver.row(slot, 2, sample=True) for slot in range(3)])
+    steps = [driver.step([], [driver.row(slot, 1, sample=True) for slot in range(3)]) for _ in range(1)]
+    return [[entry.token_id for entry in step.sampled] for step in steps]
+
+
+@both_ways
+def test_counts_of_experts(two_ranks: Runner, one_rank: Runner) -> None:
+    """Of every layer: each token has been routed to two experts, on whichever rank they are."""
+    before = two_ranks.expert_use(), one_rank.expert_use()
+    for runner in (two_ranks, one_rank):
+        Driver(runner).score(0, PROMPT, 20)
+    counted = [
+        np.frombuffer(runner.expert_use().tokens, np.int64) - np.frombuffer(use.tokens, np.int64)
+        for runner, use in zip((two_ranks, one_rank), before, strict=True)
+    ]
+    assert counted[0].tolist() == counted[1].tolist()
+    assert counted[0].sum() == LAYERS * 2 * len(PROMPT)
+    assert two_ranks.expert_use().layers == LAYERS
+
+
+@both_ways
 def test_memory_is_divided(two_ranks: Runner, one_rank: Runner) -> None:
     both, one = two_ranks.ready(), one_rank.ready()
     assert both.kv_bytes == one.kv_bytes
     assert both.num_kv_slots == one.num_kv_slots
-    assert (
-        one.weight_bytes < both.weight_bytes < 1.5 * one.weight_bytes
-    )  # the embedding and the head are twice there
+    assert isinstance(two_ranks.engine, GpuEngine)
+    if two_ranks.engine.micro_batches is not None:  # by layers nothing is there twice
+        assert both.weight_bytes == one.weight_bytes
+    else:  # the embedding and the head are
+        assert one.weight_bytes < both.weight_bytes < 1.5 * one.weight_bytes
     assert both.device == "cpu (2 x Triton's interpreter)"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import re
+import sys
 import threading
 import time
 
@@ -59,6 +63,21 @@ def test_thousands_of_operations_queue_and_run_in_order(threads: int) -> None:
     assert torch.equal(out, run_linear(stream, x, [matrix])[0])
 
 
+def test_who_waits_fetches_what_the_next_operation_reads() -> None:
+    """A norm of one row leaves nothing to do for the second thread; a lone thread never waits for others."""
+    for threads in (1, 2):
+        stream = stream_of(BEST, threads)
+        matrix = random_weights(Type.F32, 2048, 1024).pack(stream)
+        group, y = LinearGroup([matrix]), load(torch.ones(1, 1024))
+        x, out, ones = torch.ones(1, 1024), torch.empty(1, 2048), torch.ones(1024)
+        before = stream.fetched_ahead
+        for _ in range(200):
+            stream.norm(x, ones, 1e-6, 1, y)
+            stream.linear(y, 1, group, [out])
+        stream.wait()
+        assert (stream.fetched_ahead > before) == (threads > 1)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_sleeping_threads_wake_for_each_operation(threads: int) -> None:
     """Pauses longer than the spinning, and the handshake of a wait after every single operation."""
@@ -78,6 +97,22 @@ def test_wait_with_nothing_queued_returns() -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
+def test_threads_ask_for_short_slices() -> None:
+    """0.1 ms, from Linux 6.12 on."""
+    if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (6, 12):
+        pytest.skip("an older kernel")
+    before = set(os.listdir("/proc/self/task"))
+    stream = stream_of(BEST, 2)
+    run_linear(stream, load(torch.ones(1, 32)), [random_weights(Type.F32, 64, 32).pack(stream)])
+    threads = set(os.listdir("/proc/self/task")) - before
+    assert len(threads) == 2
+    libc, attributes = ctypes.CDLL(None), (ctypes.c_uint64 * 6)()
+    for thread in threads:
+        assert libc.syscall(315, int(thread), attributes, ctypes.sizeof(attributes), 0) == 0  # sched_getattr
+        assert attributes[3] == 100_000
+
+
 def test_an_idle_pool_uses_no_cpu() -> None:
     adder = Adder(CpuStream(4, BEST))
     adder.queue(10)

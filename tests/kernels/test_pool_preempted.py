@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import time
 
+import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
-from moeserve.kernels.stream_operands import Activations, RoutingWorkspace, ThreadPlacement
+from moeserve.kernels.attention.cpu_plan import build_attention_plan
+from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup
+from moeserve.kernels.stream_operands import Activations, Heads, KvLayer, RoutingWorkspace, ThreadPlacement
 from tests.kernels.operations import ISAS, load
 from tests.kernels.weights import activations, random_weights
 
 HIDDEN, FF, EXPERTS, TOP_K, ROWS, LAYERS = 256, 512, 8, 2, 3, 20
+HEADS, POSITIONS = Heads(8, 2, 32), (1030, 40, 7)
 BEST = ISAS[-1]
 
 
 class Layers:
-    """x = x + W norm(x), x = x + experts(norm(x)), again and again in one workspace: whatever is computed wrongly,
-    added twice or read too late changes all that follows, the experts that are chosen too."""
+    """x = x + W norm(x), x = x + attention(x), x = x + experts(norm(x)), again and again in one workspace: whatever is
+    computed wrongly, added twice or read too late changes all that follows, the experts that are chosen too."""
 
     def __init__(self, stream: CpuStream) -> None:
         self._stream = stream
@@ -32,14 +35,32 @@ class Layers:
         self._down = random_weights(Type.Q6_K, EXPERTS, HIDDEN, FF, seed=5).pack(stream)
         self._ones = torch.ones(HIDDEN)
         self._y, self._h = load(torch.zeros(ROWS, HIDDEN)), Activations(ROWS * TOP_K, FF)
+        generator = torch.Generator().manual_seed(6)
+        keys, values = (
+            torch.randn(max(POSITIONS) + 1, HEADS.num_kv, HEADS.dim, generator=generator).half()
+            for _ in range(2)
+        )
+        self._kv, self._plan, self._attended = (
+            KvLayer(keys, values),
+            AttentionPlan(),
+            Activations(ROWS, HIDDEN),
+        )
         self._logits, self._room = torch.zeros(ROWS, EXPERTS), RoutingWorkspace(ROWS, EXPERTS, TOP_K)
         self.counts = torch.zeros(2, EXPERTS, dtype=torch.int64)
 
     def run(self) -> Tensor:
         stream, x = self._stream, activations("gaussian", ROWS, HIDDEN)
+        rows = np.arange(ROWS, dtype=np.int32)
+        table = np.tile(np.arange(max(POSITIONS) + 1, dtype=np.int32), (ROWS, 1))
+        positions = np.array(POSITIONS, np.int32)
+        build_attention_plan(
+            self._plan, rows, np.ones_like(rows), positions, rows, table, HEADS, stream.threads
+        )
         for _ in range(LAYERS):
             stream.norm(x, self._ones, 1e-6, ROWS, self._y)
             stream.linear(self._y, ROWS, LinearGroup([self._dense]), [x], add=True)
+            stream.attention(self._plan, self._y.f32, self._kv, self._attended, HEADS)
+            stream.linear(self._attended, ROWS, LinearGroup([self._dense]), [x], add=True)
             stream.norm(x, self._ones, 1e-6, ROWS, self._y)
             stream.linear(self._y, ROWS, LinearGroup([self._router]), [self._logits])
             stream.route(self._logits, ROWS, self._room)

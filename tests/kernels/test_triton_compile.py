@@ -24,6 +24,7 @@ CALLS = {
     "experts, two": "experts(2, Q4, Q6)",
     "experts, few": "experts(16, Q4, Q6)",
     "experts, some": "experts(30, Q4, Q6)",
+    "experts, 128 and 256": "experts(128, Q4, Q6), experts(256, Q4, Q3_K)",
     "experts, many": "experts(2000, Q4, Q6)",
     "experts and linear, unpacked": "large_batch(4096, Q4, Q6), large_batch(4096, BF16, BF16)",
     "rows": "rows(3, Q4)",
@@ -54,6 +55,7 @@ CALLS = {
     "adapters, few rows": "adapters(16, f32)",
     "adapters, many rows": "adapters(2000, torch.bfloat16)",
     "pages": "pages(1024), pages(6)",
+    "promotions": "promotions(), hand_off(4)",
     "panels": "panels(Q4, Q6, IQ4, Q3_K, Q5_K, Q8_0)",
 }
 
@@ -69,9 +71,7 @@ def test_matrices_of_adapters_are_read_16_bytes_at_once() -> None:
     """In bfloat16, by the kernels of few rows, whose other operands are wider, but for shrink_kernel's int8."""
     lines = [line.split() for line in compile_calls(CALLS["adapters, few rows"]).splitlines()]
     narrow = {
-        name: int(loads)
-        for name, _shared, loads, _single in lines
-        if name.startswith(("shrink_small", "expand"))
+        name: int(loads) for name, _shared, loads, *_ in lines if name.startswith(("shrink_small", "expand"))
     }
     assert len(narrow) == 4
     assert not any(narrow.values()), narrow
@@ -80,10 +80,19 @@ def test_matrices_of_adapters_are_read_16_bytes_at_once() -> None:
 @pytest.mark.slow
 def test_q8_0_keys_and_values_become_float16_several_at_once() -> None:
     lines = [line.split() for line in compile_calls(CALLS["attention of q8_0 keys"]).splitlines()]
-    single = [int(count) for name, *_, count in lines if name in ("decode_kernel", "prefill_kernel")]
+    single = [int(line[3]) for line in lines if line[0] in ("decode_kernel", "prefill_kernel")]
     assert len(single) == 3
     # Each thread's codes of 64 keys and values are 128; what is left is the row's own token's.
     assert max(single) < 8, lines
+
+
+@pytest.mark.slow
+def test_experts_weights_are_taken_apart_in_pairs() -> None:
+    """Of 65 rows and more, in bfloat16. What they are then, test_triton_experts.py says on a GPU."""
+    lines = [line.split() for line in compile_calls(CALLS["experts, 128 and 256"]).splitlines()]
+    pairs = {line[0]: int(line[4]) for line in lines if "gemm" in line[0]}
+    assert sorted(pairs) == ["gated_gemm_kernel", "gated_sliced_k_gemm_kernel", "gemm_kernel"]
+    assert all(pairs.values()), lines
 
 
 def compile_calls(calls: str) -> str:

@@ -20,7 +20,7 @@ from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from tests.kernels.test_triton_linear import planes_of, tensors
-from tests.kernels.weights import Type, nmse
+from tests.kernels.weights import INTEGERS, Type, nmse
 
 
 def random_ids(n: int, experts: int, top_k: int, seed: int = 0) -> torch.Tensor:
@@ -194,6 +194,15 @@ def test_gemm(kinds: tuple[Type, Type, Type], tokens: int) -> None:
     """The method of `tokens` rows, on a few; float16 activations, weights and products."""
     got, expected = run(kinds, 9, op.method_for(tokens), dtype=torch.float16)
     assert nmse(got, expected) < 1e-6
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter knows no assembly")
+@pytest.mark.parametrize("tokens", [64, 128, 256, 1024])
+@pytest.mark.parametrize("kinds", [MIX, OTHERS, *((kind,) * 3 for kind in INTEGERS)])
+def test_weights_in_pairs(kinds: tuple[Type, Type, Type], tokens: int) -> None:
+    """bfloat16 activations and weights; both products together have twice the error of one."""
+    got, expected = run(kinds, 9, op.method_for(tokens), dtype=torch.bfloat16, ff=256)
+    assert nmse(got, expected) < 1e-4
 
 
 @pytest.mark.slow  # of no model that is served yet

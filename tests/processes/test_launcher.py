@@ -30,7 +30,7 @@ from tests.support.launcher_run import Run
 def test_ready_then_stopped_by_a_signal(start: Callable[..., Run], signum: int) -> None:
     run = start().until_ready()
     assert re.search(r"ready: http://127\.0\.0\.1:\d+, memory used 0\.\d+ GiB, 65,536 KV tokens", run.log)
-    assert run.titles.keys() == {f"moeserve: {name}" for name in ("launcher", *PROCESSES)}
+    assert run.titles.keys() == {f"moeserve: {name}" for name in ("launcher", "zygote", *PROCESSES)}
     run.popen.send_signal(signum)
     assert run.end() == 0, run.log
     assert "ERROR" not in run.log
@@ -96,7 +96,7 @@ def test_child_killed_while_starting_is_noticed(start: Callable[..., Run]) -> No
 
 def test_stop_while_starting_does_not_wait(start: Callable[..., Run]) -> None:
     run = start("worker:slow start")
-    run.wait_for(lambda: len(psutil.Process(run.popen.pid).children()) == 4)
+    run.wait_for(lambda: len(psutil.Process(run.popen.pid).children()) == 5)
     run.popen.send_signal(signal.SIGTERM)
     assert run.end(5) == 0
 
@@ -193,7 +193,7 @@ def test_another_process_is_replaced_and_httpserver_told_why(start: Callable[...
         f"ProcessLost(process='{name}', cause='signal 9, Killed; out of memory?', by_itself=False)"
     )
     run.until_ready()
-    assert run.titles.keys() == {f"moeserve: {name}" for name in ("launcher", *PROCESSES)}
+    assert run.titles.keys() == {f"moeserve: {name}" for name in ("launcher", "zygote", *PROCESSES)}
     assert run.child("worker") == worker
     run.popen.send_signal(signal.SIGTERM)
     assert run.end() == 0, run.log

@@ -26,7 +26,8 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
     compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     narrow = compiled.asm["ptx"].count("ld.global.b16")  # reads of 2 bytes
     single = compiled.asm["ptx"].count("cvt.rn.f16.s")  # conversions of one integer to float16
-    print(kernel.function.__name__, compiled.metadata.shared, narrow, single, flush=True)
+    pairs = compiled.asm["ptx"].count("fma.rn.bf16x2") + compiled.asm["ptx"].count("mul.rn.bf16x2")
+    print(kernel.function.__name__, compiled.metadata.shared, narrow, single, pairs, flush=True)
     assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
 
 launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_hopper(
@@ -51,7 +52,9 @@ from moeserve.kernels.lora import op as lora
 from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.pages.op import PageRows
+from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
 from moeserve.kernels.planes import empty_planes
+from moeserve.kernels.planes.copies import copy_scattered, store_scattered
 from moeserve.kernels.planes.from_panels import PanelLayout
 from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
 from moeserve.kernels.pointwise.library import softcap
@@ -342,6 +345,21 @@ def panels(*kinds):
         nbytes = 2 * 64 // 32 * (768 // layout.cols) * layout.block_bytes
         unpack_panels(empty(nbytes, dtype=torch.uint8), empty_planes(kind, (2, 64, 768), "meta"), 2)
         unpack_scattered(empty(3, 4, dtype=torch.int64), kind, 64, 768)
+
+def promotions():
+    copy_scattered(empty(19, 3, dtype=torch.int64))
+    store_scattered(empty(48, 128, dtype=i32), empty(7, 2, dtype=torch.int64))
+
+def hand_off(n):
+    x, ids = empty(n, 2048), empty(n, 8, dtype=i32)
+    word, long, flags = empty(4, dtype=i32), empty(2, dtype=torch.int64), empty(n, dtype=i32)
+    codes, metas = empty(n, 3072, dtype=torch.int8), empty(n, 768, dtype=i32)
+    for on_gpu, defer in ((None, 0), (ids, 0), (ids, 2)):
+        publish_kernel((n,), x, ids, empty(n, 8), empty(128, dtype=i32), on_gpu, codes, metas, None, ids, ids,
+                       empty(n, 8), long, word, word, long, flags, word, word if defer else None, word, 2048, 8, 8,
+                       defer, 2048, 8, True, num_warps=8, enable_fp_fusion=False)
+    poll_kernel((1,), word, word, True, num_warps=1)
+    combine_kernel((n,), x, flags, flags, x, 2048, 2048, True, num_warps=8)
 
 def pages(size):
     rows = PageRows([empty(40, size, dtype=torch.uint8)] * 2, 4)

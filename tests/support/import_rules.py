@@ -215,6 +215,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.step_buffers",
         "moeserve.kv.layout",
         "moeserve.kv.state_capacity",
+        "moeserve.kv.window_capacity",
         "moeserve.kv.tier_sizes",
         "moeserve.config",
         "moeserve.errors",
@@ -258,6 +259,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.dump": {"moeserve.errors"},
     "moeserve.process": FRAME,
+    "moeserve.zygote": FRAME
+    | {"moeserve.router.__main__", "moeserve.detokenizer.__main__", "moeserve.tokenizer"},
+    "moeserve.zygote.forking": {"moeserve.process"},
     "moeserve.workload": {"moeserve.errors"},
     "moeserve.expert_cache": {"moeserve.errors"},
     "moeserve.simulate": FRAME

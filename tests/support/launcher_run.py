@@ -17,13 +17,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCH = """
 import sys
 from moeserve.config import ServerConfig
-from moeserve.launcher import launch
+from moeserve.launcher import launch, zygote
 from moeserve.logs import set_up_logging
 port, timeout, step_timeout = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 config = ServerConfig(
     model="tiny.gguf", port=port, shutdown_timeout=timeout, step_timeout=step_timeout, api_key=("secret",)
 )
 launch.EXIT_TIMEOUT_S = 3.0
+zygote.SETTLED_S = 0.1
 set_up_logging("launcher", config.log_level)
 sys.exit(launch.launch(config, "tests.support.launcher_children"))
 """

@@ -110,8 +110,27 @@ class VirtualEngine:
         decode = [row for row in plan.rows if row.count == 1 and row.sample]
         prompt = sum(row.count for row in plan.rows) - len(decode)
         attended = sum((row.start + row.count / 2) * row.count for row in plan.rows)
-        experts = 1.0 - (1.0 - EXPERTS_PER_TOKEN / NUM_EXPERTS) ** (len(decode) + prompt)
-        ms = 7.5 + 84.0 * experts + 0.05 * len(decode) + 1.25 * prompt + 2.3e-4 * attended
-        ms *= self._rng.lognormvariate(0.0, 0.05)
+        ms = self._ms(len(decode), prompt, attended) * self._rng.lognormvariate(0.0, 0.05)
         self.steps.append(Step(self.now + ms / 1e3, len(decode), prompt, ms))
         return ms
+
+    def _ms(self, decode_rows: int, prompt_tokens: int, attended: float) -> float:
+        experts = experts_read(decode_rows + prompt_tokens)
+        return 7.5 + 84.0 * experts + 0.05 * decode_rows + 1.25 * prompt_tokens + 2.3e-4 * attended
+
+
+class StreamingEngine(VirtualEngine):
+    """Of a GPU with half of 48 x 128 experts in RAM, as docs/results/2026-11-24-expert-cache.md measured it: the pool
+    reads what a step misses at 20 us an expert; a large step brings all of them over PCIe, in 190 ms whatever its
+    size, and computes 21,000 tokens a second."""
+
+    def _ms(self, decode_rows: int, prompt_tokens: int, attended: float) -> float:
+        by_pool = 2.0 + 48 * 64 * 0.02 * experts_read(decode_rows + prompt_tokens) + 0.35 * prompt_tokens
+        if not prompt_tokens:
+            return by_pool
+        return 10.0 + min(by_pool + 10.0, max(190.0, 0.047 * prompt_tokens))
+
+
+def experts_read(tokens: int) -> float:
+    """The part of a layer's that so many tokens are routed to, if all are as likely."""
+    return 1.0 - (1.0 - EXPERTS_PER_TOKEN / NUM_EXPERTS) ** tokens

@@ -79,7 +79,7 @@ def test_its_size(tiny_model: Path) -> None:
     assert chosen(10, 60) == 15 * gib
     assert chosen(10, 600) == 40 * gib
     assert chosen(20, 60) == 0
-    assert chosen(10, 60, kv_window_ratio=0.25) == 0
+    assert ram_tier_bytes(small_config(tiny_model), 10 * gib, 60 * gib, has_window_pool=True) == 0
     assert chosen(40, 60, kv_ram=50.0) == 50 * gib
     assert chosen(10, 60, kv_ram=0.0) == 0
     assert chosen(10, 60, prefix_cache="off") == 0

@@ -21,7 +21,7 @@ def filled(counts: dict[int, int]) -> StepInputs:
         tokens = np.arange(200, dtype=np.int32).tobytes()
         sequences.bind(NewSeq(slot, tokens, 200, b"", SamplingParams(max_tokens=1), state_slot=10 + slot))
     rows = [Row(slot, 0, n, np.arange(n, dtype=np.int32).tobytes(), True) for slot, n in counts.items()]
-    inputs = StepInputs(256, 8, SEQUENCES, CPU, has_states=True)
+    inputs = StepInputs(256, 8, SEQUENCES, CPU, max_model_len=200, num_kv_slots=400, has_states=True)
     inputs.fill(StepLayout(rows), sequences)
     inputs.copy()
     return inputs
@@ -54,5 +54,19 @@ def test_a_recorded_step_goes_through_all_sequences_there_may_be() -> None:
 
 
 def test_a_model_without_states_has_none() -> None:
-    inputs = StepInputs(16, 8, SEQUENCES, CPU)
+    inputs = StepInputs(16, 8, SEQUENCES, CPU, max_model_len=200, num_kv_slots=400)
     assert inputs.batch(1, None, 0.0).states is None
+
+
+def test_a_dummy_step_stays_within_a_request_and_the_pools() -> None:
+    """However large it is: before, a server of short requests or of a small pool read and wrote beyond their memory."""
+    inputs = StepInputs(256, 8, SEQUENCES, CPU, max_model_len=90, num_kv_slots=50, has_windows=True)
+    for n, start in ((256, 0), (40, 0), (30, 60)):
+        inputs.fill_dummy(n, 1000, start)
+        inputs.copy()
+        batch = inputs.batch(n, None, 0.0)
+        assert batch.window_slots is not None
+        assert batch.positions.tolist() == [min(start + row, 89) for row in range(256)]
+        slots = [row if row < min(n, 50) else -1 for row in range(256)]
+        assert batch.kv_slots.tolist() == slots
+        assert batch.window_slots.tolist() == slots

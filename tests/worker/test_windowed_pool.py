@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.bench.engine import EngineBench
+from moeserve.bench.steps import StepBench
+from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
@@ -35,3 +39,34 @@ def test_the_same_bits_as_with_one_pool(tmp_path: Path) -> None:
         report = scheduler.load_report()
         assert report.window_hits >= 2
         assert report.window_slots_used == 0
+
+
+class Noted(EngineBench):
+    """Keeps what its steps gave."""
+
+    def __init__(self, runner: Runner, step_tokens: int) -> None:
+        super().__init__(runner, step_tokens)
+        self.results: list[StepResult] = []
+
+    def run(self, plan: StepPlan) -> None:
+        self.results.append(self._runner.step(plan))
+
+
+def test_benches_hand_out_window_slots(tmp_path: Path) -> None:
+    """Twice, so that they come back; the same log-probabilities as of one pool."""
+    model = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    found = []
+    for ratio in (0.0, 0.2):
+        runner = runner_of(model, ratio, "f16")
+        bench = Noted(runner, 16)
+        for _ in range(2):
+            bench.prefill(2, 40)
+            bench.decode(2, 40, 20)
+        tokens = [one.token_id for result in bench.results for one in result.sampled]
+        assert min(tokens) >= 0
+        found.append(tokens)
+        steps = StepBench(runner, 2, 16, 40)
+        steps.measure()
+        assert all(math.isfinite(sample.seconds) for sample in steps.samples)
+    assert len(found[0]) == 2 * (2 + 2 * 20)
+    assert found[0] == found[1]

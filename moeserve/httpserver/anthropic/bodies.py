@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
+from moeserve.httpserver.anthropic.client_tools import as_functions
 from moeserve.httpserver.anthropic.content import (
     CACHED,
     MAX_BLOCKS,
@@ -204,8 +205,11 @@ class ThinkingConfig(RequestModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int | None, Field(ge=1, le=INT32_MAX)] = None
     display: Annotated[
-        Literal["full", "summarized", "omitted"] | None,
-        Field(description="Omitted leaves the thought out of the answer; there are no summaries."),
+        Label | None,
+        Field(
+            description='"omitted" leaves the thought out of the answer. Anything else, such as "summarized", shows it '
+            "whole."
+        ),
     ] = None
 
     @model_validator(mode="after")
@@ -264,11 +268,13 @@ class CountTokensRequest(RequestModel):
     system: Annotated[Texts, Field(default_factory=list)]
     tools: Annotated[
         list[MessageTool],
+        BeforeValidator(as_functions),
         BeforeValidator(partial(without_hosted, hosted=_SERVER_TOOLS)),
         Field(
             max_length=MAX_TOOLS,
             default_factory=list,
-            description="Those that run at Anthropic are left out.",
+            description="Those that run at Anthropic are left out; `bash_…`, `text_editor_…` and `memory_…` are "
+            "functions with the parameters that their calls have.",
         ),
     ]
     tool_choice: MessageToolChoice | None = None
@@ -371,7 +377,7 @@ class MessagesRequest(CountTokensRequest):
 
     metadata: Annotated[FreeDict | None, NO_EFFECT] = None
     service_tier: Annotated[Literal["auto", "standard_only"] | None, NO_EFFECT] = None
-    inference_geo: Annotated[Any, unsupported("inference_geo")] = None
+    inference_geo: Annotated[Label | None, NO_EFFECT] = None
 
     @model_validator(mode="after")
     def _thought_leaves_room(self) -> MessagesRequest:

@@ -157,6 +157,10 @@ class EngineClient:
                 answers[index].append(item)
         return answers
 
+    def serves_others(self, key_name: str) -> bool:
+        """Whether requests of another API key are under way."""
+        return any(generation.request.key_name != key_name for generation in self._open.values())
+
     def next_id(self) -> int:
         return next(self._ids)
 

@@ -37,7 +37,7 @@ class Service:
     def __post_init__(self) -> None:
         max_generations = self.config.max_num_queued_reqs + self.config.max_num_seqs
         self.request_builder = RequestBuilder(self.engine, self.config.seed, max_generations)
-        self.grammars = GrammarChecker(Path(self.config.model))
+        self.grammars = GrammarChecker(Path(self.config.model), serves_others=self.engine.serves_others)
 
     def ready(self, model: str | None) -> tuple[ModelText, int]:
         """Returns the tokenizer and the longest prompt plus answer in tokens. Raises ApiError: 404 for a model that is

@@ -6,7 +6,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.native.objects import Experts, ExpertsHeat
+from moeserve.httpserver.native.objects import ExpertCacheTotals, Experts, ExpertsHeat
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 from moeserve.messages.steps import ExpertUse
 from moeserve.placement.heat import ExpertHeat, write_heat
@@ -16,7 +16,8 @@ router = APIRouter(tags=["Experts"])
 
 @router.get("/v1/experts", responses={200: {"model": Experts}})
 async def experts(request: Request) -> Response:
-    """Tokens routed to each expert of each layer since the start, and which experts live in GPU memory."""
+    """Tokens routed to each expert of each layer since the start, which experts are in GPU memory now, and what the
+    cache of experts has done."""
     return await answer(request, _experts(service_of(request)))
 
 
@@ -46,7 +47,16 @@ async def _experts(service: Service) -> Experts:
         "experts_per_token": use.experts_per_token,
         "counts": _counts(use),
         "gpu_experts": [np.flatnonzero(layer).tolist() for layer in on_gpu],
+        "expert_gpus": (on_gpu.astype(int) - 1).tolist(),
+        "expert_cache": _totals(use),
     }
+
+
+def _totals(use: ExpertUse) -> ExpertCacheTotals | None:
+    cache = use.cache
+    if cache is None:
+        return None
+    return {"hits": cache.hits, "misses": cache.misses, "promotions": cache.promotions, "bytes": cache.bytes}
 
 
 def _counts(use: ExpertUse) -> list[list[int]]:

@@ -8,6 +8,8 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 
 class ModelCard(TypedDict):
+    """OpenAI's and vLLM's fields, then Anthropic's: both have models at this path."""
+
     id: str
     object: Literal["model"]
     created: int
@@ -15,11 +17,18 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None  # the model of a LoRA adapter
     max_model_len: int | None
+    type: Literal["model"]
+    display_name: str
+    created_at: str  # RFC 3339
+    max_input_tokens: int | None
 
 
 class ModelList(TypedDict):
     object: Literal["list"]
     data: list[ModelCard]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class Version(TypedDict):
@@ -71,6 +80,15 @@ class Loads(TypedDict):
     aggregate: TotalLoad
 
 
+class ExpertCacheTotals(TypedDict):
+    """Of all steps since the start; a step counts each expert of a layer once."""
+
+    hits: int  # experts that a step used and found in GPU memory
+    misses: int  # those that the CPU computed
+    promotions: int  # experts brought to GPU memory
+    bytes: int  # of their weights
+
+
 class Experts(TypedDict):
     object: Literal["experts"]
     model: str
@@ -78,7 +96,10 @@ class Experts(TypedDict):
     experts: int  # of a layer
     experts_per_token: int
     counts: list[list[int]]  # [layers][experts]: tokens routed to each since the start
-    gpu_experts: list[list[int]]  # of each layer: the ids of those in GPU memory, ascending
+    gpu_experts: list[list[int]]  # of each layer: the ids of those in GPU memory now, ascending
+    # [layers][experts]: which of the GPUs has it in its memory, counted from 0 in --gpus' order; -1: in RAM
+    expert_gpus: list[list[int]]
+    expert_cache: ExpertCacheTotals | None  # null where experts stay where they are
 
 
 class ExpertsHeat(TypedDict):

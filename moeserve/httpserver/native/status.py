@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.service import Service, service_of
@@ -31,7 +33,13 @@ async def list_models(request: Request) -> Response:
     """The one model there is, under each of its names, and its LoRA adapters."""
     service = service_of(request)
     names = [service.model_name, *sorted(service.aliases), *service.adapters]
-    models: ModelList = {"object": "list", "data": [_card(service, name) for name in names]}
+    models: ModelList = {
+        "object": "list",
+        "data": [_card(service, name) for name in names],
+        "has_more": False,
+        "first_id": names[0],
+        "last_id": names[-1],
+    }
     return JsonResponse(models)
 
 
@@ -45,6 +53,7 @@ async def get_model(request: Request, model: str) -> Response:
 
 
 def _card(service: Service, name: str) -> ModelCard:
+    most = service.engine.max_model_len or service.config.max_model_len
     return {
         "id": name,
         "object": "model",
@@ -52,5 +61,9 @@ def _card(service: Service, name: str) -> ModelCard:
         "owned_by": "moeserve",
         "root": service.adapters[name].path if name in service.adapters else service.model_name,
         "parent": service.model_name if name in service.adapters else None,
-        "max_model_len": service.engine.max_model_len or service.config.max_model_len,
+        "max_model_len": most,
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "max_input_tokens": most,
     }

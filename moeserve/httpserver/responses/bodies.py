@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -39,8 +39,10 @@ from moeserve.httpserver.transport.request_model import (
     RequestModel,
     unsupported,
 )
+from moeserve.httpserver.transport.unknown_fields import drop_unknown
 
 _OWN_USE: Final = Advisory("For the client's own use.")
+MAX_PARTS: Final = 64  # that `include` names
 ResponseId = Annotated[str, Field(pattern=r"^resp_[\x21-\x7e]{1,160}$")]
 
 
@@ -64,10 +66,13 @@ class TextConfig(RequestModel):
     format: TextFormat = TextFormat()
 
 
+_WHOLE_THOUGHT: Final = Advisory("Has no effect: the reasoning comes whole.")
+
+
 class ReasoningConfig(RequestModel):
     effort: Effort | None = None
-    summary: Annotated[Any, unsupported("a summary", "auto")] = None
-    generate_summary: Annotated[Any, unsupported("a summary", "auto")] = None
+    summary: Annotated[Label | None, _WHOLE_THOUGHT] = None
+    generate_summary: Annotated[Label | None, _WHOLE_THOUGHT] = None
     context: Annotated[Any, unsupported("another context", "auto")] = None
     mode: Annotated[Any, unsupported("another mode", "standard")] = None
 
@@ -87,6 +92,15 @@ Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
+
+
+def _with_known_parts(include: Any) -> Any:
+    """Leaves out parts that newer clients know: no answer has them."""
+    if not isinstance(include, list) or len(include) > MAX_PARTS:
+        return include
+    known = get_args(Include)
+    unknown = [part for part in include if isinstance(part, str) and part not in known]
+    return [part for part in include if part not in unknown] if drop_unknown("include=", unknown) else include
 
 
 def _to_items(value: Any) -> Any:
@@ -224,7 +238,9 @@ class ResponsesRequest(InputTokensRequest):
             description="Only the prompt's last tokens are read; -1: as many as fit (vLLM).",
         ),
     ] = None
-    include: Annotated[list[Include], Field(max_length=8, default_factory=list)]
+    include: Annotated[
+        list[Include], BeforeValidator(_with_known_parts), Field(max_length=MAX_PARTS, default_factory=list)
+    ]
 
     cache_salt: CacheSalt = ""
 

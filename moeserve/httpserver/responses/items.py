@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from moeserve.httpserver.generation.chat_tools import CallArgumentsText, arguments_for_template
-from moeserve.httpserver.responses.tools import LOCAL_SHELL, Toolbox
+from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS
+from moeserve.httpserver.responses.tools import Toolbox
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
 
 MAX_PARTS: Final = 1024
@@ -59,6 +60,10 @@ class MessageItem(_Item):
     phase: Annotated[Literal["commentary", "final_answer"] | None, NO_EFFECT] = None
 
 
+# What clients send back of the items of calls and their outputs, and which changes nothing.
+_OF_A_CALL: Final = frozenset({"environment", "caller", "created_by"})
+
+
 class FunctionCallItem(_Item):
     type: Literal["function_call"]
     call_id: Label
@@ -78,9 +83,25 @@ class CustomCallItem(_Item):
 
 
 class ShellCallItem(_Item):
-    type: Literal["local_shell_call"]
+    idle: ClassVar = _OF_A_CALL
+
+    type: Literal["local_shell_call", "shell_call"]
     call_id: Label
     action: FreeDict
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in self.action.items() if name not in ("type", "env")}
+
+
+class PatchCallItem(_Item):
+    idle: ClassVar = _OF_A_CALL
+
+    type: Literal["apply_patch_call"]
+    call_id: Label
+    operation: FreeDict
+
+    def given(self) -> dict[str, Any]:
+        return self.operation
 
 
 Output = str | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
@@ -94,6 +115,9 @@ class CallOutputItem(_Item):
     output: Output
     name: Annotated[Label | None, NO_EFFECT] = None
 
+    def text(self) -> str:
+        return _text_of(self.output)
+
 
 class ShellOutputItem(_Item):
     """Its id may be the call's."""
@@ -101,6 +125,56 @@ class ShellOutputItem(_Item):
     type: Literal["local_shell_call_output"]
     call_id: Label | None = None
     output: Output
+
+    def text(self) -> str:
+        return _text_of(self.output)
+
+
+class Outcome(RequestModel):
+    type: Literal["exit", "timeout"]
+    exit_code: int = 0
+
+
+class CommandOutput(RequestModel):
+    """What one command of a shell's call printed."""
+
+    idle: ClassVar = _OF_A_CALL
+
+    stdout: str = ""
+    stderr: str = ""
+    outcome: Outcome | None = None
+
+    def text(self) -> str:
+        ended = ""
+        if self.outcome is not None and self.outcome.type == "timeout":
+            ended = "timed out"
+        elif self.outcome is not None and self.outcome.exit_code:
+            ended = f"exit code {self.outcome.exit_code}"
+        return "\n".join(part.rstrip("\n") for part in (self.stdout, self.stderr, ended) if part)
+
+
+class CommandsOutputItem(_Item):
+    idle: ClassVar = _OF_A_CALL | {"max_output_length"}
+
+    type: Literal["shell_call_output"]
+    call_id: Label
+    output: Annotated[list[CommandOutput], Field(max_length=MAX_PARTS)]
+
+    def text(self) -> str:
+        return "\n".join(one.text() for one in self.output)
+
+
+class PatchOutputItem(RequestModel):
+    idle: ClassVar = _OF_A_CALL
+
+    type: Literal["apply_patch_call_output"]
+    id: Label | None = None
+    call_id: Label
+    status: Literal["completed", "failed"] = "completed"
+    output: str = ""
+
+    def text(self) -> str:
+        return "\n".join([*(["The patch failed."] if self.status == "failed" else []), self.output])
 
 
 class ItemReference(RequestModel):
@@ -157,8 +231,8 @@ def _typed(item: Any) -> Any:
     return {"type": "message"} | item
 
 
-CallItem = FunctionCallItem | CustomCallItem | ShellCallItem
-OutputItem = CallOutputItem | ShellOutputItem
+CallItem = FunctionCallItem | CustomCallItem | ShellCallItem | PatchCallItem
+OutputItem = CallOutputItem | ShellOutputItem | CommandsOutputItem | PatchOutputItem
 Item = Annotated[
     Annotated[
         MessageItem | CallItem | OutputItem | ReasoningItem | ItemReference, Field(discriminator="type")
@@ -182,7 +256,7 @@ def messages_of(instructions: str | None, items: list[Item], toolbox: Toolbox) -
         if isinstance(item, OutputItem):
             output = {
                 "role": "tool",
-                "content": _text_of(item.output),
+                "content": item.text(),
                 "tool_call_id": item.call_id or item.id,
             }
             messages.append(output)
@@ -201,7 +275,7 @@ def messages_of(instructions: str | None, items: list[Item], toolbox: Toolbox) -
                 turn["content"] += _text_of(item.content)
             case ReasoningItem():
                 turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text()
-            case FunctionCallItem() | CustomCallItem() | ShellCallItem():
+            case FunctionCallItem() | CustomCallItem() | ShellCallItem() | PatchCallItem():
                 call = {"id": item.call_id, "type": "function", "function": _function_of(item, toolbox)}
                 turn.setdefault("tool_calls", []).append(call)
     return messages
@@ -212,9 +286,18 @@ def _function_of(item: CallItem, toolbox: Toolbox) -> dict[str, Any]:
     match item:
         case CustomCallItem():
             return {"name": toolbox.shown(item.name, item.namespace), "arguments": {"input": item.input}}
-        case ShellCallItem():
-            arguments = {name: value for name, value in item.action.items() if name not in ("type", "env")}
-            return {"name": toolbox.shown(LOCAL_SHELL), "arguments": arguments}
+        case ShellCallItem() | PatchCallItem():
+            return _as_written(item.type.removesuffix("_call"), item.given(), toolbox)
         case FunctionCallItem():
             name = toolbox.shown(item.name, item.namespace)
             return {"name": name, "arguments": arguments_for_template(item.arguments)}
+
+
+def _as_written(kind: str, given: dict[str, Any], toolbox: Toolbox) -> dict[str, Any]:
+    """Returns the call with its arguments in the order of the parameters, in which the model wrote them: clients order
+    them anew, and the prompt's prefix would no longer be the cached one."""
+    names = [*CLIENT_TOOLS[kind].parameters["properties"], *given]
+    return {
+        "name": toolbox.shown(kind),
+        "arguments": {name: given[name] for name in names if name in given},
+    }

@@ -20,11 +20,20 @@ class ContentPart(TypedDict):
 
 class OutputItem(TypedDict):
     """message: `role`, `content`; reasoning: `summary`, `content` and, where asked for, `encrypted_content`;
-    function_call: `call_id`, `name`, `arguments`; custom_tool_call: `call_id`, `name`, `input`; local_shell_call:
-    `call_id`, `action`. A call of a tool in a namespace has that, too."""
+    function_call: `call_id`, `name`, `arguments`; custom_tool_call: `call_id`, `name`, `input`;
+    local_shell_call and shell_call: `call_id`, `action`; apply_patch_call: `call_id`, `operation`. A call of a tool in
+    a namespace has that, too."""
 
     id: str
-    type: Literal["message", "reasoning", "function_call", "custom_tool_call", "local_shell_call"]
+    type: Literal[
+        "message",
+        "reasoning",
+        "function_call",
+        "custom_tool_call",
+        "local_shell_call",
+        "shell_call",
+        "apply_patch_call",
+    ]
     status: ItemStatus
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[list[ContentPart]]
@@ -36,6 +45,7 @@ class OutputItem(TypedDict):
     arguments: NotRequired[str]
     input: NotRequired[str]
     action: NotRequired[dict[str, Any]]
+    operation: NotRequired[dict[str, Any]]
 
 
 class InputTokensDetails(TypedDict):

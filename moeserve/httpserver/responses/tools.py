@@ -1,7 +1,7 @@
 """The tools of /v1/responses as the model's functions, and their calls as the items that the client knows.
 
 A model here knows functions only. A namespace is so many functions; a custom tool, whose input is free text, and the
-local shell are functions with the parameters that their items have. Tools that run at OpenAI are left out.
+tools of `client_tools` are functions with the parameters that their items have. Tools that run at OpenAI are left out.
 
 Source: OpenAI's API reference (Responses) and its Python client's types.
 """
@@ -27,28 +27,14 @@ from moeserve.httpserver.generation.chat_tools import (
     without_hosted,
 )
 from moeserve.httpserver.generation.tool_use import Tool
+from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS, ToolKind
 from moeserve.httpserver.transport.request_model import Advisory, FreeDict, RequestModel, unsupported
 
 HOSTED: Final = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search"),
     "programmatic_tool_calling",
 )
-Kind = Literal["function", "custom", "local_shell"]
-LOCAL_SHELL: Final = "local_shell"
-_SHELL_PARAMETERS: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "command": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "The program and its arguments.",
-        },
-        "working_directory": {"type": "string"},
-        "timeout_ms": {"type": "integer", "minimum": 0},
-    },
-    "required": ["command"],
-    "additionalProperties": False,
-}
+Kind = Literal["function", "custom"] | ToolKind
 _INPUT_PARAMETERS: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The tool's whole input, as plain text."}},
@@ -97,11 +83,23 @@ class CustomTool(RequestModel):
         return Tool(name, described or None, _INPUT_PARAMETERS, is_strict=False)
 
 
-class LocalShellTool(RequestModel):
-    type: Literal["local_shell"]
+class Environment(RequestModel):
+    """Where a shell's commands are run."""
+
+    type: Annotated[Any, unsupported("an environment that is not the client's", "local")] = "local"
+    skills: Annotated[Any, unsupported("skills", [])] = None
+
+
+class KnownTool(RequestModel):
+    """A tool that its type alone describes, and that the client runs."""
+
+    type: ToolKind
+    environment: Environment | None = None
+    allowed_callers: Annotated[Any, unsupported("other callers", ["direct"])] = None
 
     def for_model(self, name: str) -> Tool:
-        return Tool(name, "Runs a program on the user's computer.", _SHELL_PARAMETERS, is_strict=False)
+        known = CLIENT_TOOLS[self.type]
+        return Tool(name, known.description, known.parameters, is_strict=False)
 
 
 class NamespaceTool(RequestModel):
@@ -113,7 +111,7 @@ class NamespaceTool(RequestModel):
     ]
 
 
-AnyTool = FunctionTool | CustomTool | LocalShellTool | NamespaceTool
+AnyTool = FunctionTool | CustomTool | KnownTool | NamespaceTool
 ResponseTools = Annotated[
     list[Annotated[AnyTool, Field(discriminator="type")]],
     BeforeValidator(partial(without_hosted, hosted=HOSTED)),
@@ -124,7 +122,7 @@ ResponseTools = Annotated[
 class ToolReference(RequestModel):
     """A tool by its name, to be called or to be allowed."""
 
-    type: Literal["function", "custom", "local_shell"]
+    type: Kind
     name: ToolName | None = None
     namespace: ToolName | None = None
 
@@ -150,7 +148,7 @@ class Toolbox:
     tool has it too; then the namespace's stands before it."""
 
     def __init__(self, tools: Sequence[AnyTool]) -> None:
-        flat: list[tuple[FunctionTool | CustomTool | LocalShellTool, str | None]] = []
+        flat: list[tuple[FunctionTool | CustomTool | KnownTool, str | None]] = []
         for tool in tools:
             if isinstance(tool, NamespaceTool):
                 flat += [(inner, tool.name) for inner in tool.tools]
@@ -181,8 +179,8 @@ class Toolbox:
         return [self.shown(one.name or one.type, one.namespace) for one in references]
 
 
-def _name_of(tool: FunctionTool | CustomTool | LocalShellTool) -> str:
-    return LOCAL_SHELL if isinstance(tool, LocalShellTool) else tool.name
+def _name_of(tool: FunctionTool | CustomTool | KnownTool) -> str:
+    return tool.type if isinstance(tool, KnownTool) else tool.name
 
 
 def input_of(arguments: str) -> str:
@@ -192,20 +190,3 @@ def input_of(arguments: str) -> str:
     except (ValueError, KeyError, TypeError, RecursionError):
         return arguments
     return value if isinstance(value, str) else arguments
-
-
-def shell_action(arguments: str) -> dict[str, Any]:
-    """The `action` of a local_shell_call. A command that is no list of words is run by a shell."""
-    try:
-        given = json.loads(arguments)
-    except (ValueError, RecursionError):
-        given = {}
-    given = given if isinstance(given, dict) else {}
-    command = given.get("command", [])
-    if not isinstance(command, list):
-        command = ["bash", "-lc", str(command)]
-    action: dict[str, Any] = {"type": "exec", "command": [str(word) for word in command], "env": {}}
-    for name, kind in (("working_directory", str), ("timeout_ms", int)):
-        if isinstance(given.get(name), kind):
-            action[name] = given[name]
-    return action

@@ -9,6 +9,7 @@ from typing import Any
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.generation.answers import Answer, Call, new_call_id
 from moeserve.httpserver.generation.logprobs import ChatLogprob
+from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS
 from moeserve.httpserver.responses.items import opaque
 from moeserve.httpserver.responses.objects import (
     ContentPart,
@@ -16,7 +17,7 @@ from moeserve.httpserver.responses.objects import (
     OutputItem,
     ResponseEvent,
 )
-from moeserve.httpserver.responses.tools import Toolbox, input_of, shell_action
+from moeserve.httpserver.responses.tools import Toolbox, input_of
 
 
 def new_id(prefix: str) -> str:
@@ -59,9 +60,9 @@ def _call(call: Call, toolbox: Toolbox, status: ItemStatus) -> OutputItem:
         case "custom":
             given = input_of(call.arguments) if status != "in_progress" else ""
             item = {"id": new_id("ctc"), "type": "custom_tool_call", "name": name, "input": given}
-        case "local_shell":
-            action = shell_action(call.arguments)
-            item = {"id": new_id("lsh"), "type": "local_shell_call", "action": action}
+        case kind if (known := CLIENT_TOOLS.get(kind)) is not None:
+            value = known.read(call.arguments)
+            item = {"id": new_id(known.id_prefix), "type": f"{kind}_call", known.field: value}
         case _:
             arguments = call.arguments
             item = {"id": new_id("fc"), "type": "function_call", "name": name, "arguments": arguments}
@@ -131,8 +132,8 @@ class ItemWriter:
             item["input"] = input_of(self._call.arguments)
             yield self._about("custom_tool_call_input.delta", delta=item["input"])
             yield self._about("custom_tool_call_input.done", input=item["input"])
-        elif item["type"] == "local_shell_call":
-            item["action"] = shell_action(self._call.arguments)
+        elif (known := CLIENT_TOOLS.get(item["type"].removesuffix("_call"))) is not None:
+            item[known.field] = known.read(self._call.arguments)  # type: ignore[literal-required]
         else:
             (part,) = item["content"]
             about = {"text": part["text"]}

@@ -35,15 +35,16 @@ def attend_block(
         live = tl.full([BLOCK], True, tl.int1)
         slot = tl.load(table + position).to(tl.int64) * KV_STRIDE
     k = load_kv(keys, key_scales, slot, live, DIM, BLOCK, SIZE, False, False)
-    scores = tl.dot(q, tl.trans(k)) * SCALE
+    scores = tl.dot(q, tl.trans(k))
     if MASKED:
         scores = tl.where(position[None, :] <= q_position[:, None], scores, float("-inf"))
         if WINDOW > 0:
             scores = tl.where(position[None, :] > q_position[:, None] - WINDOW, scores, float("-inf"))
-    new = tl.maximum(largest, tl.max(scores, 1))
+    tl.static_assert(SCALE > 0)
+    new = tl.maximum(largest, tl.max(scores, 1) * SCALE)
     if WINDOW > 0:
         new = tl.maximum(new, NO_SCORE)  # a row may see nothing of its tile's first keys
-    weights = tl.exp2(scores - new[:, None])
+    weights = tl.exp2(scores * SCALE - new[:, None])  # one instruction for both
     shrink = tl.exp2(largest - new)
     v = load_kv(values, value_scales, slot, live, DIM, BLOCK, SIZE, False, True)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None])

@@ -43,9 +43,9 @@ def method_for(tokens: int) -> Method:
         up = GemmTile(8, 32, 4, 4, 2, sliced_k=True, registers=128)
         return Method(8, up, GemmTile(8, 64, 2, 2, 2, sliced_k=True))
     if tokens <= 128:
-        return Method(16, GemmTile(16, 32, 2, 2, 3), GemmTile(16, 64, 2, 2, 2))
+        return Method(16, GemmTile(16, 32, 2, 2, 3), GemmTile(16, 64, 2, 2, 3))
     if tokens <= 256:
-        return Method(32, GemmTile(32, 64, 2, 2, 2), GemmTile(32, 64, 2, 2, 2))
+        return Method(32, GemmTile(32, 32, 2, 2, 2, sliced_k=True), GemmTile(32, 64, 2, 2, 2))
     if tokens <= 2048:
         return Method(64, GemmTile(64, 64, 2, 4, 2), GemmTile(64, 128, 2, 4, 2))
     # Gate and up of 8,192 tokens: 1.8 ms a layer instead of 2.6.

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -106,9 +108,16 @@ class ExpertHandoff:
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
         self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
         self._waits = torch.zeros(2, 4, dtype=torch.int32, device=device)
-        self._token_counts = [
-            torch.zeros(2, 0 if e is None else e.gate.experts, dtype=torch.int64) for e in layers
+        most = max((e.gate.experts for e in some), default=0)
+        self._counts = torch.zeros(len(layers), 2 * most, dtype=torch.int64)
+        experts = [0 if e is None else e.gate.experts for e in layers]
+        self._token_counts: list[Tensor] = [
+            own[: 2 * count].view(2, count) for own, count in zip(self._counts, experts, strict=True)
         ]
+        self._read_at: dict[bytes, npt.NDArray[np.int64]] = {}  # by layers: where in the counts
+        self._is_read_count = np.zeros(self._counts.shape, np.bool_)
+        for own, count in zip(self._is_read_count, experts, strict=True):
+            own[count : 2 * count] = True
         self._native: _C.Handoff | None = self._make_native(some, timeout_s)
 
     def defer(self, max_deferred: int) -> None:
@@ -125,13 +134,22 @@ class ExpertHandoff:
         self._live().begin()
 
     def publish(
-        self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, expert_map: Tensor | None = None
+        self,
+        layer: int,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        expert_map: Tensor | None = None,
+        *,
+        on_gpu: Tensor | None = None,
     ) -> None:
         """Queues: rows to the CPU, where its experts start on them at once.
 
         x: float32, bfloat16 or float16 [n, hidden]; ids: int32 [n, top_k], the layer's expert ids, below 0: none (a
         padding row has nothing else); weights: float32 [n, top_k], those of ids below 0 the least of their row.
         expert_map: in place of the layer's, where not all of its experts are to be computed here, -1 for the others.
+        on_gpu: int32 [n, top_k], laid out as ids, where experts move while steps run: routes from 0 on are the GPU's,
+        whatever the map says. The GPU's kernels decide by the same numbers, so that each route is computed once.
         On the device; x contiguous, ids and weights contiguous or columns of wider tensors; n <= max_tokens. What is
         not on the CPU is left out; when that is everything, the stream will not wait.
         """
@@ -149,6 +167,7 @@ class ExpertHandoff:
             region.answers[layer],
             self._steps[layer:],
             expert_map,
+            on_gpu,
         )
 
     def collect(self, layer: int, out: Tensor) -> None:
@@ -183,6 +202,14 @@ class ExpertHandoff:
         Written by the pool: read it between steps."""
         return self._token_counts[layer]
 
+    def expert_reads(self, layers: npt.NDArray[np.bool_]) -> int:
+        """Experts whose weights steps have read since the start, those of `layers` [layers] together, each once a step.
+        Between steps."""
+        key = layers.tobytes()
+        if key not in self._read_at:
+            self._read_at[key] = np.flatnonzero(self._is_read_count & layers[:, None])
+        return int(self._counts.numpy().reshape(-1).take(self._read_at[key]).sum())
+
     def close(self) -> None:
         """Ends the watchdog; a step still under way is abandoned, which lets the device finish it. May be called
         twice."""
@@ -212,6 +239,7 @@ class ExpertHandoff:
         answer: Tensor,
         steps: Tensor,
         expert_map: Tensor | None = None,
+        on_gpu: Tensor | None = None,
     ) -> None:
         experts = self._layers[layer]
         assert experts is not None
@@ -224,6 +252,7 @@ class ExpertHandoff:
             ids,
             weights,
             experts.expert_map if expert_map is None else expert_map,
+            on_gpu,
             codes,
             metas,
             slot.f32,
@@ -240,7 +269,7 @@ class ExpertHandoff:
             self._deferred[layer:],
             self._hidden,
             self._top_k,
-            row_stride(ids, weights),
+            row_stride(ids, weights, on_gpu),
             self._defer[layer],
             self._size,
             next_power_of_2(self._top_k),

@@ -42,13 +42,13 @@ def store_row(value, codes, metas, COLS: tl.constexpr, SIZE: tl.constexpr):
 
 @kernel
 def publish_kernel(
-    x, ids, weights, expert_map, codes, metas, floats, out_ids, out_deferred, out_weights,
+    x, ids, weights, expert_map, on_gpu, codes, metas, floats, out_ids, out_deferred, out_weights,
     request, answer, steps, ticket, present, waits, deferred_before, deferred_here,
     COLS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, DEFER: tl.constexpr, SIZE: tl.constexpr,
     K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row. x [n, COLS]; ids int32, weights float32 [n, TOP_K], rows STRIDE apart; expert_map int32
-    [experts].
+    [experts]; on_gpu int32 [n, TOP_K], rows STRIDE apart, where given: a route from 0 on is the GPU's.
 
     Where given: codes int8 [.., 1.5 * COLS], metas int32 (the same rows' second part), floats float32 [.., COLS].
     steps int32: how often this layer was published; ticket int64: 0 between launches. present int32 [n]: 1 if the row
@@ -65,6 +65,8 @@ def publish_kernel(
     expert = tl.load(ids + row * STRIDE + k, live, -1)
     weight = tl.load(weights + row * STRIDE + k, live, 0.0)
     local = tl.load(expert_map + expert, expert >= 0, -1)
+    if on_gpu is not None:
+        local = tl.where(tl.load(on_gpu + row * STRIDE + k, live, -1) >= 0, -1, local)
     later = tl.full([K], -1, tl.int32)
     if DEFER > 0:
         # An expert's rank among all of the token's, those on the GPU too: what weighs most is never late.

@@ -15,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.launch import COMPILED, kernel
 from moeserve.kernels.linear.gated import gated
 from moeserve.kernels.linear.k_blocks import expert_planes
+from moeserve.kernels.linear.paired_weights import has_pairs, paired_weights, scale_and_negative_min
 from moeserve.kernels.planes.triton import (
     BYTE_ONES,
     code_assembly,
@@ -89,14 +90,29 @@ def next_parts(low, high, at, live, f: tl.constexpr, COLS: tl.constexpr, F: tl.c
 
 @triton.jit
 def field_weights(
-    low, high, word, min_word, words, d, live, f: tl.constexpr, F: tl.constexpr, KB: tl.constexpr
+    low,
+    high,
+    word,
+    min_word,
+    words,
+    d,
+    live,
+    f: tl.constexpr,
+    F: tl.constexpr,
+    KB: tl.constexpr,
+    dtype: tl.constexpr,
 ):
-    """float32 weights [BN, KB * 16] of field f, and the scale words at hand."""
+    """Weights [BN, KB * 16] of field f in floats of a type, and the scale words at hand."""
     if f * 16 % (F.group * F.groups_per_word) == 0:
         word, min_word = load_words(words, f * 16 // F.group, live, F)
-    s, m = scale_and_min(word, min_word, d, f * 16 // F.group, F)
-    scale = s * (1.0 / F.unit)
-    return field_numbers(low, high, f, F) * spread(scale, KB) - spread(s * F.bias + m, KB), word, min_word
+    if has_pairs(F, dtype):
+        s, m = scale_and_negative_min(word, min_word, d, f * 16 // F.group, F)
+        w = paired_weights(low, high, spread(s, KB), spread(m, KB), f, F)
+    else:
+        s, m = scale_and_min(word, min_word, d, f * 16 // F.group, F)
+        scale = s * (1.0 / F.unit)
+        w = (field_numbers(low, high, f, F) * spread(scale, KB) - spread(s * F.bias + m, KB)).to(dtype)
+    return w, word, min_word
 
 
 @triton.jit
@@ -135,14 +151,14 @@ def accumulate_k_blocks(
         k = (first + b // 16) * 128 + f * 16 + b % 16
         a = tl.trans(tl.load(x[:, None] + k[None, :], tokens_live[:, None] & (k < COLS)[None, :], 0.0))
         low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
-        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB)
-        acc = tl.dot(w.to(a.dtype), a, acc)
+        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB, a.dtype)
+        acc = tl.dot(w, a, acc)
         if F_UP is not None:
             up_low, up_high = next_parts(up_low, up_high, up_at, up_live_bytes, f, COLS, F_UP)
             w, up_word, up_min_word = field_weights(
-                up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, KB
+                up_low, up_high, up_word, up_min_word, up_words, up_d, up_live, f, F_UP, KB, a.dtype
             )
-            up_acc = tl.dot(w.to(a.dtype), a, up_acc)
+            up_acc = tl.dot(w, a, up_acc)
     return acc, up_acc
 
 

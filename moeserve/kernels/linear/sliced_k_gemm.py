@@ -32,6 +32,7 @@ from moeserve.kernels.linear.gemm import (
     store_tile,
 )
 from moeserve.kernels.linear.k_blocks import expert_planes
+from moeserve.kernels.linear.paired_weights import has_pairs, paired_weights, scale_and_negative_min
 from moeserve.kernels.linear.sliced_k_activations import activation_pointers, load_activations
 from moeserve.kernels.planes.triton import scale_and_min
 from moeserve.quantization import Scale
@@ -146,13 +147,18 @@ def add_group(acc, w0, w1, a0, a1, bias_rows, s, m, F: tl.constexpr):
 
 
 @triton.jit
-def k_block_scales(words, d, g: tl.constexpr, F: tl.constexpr, RB: tl.constexpr):
-    """float32 s and m [KB * RB, BN / RB] of group g."""
+def k_block_scales(words, d, g: tl.constexpr, F: tl.constexpr, RB: tl.constexpr, PAIRS: tl.constexpr):
+    """float32 s and m [KB * RB, BN / RB] of group g; PAIRS: as scale_and_negative_min."""
+    word, min_word = words[0], words[0]
     if F.scale == U8_MIN:
-        s, m = scale_and_min(words[0], words[1], d, g, F)
+        min_word = words[1]
     else:
         word = words[g // F.groups_per_word]
-        s, m = scale_and_min(word, word, d, g, F)
+        min_word = word
+    if PAIRS:
+        s, m = scale_and_negative_min(word, min_word, d, g, F)
+    else:
+        s, m = scale_and_min(word, min_word, d, g, F)
     rows: tl.constexpr = s.shape[1] // RB
     return tl.reshape(s, [s.shape[0] * RB, rows]), tl.reshape(m, [s.shape[0] * RB, rows])
 
@@ -164,10 +170,11 @@ def add_pair(
 ):  # fmt: skip
     """Adds the products of fields 2h and 2h + 1 of the K blocks at hand to acc [KB * RB, BN / RB, BM]. a0, a1
     [KB * RB, 16, BM]: the activations. Gives acc and the bytes that the next fields may take."""
-    s0, m0 = k_block_scales(words, d, h * 32 // F.group, F, RB)
+    PAIRS: tl.constexpr = acc.shape[2] > SCALED_AFTER and has_pairs(F, a0.dtype)
+    s0, m0 = k_block_scales(words, d, h * 32 // F.group, F, RB, PAIRS)
     s1, m1 = s0, m0
     if F.group == 16:
-        s1, m1 = k_block_scales(words, d, h * 2 + 1, F, RB)
+        s1, m1 = k_block_scales(words, d, h * 2 + 1, F, RB, PAIRS)
     low, high = next_parts(low, high, at, live, h * 2, COLS, F)
     if acc.shape[2] <= SCALED_AFTER:
         w0 = k_blocks_first(field_codes(low, high, h * 2, F, a0.dtype), KB, RB)
@@ -179,17 +186,31 @@ def add_pair(
             acc = add_group(acc, w0, None, a0, None, bias_rows, s0, m0, F)
             acc = add_group(acc, w1, None, a1, None, bias_rows, s1, m1, F)
     else:
-        acc = tl.dot(scaled_field(low, high, s0, m0, h * 2, F, KB, RB).to(a0.dtype), a0, acc)
+        acc = tl.dot(scaled_field(low, high, s0, m0, h * 2, F, KB, RB, a0.dtype), a0, acc)
         low, high = next_parts(low, high, at, live, h * 2 + 1, COLS, F)
-        acc = tl.dot(scaled_field(low, high, s1, m1, h * 2 + 1, F, KB, RB).to(a0.dtype), a1, acc)
+        acc = tl.dot(scaled_field(low, high, s1, m1, h * 2 + 1, F, KB, RB, a0.dtype), a1, acc)
     return acc, low, high
 
 
 @triton.jit
-def scaled_field(low, high, s, m, f: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr):
-    """float32 weights [KB * RB, BN / RB, 16] of field f."""
-    numbers = k_blocks_first(field_numbers(low, high, f, F), KB, RB)
-    return numbers * (s * (1.0 / F.unit))[:, :, None] - (s * F.bias + m)[:, :, None]
+def by_column(values, KB: tl.constexpr):
+    """[KB * RB, BN / RB] of groups to [BN, KB * 16] of columns, as the bytes that have a field's codes lie."""
+    rows: tl.constexpr = values.shape[0] * values.shape[1] // KB
+    wide = tl.broadcast_to(tl.trans(tl.reshape(values, [KB, rows]))[:, :, None], [rows, KB, 16])
+    return tl.reshape(wide, [rows, KB * 16])
+
+
+@triton.jit
+def scaled_field(
+    low, high, s, m, f: tl.constexpr, F: tl.constexpr, KB: tl.constexpr, RB: tl.constexpr, dtype: tl.constexpr
+):
+    """Weights [KB * RB, BN / RB, 16] of field f, in floats of a type."""
+    if has_pairs(F, dtype):
+        w = k_blocks_first(paired_weights(low, high, by_column(s, KB), by_column(m, KB), f, F), KB, RB)
+    else:
+        numbers = k_blocks_first(field_numbers(low, high, f, F), KB, RB)
+        w = (numbers * (s * (1.0 / F.unit))[:, :, None] - (s * F.bias + m)[:, :, None]).to(dtype)
+    return w
 
 
 @triton.jit

@@ -42,7 +42,7 @@ def unpack_kernel(
     fields = ()
     for f in tl.static_range(8):
         low, high = next_parts(low, high, at, live_bytes, f, COLS, F)
-        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB)
+        w, word, min_word = field_weights(low, high, word, min_word, words, d, live, f, F, KB, tl.float32)
         fields = fields + (w.to(out.dtype.element_ty),)
     if PDL:
         gdc_wait()

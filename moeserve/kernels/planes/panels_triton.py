@@ -164,29 +164,30 @@ def unpack_scattered_kernel(
     HALVES: tl.constexpr, OCTETS: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """Grid (panels of a matrix, PARTS of the codes and one program for the scales, matrices). addresses int64
-    [matrices, 4]: of each the panels, and where its codes, scales and supers go."""
+    [matrices, 4]: of each the panels (0: there is none), and where its codes, scales and supers go."""
     at = addresses + 4 * tl.program_id(2)
     panels = tl.load(at)
-    if tl.program_id(1) < PARTS:
-        HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
-        move_codes(
-            panels.to(tl.pointer_type(tl.int32)), tl.load(at + 1).to(tl.pointer_type(tl.int32)), tl.program_id(1),
-            K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4, BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS,
-            NIBBLES_OR_BYTES, X,
-        )  # fmt: skip
-    else:
-        panel_bytes = panels.to(tl.pointer_type(tl.uint8))
-        scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
-        if HAS_SUPERS:
-            move_scales(
-                panel_bytes, scales, tl.load(at + 3).to(tl.pointer_type(tl.int32)), STORED, SCALE_BYTES, BLOCKS,
-                BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS, Y, S,
+    if panels != 0:
+        if tl.program_id(1) < PARTS:
+            HEADER: tl.constexpr = _ROWS * (2 * HALVES + OCTETS) // 4
+            move_codes(
+                panels.to(tl.pointer_type(tl.int32)), tl.load(at + 1).to(tl.pointer_type(tl.int32)),
+                tl.program_id(1), K_BLOCKS, PARTS, GROUPS, BLOCK_GROUPS, BLOCK_BYTES // 4,
+                BLOCKS * BLOCK_BYTES // 4, HEADER, BITS, PAIRS, NIBBLES_OR_BYTES, X,
             )  # fmt: skip
         else:
-            move_scales(
-                panel_bytes, scales, None, STORED, SCALE_BYTES, BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS,
-                Y, S,
-            )  # fmt: skip
+            panel_bytes = panels.to(tl.pointer_type(tl.uint8))
+            scales = tl.load(at + 2).to(tl.pointer_type(tl.uint8))
+            if HAS_SUPERS:
+                move_scales(
+                    panel_bytes, scales, tl.load(at + 3).to(tl.pointer_type(tl.int32)), STORED, SCALE_BYTES,
+                    BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES, OCTETS, Y, S,
+                )  # fmt: skip
+            else:
+                move_scales(
+                    panel_bytes, scales, None, STORED, SCALE_BYTES, BLOCKS, BLOCK_SCALES, BLOCK_BYTES, HALVES,
+                    OCTETS, Y, S,
+                )  # fmt: skip
 
 
 def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
@@ -216,8 +217,8 @@ def unpack_panels(panels: Tensor, planes: Planes, experts: int) -> None:
 def unpack_scattered(addresses: Tensor, kind: QuantType, rows: int, cols: int) -> None:
     """Launches it for matrices [rows, cols] of a quantised type, wherever they lie on the addresses' device.
 
-    addresses: int64 [matrices, 4] of each matrix's panels, and of its codes, scales and supers in planes (0 where the
-    type has none), all aligned to 16.
+    addresses: int64 [matrices, 4] of each matrix's panels (0: there is no such matrix), and of its codes, scales and
+    supers in planes (0 where the type has none), all aligned to 16.
     """
     f = kind.layout
     if f is None:

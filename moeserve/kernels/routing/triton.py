@@ -88,6 +88,7 @@ def route_kernel(
     local_expert_ids int32 and weights float32 [n, TOP_K], rows STRIDE apart. The options are `RouterOptions`'.
 
     local_expert_ids: expert_map[ids], where given: an expert's place among those on this device, below 0 elsewhere.
+    The map is read once for each route, as it may change meanwhile.
     Rows from count[0] on get ids -1 and weights 0. expert_token_counts int64 [EXPERTS], where given: tokens are
     added to it. E, K: powers of two that hold EXPERTS and TOP_K.
     """
@@ -130,7 +131,8 @@ def route_kernel(
     tl.store(ids + at, tl.where(live[:, None], chosen, -1), stored)
     there = live[:, None] & (k < TOP_K)
     if expert_map is not None:
-        local = tl.load(expert_map + chosen, there, -1)
+        # Volatile: an expert may come while the step runs. What reads its slot is launched behind this kernel.
+        local = tl.load(expert_map + chosen, there, -1, volatile=True)
         tl.store(local_expert_ids + at, local, stored)
     if expert_token_counts is not None:
         tl.atomic_add(expert_token_counts + chosen, 1, there, sem="relaxed")

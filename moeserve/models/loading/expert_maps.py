@@ -1,6 +1,8 @@
 """Where each expert is, in one tensor for all layers that a single copy renews between two steps.
 
-Kernels read the maps from the device, those of recorded steps too: nothing is recorded again when an expert moves.
+Kernels read the maps from the device, those of recorded steps too: nothing is recorded again when an expert moves. The
+router's kernel reads a route's slot once, and what it found decides for the GPU and for the pool alike: so an expert
+may enter the GPU's map while a step runs (`expert_slots.py`). It leaves only between two steps.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from moeserve.kernels import _C
 from moeserve.models.loading.gpu_weights import GpuMoe, GpuWeights
 from moeserve.models.loading.ram_experts import RamExperts
 
@@ -20,7 +24,8 @@ Ids = npt.NDArray[np.int64]
 
 
 class ExpertMaps:
-    """Owns the maps. An expert is computed where its map says so: by the GPU or by the pool, never by both."""
+    """Owns the maps. An expert with a slot is the GPU's, any other the pool's. On the host one of an expert's two
+    entries is -1; on the device the pool's map keeps the places of all experts in RAM, and slots go before."""
 
     def __init__(
         self, weights: GpuWeights, experts: RamExperts, num_experts: int, device: torch.device
@@ -45,8 +50,12 @@ class ExpertMaps:
             self.host[GPU, index] = gpu_layer.expert_map.cpu().numpy()
             ffn = replace(gpu_layer.ffn, expert_map=self._device[GPU, index])
             weights.layers[index] = replace(gpu_layer, ffn=ffn)
-        self.host[RAM][self.host[GPU] >= 0] = -1
         self._device.copy_(self._pinned)
+        self.host[RAM][self.host[GPU] >= 0] = -1
+        # int32 [layers, experts] on the device: each expert's slot, -1 for those of the pool.
+        self.slots: Tensor = self._device[GPU]
+        self._pinned_slots = self._pinned[GPU]
+        self._native = _C.HostMaps(self.host[GPU], self.host[RAM], self.places)
 
     @property
     def on_gpu(self) -> npt.NDArray[np.bool_]:
@@ -54,17 +63,15 @@ class ExpertMaps:
         on_gpu: npt.NDArray[np.bool_] = self.host[GPU] >= 0
         return on_gpu
 
-    def put(self, layers: Ids, experts: Ids, slots: Ids) -> None:
-        """int64 [moves] each. From the next `publish` on the experts are the GPU's."""
-        self.host[GPU, layers, experts], self.host[RAM, layers, experts] = slots, -1
+    def start(self, moves: Ids) -> Ids:
+        """int64 [moves, 3]: the layer, who comes, who goes; from the next `publish` on the latter are the pool's. Gives
+        int64 [moves, 4]: the layer, who comes, its place in RAM, its slot. ValueError for who has no slot or place."""
+        return self._native.start(moves)
 
-    def remove(self, layers: Ids, experts: Ids) -> Ids:
-        """int64 [moves] each. From the next `publish` on the experts are the pool's. Returns their slots."""
-        slots: Ids = self.host[GPU, layers, experts].astype(np.int64)
-        self.host[GPU, layers, experts] = -1
-        self.host[RAM, layers, experts] = self.places[layers, experts]
-        return slots
+    def land(self, batch: Ids) -> None:
+        """What `start` gave: from the next `publish` on they are the GPU's."""
+        self._native.land(batch)
 
     def publish(self) -> None:
         """Launches the copy to the device. The maps may be changed again when a step launched behind it has ended."""
-        self._device.copy_(self._pinned, non_blocking=True)
+        self.slots.copy_(self._pinned_slots, non_blocking=True)

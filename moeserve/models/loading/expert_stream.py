@@ -46,7 +46,8 @@ class ExpertStream:
         some = [layer for layer in layers if layer is not None]
         nowhere = torch.full_like(some[0].expert_map, -1)
         # int32 [layers, experts]: the experts' places in RAM where they are the pool's, -1 elsewhere.
-        self._in_ram = np.stack([(nowhere if e is None else e.expert_map).cpu().numpy() for e in layers])
+        places = [(nowhere if e is None else e.expert_map).cpu().numpy() for e in layers]
+        self._in_ram = np.stack(places) if maps is None else maps.host[RAM].copy()
         # int32 [2, layers, experts]: of those that a step streams, among what `take` gives; of the others, in RAM.
         shape = (2, *self._in_ram.shape)
         self._split_on_host = torch.full(shape, -1, dtype=torch.int32, pin_memory=self._is_gpu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -61,24 +61,32 @@ class GpuLoader:
         self._total = 0
 
     def load(
-        self, gpu_experts: Sequence[Sequence[int]], first_layer: int = 0, *, with_embedding: bool = True
+        self,
+        gpu_experts: Sequence[Sequence[int]],
+        first_layer: int = 0,
+        *,
+        with_embedding: bool = True,
+        with_head: bool = True,
     ) -> GpuWeights:
-        """The layers from `first_layer` on, and the head. gpu_experts: of each of these layers the ids of the experts
-        to load, ascending. Raises ModelError for a tensor that is missing or has another shape,
-        torch.OutOfMemoryError without room."""
+        """The layers from `first_layer` on, with the ends of the model that are wanted. gpu_experts: of each of these
+        layers the ids of the experts to load, ascending. Raises ModelError for a tensor that is missing or has another
+        shape, torch.OutOfMemoryError without room."""
         tied = self._shape.tied_embeddings
         check_tensors(self._shape, self._source)
-        self._total = self._bytes_from(first_layer, with_embedding=with_embedding or tied)
+        elsewhere = set() if with_embedding or (tied and with_head) else {n.TOKEN_EMBD}
+        elsewhere |= set() if with_head else {n.OUTPUT}
+        self._total = self._bytes_from(first_layer, elsewhere)
         embedding = self._planes(n.TOKEN_EMBD) if with_embedding else None
-        if tied:
+        output = None
+        if with_head and tied:
             output = embedding or self._planes(n.TOKEN_EMBD)
-        else:
+        elif with_head:
             output = self._planes(n.OUTPUT)
         return GpuWeights(
             embedding=embedding,
             layers=[self._layer(index, ids) for index, ids in enumerate(gpu_experts, first_layer)],
             output_norm=self._vector(n.OUTPUT_NORM),
-            output=MergedLinear(output),
+            output=None if output is None else MergedLinear(output),
             rope_factors=self._rope_factors(),
         )
 
@@ -86,11 +94,11 @@ class GpuLoader:
         has_them = any(form.has_rope_factors for form in self._shape.forms)
         return read_floats(self._source, n.ROPE_FREQS) if has_them else None
 
-    def _bytes_from(self, first_layer: int, *, with_embedding: bool) -> int:
+    def _bytes_from(self, first_layer: int, elsewhere: Container[str]) -> int:
         total = 0
         for name in model_tensors(self._shape):
             layer = n.layer_of(name)
-            is_mine = layer >= first_layer if layer is not None else with_embedding or name != n.TOKEN_EMBD
+            is_mine = layer >= first_layer if layer is not None else name not in elsewhere
             total += self._source.tensors[name].nbytes if is_mine else 0
         return total
 

@@ -158,7 +158,7 @@ class GpuWeights:
     embedding: Planes | None  # None: x comes from the CPU, which has it and perhaps the first layers
     layers: list[GpuLayer]  # all, or the last ones
     output_norm: Tensor
-    output: MergedLinear
+    output: MergedLinear | None  # None: the head is elsewhere
     rope_factors: Tensor | None = None  # [rotary_dim / 2], on the CPU: see blocks/rope.py
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ class RankSource:
         self._source = source
         self._share = share
         self._tensors = {
-            name: _sliced(tensor, share.slices.get(name))
+            own: replace(_sliced(tensor, share.slices.get(name)), name=own)
             for name, tensor in source.tensors.items()
-            if name not in share.absent
+            if name not in share.absent and (own := share.name_in_share(name)) is not None
         }
 
     @property
@@ -57,6 +58,7 @@ class RankSource:
         return self._source.architecture
 
     def data(self, name: str) -> Bytes:
+        name = self._share.name_in_model(name)
         data = self._source.data(name)
         if name in self._share.zeroed:
             return np.zeros_like(data)
@@ -71,7 +73,7 @@ class RankSource:
         return np.ascontiguousarray(rows[:, first:end]).reshape(-1)
 
     def advise_done(self, name: str) -> None:
-        self._source.advise_done(name)
+        self._source.advise_done(self._share.name_in_model(name))
 
 
 def _sliced(tensor: TensorInfo, cut: TensorSlice | None) -> TensorInfo:

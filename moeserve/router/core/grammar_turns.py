@@ -4,6 +4,9 @@ A mask is made by one thread of the worker, beside the step. What costs little i
 planned when there is credit for it: a step gives as much as it lasted, because the thread makes masks meanwhile, and a
 row takes what its last mask took. So the thread keeps up, and its masks are there when a step wants them. Of the costly
 rows, that of the key which has taken least comes first, then the one that has waited longest.
+
+That thread takes a core from the steps, on which the CPU engine's threads wait for one another. So beside rows of
+another key, which pays for it, masks get SHARE_BESIDE_OTHERS of a step.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Final
 from moeserve.router.core.request import Request, State
 
 MOST_CREDIT_MS: Final = 20.0
+SHARE_BESIDE_OTHERS: Final = 0.25
 MOST_DEBT_MS: Final = 200.0  # where nothing but costly rows runs, which then go on all the same
 
 
@@ -31,7 +35,6 @@ class GrammarTurns:
         """A step's result: the requests of its rows that sample, and the costs of some of them by index."""
         if not self._costly and not mask_ms:
             return
-        self._credit_ms = min(self._credit_ms + step_ms, MOST_CREDIT_MS)
         for index, request in enumerate(owners):
             if index in mask_ms:
                 self._costly[request] = mask_ms[index]
@@ -39,8 +42,15 @@ class GrammarTurns:
                 self._costly.pop(request, None)
         for request in [request for request in self._costly if request.state is State.FINISHED]:
             del self._costly[request]
+        share = SHARE_BESIDE_OTHERS if self._costs_another(owners) else 1.0
+        self._credit_ms = min(self._credit_ms + step_ms * share, MOST_CREDIT_MS)
         if not self._costly:
             self._spent.clear()
+
+    def _costs_another(self, owners: Sequence[Request]) -> bool:
+        """Whether a key has rows beside the costly ones, and none of those."""
+        tenants = {request.tenant for request in self._costly}
+        return any(request.tenant not in tenants for request in owners)
 
     def select(self, decoding: Sequence[Request]) -> Sequence[Request]:
         """Which of these get a row in the next step; at least one of them."""

@@ -11,6 +11,8 @@ from moeserve.router.core.snapshot_borders import DEFAULT_SPACING, BorderSpacing
 from moeserve.router.core.tier_sizes import TierSizes
 
 DEFAULT_PREFILL_SHARE = 0.4
+# Where prompts bring experts in RAM to a GPU: an answer keeps half of its speed, and a prompt takes twice its time.
+STREAMED_PREFILL_SHARE = 0.46
 PROMPTS_FIRST = 1.0  # the share with which every step takes as many prompt tokens as it has room for
 
 

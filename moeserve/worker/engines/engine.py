@@ -23,6 +23,7 @@ class ExpertCounts(NamedTuple):
 
     tokens: npt.NDArray[np.int64]  # [layers, experts]: routed to each expert since the start
     on_gpu: npt.NDArray[np.uint8]  # [layers, experts]: 1 for an expert in GPU memory
+    cache: ExpertCacheCounts | None = None  # since the start; None: experts stay where they are
 
 
 class Engine(Protocol):

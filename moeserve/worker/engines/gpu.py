@@ -8,7 +8,7 @@ sampling behind it while the GPU works, and waits once, for the tokens. Where th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -24,14 +24,15 @@ from moeserve.messages.steps import NewSeq
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
-from moeserve.models.blocks.gpu.workspace import GpuBatch
 from moeserve.models.loading.progress import COMPILING, OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
+from moeserve.worker.engines.every_kind import launch_every_kind
 from moeserve.worker.engines.gpu_weight_reads import GpuWeightReads
+from moeserve.worker.engines.micro_batches import MicroBatches
 from moeserve.worker.engines.recorded_steps import RecordedSteps, StepKind
 from moeserve.worker.engines.row_counts import leading_ones, padded, rounded
 from moeserve.worker.engines.slot_tables import SlotTables
@@ -69,9 +70,11 @@ class GpuEngine:
         ram_experts: RamExperts | None = None,
         cpu_stage: CpuStage | None = None,
         expert_cache: ExpertCache | None = None,
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
         """tables: the model's, of max_num_seqs + 1 request slots. ram_experts: the model's, where there are any.
-        cpu_stage: the layers before the model's, if it has no embedding."""
+        cpu_stage: the layers before the model's, if it has no embedding. agree: whether a condition holds on all of
+        several GPUs, which record the same steps and run them in the same parts."""
         self._model = model
         self._description = description
         self._max_num_seqs = max_num_seqs
@@ -83,32 +86,44 @@ class GpuEngine:
         yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
         self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
-        records_prompts = (
+        records_prompts = agree(
             ram_experts is None
             and cpu_stage is None
             and not model.has_states
             and len(model.shape.forms) == 1  # a recorded step has one list of tiles
         )
         self._inputs = {
-            size: StepInputs(
-                size,
-                min(size, self.logit_rows),
-                max_num_seqs,
-                model.device,
-                has_states=model.has_states,
-                has_adapters=model.adapters is not None,
-                has_windows=tables.windows is not None,
-                max_tiles=self._most_tiles(size) * records_prompts,
-            )
-            for size in model.sizes
+            size: self._make_inputs(size, self._most_tiles(size) * records_prompts) for size in model.sizes
         }
         self._recorded = RecordedSteps(model, self._inputs)
+        # None: steps go whole. The pool would compute each part's experts in RAM by themselves.
+        self.micro_batches: MicroBatches | None = None
+        takes_parts = model.stage is not None and model.stage.takes_parts and ram_experts is None
+        if agree(takes_parts):
+            self.micro_batches = MicroBatches(
+                model, self._inputs, self._make_inputs, self._tiles_of, max_num_seqs
+            )
         self.streaming = Streaming()  # which part of the RAM experts a step with a prompt streams: none
         # Of the step under way.
         self._step = self._inputs[model.sizes[0]]
         self._has_logits = False
         self._rows: _LogitRows | None = None
         self._is_waited_for = False
+
+    def _make_inputs(self, size: int, max_tiles: int = 0) -> StepInputs:
+        model = self._model
+        return StepInputs(
+            size,
+            min(size, self.logit_rows),
+            self._max_num_seqs,
+            model.device,
+            max_model_len=self._tables.slots.shape[1],
+            num_kv_slots=model.num_kv_slots,
+            has_states=model.has_states,
+            has_adapters=model.adapters is not None,
+            has_windows=self._tables.windows is not None,
+            max_tiles=max_tiles,
+        )
 
     @property
     def description(self) -> str:
@@ -126,34 +141,12 @@ class GpuEngine:
     def compile(self, on_progress: OnProgress) -> None:
         """Compiles every kernel that a step can launch, on all cores at once. What was compiled on this machine before
         comes from Triton's cache on disk. Before `record`; nothing runs."""
-        with compile_ahead(lambda done, total: on_progress(COMPILING, done, total)):
-            for size in self._model.sizes:
-                for batch in self._kinds_of_batches(size):
-                    self._model.begin(batch)
-                    self._model.forward(batch)
-                    for head_size in self._model.head_sizes:
-                        if head_size <= size:
-                            rows, _, count = self._inputs[size].head(0, head_size)
-                            self._model.logits(size, rows, count)
-            for size in self._model.head_sizes:
-                rows, slots, count = self._inputs[size].head(0, size)
-                self._sampler.launch_every_kind(self._model.logits(size, rows, count), slots, count)
-            if self.expert_cache is not None:
-                self.expert_cache.compile()
-
-    def _kinds_of_batches(self, size: int) -> Iterator[GpuBatch]:
-        """Of steps of this size: rows that attend each by itself, and prompts beside them, in every way that experts
-        in RAM can take."""
-        inputs = self._inputs[size]
-        inputs.fill_dummy(size, self._model.shape.vocab_size)
         one = np.ones(1, np.int32)
         tiles = self._on_device(self._tiles_of(one, one, one, one))
-        for scope in self._recorded.scopes:
-            for independent in (True, False):
-                yield inputs.batch(size, None, 0.0, rows_independent=independent, scope=scope)
-            if size > SMALL_BATCH_ROWS:
-                for streamed in (0.0, 0.5, 1.0) if self._model.can_stream else (0.0,):
-                    yield replace(inputs.batch(0, tiles, streamed, scope=scope), num_decode=1)
+        with compile_ahead(lambda done, total: on_progress(COMPILING, done, total)):
+            launch_every_kind(self._model, self._inputs, self._sampler, self._recorded.scopes, tiles)
+            if self.expert_cache is not None:
+                self.expert_cache.compile()
 
     @property
     def kernels_compiled(self) -> int:
@@ -163,6 +156,11 @@ class GpuEngine:
         """Compiles and records steps. Before the first one; again, it records them anew."""
         self._recorded = RecordedSteps(self._model, self._inputs)
         self._recorded.record(self._max_num_seqs)
+        if self.micro_batches is not None:
+            sizes = self._recorded.decode_sizes(self._max_num_seqs)
+            self.micro_batches.record(sizes, self._recorded.logits)
+        if self.expert_cache is not None:
+            self.expert_cache.record()
 
     def _most_tiles(self, size: int) -> int:
         """Of a recorded step with prompts; 0: such steps of this size are launched."""
@@ -199,7 +197,9 @@ class GpuEngine:
         kind = StepKind(inputs.size, self._scope_of(layout, sequences))
         recorded = None
         if each_alone and observer is None:
-            recorded = self._recorded.decode(kind, independent=independent)
+            if self.micro_batches is not None and independent:
+                recorded = self.micro_batches.decode(inputs.size, layout, sequences)
+            recorded = recorded or self._recorded.decode(kind, independent=independent)
         self._has_logits = recorded is not None
         if recorded is not None:
             self._before_step()
@@ -208,6 +208,9 @@ class GpuEngine:
             self._after_launch()
             return
         num_decode = layout.n if each_alone else leading_ones(layout.count)
+        parted = self.micro_batches if observer is None else None
+        if parted is not None and parted.run_prompts(inputs.size, layout, sequences):
+            return
         if observer is None and self._replay_prompts(kind, layout, num_decode, each_alone=each_alone):
             return
         inputs.copy()
@@ -301,6 +304,9 @@ class GpuEngine:
         inputs = self._inputs[rounded(n, self._model.sizes)]
         kind = StepKind(inputs.size, AdapterScope.NONE)
         inputs.fill_dummy(n, self._model.shape.vocab_size, start)
+        parts = 1 if self.micro_batches is None else self.micro_batches.parts.get(inputs.size, 1)
+        if self.micro_batches is not None and parts > 1:
+            return self._waiting(self.micro_batches.dummy_prompt(n, start, parts))
         if self._cpu_stage is not None:
             self._cpu_stage.fill_dummy(n)
         if n <= SMALL_BATCH_ROWS:
@@ -328,17 +334,45 @@ class GpuEngine:
     def dummy_decode(self, rows: int) -> Callable[[], None]:
         """What runs a recorded step of so many rows (one of the sizes) that belong to nobody, and waits for it. For
         timing, before the first request."""
-        self._inputs[rows].fill_dummy(rows, self._model.shape.vocab_size, is_prompt=False)
+        vocab = self._model.shape.vocab_size
+        self._inputs[rows].fill_dummy(rows, vocab, is_prompt=False)
+        if self.micro_batches is not None and rows in self.micro_batches.decode_parts:
+            return self._waiting(self.micro_batches.dummy_decode(rows, vocab))
         recorded = self._recorded.decode(StepKind(rows, AdapterScope.NONE), independent=True)
         assert recorded is not None
 
         def run() -> None:
             self._model.begin()
             recorded()
+
+        return self._waiting(run)
+
+    def _waiting(self, launches: Callable[[], None]) -> Callable[[], None]:
+        """The same, which then waits for the step."""
+
+        def run() -> None:
+            launches()
             self._done.wait()
             self._model.check()
 
         return run
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within, steps are this GPU's own layers' alone, of whatever several GPUs have."""
+        stage = self._model.stage
+        if stage is not None:
+            stage.be_alone(alone=True)
+        try:
+            yield
+        finally:
+            if stage is not None:
+                stage.be_alone(alone=False)
+
+    @property
+    def prompt_sizes(self) -> list[int]:
+        """Of steps that may go in parts."""
+        return [size for size in self._model.sizes if size > SMALL_BATCH_ROWS]
 
     @property
     def max_step_rows(self) -> int:
@@ -352,7 +386,7 @@ class GpuEngine:
             of_stage = self._cpu_stage.expert_token_counts
             tokens = np.concatenate([of_stage, tokens])
             on_gpu = np.concatenate([np.zeros_like(of_stage, np.uint8), on_gpu])
-        return ExpertCounts(tokens, on_gpu)
+        return ExpertCounts(tokens, on_gpu, None if self.expert_cache is None else self.expert_cache.totals)
 
     def take_expert_cache_counts(self) -> ExpertCacheCounts | None:
         return None if self.expert_cache is None else self.expert_cache.take_counts()

@@ -42,8 +42,7 @@ class RecordedSteps:
         """Compiles and records the decode steps of all sizes up to max_num_seqs, and those with prompts. Before the
         first step."""
         recorder = CudaGraphRecorder(self._model.device)
-        most = rounded(max_num_seqs, self._model.sizes)
-        sizes = [size for size in self._model.head_sizes if size <= most]
+        sizes = self.decode_sizes(max_num_seqs)
         for kind in map(StepKind._make, product(reversed(sizes), self.scopes)):
             for recorded, independent in ((self._decode, True), (self._small, False)):
                 if independent or 1 < kind.size <= SMALL_BATCH_ROWS:
@@ -52,6 +51,11 @@ class RecordedSteps:
         with_prompts = [size for size, inputs in self._inputs.items() if inputs.max_tiles]
         for kind in map(StepKind._make, product(with_prompts, self.scopes)):
             self._prompts[kind] = recorder.record(partial(self._prompt_step, kind), self._model.begin)
+
+    def decode_sizes(self, max_num_seqs: int) -> list[int]:
+        """Of the decode steps that are recorded."""
+        most = rounded(max_num_seqs, self._model.sizes)
+        return [size for size in self._model.head_sizes if size <= most]
 
     def decode(self, kind: StepKind, *, independent: bool) -> Launches | None:
         """Rows that attend each by itself, all sampled; independent: none reads another's KV of the step."""
@@ -65,8 +69,9 @@ class RecordedSteps:
         size, inputs = kind.size, self._inputs[kind.size]
         inputs.copy()
         self._model.forward(inputs.batch(size, None, 0.0, rows_independent=independent, scope=kind.scope))
-        rows, _, count = inputs.head(0, size)
-        self.logits[size] = self._model.logits(size, rows, count)
+        if self._model.has_head:
+            rows, _, count = inputs.head(0, size)
+            self.logits[size] = self._model.logits(size, rows, count)
 
     def _prompt_step(self, kind: StepKind) -> None:
         inputs = self._inputs[kind.size]

@@ -48,15 +48,18 @@ class StepInputs:
         nobody: int,
         device: torch.device,
         *,
+        max_model_len: int,
+        num_kv_slots: int,
         has_states: bool = False,
         has_adapters: bool = False,
         has_windows: bool = False,
         max_tiles: int = 0,
     ) -> None:
-        """max_tiles: that a recorded step of this size has room for. has_adapters: rows may ask for some. has_windows:
-        windowed layers have KV slots of their own."""
+        """num_kv_slots: of the smallest KV pool. max_tiles: that a recorded step of this size has room for.
+        has_adapters: rows may ask for some. has_windows: windowed layers have KV slots of their own."""
         stride = -(-(size + head_rows) // _ALIGN) * _ALIGN
         self._nobody = nobody
+        self._max_model_len, self._num_kv_slots = max_model_len, num_kv_slots
         fields = _FIELDS + (_STATE_FIELDS if has_states else 0) + has_windows + has_adapters
         self._host = torch.zeros(
             COUNTS + fields * stride + 4 * max_tiles, dtype=torch.int32, pin_memory=device.type == "cuda"
@@ -116,13 +119,16 @@ class StepInputs:
 
     def fill_dummy(self, n: int, vocab: int, start: int = 0, *, is_prompt: bool = True) -> None:
         """n random tokens of a prompt that belongs to nobody, from position `start` on, or of n sequences, for timing,
-        before there is any request: their KV goes to the slots 0 .. n - 1, their state to slot 0."""
+        before there is any request: their KV goes to the slots 0 .. n - 1, their state to slot 0. The step may be
+        larger than the KV pool and a request: then the last position is there several times, and what has no slot is
+        not stored."""
         self._counts[:] = 0
         self._counts[0] = n
         f = self._fields
         f[0, : self.size] = np.random.default_rng(0).integers(0, vocab, self.size)
-        f[1, : self.size] = start + np.arange(self.size)
-        f[2, : self.size] = np.where(np.arange(self.size) < n, np.arange(self.size), -1)
+        rows = np.arange(self.size)
+        f[1, : self.size] = np.minimum(start + rows, self._max_model_len - 1)
+        f[2, : self.size] = np.where(rows < min(n, self._num_kv_slots), rows, -1)
         f[3, : self.size] = self._nobody
         if self._windows is not None:
             self._windows[:] = f[2, : self.size]

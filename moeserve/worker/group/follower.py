@@ -22,10 +22,19 @@ from setproctitle import setproctitle
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 from moeserve.logs import set_up_logging
-from moeserve.messages.ranks import RankFailed, RankForget, RankStart, RankStep, RankValue, RankValues
+from moeserve.messages.ranks import (
+    RankExpertsWanted,
+    RankFailed,
+    RankForget,
+    RankStart,
+    RankStep,
+    RankValue,
+    RankValues,
+)
 from moeserve.messages.steps import Row, StepPlan
 from moeserve.process import EXIT_USER_ERROR, die_with
 from moeserve.worker.engines.engine import Engine
+from moeserve.worker.group.expert_use import rank_experts
 from moeserve.worker.group.leader import sampled_places
 from moeserve.worker.group.line import receive_from_leader, send
 from moeserve.worker.group.ranks import RankGroup
@@ -51,8 +60,10 @@ class FollowerGroup(RankGroup):
 class Follower:
     """Runs steps on one GPU as the leader's runner does on its own."""
 
-    def __init__(self, engine: Engine, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(self, engine: Engine, max_num_seqs: int, max_model_len: int, first_layer: int = 0) -> None:
+        """first_layer: the model's number of the engine's layer 0."""
         self._engine = engine
+        self._first_layer = first_layer
         self._sequences = Sequences(max_num_seqs, max_model_len)
         self._last_rows: list[Row] = []
 
@@ -67,6 +78,8 @@ class Follower:
             if isinstance(said, RankStep):
                 self._append(np.frombuffer(said.sampled, np.int32))
                 self._step(said.plan)
+            elif isinstance(said, RankExpertsWanted):
+                send(line, rank_experts(self._engine, self._first_layer))
             else:
                 assert isinstance(said, RankForget)
                 self._engine.forget(StepLayout(self._last_rows))
@@ -102,7 +115,13 @@ def main() -> int:
     faulthandler.enable()
     setproctitle(f"moeserve: worker, rank {start.rank}")
     config = msgspec.convert(msgspec.json.decode(start.config, type=dict[str, Any]), ServerConfig)
-    config = dataclasses.replace(config, debug_dump=None, debug_dump_steps=None)
+    config = dataclasses.replace(
+        config,
+        debug_dump=None,
+        debug_dump_steps=None,
+        record_routing_trace=None,
+        record_routing_tokens=None,
+    )
     set_up_logging(f"worker rank {start.rank}", "error", config.log_format)  # the leader says the rest
     from moeserve.worker.gpu_loading import load_gpu_engine
     from moeserve.worker.setup import open_weights, set_up_torch
@@ -118,7 +137,8 @@ def main() -> int:
     except EOFError:  # the leader could not load its own share, and has said why
         return EXIT_USER_ERROR
     ready = loaded.ready
-    Follower(loaded.engine, ready.max_num_seqs, ready.max_model_len).run(line)
+    first = 0 if loaded.share is None else loaded.share.first_layer
+    Follower(loaded.engine, ready.max_num_seqs, ready.max_model_len, first).run(line)
     return 0
 
 

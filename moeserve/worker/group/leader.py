@@ -26,16 +26,26 @@ import torch.distributed as dist
 
 from moeserve.config import ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
-from moeserve.messages.ranks import RankFailed, RankForget, RankStart, RankStep, RankValues
+from moeserve.messages.ranks import (
+    RankExperts,
+    RankExpertsWanted,
+    RankFailed,
+    RankForget,
+    RankStart,
+    RankStep,
+    RankValue,
+    RankValues,
+)
 from moeserve.messages.steps import ExpertUse, Row, StepPlan, StepResult, WorkerReady
 from moeserve.process import python_environment
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.engines.engine import Engine
+from moeserve.worker.group.expert_use import rank_experts, together
 from moeserve.worker.group.line import receive_from_follower, send
 from moeserve.worker.group.ranks import RankGroup, set_environment
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s
-from moeserve.worker.step_dump import StepDump
+from moeserve.worker.step_recorder import StepRecorder
 
 FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.group.follower")
 EXIT_TIMEOUT_S = 5.0
@@ -84,6 +94,7 @@ class LeaderGroup(RankGroup):
                 raise
             if isinstance(said, RankFailed):
                 raise ConfigError(f"GPU {rank} of {self.num_ranks}: {said.message}")
+            assert isinstance(said, RankValue)
             values.append(said.value)
         self._tell(RankValues(values))
         return values
@@ -95,6 +106,12 @@ class LeaderGroup(RankGroup):
     def forget(self) -> None:
         """Nothing stays of the last step."""
         self._tell(RankForget())
+
+    def experts(self) -> list[RankExperts]:
+        """Of each follower, between two steps."""
+        self._tell(RankExpertsWanted())
+        answers = [receive_from_follower(line) for line in self._lines]
+        return [answer for answer in answers if isinstance(answer, RankExperts)]
 
     def close(self) -> None:
         """The followers end."""
@@ -111,7 +128,7 @@ class LeaderGroup(RankGroup):
             dist.destroy_process_group()
         self._folder.cleanup()
 
-    def _tell(self, message: RankValues | RankStep | RankForget) -> None:
+    def _tell(self, message: RankValues | RankStep | RankForget | RankExpertsWanted) -> None:
         for line in self._lines:
             send(line, message)
 
@@ -148,9 +165,9 @@ class LeaderRunner(Runner):
         engine: Engine,
         ready: WorkerReady,
         constraints: Constraints,
-        dump: StepDump | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
-        super().__init__(engine, ready, constraints, dump)
+        super().__init__(engine, ready, constraints, recorder)
         self.group = group
         self._last_rows: list[Row] = []  # of the last step, those that were sampled
 
@@ -166,9 +183,9 @@ class LeaderRunner(Runner):
         return result
 
     def expert_use(self) -> ExpertUse:
-        """Every GPU's router counts all experts; each of these is on one of the GPUs."""
-        use = super().expert_use()
-        return msgspec.structs.replace(use, on_gpu=b"\1" * len(use.on_gpu))
+        """Every GPU's, together."""
+        ranks = [rank_experts(self.engine, 0), *self.group.experts()]
+        return together(ranks, self._ready.num_experts, self._ready.experts_per_token)
 
     def _last_sampled(self) -> Int32s:
         """As they stand in the tables of tokens, which followers keep too. Behind a full context there is no place."""

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import FileStore
 from moeserve.kernels.collectives.all_reduce import AllReduce, ProcessGroupSum
 from moeserve.kernels.collectives.fastest import FastestSum
 from moeserve.kernels.collectives.peer_memory import peer_sums
+from moeserve.kernels.collectives.stage_link import PeerLink, ProcessGroupLink, StageLink
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class RankGroup(ABC):
         """devices: the GPUs' numbers, by rank; none: Triton's interpreter. rendezvous: a file that all ranks name."""
         self.rank = rank
         self.num_ranks = num_ranks
+        self.devices = devices
         self.device = torch.device("cuda", devices[rank]) if devices else torch.device("cpu")
         self._rendezvous = rendezvous
 
@@ -47,18 +49,9 @@ class RankGroup(ABC):
         """Waits for all ranks. The sum over them, for messages of `sizes` numbers, float32 or of 16 bits. Once in a
         process: PyTorch's symmetric memory does not meet a second time. On GPUs each size has been summed when it
         returns: what that takes of the memory, and keeps, is taken before others count what is free."""
-        is_gpu = self.device.type == "cuda"
-        dist.init_process_group(
-            "nccl" if is_gpu else "gloo",
-            store=FileStore(str(self._rendezvous), self.num_ranks),
-            rank=self.rank,
-            world_size=self.num_ranks,
-            device_id=self.device if is_gpu else None,
-        )
-        group = dist.group.WORLD
-        assert group is not None
+        group = self._meet()
         safe = ProcessGroupSum(group)
-        if not is_gpu:
+        if self.device.type != "cuda":
             return safe
         sums: AllReduce = safe
         try:
@@ -72,6 +65,46 @@ class RankGroup(ABC):
         torch.cuda.empty_cache()
         return sums
 
+    def connect_stages(self, rows: int, hidden: int) -> StageLink:
+        """The same where each rank has some of the layers: from the rank before and to the next, for steps of up to so
+        many rows. A message has gone round when it returns."""
+        group = self._meet()
+        link = self._stage_link(group, rows, hidden)
+        if self.rank:
+            link.receive((0, 1))
+        link.send(torch.zeros(1, hidden, device=self.device), 0)
+        if not self.rank:
+            link.receive((0, 1))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return link
+
+    def _stage_link(self, group: dist.ProcessGroup, rows: int, hidden: int) -> StageLink:
+        if self.device.type != "cuda":
+            return ProcessGroupLink(group, self.device, rows, hidden)
+        try:
+            return PeerLink(group, self.device, rows, hidden)
+        except RuntimeError as error:
+            log.warning(
+                "the GPUs do not reach one another's memory: rows go from one to the next through the host, and one "
+                "GPU computes at a time: %s",
+                error,
+            )
+            return ProcessGroupLink(group, self.device, rows, hidden)
+
+    def _meet(self) -> dist.ProcessGroup:
+        is_gpu = self.device.type == "cuda"
+        dist.init_process_group(
+            "nccl" if is_gpu else "gloo",
+            store=FileStore(str(self._rendezvous), self.num_ranks),
+            rank=self.rank,
+            world_size=self.num_ranks,
+            device_id=self.device if is_gpu else None,
+        )
+        group = dist.group.WORLD
+        assert group is not None
+        return group
+
     @abstractmethod
     def gather(self, value: int) -> list[int]:
         """All ranks' values, by rank; waits for them. ConfigError where a rank could not load its share."""
@@ -79,6 +112,14 @@ class RankGroup(ABC):
 
     def least(self, value: int) -> int:
         return min(self.gather(value))
+
+    def all_say(self, condition: bool) -> bool:
+        """Whether it holds on every rank."""
+        return self.least(int(condition)) == 1
+
+    def of_leader(self, value: int) -> int:
+        """The first rank's, on all ranks."""
+        return self.gather(value)[0]
 
     def total(self, value: int) -> int:
         return sum(self.gather(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -82,6 +83,7 @@ def inner(process: Process, what: str) -> None:
     line = socket.socket(socket.AF_UNIX)
     while process.name == "router" and line.connect_ex(str(process.paths.worker)):
         time.sleep(0.01)
+    print(f"{process.name} was {'forked' if gc.get_freeze_count() else 'started'}", flush=True)
     process.ready()
     if what == "bug while serving":
         bug_while_serving(process)

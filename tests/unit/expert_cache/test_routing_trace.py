@@ -132,3 +132,12 @@ def test_the_command_writes_a_trace_of_the_models_shape(tmp_path: Path) -> None:
     assert len(read_trace(path).ids) == 10
     with pytest.raises(SystemExit):
         write(["--model", str(tmp_path / "none.gguf"), "--output", str(path)])
+
+
+@pytest.mark.parametrize("experts", [2, 3, 4, 6, 8, 16, 60])
+def test_few_experts_have_a_locality_too(experts: int) -> None:
+    """Where several of the published caches would hold as many of them."""
+    trace = generate(LOCAL, "", tokens=200, layers=2, experts=experts, top_k=2)
+    assert trace.shape == (2, experts, 2)
+    again = (trace.ids[1:, :, :, None] == trace.ids[:-1, :, None, :]).any(axis=3).mean()
+    assert again > 2 / experts - 0.05  # as often as by chance, or more

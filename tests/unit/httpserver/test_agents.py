@@ -34,6 +34,8 @@ CODEX_TOOLS: Any = [
         "format": {"type": "grammar", "syntax": "lark", "definition": "start: BEGIN"},
     },
     {"type": "local_shell"},
+    {"type": "shell", "environment": {"type": "local"}},
+    {"type": "apply_patch"},
     {"type": "web_search", "external_web_access": False},
     {"type": "image_generation"},
 ]
@@ -77,7 +79,27 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             "action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 5},
         },
     ),
+    (
+        "shell",
+        {"commands": ["ls", "false"], "timeout_ms": 5},
+        {"type": "shell_call", "action": {"commands": ["ls", "false"], "timeout_ms": 5}},
+    ),
+    (
+        "apply_patch",
+        {"type": "create_file", "path": "a", "diff": "+Hi"},
+        {"type": "apply_patch_call", "operation": {"type": "create_file", "path": "a", "diff": "+Hi"}},
+    ),
 ]
+# What the client sends of a call's outcome, and how the model reads it.
+PRINTED: Any = [
+    {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+    {"stdout": "", "stderr": "no\n", "outcome": {"type": "exit", "exit_code": 1}},
+    {"stdout": "b", "stderr": "", "outcome": {"type": "timeout"}},
+]
+OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "shell": ({"output": PRINTED, "max_output_length": 9}, "a\nno\nexit code 1\nb\ntimed out"),
+    "apply_patch": ({"output": "no such line", "status": "failed"}, "The patch failed.\nno such line"),
+}
 
 
 @pytest.mark.parametrize(("name", "arguments", "expected"), CALLS, ids=[one[0] for one in CALLS])
@@ -99,16 +121,33 @@ def test_codex_tools_are_functions_and_their_calls_codex_items(
     done = next(event for event in events if event.startswith("event: response.output_item.done"))
     assert json.loads(done.partition("data: ")[2])["item"] == streamed
     # The next turn, with the item itself and with a reference to it.
-    result = {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "It worked."}
+    outcome, read = OUTPUTS.get(name, ({"output": "It worked."}, "It worked."))
+    result = {"type": f"{item['type']}_output", "call_id": item["call_id"], **outcome}
     server.answer = say("Fine.")
     prompts = []
-    for sent in (item, {"type": "item_reference", "id": item["id"]}, {"id": item["id"]}):
+    sorted_by_client = json.loads(json.dumps(item, sort_keys=True))
+    for sent in (item, sorted_by_client, {"type": "item_reference", "id": item["id"]}, {"id": item["id"]}):
         items = [{"role": "user", "content": "Go."}, sent, result]
         assert server.post("/v1/responses", {"input": items, "tools": CODEX_TOOLS}).status_code == 200
         prompts.append(prompt_of(server))
     assert len(set(prompts)) == 1
     assert json.dumps({"name": name, "arguments": arguments}) in prompts[0]
-    assert "<tool_response>\nIt worked.\n</tool_response>" in prompts[0]
+    assert f"<tool_response>\n{read}\n</tool_response>" in prompts[0]
+
+
+@pytest.mark.parametrize("name", ["local_shell", "shell", "apply_patch"])
+@pytest.mark.parametrize("arguments", ["", "[]", '{"commands": "ls", "command": "ls", "type": 5}', "{"])
+def test_whatever_the_model_writes_a_known_tools_call_has_its_form(
+    server: HttpServer, name: str, arguments: str
+) -> None:
+    server.answer = say("<tool_call>\n", f'{{"name": "{name}", "arguments": {arguments}}}', "\n</tool_call>")
+    asked = {"model": NAME, "input": "Go.", "tools": CODEX_TOOLS}
+    found = OpenAI(base_url=server.url + "/v1", api_key="none").responses.parse(**asked)
+    for item in found.output:
+        if item.type == "apply_patch_call":
+            assert item.operation.type == "update_file"
+        elif item.type == "shell_call":
+            assert item.action.commands in ([], ["ls"])
 
 
 def test_a_custom_call_streams_its_input(server: HttpServer) -> None:
@@ -261,6 +300,7 @@ def test_ordinary_schemas_are_not_relaxed(server: HttpServer) -> None:
 
 
 INCLUDES = [
+    "one_that_is_new.results",
     *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
     *("message.input_image.image_url", "web_search_call.action.sources", "web_search_call.results"),
 ]
@@ -270,9 +310,33 @@ def test_parts_of_hosted_tools_may_be_asked_for(server: HttpServer) -> None:
     """The tools are dropped, so that no answer has any."""
     body = {"model": NAME, "input": "Hi", "include": INCLUDES}
     assert server.post("/v1/responses", body).json()["output"][0]["type"] == "message"
-    refused = server.post("/v1/responses", body | {"include": ["no.such"]})
+    refused = server.post("/v1/responses", body | {"include": [5]})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "include.0"
+
+
+@pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])
+def test_a_summary_that_is_asked_for_is_the_reasoning_itself(server: HttpServer, summary: str) -> None:
+    server.answer = say("<think>", "Hm.", "</think>", "Rain.")
+    body = {"model": NAME, "input": "Hi", "reasoning": {"effort": "high", "summary": summary}}
+    thought, _ = server.post("/v1/responses", body).json()["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+
+
+@pytest.mark.parametrize("display", ["updates", "summarized", "full"])
+def test_thinking_is_shown_unless_it_is_omitted(server: HttpServer, display: str) -> None:
+    """Claude Code's newest asks for "updates", which no documentation has."""
+    server.answer = say("<think>", "Hm.", "</think>", "Rain.")
+
+    def kinds(display: str) -> list[str]:
+        thinking = {"type": "adaptive", "display": display}
+        body = {"model": NAME, "max_tokens": 9, "messages": [user("Hi")], "thinking": thinking}
+        answer = server.post("/v1/messages", body)
+        assert answer.status_code == 200, answer.text
+        return [block["type"] for block in answer.json()["content"]]
+
+    assert kinds(display) == ["thinking", "text"]
+    assert kinds("omitted") == ["text"]
 
 
 def test_a_conversation_that_began_at_anthropics_goes_on_here(server: HttpServer) -> None:

@@ -76,6 +76,7 @@ VALUES: dict[str, Any] = {
     "include_reasoning": False,
     "include_stop_str_in_output": True,
     "input": "Hi",
+    "inference_geo": "eu",
     "instructions": "Be brief.",
     "json_schema": SCHEMA,
     "length_penalty": {"length_penalty": 0.5, "use_beam_search": True},

@@ -10,14 +10,16 @@ import httpx
 import numpy as np
 import pytest
 
+from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.schema import EngineLost
 from moeserve.messages.steps import ExpertUse
 from moeserve.placement.heat import read_heat
 from tests.support.http_harness import NAME, HttpServer, http_server, within
 
 COUNTS = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
-ON_GPU = np.array([[1, 0, 1], [0, 1, 0]], np.uint8)
-USE = ExpertUse(2, 3, 2, COUNTS.tobytes(), ON_GPU.tobytes())
+ON_GPU = np.array([[1, 0, 1], [0, 2, 0]], np.uint8)  # of two GPUs
+CACHE = ExpertCacheCounts(30, 10, 4, 4000)
+USE = ExpertUse(2, 3, 2, COUNTS.tobytes(), ON_GPU.tobytes(), CACHE)
 
 
 @pytest.fixture
@@ -45,6 +47,8 @@ def test_all_who_ask_together_get_one_answer(server: HttpServer, tmp_path: Path)
         "experts_per_token": 2,
         "counts": COUNTS.tolist(),
         "gpu_experts": [[0, 2], [1]],
+        "expert_gpus": [[0, -1, 0], [-1, 1, -1]],
+        "expert_cache": {"hits": 30, "misses": 10, "promotions": 4, "bytes": 4000},
     }
     heat = get(server, "/v1/experts/heat")
     assert server.expert_use_asked == 1, "half a second has not passed"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.support.http_harness import CONTEXT, NAME, HttpServer
@@ -25,6 +27,16 @@ def test_models_and_openapi(server: HttpServer) -> None:
     assert "CompletionRequest" in referred
     assert referred <= schemas.keys()
     assert schemas["CompletionRequest"]["properties"]["temperature"]["maximum"] == 2
+
+
+def test_anthropics_client_reads_the_models(server: HttpServer) -> None:
+    client = Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30)
+    page = client.models.list()
+    (card,) = page.data
+    assert (card.id, card.type, card.display_name, card.max_input_tokens) == (NAME, "model", NAME, CONTEXT)
+    assert abs(datetime.now(UTC) - card.created_at) < timedelta(hours=1)
+    assert (page.has_more, page.first_id, page.last_id) == (False, NAME, NAME)
+    assert client.models.retrieve(NAME) == card
 
 
 def json_refs(node: Any) -> Iterator[str]:

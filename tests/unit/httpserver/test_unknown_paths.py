@@ -35,3 +35,30 @@ def test_a_base_url_that_is_nearly_right_is_told(client: httpx.Client, given: st
     response = client.post(given, json={})
     assert response.status_code == 404
     assert f"did you mean {meant}? Look at the client's base URL" in response.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "why"),
+    [
+        ("POST", "/v1/embeddings", "no embedding models"),
+        ("GET", "/v1/realtime", "text only, over HTTP"),
+        ("POST", "/v1/audio/transcriptions", "text only"),
+        ("GET", "/v1/files/file-1/content", "no files and batches"),
+        ("POST", "/v1/messages/batches", "no files and batches"),
+        ("POST", "/v1/conversations", "previous_response_id"),
+        ("GET", "/v1/chat/completions/chatcmpl-1", "previous_response_id"),
+        ("POST", "/v1/responses/resp_1/cancel", "no background responses"),
+        ("POST", "/v1/responses/compact", "no compaction here"),
+        ("POST", "/api/pull", "with --model"),
+    ],
+)
+def test_what_clients_know_and_is_not_there_is_told_with_the_reason(
+    client: httpx.Client, method: str, path: str, why: str
+) -> None:
+    response = client.request(method, path)
+    assert response.status_code in (404, 405)
+    assert why in response.text
+
+
+def test_an_unknown_path_has_no_reason(client: httpx.Client) -> None:
+    assert client.get("/v1/embeddingsx").json()["error"]["message"] == "GET /v1/embeddingsx: not found"

@@ -69,7 +69,7 @@ MESSAGES: dict[str, list[Any]] = {
     "top_k": [*NOT_INTEGERS, -1],
     "tools": [
         *[5, [5], [{}], [{"name": "f"}], [tool("f g")], [tool(), tool()], [tool()] * 513],
-        *[[{"type": "bash_20250124", "name": "bash"}], [tool(input_schema={"type": "array"})]],
+        *[[{"type": "computer_20250124", "name": "screen"}], [tool(input_schema={"type": "array"})]],
         *[[tool(strict="yes")], [tool(input_examples=[5])]],
         [tool(strict=True, input_schema={"properties": {"a": {"type": "nothing"}}})],
     ],
@@ -80,7 +80,7 @@ MESSAGES: dict[str, list[Any]] = {
     "thinking": [
         *[5, {"type": "enabled"}, {"type": "enabled", "budget_tokens": 0}, {"type": "on"}],
         *[{"type": "disabled", "budget_tokens": 5}, {"type": "enabled", "budget_tokens": 20}],
-        {"type": "adaptive", "display": "none"},
+        {"type": "adaptive", "display": 5},
     ],
     "output_config": [
         *[5, {"effort": "some"}, {"format": {"type": "text"}}, {"format": {"type": "json_schema"}}],
@@ -89,7 +89,6 @@ MESSAGES: dict[str, list[Any]] = {
     "mcp_servers": [[{}]],
     "container": ["x"],
     "context_management": [{"edits": [{"type": "clear_tool_uses_20250919"}]}],
-    "inference_geo": ["eu"],
 }
 RESPONSES: dict[str, list[Any]] = {
     "model": [*NOT_STRINGS, "x" * 513],
@@ -115,16 +114,17 @@ RESPONSES: dict[str, list[Any]] = {
     "instructions": NOT_STRINGS,
     "previous_response_id": [5, ["x"], "x", "resp_nothing", "resp_", "resp_a b"],
     "tools": [
-        *[5, [5], [{}], [{"type": "shell"}], [{"type": "custom"}], [function("f g")]],
+        *[5, [5], [{}], [{"type": "screen"}], [{"type": "custom"}], [function("f g")]],
         *[
             [function(), function()],
             [function(parameters={"type": "array"})],
             [function(strict=5)],
+            [{"type": "shell", "environment": {"type": "container_auto"}}],
         ],
     ],
     "tool_choice": ["required", "any", 5, function(), {"type": "allowed_tools"}],
     "parallel_tool_calls": NOT_BOOLEANS,
-    "reasoning": [5, {"effort": "some"}, {"summary": "detailed"}, {"context": "all_turns"}],
+    "reasoning": [5, {"effort": "some"}, {"context": "all_turns"}],
     "text": [
         *[
             5,
@@ -142,7 +142,7 @@ RESPONSES: dict[str, list[Any]] = {
     "top_p": [*NOT_NUMBERS, 0, 1.1],
     "top_logprobs": [*NOT_INTEGERS, -1, 21],
     "truncate_prompt_tokens": [*NOT_INTEGERS, -2, 0],
-    "include": [5, ["no_such_call.results"]],
+    "include": [5, [5], ["no_such_call.results"] * 65],
     "metadata": [5, "x"],
     "truncation": ["always", 5],
     "background": [True],

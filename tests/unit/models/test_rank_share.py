@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 from benchmarks.header import qwen3moe, write_header
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_dummy_model, open_model
-from moeserve.models.rank_share import RankShare, share_of
+from moeserve.models.rank_share import RankShare, cut_layers, share_of, stage_of
 from moeserve.models.registry import read_shape
 from moeserve.models.shape_reader import check_tensors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import model_tensors
 from moeserve.quantization.reference import dequantize
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
 
@@ -117,3 +119,69 @@ def test_more_gpus_than_experts_are_refused() -> None:
     source = open_model(TINY_MODEL)
     with pytest.raises(ValueError, match="8 experts"):
         share_of(read_shape(source), source.tensors, 0, 16)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_stages_together_are_the_model(path: Path) -> None:
+    """Each is a model of its own, whose tensors are the file's."""
+    source = open_model(path)
+    shape = read_shape(source)
+    if sum(layer.attention is not None for layer in shape.layers) < 2:
+        with pytest.raises(ValueError, match="1 of which attend"):
+            stage_of(shape, source.tensors, 0, 2)
+        return
+    stages = [stage_of(shape, source.tensors, rank, 2) for rank in range(2)]
+    assert tuple(layer for stage in stages for layer in stage.shape.layers) == shape.layers
+    assert stages[1].first_layer == stages[0].shape.num_layers
+    named = set()
+    for stage in stages:
+        own = RankSource(source, stage)
+        check_tensors(stage.shape, own)
+        for name, tensor in own.tensors.items():
+            in_file = stage.name_in_model(name)
+            named.add(in_file)
+            assert (tensor.shape, tensor.type) == (
+                source.tensors[in_file].shape,
+                source.tensors[in_file].type,
+            )
+        last = n.of_layer(stage.shape.num_layers - 1, stage.shape.layers[-1].ffn_norm)
+        assert np.array_equal(own.data(last), source.data(stage.name_in_model(last)))
+    assert named.issuperset(model_tensors(shape))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "attends", "parts", "cuts"),
+    [
+        ([1, 1, 1, 1], [1, 1, 1, 1], 2, [0, 2, 4]),
+        ([5, 1, 1, 1], [1, 1, 1, 1], 2, [0, 1, 4]),
+        ([1, 1, 1, 1, 1, 1], [0, 0, 1, 0, 0, 1], 2, [0, 3, 6]),
+        ([1, 1, 1, 9, 1, 1], [0, 0, 0, 1, 0, 1], 2, [0, 4, 6]),
+        ([2, 2, 2, 2, 2], [1] * 5, 4, [0, 2, 3, 4, 5]),
+    ],
+)
+def test_where_layers_are_cut(sizes: list[int], attends: list[bool], parts: int, cuts: list[int]) -> None:
+    """The largest part is as small as can be, and every part has a layer that attends."""
+    found = cut_layers(sizes, attends, parts)
+    largest = max(sum(sizes[a:b]) for a, b in pairwise(found))
+    assert largest == max(sum(sizes[a:b]) for a, b in pairwise(cuts))
+    assert all(any(attends[a:b]) for a, b in pairwise(found))
+    assert (found[0], found[-1], len(found)) == (0, len(sizes), parts + 1)
+
+
+def test_more_gpus_than_layers_that_attend_are_refused() -> None:
+    source = open_model(TINY_MODEL)
+    shape = read_shape(source)
+    with pytest.raises(ValueError, match=f"{shape.num_layers} layers"):
+        stage_of(shape, source.tensors, 0, shape.num_layers + 1)
+    with pytest.raises(ValueError, match="1 of which attend"):
+        cut_layers([1, 1], [False, True], 2)
+
+
+def test_counts_of_a_share_are_those_of_its_experts() -> None:
+    source = open_model(TINY_MODEL)
+    shape = read_shape(source)
+    counts = [[100 * layer + expert for expert in range(8)] for layer in range(shape.num_layers)]
+    second = stage_of(shape, source.tensors, 1, 2)
+    assert second.counts_of(counts) == counts[second.first_layer :]
+    half = share_of(shape, source.tensors, 1, 2)
+    assert half.counts_of(counts) == [row[4:] for row in counts]

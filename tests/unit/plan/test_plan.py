@@ -14,6 +14,8 @@ from gguf.constants import GGMLQuantizationType as Type
 from benchmarks.header import QWEN3_30B_A3B
 from moeserve.cli import main
 from moeserve.config import ServerConfig
+from moeserve.expert_cache.generate import PRESETS, UNIFORM, generate
+from moeserve.expert_cache.routing_trace import write_trace
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout
 from moeserve.models.adapters.read_peft import PeftAdapter
@@ -80,10 +82,27 @@ def test_two_kv_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert "--kv-window-ratio 0.3" in shown["command"]  # without it, so many tokens might not fit
     assert memory["ram_kv"] == 256 * (4000 + 1714)
     memory = run(capsys, *flags, *pools[:2])["memory"]
+    assert (memory["window_slots"], memory["ram_kv"]) == (1333, 256 * (4000 + 1333))  # by default a third
+    memory = run(capsys, *flags, *pools[:2], "--kv-window-ratio", "0")["memory"]
     assert (memory["window_slots"], memory["ram_kv"]) == (0, 512 * 4000)
     assert main(["plan", *flags, *pools]) == 0
     assert re.search(r"KV, windowed layers +1,714 tokens", capsys.readouterr().out)
     assert "no room for more tokens" in fails(capsys, *flags, "--max-total-tokens", "1000", *pools[2:])
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_two_kv_pools_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    gemma = write_gemma(tmp_path / "gemma.gguf", Type.F32)
+    flags = ["--model", str(gemma), "--gpu-memory", "1.2", "--max-num-seqs", "2", "--ram", "9"]
+    flags += ["--max-num-batched-tokens", "64", "--max-total-tokens", "4000"]
+    shown = run(capsys, *flags)
+    memory = shown["memory"]
+    assert (memory["kv_tokens"], memory["window_slots"]) == (4000, 1333)
+    assert memory["gpu_kv"] == 256 * (4000 + 1333)
+    assert memory["ram_tier"] == 0  # behind one pool alone
+    assert run(capsys, *shlex.split(shown["command"])[1:], "--gpu-memory", "1.2")["memory"] == memory
+    memory = run(capsys, *flags, "--kv-ram", "1")["memory"]
+    assert (memory["window_slots"], memory["gpu_kv"], memory["ram_tier"]) == (0, 512 * 4000, 1 << 30)
 
 
 @pytest.mark.usefixtures("no_measuring")
@@ -322,3 +341,35 @@ def test_a_split_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 def test_a_step_takes_what_its_buffers_leave_room_for(gib: int | None, tokens: int) -> None:
     assert step_tokens(None, QWEN3_30B_A3B, None if gib is None else gib << 30) == tokens
     assert step_tokens(700, QWEN3_30B_A3B, None if gib is None else gib << 30) == 700
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_the_expert_cache_is_predicted_from_a_trace(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    """As a text repeats its experts, they are found on the GPU, and answers are faster; without a trace a plan says
+    what it has assumed."""
+    flags = ["--model", str(tiny_model), "--gpu-memory", "1.2", "--num-gpu-experts", "4", "--ram", "8"]
+    shape = {"layers": 3, "experts": 8, "top_k": 2}
+    decode, hits = {}, {}
+    for name, distances in PRESETS.items():
+        write_trace(tmp_path / name, generate(distances, name, tokens=600, **shape))
+        speed = run(capsys, *flags, "--routing-trace", str(tmp_path / name))["speed"]
+        decode[name], hits[name] = speed["decode"]["1"], speed["hit_rates"]["1"]
+    assert 0.4 < hits["uniform"] < 0.6
+    assert hits["local"] > hits["uniform"]
+    assert decode["local"] > decode["uniform"]
+    assumed = run(capsys, *flags)
+    assert any("--record-routing-trace" in caution for caution in assumed["cautions"])
+    assert assumed["speed"]["hit_rates"].keys() == assumed["speed"]["decode"].keys() - {"64"}
+    assert main(["plan", *flags]) == 0
+    assert "of their experts found on the GPU" in capsys.readouterr().out
+    assert run(capsys, *flags, "--expert-cache", "off")["speed"]["hit_rates"] == {}
+    trace = ["--routing-trace", str(tmp_path / "local")]
+    assert "experts stay where they are" in fails(capsys, *flags, "--expert-cache", "off", *trace)
+    write_trace(tmp_path / "other", generate(UNIFORM, "", tokens=600, layers=2, experts=8, top_k=2))
+    assert "it is of 2 layers of 8 experts" in fails(
+        capsys, *flags, "--routing-trace", str(tmp_path / "other")
+    )
+    write_trace(tmp_path / "short", generate(UNIFORM, "", tokens=60, **shape))
+    assert "60 tokens are too few" in fails(capsys, *flags, "--routing-trace", str(tmp_path / "short"))

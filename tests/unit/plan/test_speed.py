@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks.header import qwen3moe, write_header
+from moeserve.expert_cache.replay import StepUse
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_metadata
 from moeserve.placement import Gpu, ModelSizes, PlacementOptions, Prefill, place
+from moeserve.plan.cache_forecast import CacheForecast, CacheUse
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed, Step
@@ -126,3 +128,19 @@ def test_prompts_are_shared_between_both_where_that_is_faster() -> None:
     assert on_cpu[4096] > streamed[4096]
     assert best[4096] <= streamed[4096]
     assert best[256] < 0.9 * min(on_cpu[256], streamed[256])
+
+
+def test_hits_of_the_cache_spare_the_pool_its_reads() -> None:
+    """A layer waits for the slower side in each step, and a step cannot be shorter than its promotions take."""
+    model = sizes()
+    placement = place(model, PlacementOptions(num_gpu_experts=64), Gpu(64 << 30, 0)).with_cache(model)
+
+    def decode(missed: list[int], promoted: float = 0.0) -> float:
+        steps = [StepUse(np.full(4, 8), np.full(4, misses)) for misses in missed]
+        cache = CacheForecast("", False, {1: CacheUse(0.0, promoted, steps)})
+        routing = RoutingProbabilities(BIG)
+        return HybridSpeed(BIG, model, routing, placement, RATES, GpuRates(), cache=cache).decode(1, 512)
+
+    rates = [decode([misses]) for misses in (8, 4, 2, 1, 0)]
+    assert rates == sorted(rates)
+    assert decode([0], promoted=25e9) < 1.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from moeserve.router.core.limits import STREAMED_PREFILL_SHARE
 from moeserve.router.core.pace import LEAST_CHUNK
 from moeserve.router.core.request import SECONDS_PER_PRIORITY
 from tests.support.router_world import request
-from tests.support.virtual_engine import Stream, VirtualEngine
+from tests.support.virtual_engine import Stream, StreamingEngine, VirtualEngine
 
 LONG = 16_000
 
@@ -64,6 +65,26 @@ def test_prompts_first_fill_every_step() -> None:
     ]
     assert len(full) >= len(steps) - 6  # the first ones grow: nothing was measured
     assert tokens_between(victim, prompt.sent, prompt.tokens[0]) >= len(steps) - 1
+
+
+def test_streamed_prompts_leave_answers_half_of_their_speed() -> None:
+    """Four answers beside a long prompt that brings the experts in RAM: and it takes at most twice its time alone. With
+    larger steps it is read in fewer turns, and the pause behind the last one no longer counts."""
+    engine = StreamingEngine(prefill_share=STREAMED_PREFILL_SHARE, max_num_batched_tokens=2048)
+    for id in range(2):  # the first is read before the cost of a step is known
+        alone = engine.send(request(id, LONG, 1, arrival=engine.now))
+        engine.run()
+    answers = [engine.send(request(id, 20, 30_000, arrival=engine.now)) for id in range(2, 6)]
+    begin = engine.now
+    engine.run(until=begin + 5.0)
+    speed = tokens_between(answers[0], begin + 1.0, begin + 5.0) / 4.0
+    prompt = engine.send(request(6, LONG, 1, arrival=engine.now))
+    while prompt.ended is None:
+        engine.turn()
+    for answer in answers:
+        kept = tokens_between(answer, prompt.sent, prompt.tokens[0]) / (prompt.tokens[0] - prompt.sent)
+        assert kept > 0.5 * speed
+    assert prompt.ttft < 2.0 * alone.ttft
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])

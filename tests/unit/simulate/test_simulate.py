@@ -378,6 +378,33 @@ def test_command_refuses_what_makes_no_sense(
     assert message in capsys.readouterr().err
 
 
+def test_the_measured_workers_defaults_are_the_simulations(tmp_path: Path) -> None:
+    """Of a GPU: larger steps, and prompts first. As the flags that say so, and not as on a CPU."""
+
+    def durations(*flags: str, **fields: object) -> list[float]:
+        model, saved = tmp_path / "model.json", tmp_path / "saved.json"
+        known = {"source": "made up", "tokens": [1, 8192], "seconds": [0.01, 0.1]}
+        model.write_text(json.dumps(known | fields))
+        workload = ("--input-len", "3000", "--output-len", "50", "--num-prompts", "8", "--request-rate", "4")
+        done = command(
+            *workload,
+            *flags,
+            "--max-total-tokens",
+            "65536",
+            "--step-time",
+            str(model),
+            "--save-result",
+            str(saved),
+        )
+        assert done.returncode == 0, done.stderr
+        figures = json.loads(saved.read_text())
+        return [figures["duration"], figures["mean_ttft_ms"]]
+
+    by_flags = durations("--max-num-batched-tokens", "8192", "--prefill-share", "1")
+    assert durations(step_tokens=8192, prompts_first=True) == by_flags
+    assert durations()[1] > 1.2 * by_flags[1]
+
+
 def test_command_fails_if_every_request_does() -> None:
     """Here for each is longer than the KV pool."""
     asked = ["--max-total-tokens", "640", "--num-prompts", "4", "--random-output-len", "4"]

@@ -9,6 +9,7 @@ const POLL_MS = 2000;
 const NAMED = 8; // of the hottest experts of a layer, in the table
 
 let use = null; // what /v1/experts said last
+let before = null; // and the time before that
 let order = []; // of each layer: the expert shown in each column
 
 const map = new HeatMap(byId("canvas"), describe);
@@ -43,9 +44,30 @@ function showTotals(onGpu) {
     ["Experts in each", `${use.experts}, ${use.experts_per_token} for a token`],
     ["Tokens routed", number.format(tokens)],
     ["In GPU memory", `${number.format(resident)} of ${number.format(use.layers * use.experts)}`],
-    ["Served by the GPU", percent(served, routed)],
+    use.expert_cache ? ["Hits of the cache", hits()] : ["Served by the GPU", percent(served, routed)],
+    ...(use.expert_cache ? [["Promotions", promotions()]] : []),
   ];
   byId("totals").replaceChildren(...rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+/** Of the cache of experts: lately, which is since the page last asked, and since the start. */
+function hits() {
+  const { hits, misses } = use.expert_cache;
+  const lately = since("hits") + since("misses");
+  const all = `${percent(hits, hits + misses)} of all`;
+  return lately ? `${percent(since("hits"), lately)} lately, ${all}` : all;
+}
+
+function promotions() {
+  const { promotions: all, bytes } = use.expert_cache;
+  const gigabytes = `${oneDigit.format(bytes / 1e9)} GB`;
+  return `${number.format(all)}, ${gigabytes}; ${number.format(since("promotions"))} lately`;
+}
+
+function since(name) {
+  const then = before?.expert_cache?.[name] ?? 0;
+  const now = use.expert_cache[name];
+  return now < then ? now : now - then; // less: the engine was started again
 }
 
 function showLayers(onGpu) {
@@ -79,7 +101,9 @@ function describe(layer, column) {
   }
   const expert = order[layer][column];
   const count = use.counts[layer][expert];
-  const place = use.gpu_experts[layer].includes(expert) ? "GPU" : "CPU";
+  const gpu = use.expert_gpus[layer][expert];
+  const several = use.expert_gpus.some((of) => of.some((number) => number > 0));
+  const place = gpu < 0 ? "CPU" : several ? `GPU ${gpu}` : "GPU";
   const share = percent(count, sum(use.counts[layer]));
   say(byId("reading"), `Layer ${layer}, expert ${expert}: ${number.format(count)} tokens, ${share} of the layer, on ${place}`);
 }
@@ -108,7 +132,7 @@ async function trying(action) {
 }
 
 async function refresh() {
-  use = await getJson("v1/experts");
+  [before, use] = [use, await getJson("v1/experts")];
   byId("hottest").max = use.experts;
   byId("hottest").value ||= use.experts_per_token;
   show();

@@ -69,6 +69,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("state_values", &DeltaHeads::state_values);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
+      .def_ro("split", &AttentionPlan::split)
+      .def_ro("cuts", &AttentionPlan::cuts)
       .def("build", [](AttentionPlan& p, int sequences, Address row, Address count, Address position,
                        Address req_slot, Address table, int64_t rows, int64_t stride, int heads, int kv_heads,
                        int value_dim, int threads) {
@@ -84,6 +86,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("isa", &Stream::isa)
       .def_prop_ro("threads", [](Stream& s) { return s.pool().threads(); })
       .def_prop_ro("recomputed", [](Stream& s) { return s.pool().recomputed(); })
+      .def_prop_ro("fetched_ahead", [](Stream& s) { return s.pool().fetched_ahead(); })
       .def_prop_ro(
           "pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
       .def("wait", &Stream::wait, ReleaseGil())

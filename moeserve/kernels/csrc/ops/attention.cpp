@@ -13,13 +13,13 @@ namespace {
 constexpr int kBlock = 32;  // keys of one attend_block call
 
 struct Shape {
-  int heads, kv_heads, dim, value_dim;
+  int part_heads, dim, value_dim;
   bool is_q8;
-  int group() const { return heads / kv_heads; }
-  int most_queries() const { return AttentionPlan::kTileTokens * group(); }
+  int most_queries() const { return AttentionPlan::kTileTokens * part_heads; }
 };
 
-// Online-softmax state of the queries of a tile for one KV head: query i is token i / group, head i % group.
+// Online-softmax state of the queries of a tile for one part of the heads: query i is token i / group, head i % group, where
+// `group` is the part's heads.
 struct State {
   Softmax* softmax;
   float* acc;  // [queries, value_dim]
@@ -125,16 +125,16 @@ void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_he
                         state.acc, b.scores);
 }
 
-void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int kv_head,
-                    Buffers& b, State state) {
-  const int group = op.heads / op.kv_heads, queries = tile.count * group;
+void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int part, Buffers& b,
+                    State state) {
+  const int group = op.part_heads(), queries = tile.count * group;
   for (int i = 0; i < queries; ++i) {
     b.queries[i] =
-        op.q +
-        ((tile.row + i / group) * static_cast<int64_t>(op.heads) + kv_head * group + i % group) * op.dim;
+        op.q + ((tile.row + i / group) * static_cast<int64_t>(op.heads) + part * group + i % group) * op.dim;
     if (op.keys.is_q8()) op.k->quantize_query(b.queries[i], op.dim, b.query_rows[i]);
   }
   state.clear(queries, op.value_dim);
+  const int kv_head = part / op.plan->cuts;
   const int end = std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count);
   // Blocks begin at multiples of kBlock, whatever the tile: a query's arithmetic does not depend on its neighbours.
   const int begin =
@@ -154,7 +154,7 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
 
 // Adds a segment to what the tile's queries have of those before it.
 void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, State into, State from) {
-  const int group = op.heads / op.kv_heads, dim = op.value_dim;
+  const int group = op.part_heads(), dim = op.value_dim;
   for (int i = 0; i < tile.count * group; ++i) {
     const int position = tile.position + i / group;
     const int first = first_key(op, position) / AttentionPlan::kSegment;
@@ -177,10 +177,10 @@ float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
   return factor / (s.sum * factor + std::exp(op.sinks[head] - m));
 }
 
-void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int kv_head, State state) {
-  const int group = op.heads / op.kv_heads, dim = op.value_dim;
+void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int part, State state) {
+  const int group = op.part_heads(), dim = op.value_dim;
   for (int i = 0; i < tile.count * group; ++i) {
-    const int64_t row = tile.row + i / group, head = kv_head * group + i % group;
+    const int64_t row = tile.row + i / group, head = part * group + i % group;
     const int64_t at = (row * op.heads + head) * dim;
     float* out = op.out.f32 + at;
     std::memcpy(out, state.acc + i * dim, sizeof(float) * dim);
@@ -193,11 +193,46 @@ void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int kv_he
   }
 }
 
-State partial_state(const AttentionOp& op, int64_t index, int kv_head) {
-  const AttentionPlan::Part& part = op.plan->parts[index];
-  const int64_t queries = static_cast<int64_t>(op.plan->tiles[part.tile].count) * (op.heads / op.kv_heads);
-  float* p = op.plan->partial.data() + part.offset + kv_head * queries * (op.value_dim + 2);
+State partial_state(const AttentionOp& op, int64_t index, int part) {
+  const AttentionPlan::Part& of = op.plan->parts[index];
+  const int64_t queries = static_cast<int64_t>(op.plan->tiles[of.tile].count) * op.part_heads();
+  float* p = op.plan->partial.data() + of.offset + part * queries * (op.value_dim + 2);
   return {reinterpret_cast<Softmax*>(p + queries * op.value_dim), p};
+}
+
+void copy_state(const AttentionOp& op, int queries, State from, State to) {
+  std::copy_n(from.softmax, queries, to.softmax);
+  std::copy_n(from.acc, static_cast<int64_t>(queries) * op.value_dim, to.acc);
+}
+
+// One segment of a tile, to `partial`.
+void attend_part(const AttentionOp& op, int64_t index, int part, Buffers& b, Claim& claim) {
+  const auto& [number, segment, offset] = op.plan->parts[index];
+  const AttentionPlan::Tile& tile = op.plan->tiles[number];
+  if (segment < first_segment(op, tile)) return;
+  attend_segment(op, tile, segment, part, b, b.segment);
+  if (claim()) copy_state(op, tile.count * op.part_heads(), b.segment, partial_state(op, index, part));
+}
+
+// All segments of a tile, from `partial`.
+void merge_parts(const AttentionOp& op, int64_t number, int part, Buffers& b, Claim& claim) {
+  const AttentionPlan::Tile& tile = op.plan->tiles[number];
+  const int part0 = op.plan->first_part[number], first = first_segment(op, tile);
+  copy_state(op, tile.count * op.part_heads(), partial_state(op, part0 + first, part), b.running);
+  for (int segment = first + 1; part0 + segment < op.plan->first_part[number + 1]; ++segment) {
+    merge(op, tile, segment, b.running, partial_state(op, part0 + segment, part));
+  }
+  if (claim()) write_out(op, tile, part, b.running);
+}
+
+void attend_tile(const AttentionOp& op, const AttentionPlan::Tile& tile, int part, Buffers& b, Claim& claim) {
+  const int first = first_segment(op, tile);
+  attend_segment(op, tile, first, part, b, b.running);
+  for (int segment = first + 1; segment < segments_of(tile); ++segment) {
+    attend_segment(op, tile, segment, part, b, b.segment);
+    merge(op, tile, segment, b.running, b.segment);
+  }
+  if (claim()) write_out(op, tile, part, b.running);
 }
 
 }  // namespace
@@ -221,11 +256,15 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
                        slot_table + req_slot[i] * table_stride});
     }
   }
-  // Enough units without splitting: then a tile's segments are merged on the spot and need no memory.
-  split = static_cast<int64_t>(tiles.size()) * kv_heads < 4 * threads;
+  // Enough units without splitting: then a tile's segments are merged on the spot and need no memory. So are those of a
+  // single segment: then it is one phase instead of two.
+  const auto is_long = [](const Tile& tile) { return segments_of(tile) > 1; };
+  const int64_t units = static_cast<int64_t>(tiles.size()) * kv_heads;
+  split = units < 4 * threads && std::any_of(tiles.begin(), tiles.end(), is_long);
   parts.clear();
   first_part.assign(1, 0);
-  if (!split) return;
+  cuts = 1;
+  if (!split) return cut_heads(units, threads);
   size_t floats = 0;
   for (size_t tile = 0; tile < tiles.size(); ++tile) {
     for (int s = 0; s < segments_of(tiles[tile]); ++s) {
@@ -235,40 +274,29 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
     first_part.push_back(static_cast<int32_t>(parts.size()));
   }
   partial.resize(floats);
+  cut_heads(static_cast<int64_t>(parts.size()) * kv_heads, threads);
+}
+
+// units: pieces of work without cuts. The kernel takes four queries at once: a part of fewer gains nothing.
+void AttentionPlan::cut_heads(int64_t units, int threads) {
+  constexpr int kLeastHeads = 4;
+  while (units * cuts < threads && heads / kv_heads % (2 * cuts * kLeastHeads) == 0) cuts *= 2;
 }
 
 void AttentionOp::operator()(Team& team) const {
-  const Shape shape{heads, kv_heads, dim, value_dim, keys.is_q8()};
+  const Shape shape{part_heads(), dim, value_dim, keys.is_q8()};
   Buffers b(team.scratch(Buffers::bytes(shape)), shape);
+  const int parts = this->parts();
   if (plan->split) {
-    team.for_units(static_cast<int64_t>(plan->parts.size()) * kv_heads, [&](int64_t unit) {
-      const auto& [tile, segment, offset] = plan->parts[unit / kv_heads];
-      if (segment < first_segment(*this, plan->tiles[tile])) return;
-      const int kv_head = static_cast<int>(unit % kv_heads);
-      attend_segment(*this, plan->tiles[tile], segment, kv_head, b,
-                     partial_state(*this, unit / kv_heads, kv_head));
+    team.for_claimed_units(static_cast<int64_t>(plan->parts.size()) * parts, [&](int64_t unit, Claim& claim) {
+      attend_part(*this, unit / parts, static_cast<int>(unit % parts), b, claim);
     });
-    team.for_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
-      const int64_t tile = unit / kv_heads;
-      const int kv_head = static_cast<int>(unit % kv_heads);
-      const int part0 = plan->first_part[tile], first = first_segment(*this, plan->tiles[tile]);
-      const State state = partial_state(*this, part0 + first, kv_head);
-      for (int segment = first + 1; part0 + segment < plan->first_part[tile + 1]; ++segment) {
-        merge(*this, plan->tiles[tile], segment, state, partial_state(*this, part0 + segment, kv_head));
-      }
-      write_out(*this, plan->tiles[tile], kv_head, state);
+    team.for_claimed_units(static_cast<int64_t>(plan->tiles.size()) * parts, [&](int64_t unit, Claim& claim) {
+      merge_parts(*this, unit / parts, static_cast<int>(unit % parts), b, claim);
     });
   } else {
-    team.for_units(static_cast<int64_t>(plan->tiles.size()) * kv_heads, [&](int64_t unit) {
-      const AttentionPlan::Tile& tile = plan->tiles[unit / kv_heads];
-      const int kv_head = static_cast<int>(unit % kv_heads);
-      const int first = first_segment(*this, tile);
-      attend_segment(*this, tile, first, kv_head, b, b.running);
-      for (int segment = first + 1; segment < segments_of(tile); ++segment) {
-        attend_segment(*this, tile, segment, kv_head, b, b.segment);
-        merge(*this, tile, segment, b.running, b.segment);
-      }
-      write_out(*this, tile, kv_head, b.running);
+    team.for_claimed_units(static_cast<int64_t>(plan->tiles.size()) * parts, [&](int64_t unit, Claim& claim) {
+      attend_tile(*this, plan->tiles[unit / parts], static_cast<int>(unit % parts), b, claim);
     });
   }
 }

@@ -106,12 +106,17 @@ void LinearOp::operator()(Team& team) const {
       [&](int j, int64_t panel, Claim& claim) { linear_panel(*this, j, panel, claim); });
 }
 
-void KvPool::store(const Kernels& k, const float* x, int width, int64_t slot) const {
-  const int64_t at = slot * width;
+BytesAhead LinearOp::reads_first(const Team& team) const {
+  const auto [j, panel, panels] = team.own_panels(count, [&](int i) { return w[i]->panels; });
+  if (panels == 0 || !w[j]->packed()) return {};
+  return {w[j]->panel(0, panel).data, static_cast<ptrdiff_t>(panels * w[j]->panel_bytes)};
+}
+
+void KvPool::store(const Kernels& k, const float* x, int count, int64_t at) const {
   if (is_q8()) {
-    k.quantize_kv(x, width, codes() + at, scales + at / 32);
+    k.quantize_kv(x, count, codes() + at, scales + at / 32);
   } else {
-    k.to_half(x, width, halves() + at);
+    k.to_half(x, count, halves() + at);
   }
 }
 
@@ -125,16 +130,22 @@ void RopeStoreOp::norm_rotate(float* x, int num, const float* norm, bool full, i
 }
 
 void RopeStoreOp::operator()(Team& team) const {
-  team.for_units(n, [&](int64_t t) {
-    const int width = kv_heads * dim;
-    norm_rotate(q + t * heads * dim, heads, q_norm, full_q_norm, t);
-    k->scale(scale, heads * dim, q + t * heads * dim);
-    for (int h = 0; v_norm != nullptr && h < kv_heads; ++h) {
-      k->rms_norm(value_source + t * width + h * dim, v_norm, eps, dim, value + t * width + h * dim);
+  // A KV head and its heads are a piece of work, but where a norm is over all heads.
+  const int parts = full_q_norm || full_k_norm ? 1 : kv_heads;
+  const int q_count = heads / parts, kv_count = kv_heads / parts;
+  team.for_units(int64_t{n} * parts, [&](int64_t unit) {
+    const int64_t t = unit / parts;
+    float* own_q = q + unit * q_count * dim;
+    const int64_t kv = unit * kv_count * dim;  // where its numbers of `key` and `value` begin
+    norm_rotate(own_q, q_count, q_norm, full_q_norm, t);
+    k->scale(scale, q_count * dim, own_q);
+    for (int h = 0; v_norm != nullptr && h < kv_count; ++h) {
+      k->rms_norm(value_source + kv + h * dim, v_norm, eps, dim, value + kv + h * dim);
     }
-    norm_rotate(key + t * width, kv_heads, k_norm, full_k_norm, t);
-    keys.store(*k, key + t * width, width, slots[t]);
-    values.store(*k, value + t * width, width, slots[t]);
+    norm_rotate(key + kv, kv_count, k_norm, full_k_norm, t);
+    const int64_t at = (int64_t{slots[t]} * parts + unit % parts) * kv_count * dim;
+    keys.store(*k, key + kv, kv_count * dim, at);
+    values.store(*k, value + kv, kv_count * dim, at);
   });
 }
 

@@ -138,6 +138,7 @@ struct LinearOp {
   float* out[kMost];         // [n, w.rows]
   bool add;
   void operator()(Team& team) const;
+  BytesAhead reads_first(const Team& team) const;
 };
 
 // Keys or values of one layer, [slots, kv_heads, dim]: float16, or int8 codes (q8_0) with a float16 scale for each 32.
@@ -147,8 +148,8 @@ struct KvPool {
   bool is_q8() const { return scales != nullptr; }
   uint16_t* halves() const { return static_cast<uint16_t*>(data); }
   int8_t* codes() const { return static_cast<int8_t*>(data); }
-  // A slot's `width` numbers.
-  void store(const Kernels& k, const float* x, int width, int64_t slot) const;
+  // `count` numbers, the first of which is number `at` of the pool.
+  void store(const Kernels& k, const float* x, int count, int64_t at) const;
 };
 
 // RMS norm of q and k, per head or over all heads at once; rotation of the first `rotary` dimensions of each head; q
@@ -194,7 +195,7 @@ class AttentionPlan {
   };
   struct Part {  // a tile's work on one segment
     int32_t tile, segment;
-    size_t offset;  // of its results in `partial`: [kv_heads, queries, value_dim + 2]
+    size_t offset;  // of its results in `partial`: [kv_heads * cuts, queries, value_dim + 2]
   };
 
   // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [table_rows, table_stride].
@@ -206,10 +207,16 @@ class AttentionPlan {
   int rows = 0;  // that the step has at least
   int heads = 0, kv_heads = 0, value_dim = 0;
   std::vector<Tile> tiles;
-  bool split;               // few tiles, long contexts: the segments of a tile go to different threads
-  std::vector<Part> parts;  // split only, by tile, then segment
+  bool split = false;  // few tiles, long contexts: the segments of a tile go to different threads
+  // Into how many parts the heads of each KV head are cut, where there would be fewer pieces of work than threads. Each
+  // part gathers the keys again.
+  int cuts = 1;
+  std::vector<Part> parts;          // split only, by tile, then segment
   std::vector<int32_t> first_part;  // [tiles + 1]
   std::vector<float> partial;       // split only
+
+ private:
+  void cut_heads(int64_t units, int threads);
 };
 
 // Causal attention of the plan's rows. A block of keys that a window only touches is read as a whole, so that keys up to
@@ -228,6 +235,9 @@ struct AttentionOp {
   const float* gate;   // [n, heads, value_dim]: out is multiplied by its sigmoid; or nullptr
   const float* sinks;  // [heads]: one more logit in each softmax's denominator; or nullptr
   int64_t slot_stride() const { return is_latent ? dim : int64_t{kv_heads} * dim; }
+  // The heads are in so many parts, each of one KV head, of so many heads.
+  int parts() const { return kv_heads * plan->cuts; }
+  int part_heads() const { return heads / parts(); }
   void operator()(Team& team) const;
 };
 
@@ -323,11 +333,7 @@ struct ExpertsOp {
   struct Rows {  // of h
     int begin, end;
   };
-  struct Fetch {  // of what lies from p to end
-    const uint8_t *p, *end;
-    void operator()();
-  };
-  Fetch fetch_down(const Team& team) const;
+  BytesAhead down_first(const Team& team) const;
   // Read once: a thread that comes late may find any later layer's.
   Rows rows_of(int expert) const;
   void gate_up(int64_t rank, int64_t panel, Claim& claim) const;

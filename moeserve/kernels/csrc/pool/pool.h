@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "bytes_ahead.h"
 #include "phase.h"
 
 namespace moeserve {
@@ -49,7 +50,12 @@ class Team {
   // then takes over what others have not begun.
   template <class F>
   void for_units(int64_t n, F&& f) {
-    share(all_threads(n), [&f](int64_t unit, Claim&) { f(unit); }, nullptr, [] {});
+    share(all_threads(n), [&f](int64_t unit, Claim&) { f(unit); }, nullptr, no_idle);
+  }
+  // The same with a claim, f(unit, claim): see for_claimed_panels.
+  template <class F>
+  void for_claimed_units(int64_t n, F&& f) {
+    share(all_threads(n), f, flags(n, 0), no_idle);
   }
 
   // The same for `outer` x `panels` pairs, f(o, panel), where memory node i owns the panels of its range
@@ -58,19 +64,19 @@ class Team {
   void for_panels(int64_t outer, int64_t panels, F&& f) {
     const int64_t first = node_panels(panels, node_).first, count = node_panels(panels, node_).second;
     const Shares s = by_node([&](int node) { return outer * node_panels(panels, node).second; });
-    share(s, [&](int64_t unit, Claim&) { f(unit / count, first + unit % count); }, nullptr, [] {});
+    share(s, [&](int64_t unit, Claim&) { f(unit / count, first + unit % count); }, nullptr, no_idle);
   }
 
   // The same with a claim as f's last argument. f may then run several times for a unit, at once or long after the phase:
   // it writes nothing that others read unless claim() is true, and what it reads as an index is one for any operation
-  // until wait(). Who waits calls idle() again and again, for short pieces of work.
+  // until wait(). Who waits calls idle() again and again, for short pieces of work, until it returns false.
   template <class F, class Idle>
   void for_claimed_panels(int64_t outer, int64_t panels, F&& f, Idle&& idle) {
     const int64_t first = node_panels(panels, node_).first, count = node_panels(panels, node_).second;
     const Shares s = by_node([&](int node) { return outer * node_panels(panels, node).second; });
     share(
-        s, [&](int64_t unit, Claim& claim) { f(unit / count, first + unit % count, claim); }, flags(s.units),
-        idle);
+        s, [&](int64_t unit, Claim& claim) { f(unit / count, first + unit % count, claim); },
+        flags(s.units, node_), idle);
   }
   // The panels of `matrices` matrices one after another, panels(j) of matrix j: f(j, panel, claim).
   template <class PanelsOf, class F>
@@ -85,8 +91,10 @@ class Team {
       for (int64_t count; unit >= (count = node_panels(panels(j), node_).second); ++j) unit -= count;
       f(j, node_panels(panels(j), node_).first + unit, claim);
     };
-    share(s, each, flags(s.units), [] {});
+    share(s, each, flags(s.units, node_), no_idle);
   }
+
+  static bool no_idle() { return false; }  // for who has nothing to do meanwhile
 
   // All threads meet. `spins`: how long to look before sleeping; a step that a GPU is in the midst of is worth more
   // than the usual.
@@ -94,6 +102,13 @@ class Team {
 
   // The first of this thread's own range in for_panels(outer, panels, f): a pair (o, panel).
   std::pair<int64_t, int64_t> first_pair(int64_t outer, int64_t panels) const;
+  // What this thread begins with in for_claimed_matrices: `count` panels of matrix j, from `panel` on.
+  struct OwnPanels {
+    int j;
+    int64_t panel, count;
+  };
+  template <class PanelsOf>
+  OwnPanels own_panels(int matrices, PanelsOf&& panels) const;
 
   // Memory of this thread, at least `bytes`, 64-byte aligned, kept between operations; contents undefined.
   void* scratch(size_t bytes);
@@ -115,8 +130,10 @@ class Team {
   template <class UnitsOf>
   Shares by_node(UnitsOf&& units) const;
   std::pair<int64_t, int64_t> node_panels(int64_t panels, int node) const;  // the first, and how many
-  // One for each unit of this node; nullptr: there are too many.
-  std::atomic<uint64_t>* flags(int64_t units) const;
+  // One for each unit, of the node's; nullptr: there are too many.
+  std::atomic<uint64_t>* flags(int64_t units, int node) const;
+  // Fetches what this thread will read first in one of the next operations.
+  void look_ahead();
 
   template <class F, class Idle>
   void share(const Shares& s, F&& f, std::atomic<uint64_t>* flags, Idle&& idle);
@@ -131,7 +148,11 @@ class Team {
   };
   Pool& pool_;
   int thread_, threads_, node_;
-  uint64_t phase_ = 0;     // the one that this thread is in
+  uint64_t phase_ = 0;      // the one that this thread is in
+  uint32_t op_ = 0;         // likewise, by the number of its slot
+  uint32_t looked_at_ = 0;  // the last operation whose reading look_ahead() has asked for
+  bool found_ = false;      // whether it reads anything
+  BytesAhead ahead_;
   uint32_t barriers_ = 0;  // counts barriers passed; equal on all threads
   std::unique_ptr<void, Free> scratch_;
   size_t scratch_bytes_ = 0;
@@ -158,17 +179,26 @@ class Pool {
   int threads() const { return static_cast<int>(teams_.size()); }
   int nodes() const { return static_cast<int>(node_threads_.size()) - 1; }
 
-  // Op: trivially copyable, at most kOpBytes, `void operator()(Team&) const`, run by every thread.
+  // Op: trivially copyable, at most kOpBytes, `void operator()(Team&) const`, run by every thread. It may have
+  // `BytesAhead reads_first(const Team&) const`: what a thread will read first, known when the operation is queued.
   template <class Op>
   void submit(const Op& op) {
     static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kOpBytes && alignof(Op) <= 64);
     Slot& slot = next_slot();
     std::memcpy(slot.bytes, &op, sizeof op);
     slot.run = [](const void* bytes, Team& team) { (*static_cast<const Op*>(bytes))(team); };
+    slot.reads_first = nullptr;
+    if constexpr (requires(const Team& team) { op.reads_first(team); }) {
+      slot.reads_first = [](const void* bytes, const Team& team) {
+        return static_cast<const Op*>(bytes)->reads_first(team);
+      };
+    }
     publish();
   }
   // Units that a thread computed because another, which had begun them, did not finish. At any time.
   uint64_t recomputed() const { return recomputed_.load(std::memory_order_relaxed); }
+  // Operations whose weights a thread fetched while it waited in an earlier one. At any time.
+  uint64_t fetched_ahead() const { return fetched_ahead_.load(std::memory_order_relaxed); }
   // Returns when all that was submitted is done and no thread reads anything of it any more.
   void wait();
 
@@ -180,7 +210,8 @@ class Pool {
   struct alignas(64) Slot {
     unsigned char bytes[kOpBytes];
     void (*run)(const void*, Team&);
-    std::atomic<int> left{0};  // threads that are done with the operation
+    BytesAhead (*reads_first)(const void*, const Team&);  // or nullptr
+    std::atomic<int> left{0};                             // threads that are done with the operation
   };
 
   Slot& next_slot();
@@ -207,7 +238,7 @@ class Pool {
   alignas(64) PhaseCount ranges_done_;               // of the current phase
   alignas(64) std::atomic<uint32_t> arrived_{0};     // threads at the barrier
   alignas(64) std::atomic<uint32_t> generation_{0};  // barriers completed
-  std::atomic<uint64_t> recomputed_{0};
+  std::atomic<uint64_t> recomputed_{0}, fetched_ahead_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };
@@ -234,6 +265,22 @@ Team::Shares Team::by_node(UnitsOf&& units) const {
     s.ranges += std::min<int64_t>(units(node), first[node + 1] - first[node]);
   }
   return s;
+}
+
+template <class PanelsOf>
+Team::OwnPanels Team::own_panels(int matrices, PanelsOf&& panels) const {
+  const std::vector<int>& first = pool_.node_threads_;
+  const int threads = first[node_ + 1] - first[node_], thread = thread_ - first[node_];
+  int64_t units = 0;
+  for (int j = 0; j < matrices; ++j) units += node_panels(panels(j), node_).second;
+  int64_t unit = units * thread / threads;
+  const int64_t own = units * (thread + 1) / threads - unit;
+  for (int j = 0; j < matrices; ++j) {
+    const auto [panel, count] = node_panels(panels(j), node_);
+    if (unit < count) return {j, panel + unit, std::min(own, count - unit)};
+    unit -= count;
+  }
+  return {0, 0, 0};
 }
 
 template <class F>
@@ -285,7 +332,7 @@ void Team::share(const Shares& s, F&& f, std::atomic<uint64_t>* flags, Idle&& id
       help(s, f, flags);
       flags = nullptr;
     }
-    idle();
+    if (!idle()) look_ahead();
     relax();
   }
   pool_.wait_for(phase_);

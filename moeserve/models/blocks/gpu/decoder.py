@@ -9,7 +9,8 @@
 Of layers with norms behind their blocks, these are applied to what is added (kernels/norm/sandwich.py).
 
 Experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`). So may
-the first layers be, whole: then the weights here are the last layers', counted from 0, and x comes from the CPU.
+the first layers be, whole: then the weights here are the last layers', counted from 0, and x comes from the CPU. Or
+other GPUs have layers before and behind (`stage.py`).
 
 A block's output is added to x by the norm that comes next, in one launch. Nothing here waits for the GPU, reads from it
 or allocates on it, so a step can be recorded in a CUDA graph.
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,6 +42,7 @@ from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
+from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -79,6 +83,8 @@ class GpuDecoder:
         ffn_sums: Sequence[AllReduce | None] | None = None,
         adapters: GpuAdapters | None = None,
         window_table: Tensor | None = None,
+        stage: Stage | None = None,
+        num_in_ram: Sequence[int] | None = None,
     ) -> None:
         """kv, states: of the weights' layers; states: none where none of them is recurrent. slot_table: int32
         [requests, length], the KV slots of each request by position. handoff, expert_stream, prefill: see
@@ -86,7 +92,8 @@ class GpuDecoder:
         from an embedding. forced_rows: steps of up to so many rows take the routers' choice from `forced_routing`.
         mixer_sum, ffn_sums: where several GPUs compute the model, by what the mixers' outputs and each layer's
         feed-forward's are summed over them; None: they are whole. adapters: those that rows may ask for.
-        window_table: the slot table of windowed layers; None: they have no slots of their own."""
+        window_table: the slot table of windowed layers; None: they have no slots of their own. stage: where other GPUs
+        have the layers before or behind. num_in_ram: see `GpuFfnBlock`."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters
@@ -98,10 +105,13 @@ class GpuDecoder:
         # x from the CPU is looked up like tokens, row by row, so that a step begins with the same kernel.
         self._first_rows = weights.embedding if from_cpu is None else _as_planes(from_cpu, self.device)
         self._row_numbers = None if from_cpu is None else _numbers(len(from_cpu), self.device)
+        self.stage = stage
+        if stage is not None and not stage.is_first:
+            self._first_rows, self._row_numbers = _as_planes(stage.inbox, self.device), stage.row_numbers
         self._slot_table = slot_table
         self._window_table = window_table
-        # What the CPU gives is scaled already.
-        self._embedding_scale = shape.embedding_scale if from_cpu is None else 1.0
+        # What comes from elsewhere is scaled already.
+        self._embedding_scale = shape.embedding_scale if self._row_numbers is None else 1.0
         forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
         self._mixer_sum = mixer_sum
         self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms, window_table)
@@ -112,7 +122,15 @@ class GpuDecoder:
             else None
         )
         self._ffn = GpuFfnBlock(
-            shape, weights.layers, self.device, handoff, expert_stream, prefill, self.forced_routing, ffn_sums
+            shape,
+            weights.layers,
+            self.device,
+            handoff,
+            expert_stream,
+            prefill,
+            self.forced_routing,
+            ffn_sums,
+            num_in_ram,
         )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
@@ -132,6 +150,15 @@ class GpuDecoder:
     def expert_token_counts(self) -> Tensor:
         """int64 [layers, experts] on the device: tokens routed to each expert since start."""
         return self._ffn.expert_token_counts
+
+    def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
+        """Experts that the CPU pool has read since the start, of these layers. Between steps."""
+        return self._ffn.pool_reads(layers)
+
+    @property
+    def num_kv_slots(self) -> int:
+        """Of the smallest KV pool; 0 where all layers are recurrent."""
+        return min((len(layer.keys) for layer in self._kv if len(layer.keys)), default=0)
 
     @property
     def has_states(self) -> bool:
@@ -156,12 +183,16 @@ class GpuDecoder:
         """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
         self._ffn.check()
 
-    def forward(self, batch: GpuBatch, observer: LayerObserver | None = None) -> None:
+    def forward(self, batch: GpuBatch, observer: LayerObserver | None = None, part: StepPart = WHOLE) -> None:
         """Launches all layers. What `logits` then reads stays until the next call. For an observer it waits after every
-        layer, which no graph can record."""
+        layer, which no graph can record. part: where the batch is in its step, which only a `stage` takes in parts."""
         s, table = self._spaces[len(batch.token_ids)], self._first_rows
         assert table is not None
-        ids = batch.token_ids if self._row_numbers is None else self._row_numbers[: s.rows]
+        if self.stage is not None:
+            self.stage.begin(part, s.rows)
+        ids = batch.token_ids
+        if self._row_numbers is not None:
+            ids = self._row_numbers[part.first_row : part.first_row + s.rows]
         places = KvPlaces(
             *(self._slot_table, batch.req_slots, batch.positions, batch.kv_slots),
             *(self._window_table, batch.window_slots),
@@ -180,13 +211,32 @@ class GpuDecoder:
             self._ffn.mix(index, s, batch.count, adapters)
             if observer is not None:
                 self._show_layer(index, s, observer)
+        if self.stage is not None:
+            last, norm = self.num_layers - 1, self._weights.output_norm
+            self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # for x alone
+            self.stage.end(part, s.x)
+
+    @property
+    def has_head(self) -> bool:
+        """`logits` may be called."""
+        return self._weights.output is not None
 
     def logits(self, size: int, rows: Tensor, count: Tensor) -> Tensor:
         """Launches the head for the rows `rows` (int32, padded to a size of head_sizes; count[0] of them exist) of the
         last step, which was of size `size`. Gives float32 [len(rows), vocab], which the next call overwrites."""
-        s, head = self._spaces[size], self._heads[len(rows)]
-        self._ffn.add_and_norm(self.num_layers - 1, s, self._weights.output_norm, count, head.final, rows)
-        multiply(self._weights.output, head.final, count, head.logits)
+        s, head, norm, output = (
+            self._spaces[size],
+            self._heads[len(rows)],
+            self._weights.output_norm,
+            self._weights.output,
+        )
+        assert output is not None
+        if self.stage is None:
+            self._ffn.add_and_norm(self.num_layers - 1, s, norm, count, head.final, rows)
+        else:
+            y, x = head.final, self.stage.inbox
+            add_norm(x, None, None, None, None, rows, count, norm, self.shape.rms_eps, y.x, y.codes, y.scales)
+        multiply(output, head.final, count, head.logits)
         if self.shape.logit_softcap:
             softcap(head.logits, self.shape.logit_softcap, out=head.logits)
         return head.logits
@@ -224,7 +274,7 @@ class GpuDecoder:
     def weight_bytes(self, used: Tensor) -> int:
         """Of GPU weights that a step reads which uses these experts: bool [layers, experts], on the CPU."""
         w = self._weights
-        total = w.output.nbytes
+        total = 0 if w.output is None else w.output.nbytes
         for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
             total += layer.dense_bytes
             experts = None if layer.moe is None else layer.moe.experts

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -56,10 +58,12 @@ class GpuFfnBlock:
         prefill: Sequence[str] | None,
         forced_routing: ForcedRouting | None = None,
         sums: Sequence[AllReduce | None] | None = None,
+        num_in_ram: Sequence[int] | None = None,
     ) -> None:
         """layers: of the last ones of `shape`. handoff: to the experts in RAM, where there are any; expert_stream: the
         other way, for the layers whose `prefill` is not "cpu". sums: of each layer, over the GPUs that have the rest
-        of it; None: it is whole here."""
+        of it; None: it is whole here. num_in_ram: experts that the hand-off has, by layer; None: all that are not here.
+        """
         self._sums: Sequence[AllReduce | None] = [None] * len(layers) if sums is None else sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
@@ -71,10 +75,8 @@ class GpuFfnBlock:
         self._expert_stream = expert_stream
         # A layer's way of prefill, placement.Prefill: "cpu" never streams, "cuda" whenever there is a prompt.
         self._prefill = ["cpu"] * len(layers) if expert_stream is None or prefill is None else list(prefill)
-        self._num_in_ram = [
-            0 if handoff is None or layer.expert_map is None else int((layer.expert_map < 0).sum())
-            for layer in layers
-        ]
+        elsewhere = [0 if m is None or handoff is None else int((m < 0).sum()) for m in self._expert_maps]
+        self._num_in_ram = elsewhere if num_in_ram is None else list(num_in_ram)
         # Of the last step: experts streamed, by layer, and whether any were left to the pool.
         self._streamed = [0] * len(layers)
         self._pool_works = False
@@ -108,6 +110,10 @@ class GpuFfnBlock:
         """After a step: raises HandoffError if the CPU failed it, whose results are then worthless."""
         if self._handoff is not None:
             self._handoff.check()
+
+    def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
+        """Experts that the pool has read since the start, of these layers. Between steps."""
+        return 0 if self._handoff is None else self._handoff.expert_reads(layers)
 
     def forget_counts(self) -> None:
         """No expert has been asked for, on the GPU or in RAM."""
@@ -187,11 +193,11 @@ class GpuFfnBlock:
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
         """Returns the layer's pending residual contributions."""
         routes, is_shared = self._routes(index, s), self._is_shared(index)
-        pool_sum = s.pool_sum if is_shared and self._pool_works else None
+        is_added = self._sums[index] is not None  # with this GPU's own
+        pool_sum = s.pool_sum if is_shared and self._pool_works and not is_added else None
         if self._sandwich(index) is not None:
             return self._pending_experts(index, s, pool_sum)
-        has_parts = self._has_routed_parts(index) or self._shapes[index].unrouted_width > 0
-        parts = routes.parts if has_parts else None
+        parts = routes.parts if self._has_parts(index) else None
         if s.is_small_batch:
             return PendingSum(parts, None, None, pool_sum)  # summed, in one part
         if self._sums[index] is not None:
@@ -238,11 +244,18 @@ class GpuFfnBlock:
     def _sum_over_gpus(self, index: int, all_reduce: AllReduce, s: GpuWorkspace, count: Tensor) -> None:
         """Of a large batch in s.output: attention's has been added to x by then."""
         routes = self._routes(index, s)
-        if s.is_small_batch:
-            all_reduce(routes.parts)
-            return
-        sum_parts(routes.parts, routes.weights, self._ids_here(index, routes), count, s.output)
-        all_reduce(s.output)
+        total = routes.parts
+        if not s.is_small_batch:
+            sum_parts(routes.parts, routes.weights, self._ids_here(index, routes), count, s.output)
+            total = s.output
+        if self._is_shared(index) and self._pool_works and not is_compiling_ahead():
+            if s.is_small_batch and not self._has_parts(index):
+                total.zero_()
+            total.add_(s.pool_sum[:, None])
+        all_reduce(total)
+
+    def _has_parts(self, index: int) -> bool:
+        return self._has_routed_parts(index) or self._shapes[index].unrouted_width > 0
 
     def _ids_here(self, index: int, routes: Routes) -> Tensor:
         """Below 0 for a route whose expert is elsewhere."""
@@ -320,12 +333,14 @@ class GpuFfnBlock:
         stream = self._expert_stream if self._streamed[index] else None
         routes, top_k = self._routes(index, s), self._shapes[index].num_routes
         ids = routes.expert_ids[:, :top_k]
-        if self._pool_works:
+        pool_works = self._pool_works and self._is_shared(index)
+        if pool_works:
             assert self._handoff is not None
             left = None if stream is None else stream.left(index)
             x = s.router_input if moe.sandwich is None else self._experts_input(index, s).x
             assert x is not None
-            self._handoff.publish(index, x, ids, routes.weights[:, :top_k], left)
+            weights = routes.weights[:, :top_k]
+            self._handoff.publish(index, x, ids, weights, left, on_gpu=local_expert_ids)
         if moe.experts is not None:
             self._run_experts(index, moe.experts, local_expert_ids, s, count)
         if stream is not None:
@@ -334,7 +349,7 @@ class GpuFfnBlock:
             select_streamed_routes(ids, stream.expert_map(index), streamed_ids, local_expert_ids)
             adds = moe.experts is not None
             self._run_experts(index, stream.take(index), streamed_ids, s, count, adds=adds)
-        if self._pool_works:
+        if pool_works:
             assert self._handoff is not None
             self._handoff.collect(index, s.pool_sum)
 

@@ -1,0 +1,32 @@
+"""Slots of the windowed layers' KV pool for a bench that drives a worker itself."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from moeserve.messages.steps import WorkerReady
+
+
+class WindowSlots:
+    """Hands them out as a router does: those that no later row of a sequence reads are free for the next plan."""
+
+    def __init__(self, ready: WorkerReady) -> None:
+        self._window = ready.window
+        self._free: deque[int] = deque(range(ready.num_window_slots))
+        self._held: dict[int, deque[tuple[int, int]]] = {}  # by sequence: positions and slots, ascending
+
+    def take(self, seq: int, start: int, count: int) -> bytes:
+        """For `Row.window_slots` of the positions from `start` on. What was at them before is computed again, so that a
+        sequence that starts at 0 is a new one."""
+        if not self._window:
+            return b""
+        held = self._held.setdefault(seq, deque())
+        while held and held[-1][0] >= start:
+            self._free.append(held.pop()[1])
+        while held and held[0][0] < start - self._window + 1:
+            self._free.append(held.popleft()[1])
+        taken = [self._free.popleft() for _ in range(count)]
+        held.extend(zip(range(start, start + count), taken, strict=True))
+        return np.array(taken, np.int32).tobytes()

@@ -1,0 +1,61 @@
+"""Paths of the APIs that are served here which are not: why, and what to use, for the error that answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_TEXT_ONLY: Final = "moeserve serves text only"
+_NO_EMBEDDINGS: Final = "moeserve serves no embedding models"
+_NO_BATCHES: Final = (
+    "there are no files and batches; send the requests themselves, they are batched as they come"
+)
+_NOT_KEPT: Final = "the server keeps only responses; use /v1/responses with previous_response_id"
+_ONE_MODEL: Final = "the model is given at the server's start, with --model"
+
+# By the beginning of the path, whole segments of it.
+_REASONS: Final[Mapping[str, str]] = {
+    "/v1/embeddings": _NO_EMBEDDINGS,
+    "/embeddings": _NO_EMBEDDINGS,
+    "/embedding": _NO_EMBEDDINGS,
+    "/api/embed": _NO_EMBEDDINGS,
+    "/api/embeddings": _NO_EMBEDDINGS,
+    "/v1/rerank": "moeserve serves no such models",
+    "/v1/score": "moeserve serves no such models",
+    "/v1/moderations": "moeserve serves no such models",
+    "/v1/audio": _TEXT_ONLY,
+    "/v1/images": _TEXT_ONLY,
+    "/v1/videos": _TEXT_ONLY,
+    "/v1/realtime": f"{_TEXT_ONLY}, over HTTP",
+    "/v1/files": _NO_BATCHES,
+    "/v1/uploads": _NO_BATCHES,
+    "/v1/batches": _NO_BATCHES,
+    "/v1/messages/batches": _NO_BATCHES,
+    "/v1/assistants": _NOT_KEPT,
+    "/v1/threads": _NOT_KEPT,
+    "/v1/conversations": _NOT_KEPT,
+    "/v1/chat/completions": _NOT_KEPT,
+    "/v1/responses/compact": "no compaction here; send a shorter conversation",
+    "/v1/vector_stores": "no tools that run at the server",
+    "/v1/containers": "no tools that run at the server",
+    "/v1/skills": "no tools that run at the server",
+    "/v1/fine_tuning": "moeserve does not train; LoRA adapters are loaded with --lora-modules",
+    "/v1/complete": "use /v1/messages",
+    "/api/pull": _ONE_MODEL,
+    "/api/push": _ONE_MODEL,
+    "/api/create": _ONE_MODEL,
+    "/api/copy": _ONE_MODEL,
+    "/api/delete": _ONE_MODEL,
+}
+_CANCEL: Final = "there are no background responses; close the connection"
+
+
+def why_absent(path: str) -> str:
+    """Returns the reason for a path without a route, or ""."""
+    if path.startswith("/v1/responses/") and path.endswith("/cancel"):
+        return _CANCEL
+    parts = path.rstrip("/").split("/")
+    for end in range(min(len(parts), 5), 1, -1):
+        if reason := _REASONS.get("/".join(parts[:end])):
+            return reason
+    return ""

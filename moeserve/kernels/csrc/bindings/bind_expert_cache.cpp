@@ -1,0 +1,115 @@
+// moeserve.kernels._C.ExpertCachePolicy: see expert_cache/policy.h.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "expert_cache/policy.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace moeserve {
+namespace {
+
+using Mask = nb::ndarray<const bool, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Counts = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// The policy behind counters that only rise: what a step used is what they say more than before it.
+class CountedPolicy {
+ public:
+  CountedPolicy(const Mask& cached, const Mask& movable, float decay, double pays)
+      : layers_(static_cast<int>(cached.shape(0))),
+        experts_(static_cast<int>(cached.shape(1))),
+        policy_(layers_, experts_, bytes(cached), bytes(check(movable)), decay, pays),
+        before_(size(), 0),
+        tokens_(size(), 0),
+        used_(size(), 0),
+        slots_(layers_, 0),
+        has_slots_(layers_, 0) {
+    for (size_t i = 0; i < size(); ++i) {
+      const size_t layer = i / experts_;
+      slots_[layer] += cached.data()[i] && movable.data()[i];
+      has_slots_[layer] |= movable.data()[i];
+    }
+  }
+
+  // Returns how many experts the step used.
+  int64_t observe(const Counts& counts, bool streamed) {
+    check(counts);
+    int64_t wanted = 0;
+    if (streamed)
+      for (size_t i = 0; i < size(); ++i) tokens_[i] = counts.data()[i] - before_[i];
+    for (int layer = 0; layer < layers_; ++layer) {
+      const size_t first = static_cast<size_t>(layer) * experts_;
+      for (size_t i = first; i < first + experts_; ++i) {
+        used_[i] = counts.data()[i] > before_[i] && has_slots_[layer];
+        wanted += used_[i];
+      }
+    }
+    std::memcpy(before_.data(), counts.data(), sizeof(int64_t) * size());
+    if (streamed) keep_hottest();
+    policy_.observe(used_.data());
+    return wanted;
+  }
+
+  nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> choose(int64_t most, bool pays) {
+    const auto& moves = policy_.choose(used_.data(), most, pays);
+    auto* data = new std::vector<ExpertMove>(moves);
+    nb::capsule owner(data, [](void* p) noexcept { delete static_cast<std::vector<ExpertMove>*>(p); });
+    static_assert(sizeof(ExpertMove) == 3 * sizeof(int64_t));
+    return {data->empty() ? nullptr : &data->front().layer, {data->size(), 3}, owner};
+  }
+
+  void learn() { policy_.learn(used_.data()); }
+
+  void forget() { std::fill(before_.begin(), before_.end(), 0); }
+
+ private:
+  size_t size() const { return static_cast<size_t>(layers_) * experts_; }
+
+  template <class Array>
+  const Array& check(const Array& array) const {
+    if (static_cast<int>(array.shape(0)) != layers_ || static_cast<int>(array.shape(1)) != experts_)
+      throw std::invalid_argument("expert cache: arrays of different shapes");
+    return array;
+  }
+
+  static const uint8_t* bytes(const Mask& mask) { return reinterpret_cast<const uint8_t*>(mask.data()); }
+
+  // A long prompt uses them all, so that what it used most stands for it: no more of a layer than have slots there.
+  void keep_hottest() {
+    std::vector<int> order(experts_);
+    for (int layer = 0; layer < layers_; ++layer) {
+      const int64_t first = static_cast<int64_t>(layer) * experts_;
+      for (int e = 0; e < experts_; ++e) order[e] = e;
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int a, int b) { return tokens_[first + a] > tokens_[first + b]; });
+      for (int rank = slots_[layer]; rank < experts_; ++rank) used_[first + order[rank]] = 0;
+    }
+  }
+
+  const int layers_, experts_;
+  ExpertCachePolicy policy_;
+  std::vector<int64_t> before_, tokens_;
+  std::vector<uint8_t> used_;
+  std::vector<int> slots_;
+  std::vector<uint8_t> has_slots_;
+};
+
+}  // namespace
+
+void bind_expert_cache(nb::module_& m) {
+  nb::class_<CountedPolicy>(m, "ExpertCachePolicy",
+                            "Which experts the slots hold; moeserve/expert_cache specifies it.")
+      .def(nb::init<const Mask&, const Mask&, float, double>(), "cached"_a, "movable"_a, "decay"_a, "pays"_a)
+      .def("observe", &CountedPolicy::observe, "counts"_a, nb::kw_only(), "streamed"_a)
+      .def("choose", &CountedPolicy::choose, "most"_a, nb::kw_only(), "pays"_a)
+      .def("learn", &CountedPolicy::learn)
+      .def("forget", &CountedPolicy::forget);
+}
+
+}  // namespace moeserve

@@ -1,0 +1,136 @@
+"""Weights taken apart two to a register: bfloat16 from the first instruction on, where weights by way of float32 cost a
+byte permutation, a multiplication and half a conversion each.
+
+Four codes of a word become two pairs of 128 + code by one mask and two byte permutations (codes below 128 are the 7
+bits of 128's mantissa), one subtraction gives two codes, exactly, and one product of pairs with s, less m, two weights.
+s and m are rounded to bfloat16 before, as the weights are after: the error of a product is 1.2 to 1.9 times that of
+weights rounded once, a third of that of int8 activations (docs/results/2026-11-25-gpu-pairs.md). The interpreter knows
+no assembly: there, and for float16 and float32 activations, weights come by way of float32.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.launch import COMPILED
+from moeserve.kernels.planes.triton import high_half, low_half, scale_and_min
+from moeserve.quantization import Scale
+
+U8_MIN = tl.constexpr(int(Scale.U8_MIN))
+I8 = tl.constexpr(int(Scale.I8))
+
+
+@triton.constexpr_function
+def has_pairs(F, dtype):
+    """Whether weights of a format go into products of such floats in pairs. Of those with mins of their own Q4_K alone:
+    Q4_1 and Q5_1 are 2.2e-4 from the truth so, where an expert may be 1e-4 (tests/kernels/test_triton_experts.py), the
+    others were not measured."""
+    is_near = not F.has_own_min or (F.scale == Scale.U8_MIN and F.high_bits == 0)
+    return dtype == tl.bfloat16 and not F.is_signed and is_near and bool(COMPILED)
+
+
+@triton.constexpr_function
+def _code_lines(F, f, low, high):
+    """Four bytes of a field's low part and high part to two pairs of 128 + code, in p and q."""
+    shift, mask = f * F.low_bits % 8, ((1 << F.low_bits) - 1) * 0x01010101
+    lines = [f"shr.b32 q, {low}, {shift};" if shift else f"mov.b32 q, {low};", f"and.b32 q, q, {mask:#x};"]
+    if F.high_bits:
+        left = F.low_bits - f * F.high_bits % 8
+        lines += [
+            f"shl.b32 p, {high}, {left};" if left > 0 else f"shr.b32 p, {high}, {-left};",
+            f"and.b32 p, p, {(((1 << F.high_bits) - 1) << F.low_bits) * 0x01010101:#x};",
+            "or.b32 q, q, p;",
+        ]
+    return [*lines, "prmt.b32 p, q, 0x43434343, 0x4140;", "prmt.b32 q, q, 0x43434343, 0x4342;"]
+
+
+@triton.constexpr_function
+def _bfloat16_pair(number):
+    """An integer of up to 8 bits, twice, as bfloat16."""
+    exponent = abs(number).bit_length() - 1
+    bits = (0x8000 if number < 0 else 0) | ((127 + exponent) << 7) | ((abs(number) << 7 >> exponent) & 127)
+    return f"{bits * 0x10001:#x}"
+
+
+@triton.constexpr_function
+def pair_assembly(F, f):
+    """Operands: two words of weights; the low part's bytes, s, and m or, where m is s * offset, the high part's."""
+    inputs = ["$2"]
+    if F.high_bits:
+        inputs.append("$3")
+    at = 2 + len(inputs)
+    s, m = (f"${at}", f"${at + 1}"), (f"${at + 2}", f"${at + 3}")
+    offset = 128 if F.has_own_min else 128 + F.offset
+    lines = [".reg .b32 p, q, c;", *_code_lines(F, f, inputs[0], inputs[-1])]
+    lines += [
+        f"mov.b32 c, {_bfloat16_pair(-offset)};",
+        "add.rn.bf16x2 p, p, c;",
+        "add.rn.bf16x2 q, q, c;",
+    ]
+    if F.has_own_min:
+        lines += [f"fma.rn.bf16x2 $0, p, {s[0]}, {m[0]};", f"fma.rn.bf16x2 $1, q, {s[1]}, {m[1]};"]
+    else:
+        lines += [f"mul.rn.bf16x2 $0, p, {s[0]};", f"mul.rn.bf16x2 $1, q, {s[1]};"]
+    return "{ " + " ".join(lines) + " }"
+
+
+@triton.constexpr_function
+def byte_assembly(byte):
+    """Byte `byte` of a word to bits 8 .. 15 of 2^15: the float 2^15 + byte."""
+    return f"prmt.b32 $0, 0x47000000, $1, 0x30{4 + byte}0;"
+
+
+@triton.jit
+def times_byte(d, word, byte: tl.constexpr, bias: tl.constexpr):
+    """float32 d * (byte `byte` of a word - bias), for d with the 11 bits of a float16, so that what is subtracted is
+    exact. The hardware converts a byte at an eighth of the rate of a permutation."""
+    number = tl.inline_asm_elementwise(byte_assembly(byte), "=r,r", [word], tl.float32, is_pure=True, pack=1)
+    return tl.fma(d, number, d * -(32768.0 + bias))
+
+
+@triton.jit
+def scale_and_negative_min(word, min_word, supers, g: tl.constexpr, F: tl.constexpr):
+    """float32 s and -m of group g; -m is not to be used where m is s * offset."""
+    if F.scale == U8_MIN:
+        # The sign is changed in the super-block's word, not in each group's.
+        s = times_byte(low_half(supers), word, g % 4, 0)
+        m = times_byte(high_half(supers ^ -0x80000000), min_word, g % 4, 0)
+    elif F.scale == I8:
+        s = times_byte(low_half(supers), word ^ -0x7F7F7F80, g % 4, 128)
+        m = s
+    else:
+        s, m = scale_and_min(word, min_word, supers, g, F)
+        m = -m
+    return s, m
+
+
+@triton.jit
+def paired_weights(low, high, s, m, f: tl.constexpr, F: tl.constexpr):
+    """bfloat16 s * code + m of field f, or s * (code - offset) where m is s * -offset. low, high: the bytes of the
+    parts that hold it; s, m: float32, of their shape."""
+    scale = s.to(tl.bfloat16)
+    if F.has_own_min and F.high_bits > 0:
+        out = tl.inline_asm_elementwise(
+            pair_assembly(F, f),
+            "=r,=r,r,r,r,r,r,r",
+            [low, high, scale, m.to(tl.bfloat16)],
+            tl.bfloat16,
+            True,
+            4,
+        )
+    elif F.has_own_min:
+        out = tl.inline_asm_elementwise(
+            pair_assembly(F, f), "=r,=r,r,r,r,r,r", [low, scale, m.to(tl.bfloat16)], tl.bfloat16, True, 4
+        )
+    elif F.high_bits > 0:
+        out = tl.inline_asm_elementwise(
+            pair_assembly(F, f), "=r,=r,r,r,r,r", [low, high, scale], tl.bfloat16, True, 4
+        )
+    else:
+        out = tl.inline_asm_elementwise(
+            pair_assembly(F, f), "=r,=r,r,r,r", [low, scale], tl.bfloat16, True, 4
+        )
+    return out

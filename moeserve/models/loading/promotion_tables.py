@@ -1,0 +1,154 @@
+"""What the kernels that fill slots read: where bytes come from and go to, in one piece of memory that one copy renews.
+
+The fillings of a batch come in groups, which are launched one after another: each group's experts can be used before
+the next group's are there. Every group has room for as many fillings, so that its launches are always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import Matrix
+from moeserve.kernels.handoff import CpuExperts
+from moeserve.models.loading.gpu_weights import GpuExperts
+from moeserve.models.loading.pinned_panels import PinnedPanels
+from moeserve.quantization import QUANT_TYPES
+
+ALIGNMENT = 256
+MATRICES = 3  # of an expert
+PLANES = 3  # of a matrix: codes, scales, supers
+
+Kind = tuple[int, int, int]  # of a matrix: its type, rows, columns
+
+
+Batch = npt.NDArray[np.int64]  # [fillings, 4]: the layer, the expert, its place in RAM, its slot
+
+
+class SlotLayer:
+    """A layer's slots, and where its experts come from."""
+
+    def __init__(self, slots: GpuExperts, experts: CpuExperts, device: torch.device) -> None:
+        self.planes = (slots.gate, slots.up, slots.down)
+        self.kinds = [_kind_of(matrix) for matrix in experts.matrices]
+        self.each = [matrix.bytes // matrix.experts for matrix in experts.matrices]
+        aligned = [-(-each // ALIGNMENT) * ALIGNMENT for each in self.each]
+        self.offsets = [0, aligned[0], aligned[0] + aligned[1]]  # of the pieces in the staging
+        self.bytes = sum(aligned)
+        self._slot_biases = slots.biases
+        self._biases = None
+        if experts.biases is not None:
+            self._biases = tuple(bias.to(device) for bias in experts.biases)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Nothing is left to do when the matrices' blocks are unpacked."""
+        return self._biases is None and all(QUANT_TYPES[kind[0]].layout is not None for kind in self.kinds)
+
+    def copy_biases(self, place: int, slot: int) -> None:
+        if self._biases is None:
+            return
+        assert self._slot_biases is not None
+        for target, source in zip(self._slot_biases, self._biases, strict=True):
+            target[slot].copy_(source[place])
+
+
+class Group(NamedTuple):
+    """Views of one group's tables, int64."""
+
+    copies: Tensor  # [1 + fillings * 3, 3]: see copy_scattered
+    addresses: list[Tensor]  # of each kind of matrix [its matrices, 4]: see unpack_scattered
+    entries: Tensor  # [1 + fillings, 2]: see store_scattered
+
+
+class PromotionTables:
+    """On the host, written by `write`, and on the device, where kernels read them."""
+
+    def __init__(
+        self,
+        layers: Sequence[SlotLayer | None],
+        panels: PinnedPanels,
+        staging: Tensor,
+        most: int,
+        groups: int,
+        num_experts: int,
+    ) -> None:
+        """staging: uint8 [most, bytes of an expert]. most: fillings of a batch. num_experts: of a layer of the map."""
+        device = staging.device
+        some = [layer for layer in layers if layer is not None]
+        self.kinds = sorted({kind for layer in some for kind in layer.kinds})
+        self._of_group = of_group = -(-most // groups)
+        # Of a group: where each kind's matrices begin, behind one another, and how many it has room for.
+        self._rows = [max(layer.kinds.count(kind) for layer in some) * of_group for kind in self.kinds]
+        copies = 3 * (1 + MATRICES * of_group)
+        self._addresses = copies + copies % 2  # aligned to 16 bytes, as all pieces are
+        self._kind_starts = self._addresses + 4 * np.cumsum([0, *self._rows])
+        self._entries = int(self._kind_starts[-1])
+        size = self._entries + 2 * (1 + of_group)
+        self._on_host = torch.zeros(groups, size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._on_device = torch.zeros(groups, size, dtype=torch.int64, device=device)
+        self.groups = [self._views(row, copies) for row in self._on_device]
+        shape = (len(layers), MATRICES)
+        self._source, self._each, self._offset, self._kind = (np.zeros(shape, np.int64) for _ in range(4))
+        # Of codes, scales and supers: the address, and the bytes of an expert.
+        self._target, self._target_each = (
+            np.zeros((len(layers), MATRICES * PLANES), np.int64) for _ in range(2)
+        )
+        for index, layer in enumerate(layers):
+            if layer is not None:
+                self._add(index, layer, panels)
+        self._native = _C.PromotionTables(
+            self._on_host.numpy(),
+            self._kind_starts.tolist(),
+            source=self._source,
+            each=self._each,
+            offset=self._offset,
+            kind=self._kind,
+            target=self._target,
+            target_each=self._target_each,
+            staging=staging.data_ptr(),
+            staging_bytes=staging.shape[1],
+            most=most,
+            experts=num_experts,
+        )
+
+    def write(self, batch: Batch) -> None:
+        """Onto the host: the batch divided among the groups, in its order. ValueError for one that is too large, or
+        with numbers out of range."""
+        self._native.write(batch)
+
+    def matrices(self, batch: Batch) -> list[int]:
+        """Of each kind, in the whole batch."""
+        counts: list[int] = np.bincount(self._kind[batch[:, 0]].ravel(), minlength=len(self.kinds)).tolist()
+        return counts
+
+    def copy(self) -> None:
+        """Launches the copy to the device."""
+        self._on_device.copy_(self._on_host, non_blocking=True)
+
+    def _views(self, row: Tensor, copies: int) -> Group:
+        addresses = [
+            row[start : start + 4 * rows].view(-1, 4)
+            for start, rows in zip(self._kind_starts.tolist(), self._rows, strict=False)
+        ]
+        return Group(row[:copies].view(-1, 3), addresses, row[self._entries :].view(-1, 2))
+
+    def _add(self, index: int, layer: SlotLayer, panels: PinnedPanels) -> None:
+        self._source[index] = [panel.data_ptr() for panel in panels.of(index)]
+        self._each[index], self._offset[index] = layer.each, layer.offsets
+        self._kind[index] = [self.kinds.index(kind) for kind in layer.kinds]
+        for i, planes in enumerate(layer.planes):
+            tensors = (planes.codes, planes.scales, planes.supers)
+            at = slice(PLANES * i, PLANES * (i + 1))
+            self._target[index, at] = [t.data_ptr() if t.numel() else 0 for t in tensors]
+            self._target_each[index, at] = [t.nbytes // planes.experts for t in tensors]
+
+
+def _kind_of(matrix: Matrix) -> Kind:
+    return matrix.type, matrix.rows, matrix.cols

@@ -1,0 +1,38 @@
+"""`python -m moeserve.zygote`: the process that routers and detokenizers are forked from, started by the launcher."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+
+from moeserve.detokenizer.__main__ import main as detokenizer
+from moeserve.detokenizer.__main__ import read_vocabulary
+from moeserve.errors import UserError
+from moeserve.process import Process, line_to_launcher, run_process
+from moeserve.router.__main__ import main as router
+from moeserve.tokenizer import Vocabulary
+from moeserve.zygote.forking import Main, serve_forks
+
+log = logging.getLogger(__name__)
+
+
+def main(process: Process) -> None:
+    line = line_to_launcher()
+    assert line is not None, "the launcher gives it a line"
+    vocabulary = _vocabulary(Path(process.config.model))
+    mains: dict[str, Main] = {"router": router, "detokenizer": partial(detokenizer, vocabulary=vocabulary)}
+    serve_forks(process, line, mains)
+
+
+def _vocabulary(model: Path) -> Vocabulary | None:
+    """None where it cannot be read: the detokenizer, which tries it again, says why."""
+    try:
+        return read_vocabulary(model)
+    except (UserError, OSError, MemoryError) as error:
+        log.debug("no vocabulary: %s", error)
+        return None
+
+
+if __name__ == "__main__":
+    run_process("zygote", main)

@@ -1,0 +1,81 @@
+"""`moeserve plan --gpus 2`: shares that add up to the model, and speeds that follow from theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.header import qwen3moe, write_header
+from moeserve.units import GIB
+from tests.conftest import TINY_MODEL
+from tests.unit.plan.test_plan import fails, no_measuring, run
+
+pytestmark = pytest.mark.usefixtures("no_measuring")
+__all__ = ["no_measuring"]  # a fixture
+TINY = ("--model", str(TINY_MODEL), "--gpu-memory", "4", "--ram", "4", "--gpus", "2")
+EXPERTS, LAYERS = 8, 3
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3-30B-A3B's shape: 17.3 GiB."""
+    header = tmp_path_factory.mktemp("header") / "large.gguf"
+    write_header(header, qwen3moe())
+    return header
+
+
+@pytest.mark.parametrize("parallel", ["tensor", "layers"])
+def test_the_gpus_have_the_model_together(capsys: pytest.CaptureFixture[str], parallel: str) -> None:
+    shown = run(capsys, *TINY, "--parallel", parallel)
+    experts: dict[int, list[int]] = {layer: [] for layer in range(LAYERS)}
+    for gpu in shown["gpus"]:
+        for at, ids in enumerate(gpu["gpu_experts"]):
+            experts[gpu["first_layer"] + at] += ids
+    assert all(sorted(ids) == list(range(EXPERTS)) for ids in experts.values())
+    assert shown["kv_tokens"] == min(gpu["kv_tokens"] for gpu in shown["gpus"])
+    assert [gpu["layers"] for gpu in shown["gpus"]] == ([LAYERS] * 2 if parallel == "tensor" else [2, 1])
+    assert f"--gpus 2 --parallel {parallel}" in shown["command"]
+
+
+def test_experts_that_do_not_fit_are_in_ram(capsys: pytest.CaptureFixture[str], large: Path) -> None:
+    flags = ("--model", str(large), "--gpus", "2", "--ram", "16", "--max-total-tokens", "4096")
+    rates: dict[str, float] = {}
+    for parallel in ("tensor", "layers"):
+        all_there = run(capsys, *flags, "--gpu-memory", "24", "--parallel", parallel)
+        assert [gpu["ram_weights"] for gpu in all_there["gpus"]] == [0, 0]
+        small = run(capsys, *flags, "--gpu-memory", "8", "--parallel", parallel)
+        assert all(gpu["ram_weights"] > GIB for gpu in small["gpus"])
+        assert all(gpu["gpu_weights"] < 8 * GIB for gpu in small["gpus"])
+        assert small["speed"]["decode"]["1"] < all_there["speed"]["decode"]["1"]
+        rates[parallel] = all_there["speed"]["decode"]["1"]
+    one = run(capsys, "--model", str(large), "--ram", "16", "--gpu-memory", "40")["speed"]["decode"]["1"]
+    assert 0.9 * one < rates["layers"] <= one  # one GPU at a time
+
+
+@pytest.mark.parametrize(("parallel", "gain"), [("tensor", 1.5), ("layers", 0.95)])
+def test_a_prompt(capsys: pytest.CaptureFixture[str], large: Path, parallel: str, gain: float) -> None:
+    """By layers the parts of a step of 4,096 are too small for unpacked weights, and lose what they win."""
+    flags = ("--model", str(large), "--ram", "16", "--gpu-memory", "40")
+    one = run(capsys, *flags)["speed"]["prefill"]["4096"]
+    two = run(capsys, *flags, "--gpus", "2", "--parallel", parallel)["speed"]["prefill"]["4096"]
+    assert gain * one < two < 2 * one
+
+
+def test_the_text_names_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    from moeserve.cli import main
+
+    assert main(["plan", *TINY, "--parallel", "layers"]) == 0
+    text = capsys.readouterr().out
+    assert "GPU 0: layers 0 to 1, all of its 16 experts" in text
+    assert "GPU 1: layers 2 to 2, all of its 8 experts" in text
+
+
+def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], large: Path) -> None:
+    assert "--n-gpu-layers" in fails(capsys, *TINY, "--n-gpu-layers", "1")
+    assert "--kv-ram: for one GPU" in fails(capsys, *TINY, "--kv-ram", "1")
+    assert "one GPU has all" in fails(capsys, *TINY[:-2], "--parallel", "layers")
+    assert "more GPUs" in fails(
+        capsys, "--model", str(large), "--gpus", "2", "--gpu-memory", "6", "--ram", "1"
+    )
+    assert "choose fewer GPUs" in fails(capsys, *TINY[:-1], "4", "--parallel", "layers")
