@@ -44,13 +44,14 @@ class ThreadPlacement:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """One layer of the KV pool: [slots, kv_heads, head_dim] each, float16, or int8 with a float16 scale for each 32
-    numbers of a head (kernels/quantize/kv.py). Of latent attention, keys are float16 [slots, 1, latent and rotary
+    """One layer of the KV pool: [slots, kv_heads, head_dim] each, float16, on a GPU also bfloat16; or int8 with a
+    float16 scale for each 32 numbers of a head, on a GPU also float8_e4m3fn with one for a head
+    (kernels/quantize/kv.py). Of latent attention, keys are float16 [slots, 1, latent and rotary
     dimensions], and values a view of them."""
 
     keys: torch.Tensor
     values: torch.Tensor
-    key_scales: torch.Tensor | None = None  # [slots, kv_heads, head_dim / 32] of int8 keys
+    key_scales: torch.Tensor | None = None  # [slots, kv_heads, head_dim / 32] of int8 keys, [.., 1] of float8
     value_scales: torch.Tensor | None = None
 
     @property

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.stream_operands import KvLayer
-from moeserve.kv.layout import KV_BLOCK, Q8_0, KvLayout
+from moeserve.kv.layout import BFLOAT16, FLOAT16, FP8, KV_BLOCK, Q8_0, KvLayout
+
+TORCH_TYPES = {
+    FLOAT16: torch.float16,
+    BFLOAT16: torch.bfloat16,
+    Q8_0: torch.int8,
+    FP8: torch.float8_e4m3fn,
+}
 
 
 class KvCache:
@@ -27,20 +34,20 @@ class KvCache:
         RAM come with their first use, so that an idle cache costs no memory. num_window_slots: 0: the layers have one
         pool."""
         allocate = torch.zeros if zeroed else torch.empty
-        latent, is_q8 = layout.shape.latent, layout.dtype == Q8_0
+        latent, dtype = layout.shape.latent, layout.dtype
 
         def kv_layer(layer: int) -> KvLayer:
             a = layout.shape.layers[layer].attention
             has_window_slots = num_window_slots > 0 and layout.is_windowed(layer)
             slots = num_window_slots if has_window_slots else num_slots
             shape = (0, 1, KV_BLOCK) if a is None else (slots, a.num_kv_heads, a.head_dim)
-            scales = (*shape[:2], shape[2] // KV_BLOCK)
+            scales = (*shape[:2], dtype.num_scales(shape[2]))
 
             def numbers() -> Tensor:
-                return allocate(shape, dtype=torch.int8 if is_q8 else torch.float16, device=device)
+                return allocate(shape, dtype=TORCH_TYPES[dtype], device=device)
 
             def scale_of_each() -> Tensor | None:
-                return allocate(scales, dtype=torch.float16, device=device) if is_q8 else None
+                return allocate(scales, dtype=torch.float16, device=device) if scales[2] else None
 
             keys = numbers()
             if latent is not None:
@@ -51,6 +58,6 @@ class KvCache:
                     tensor[0] = 0
             return of_layer
 
-        # Of each layer: keys and values [slots, kv_heads, head_dim], of q8_0 with scales; empty for one that does not
+        # Of each layer: keys and values [slots, kv_heads, head_dim], of 8 bits with scales; empty for one that does not
         # attend. Of latent attention: keys [slots, 1, rank + rotary_dim], whose first `rank` numbers are the values.
         self.layers = [kv_layer(layer) for layer in layers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
@@ -17,15 +18,31 @@ class KvDtype:
     """How numbers lie in the cache."""
 
     name: str  # a page's fingerprint has it
-    block_bytes: int  # of KV_BLOCK numbers
+    number_bytes: int
+    scales: Literal["none", "block", "head"] = (
+        "none"  # a float16 for each KV_BLOCK numbers, or for a token's head
+    )
+
+    def num_scales(self, head_dim: int) -> int:
+        """Of a token's head."""
+        return {"none": 0, "block": head_dim // KV_BLOCK, "head": 1}[self.scales]
+
+    def head_bytes(self, head_dim: int) -> int:
+        """Of one vector, keys or values, of one head."""
+        return head_dim * self.number_bytes + self.num_scales(head_dim) * SCALE_BYTES
 
 
-FLOAT16 = KvDtype("float16", 2 * KV_BLOCK)
-Q8_0 = KvDtype("q8_0", KV_BLOCK + 2)  # int8, and a float16 scale
+SCALE_BYTES = 2
+FLOAT16 = KvDtype("float16", 2)
+BFLOAT16 = KvDtype("bfloat16", 2)
+Q8_0 = KvDtype("q8_0", 1, "block")  # int8
+FP8 = KvDtype("fp8", 1, "head")  # e4m3
 
-_REFUSED = {
-    "bf16": "f16 is as small, and closer to the model",
-    "fp8": "q8_0 is about as small, and closer to the model",
+_BY_FLAG = {"auto": FLOAT16, "f16": FLOAT16, "bf16": BFLOAT16, "q8_0": Q8_0, "fp8": FP8}
+# What the CPU's attention does not read, and why.
+_GPU_ONLY = {
+    BFLOAT16: ("bf16", "f16 is as small and as fast there, and closer to the model"),
+    FP8: ("fp8", "CPUs have no instruction for its numbers; q8_0 is about as small, and closer to the model"),
 }
 
 
@@ -40,7 +57,9 @@ class KvLayout:
     def layer_bytes(self, layer: int) -> int:
         """Of one token in one layer."""
         attention = self.shape.layers[layer].attention
-        return 0 if attention is None else attention.kv_values * self.dtype.block_bytes // KV_BLOCK
+        if attention is None:
+            return 0
+        return attention.kv_values // attention.head_dim * self.dtype.head_bytes(attention.head_dim)
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in one layer; 0 where it attends instead."""
@@ -74,21 +93,27 @@ class KvLayout:
 
 
 def layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
-    """As --kv-cache-dtype asks. Raises ConfigError for what no engine has, or not for this model."""
+    """As --kv-cache-dtype asks. Raises ConfigError for what this model cannot have."""
     name = config.kv_cache_dtype
-    if name in _REFUSED:
-        raise ConfigError(f"--kv-cache-dtype {name}: attention does not read it; {_REFUSED[name]}")
-    if name != "q8_0":
+    dtype = _BY_FLAG[name]
+    if dtype == FLOAT16:
         return KvLayout(shape)
     if shape.latent is not None:
         raise ConfigError(
-            f"--kv-cache-dtype q8_0: not for {shape.architecture}, whose attention (MLA) keeps one latent vector for "
+            f"--kv-cache-dtype {name}: not for {shape.architecture}, whose attention (MLA) keeps one latent vector for "
             "all heads, which is small already; say f16, or leave it out"
         )
     uneven = {form.head_dim for form in shape.forms if form.head_dim % KV_BLOCK}
-    if uneven:
+    if uneven and dtype.scales != "none":
         raise ConfigError(
-            f"--kv-cache-dtype q8_0: needs heads of a multiple of {KV_BLOCK} numbers, this model's have "
+            f"--kv-cache-dtype {name}: needs heads of a multiple of {KV_BLOCK} numbers, this model's have "
             f"{min(uneven)}; say f16, or leave it out"
         )
-    return KvLayout(shape, Q8_0)
+    return KvLayout(shape, dtype)
+
+
+def check_cpu_reads(layout: KvLayout) -> None:
+    """Raises ConfigError for a type that only a GPU's attention reads."""
+    if layout.dtype in _GPU_ONLY:
+        name, reason = _GPU_ONLY[layout.dtype]
+        raise ConfigError(f"--kv-cache-dtype {name}: only a GPU's attention reads it. On the CPU, {reason}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
-from moeserve.kv.layout import layout_of
+from moeserve.kv.layout import check_cpu_reads, layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.kv.window_capacity import KvPools, divide
@@ -149,6 +149,8 @@ def predict(
     cpu_layers = placement.layers_in_ram
     free = max(0, ram - other - placement.cpu_weight_bytes - adapters.reserved)
     slots = placement.state_slots
+    if not placement.uses_gpu or placement.layers_in_ram:
+        check_cpu_reads(layout_of(config, model))
     if not placement.uses_gpu:
         running = config.max_num_seqs * sizes.state_bytes()
         slots = state_slots(config, sizes.state_bytes(), max(free, running)).num_slots

@@ -12,7 +12,7 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
-from moeserve.kv.layout import layout_of
+from moeserve.kv.layout import check_cpu_reads, layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.adapters.adapter import Adapter
@@ -98,6 +98,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         log_skipped(shape, source)
         checked = open_adapters(config, shape)  # a bad one ends the start before the weights are read
         layout = layout_of(config, shape)
+        check_cpu_reads(layout)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
         recorder = open_recorder(config, shape, max(tokens, config.max_num_seqs))
         placement = place(ModelSizes.of(source.tensors, layout), placement_options(config, shape), gpu=None)

@@ -19,7 +19,7 @@ from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
 from moeserve.kv.disk.directory import DiskDirectory
-from moeserve.kv.layout import KvLayout, layout_of
+from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
 from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
@@ -50,7 +50,7 @@ from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.slot_tables import SlotTables
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_adapters import load_gpu_adapters
-from moeserve.worker.gpu_memory import plan_placement, step_tokens_on
+from moeserve.worker.gpu_memory import check_kv_numbers, plan_placement, step_tokens_on
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import Connections, gpu_experts, share_among
 from moeserve.worker.group.shares import connect as connect_share
@@ -129,6 +129,7 @@ def load_gpu_engine(
         source, shape = RankSource(source, share), share.shape
         ranks.barrier()
     layout = layout_of(config, shape)
+    check_kv_numbers(layout, device)
     in_a_step = step_tokens_on(device, config, shape)
     if ranks is not None:
         in_a_step = ranks.least(in_a_step)
@@ -137,6 +138,7 @@ def load_gpu_engine(
     recorder = open_recorder(config, shape, max_tokens)
     placement = plan_placement(config, layout, source, max_tokens, device, share, of_adapters, counts)
     if placement.layers_in_ram:
+        check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")
     has_ends = connections.stage is None or connections.stage.is_first
     weights = GpuLoader(source, shape, device, on_progress).load(

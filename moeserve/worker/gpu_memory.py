@@ -9,7 +9,8 @@ import psutil
 import torch
 
 from moeserve.config import ServerConfig
-from moeserve.kv.layout import KvLayout
+from moeserve.errors import ConfigError
+from moeserve.kv.layout import FP8, KvLayout
 from moeserve.models.interface import ModelShape
 from moeserve.models.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
@@ -86,3 +87,15 @@ def plan_placement(
             len(placement.layers),
         )
     return placement
+
+
+def check_kv_numbers(layout: KvLayout, device: torch.device) -> None:
+    """Raises ConfigError for a type of KV that this GPU has no instructions for."""
+    if layout.dtype != FP8 or device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 9):
+        raise ConfigError(
+            f"--kv-cache-dtype fp8: {torch.cuda.get_device_name(device)} has compute capability "
+            f"{capability[0]}.{capability[1]}, and its numbers are converted from 8.9 on; say q8_0"
+        )

@@ -13,6 +13,7 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from benchmarks.header import qwen3moe, write_header
 from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
 from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq, Row
@@ -81,6 +82,20 @@ def test_q8_0_kv(model: Path) -> None:
         pairs = list(zip(driver.score(0, PROMPT, chunk), expected, strict=True))
         assert max(abs(a.logprob - b.logprob) for a, b in pairs) < 0.1
     assert runner.ready().kv_bytes == cpu.runner.ready().kv_bytes
+
+
+@pytest.mark.parametrize(("kind", "near"), [("bf16", 0.1), ("fp8", 0.4)])
+def test_kv_that_a_gpu_alone_reads(kind: str, near: float, model: Path, expected: list[TokenLogprob]) -> None:
+    config = config_of(model, kv_cache_dtype=kind, num_gpu_experts=4)
+    driver = Driver(load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE)))
+    for chunk in (1, 17, 20):  # decode's own way of storing, and `rope_store`
+        pairs = list(zip(driver.score(0, PROMPT, chunk), expected, strict=True))
+        assert max(abs(a.logprob - b.logprob) for a, b in pairs) < near
+    with pytest.raises(ConfigError, match=f"{kind}: only a GPU's attention reads it"):
+        load_cpu_runner(config_of(model, kv_cache_dtype=kind), lambda *_: None)
+    divided = config_of(model, kv_cache_dtype=kind, n_gpu_layers=1, num_gpu_experts=4)
+    with pytest.raises(ConfigError, match=f"{kind}: only a GPU's attention reads it"):
+        load_gpu_runner(divided, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
 
 
 @pytest.mark.parametrize("threshold", [1000, 1], ids=["shared", "streamed"])

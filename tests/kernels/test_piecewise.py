@@ -80,6 +80,15 @@ def test_forward_and_gradients(name: str, dtype: torch.dtype, causal: bool) -> N
             assert nmse(x.cpu(), y.double()) < 10 * LIMITS[dtype]
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="halves of so many rows take the interpreter minutes")
+@pytest.mark.parametrize("few", [0, op.FEW_ROWS])
+def test_the_tiles_of_few_rows_and_of_many(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(op, "FEW_ROWS", few)
+    inputs, distance = inputs_of("behind a prefix", torch.float16, 20)
+    out, _ = op.forward(*(x.to(DEVICE) for x in inputs), distance, True)
+    assert nmse(out.cpu(), reference.piecewise_attention(*inputs, distance, True)[0]) < LIMITS[torch.float16]
+
+
 def test_the_reference_is_attention_where_the_pairs_are_equal() -> None:
     (q, k, _, _, v), distance = inputs_of("behind a prefix")
     n, m = v.shape[2], q.shape[2]

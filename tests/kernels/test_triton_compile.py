@@ -43,6 +43,7 @@ CALLS = {
     "delta net, many": "delta_net(200, torch.bfloat16, True)",
     "delta net, many, floats": "delta_net(200, f32, True)",
     "attention of q8_0 keys": "attention_of_q8_0(3)",
+    "attention of fp8 keys": "attention_of_fp8(3)",
     "attention of wide heads": "wide_attention(3)",
     "latent attention, few": "latent_attention(3, f32)",
     "latent attention, many": "latent_attention(200, torch.bfloat16)",

@@ -142,6 +142,18 @@ def test_prompts_by_chunks() -> None:
     assert not layer.states[[1, 3], BEFORE:].any(), "wrote into nobody's slot"
 
 
+# The interpreter cuts bfloat16 off where a GPU rounds.
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
+)
+def test_sigmoid_gate_of_what_is_not_quantised(dtype: torch.dtype) -> None:
+    x, both = normal(3, 128).to(dtype), normal(3, 200, seed=1).to(dtype)
+    mine = x.clone().to(DEVICE)
+    sigmoid_gate(mine, both.to(DEVICE)[:, 40:168], 64, counter(2), None, None)
+    expected = x.double() * both[:, 40:168].double().sigmoid()
+    assert nmse(mine[:2].cpu(), expected[:2]) < (1e-12 if dtype == torch.float32 else 1e-5)
+
+
 def test_sigmoid_gate() -> None:
     x, both = normal(3, 128), normal(3, 200, seed=1)
     mine = x.clone().to(DEVICE)

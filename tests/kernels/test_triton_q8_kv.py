@@ -1,4 +1,4 @@
-"""Attention over a q8_0 KV cache in Triton: what is stored, and what is read of it."""
+"""Attention over KV caches of 8 bits, and of bfloat16, in Triton: what is stored, and what is read of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from moeserve.kernels.attention.op import (
     prefill_tiles,
 )
 from moeserve.kernels.attention.reference import Sequence, attention
-from moeserve.kernels.quantize.kv import dequantize_kv, quantize_kv
+from moeserve.kernels.quantize.kv import dequantize_kv, quantize_kv, quantize_kv_fp8
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
 from moeserve.kernels.stream_operands import KvLayer
@@ -26,13 +26,17 @@ HEADS = [(8, 1, 128), (4, 2, 32), (3, 1, 96)]
 LENGTHS, REQUESTS = [300, 1, 64, 129], [3, 0, 2, 1]
 
 
+QUANTIZERS = {"q8_0": quantize_kv, "fp8": quantize_kv_fp8}
+each_type = pytest.mark.parametrize("kind", QUANTIZERS)
+
+
 class Pool:
     """KV of some requests in scattered slots, quantised; `kv` on the device."""
 
-    def __init__(self, kv_heads: int, dim: int, requests: int = 4, length: int = 300) -> None:
+    def __init__(self, kind: str, kv_heads: int, dim: int, requests: int = 4, length: int = 300) -> None:
         g = torch.Generator().manual_seed(0)
         slots = requests * length + 5
-        keys, values = (quantize_kv(torch.randn(slots, kv_heads, dim, generator=g) * 2) for _ in "kv")
+        keys, values = (QUANTIZERS[kind](torch.randn(slots, kv_heads, dim, generator=g) * 2) for _ in "kv")
         self.keys, self.values = dequantize_kv(*keys), dequantize_kv(*values)
         order = torch.randperm(slots, generator=g)[: requests * length]
         self.table = order.view(requests, length).int()
@@ -75,26 +79,35 @@ def run_decode(
     return out.cpu()
 
 
+@each_type
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
 @pytest.mark.parametrize(("splits", "window"), [(1, 0), (4, 0), (4, 65)])
-def test_decode(heads: int, kv_heads: int, dim: int, splits: int, window: int) -> None:
-    pool, q = Pool(kv_heads, dim), queries(len(LENGTHS), heads, dim)
+def test_decode(kind: str, heads: int, kv_heads: int, dim: int, splits: int, window: int) -> None:
+    pool, q = Pool(kind, kv_heads, dim), queries(len(LENGTHS), heads, dim)
     expected = attention(q, pool.keys, pool.values, decode_sequences(pool), window=window)
     # Keys, values and weights of float16.
     assert nmse(run_decode(pool, q.flatten(1), None, heads, splits, window), expected) < 1e-6
 
 
-def differ_by_a_code(stored: torch.Tensor, expected: torch.Tensor, scales: torch.Tensor) -> bool:
+def differ_by_a_code(stored: torch.Tensor, exact: torch.Tensor, kind: str) -> bool:
     """At most in a few places: float32 of two kernels rounds differently, and with it a code."""
-    apart = (stored - expected).abs() / scales.double().repeat_interleave(32, dim=-1)
-    return bool(
-        (apart <= 1.13).all() and (apart > 0.2).float().mean() < 0.01
-    )  # 127 units of a scale's last bit
+    numbers, scales = QUANTIZERS[kind](exact)
+    expected, scales = dequantize_kv(numbers, scales), scales.double()
+    apart = (stored - expected).abs() / scales.repeat_interleave(exact.shape[-1] // scales.shape[-1], dim=-1)
+    # A code of q8_0 is 1, and 127 units of a scale's last bit are 0.13; e4m3's is an eighth of its power of two.
+    code, rest = torch.tensor(1.0), torch.tensor(0.13)
+    if kind == "fp8":
+        code, rest = (
+            torch.maximum(numbers.double().abs() / 8, torch.tensor(2.0**-6)),
+            numbers.double().abs() / 1024,
+        )
+    return bool((apart <= code + rest).all() and (apart > rest + 0.07 * code).double().mean() < 0.01)
 
 
+@each_type
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
-def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int) -> None:
-    pool, n, g = Pool(kv_heads, dim), len(LENGTHS), torch.Generator().manual_seed(5)
+def test_decode_of_new_tokens(kind: str, heads: int, kv_heads: int, dim: int) -> None:
+    pool, n, g = Pool(kind, kv_heads, dim), len(LENGTHS), torch.Generator().manual_seed(5)
     widths = [heads * dim, kv_heads * dim, kv_heads * dim]
     projected = torch.randn(n, sum(widths), generator=g)
     norms, angles = torch.rand(2, dim, generator=g) + 0.5, torch.rand(300, dim // 2, generator=g) * 6
@@ -111,8 +124,7 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int) -> None:
         q, k, v, *norms, 1e-6, angles.cos()[positions], angles.sin()[positions], slots, exact_k, exact_v
     )  # fmt: skip
     for exact, stored in zip((exact_k[slots], exact_v[slots]), pool.stored(slots), strict=True):
-        codes, scales = quantize_kv(exact)
-        assert differ_by_a_code(stored, dequantize_kv(codes, scales), scales)
+        assert differ_by_a_code(stored, exact, kind)
     pool.keys[slots], pool.values[slots] = pool.stored(slots)
     assert nmse(out, attention(rotated, pool.keys, pool.values, decode_sequences(pool))) < 1e-6
 
@@ -120,11 +132,12 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int) -> None:
 CHUNKS = [(0, 70, 0, 0), (70, 1, 99, 2), (71, 40, 61, 1)]  # row, count, position, request
 
 
+@each_type
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)
 @pytest.mark.parametrize("window", [0, 20])
-def test_prefill(heads: int, kv_heads: int, dim: int, window: int) -> None:
+def test_prefill(kind: str, heads: int, kv_heads: int, dim: int, window: int) -> None:
     n = 111
-    pool, q = Pool(kv_heads, dim, 3, 160), queries(n, heads, dim)
+    pool, q = Pool(kind, kv_heads, dim, 3, 160), queries(n, heads, dim)
     sequences = [Sequence(r, c, p, pool.table[s]) for r, c, p, s in CHUNKS]
     expected = attention(q, pool.keys, pool.values, sequences, window=window)
     columns = [np.array(column, np.int32) for column in zip(*CHUNKS, strict=True)]
@@ -136,10 +149,11 @@ def test_prefill(heads: int, kv_heads: int, dim: int, window: int) -> None:
     assert nmse(out.cpu(), expected) < 1e-6
 
 
-def test_rope_store() -> None:
+@each_type
+def test_rope_store(kind: str) -> None:
     """And nothing is stored of a row without a slot."""
     heads, kv_heads, dim, n = 4, 2, 64, 3
-    pool, g = Pool(kv_heads, dim), torch.Generator().manual_seed(5)
+    pool, g = Pool(kind, kv_heads, dim), torch.Generator().manual_seed(5)
     q, k, v = (torch.randn(n, count * dim, generator=g) for count in (heads, kv_heads, kv_heads))
     angles, positions = torch.rand(20, dim // 2, generator=g) * 6, torch.tensor([19, 0, 7])
     before = pool.stored(torch.arange(len(pool.keys)))
@@ -157,13 +171,13 @@ def test_rope_store() -> None:
     untouched[slots] = False
     after = pool.stored(torch.arange(len(pool.keys)))
     for exact, now, then in zip((exact_k, exact_v), after, before, strict=True):
-        codes, scales = quantize_kv(exact[slots])
-        assert differ_by_a_code(now[slots], dequantize_kv(codes, scales), scales)
+        assert differ_by_a_code(now[slots], exact[slots], kind)
         assert torch.equal(now[untouched], then[untouched])
 
 
-def test_what_is_not_finite_stays_visible() -> None:
-    pool = Pool(1, 32)
+@each_type
+def test_what_is_not_finite_stays_visible(kind: str) -> None:
+    pool = Pool(kind, 1, 32)
     rows = torch.ones(2, 32, device=DEVICE)
     rows[0, 3], rows[1, 7] = float("nan"), float("inf")
     angle = torch.zeros(1, 16, device=DEVICE)

@@ -9,7 +9,8 @@ from triton.compiler import ASTSource, compile
 import moeserve.kernels.launch as launch
 
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int8: "i8",
-         torch.int64: "i64", torch.uint8: "u8", torch.float64: "fp64", torch.bool: "i1", torch.int16: "i16"}
+         torch.float8_e4m3fn: "fp8e4nv", torch.int64: "i64", torch.uint8: "u8", torch.float64: "fp64",
+         torch.bool: "i1", torch.int16: "i16"}
 
 def compile_for_hopper(kernel, grid, *arguments, **options):
     signature, constants, aligned = {}, {}, {}
@@ -229,10 +230,16 @@ def rows_of_others(n):
                    empty(n, heads, dim, dtype=torch.float16), pool, pool)
 
 def attention_of_q8_0(n):
+    attention_of_8_bits(n, torch.int8, 4)
+
+def attention_of_fp8(n):
+    attention_of_8_bits(n, torch.float8_e4m3fn, 1)
+
+def attention_of_8_bits(n, numbers, scales_of_head):
     heads, kv_heads, dim, at, count = 32, 4, 128, empty(n, dtype=i32), empty(1, dtype=i32)
     q = empty(n, heads, dim, dtype=torch.float16)
-    kv = [empty(50, kv_heads, dim, dtype=torch.int8)] * 2
-    scales = dict.fromkeys(("key_scales", "value_scales"), empty(50, kv_heads, dim // 32, dtype=torch.float16))
+    kv = [empty(50, kv_heads, dim, dtype=numbers)] * 2
+    scales = dict.fromkeys(("key_scales", "value_scales"), empty(50, kv_heads, scales_of_head, dtype=torch.float16))
     room, table = DecodeWorkspace(n, heads, kv_heads, dim, "meta"), empty(3, 64, dtype=i32)
     k, angles, weight = empty(n, kv_heads * dim), empty(64, dim // 2), empty(dim)
     rope_store(q.flatten(1), k, k, weight, weight, 1e-6, angles, angles, at, at, count, q, *kv, **scales)
@@ -327,6 +334,8 @@ def pointwise_kernels():
 def piecewise(dtype, dim):
     from moeserve.kernels.piecewise import op as attention
     q, k = empty(2, 8, 300, dim, dtype=dtype), empty(2, 2, 700, dim, dtype=dtype)
+    attention.forward(empty(1, 8, 3000, dim, dtype=dtype), k[:1], empty(1, 8, 3000, dim, dtype=dtype), k[:1], k[:1],
+                      100, True)
     for causal in (False, True):
         out, lse = attention.forward(q, k, q, k, k, 100, causal)
         attention.backward((q, k, q, k, k), out, lse, q, 100, causal)

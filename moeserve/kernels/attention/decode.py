@@ -175,8 +175,9 @@ def decode_kernel(
     keys += h * DIM
     values += h * DIM
     if key_scales is not None:
-        key_scales += h * (DIM // 32)
-        value_scales += h * (DIM // 32)
+        scale_of: tl.constexpr = DIM if keys.dtype.element_ty == tl.float8e4nv else 32
+        key_scales += h * (DIM // scale_of)
+        value_scales += h * (DIM // scale_of)
     start, end = split * per, tl.minimum(length, (split + 1) * per)
     some_k, some_v, tokens = load_block(
         keys, values, key_scales, value_scales, held, start, end, NEW, KV_HEADS * DIM, DIM, SIZE, BLOCK, True

@@ -86,8 +86,9 @@ def prefill_kernel(
     keys += h * DIM
     values += h * DIM
     if key_scales is not None:
-        key_scales += h * (DIM // 32)
-        value_scales += h * (DIM // 32)
+        scale_of: tl.constexpr = DIM if keys.dtype.element_ty == tl.float8e4nv else 32
+        key_scales += h * (DIM // scale_of)
+        value_scales += h * (DIM // scale_of)
     unmasked = (start + 1) // BLOCK * BLOCK
     if WINDOW > 0:  # every block has keys that some row does not see
         unmasked = tl.maximum(start - WINDOW + 1, 0) // BLOCK * BLOCK

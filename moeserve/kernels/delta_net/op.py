@@ -15,6 +15,7 @@ from moeserve.kernels.delta_net.gate import gated_norm_kernel, sigmoid_gate_kern
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK, DeltaHeads
 from moeserve.kernels.delta_net.recurrent import recurrent_kernel
 from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.pointwise import library
 
 COLUMNS = 32  # of a head's state in one program: 128 programs for one token of 32 heads of 128 columns
 
@@ -145,7 +146,10 @@ def sigmoid_gate(
     x: Tensor, gate: Tensor, dim: int, count: Tensor, codes: Tensor | None, scales: Tensor | None
 ) -> None:
     """x[i] *= sigmoid(gate[i]) for i < count[0], and codes with scales are x again. x [n, heads * dim]; gate of that
-    shape, rows at any stride."""
+    shape, rows at any stride. Without codes, rows of one type from count[0] on may be multiplied, too."""
+    if codes is None and x.dtype == gate.dtype:  # 8 times as fast as a program for each head
+        library.sigmoid_mul.launch(x, gate, out=x)
+        return
     n, width = x.shape
     sigmoid_gate_kernel(
         (n, width // dim), x, gate, count, codes, scales, gate.stride(0), width // dim, dim, next_power_of_2(dim), PDL,

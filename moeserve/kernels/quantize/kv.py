@@ -1,8 +1,10 @@
-"""The specification of a q8_0 KV cache: of each head's 32 numbers side by side, int8 codes and a float16 scale.
+"""The specification of KV caches of 8 bits. q8_0: of each head's 32 numbers side by side, int8 codes and a float16
+scale.
 
 x = scale * code with scale = max|x| / 127 as float16 has rounded it, and the code nearest to x / scale, ties to even,
 within 127 of 0. 34 bytes for 32 numbers, as GGML's block of the name has; but codes and scales are two tensors, so that
-either is read in whole words. In C++: `quantize_kv` in csrc/isa/attention_q8.inl; in Triton: kv_triton.py.
+either is read in whole words. fp8: e4m3, and a scale for a token's head. In C++: `quantize_kv` in
+csrc/isa/attention_q8.inl; in Triton: kv_triton.py.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 KV_BLOCK = 32  # numbers of a scale
+FP8_MAX = 448.0
 
 
 def quantize_kv(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,4 +32,19 @@ def quantize_kv(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_kv(codes: Tensor, scales: Tensor) -> Tensor:
     """scale * code, exact: float64 of the codes' shape."""
-    return codes.double() * scales.double().repeat_interleave(KV_BLOCK, dim=-1)
+    return codes.double() * scales.double().repeat_interleave(codes.shape[-1] // scales.shape[-1], dim=-1)
+
+
+def quantize_kv_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [.., dim]: e4m3 of the same shape, torch's float8_e4m3fn, and scales, float16 [.., 1].
+
+    x = scale * number with scale = max|x| / 448 as float16 has rounded it, and the number nearest to x / scale, ties to
+    even, within 448, the type's largest. A head that holds NaN or infinity has the scale NaN.
+    """
+    heads = x.float()
+    scales = (heads.abs().amax(dim=-1, keepdim=True) / FP8_MAX).half()
+    kept = scales.float()
+    scaled = heads * torch.where(kept > 0, 1.0 / kept, 0.0)
+    numbers = scaled.clamp(-FP8_MAX, FP8_MAX).nan_to_num(0.0).to(torch.float8_e4m3fn)
+    is_number = heads.isfinite().all(dim=-1, keepdim=True)
+    return numbers, torch.where(is_number, scales, torch.nan)

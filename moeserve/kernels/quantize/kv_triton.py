@@ -1,4 +1,4 @@
-"""A q8_0 KV cache in kernels: `kv.py` has the arithmetic. Codes and scales are two tensors, as they are in memory."""
+"""KV caches of 8 bits in kernels: `kv.py` has the arithmetic. Numbers and scales are two tensors, as in memory."""
 
 # mypy: ignore-errors
 
@@ -26,6 +26,18 @@ _SCALE_CODES = """{{
 }}"""
 SCALE_BYTES = tl.constexpr(_SCALE_CODES.format(last="$4"))
 SCALE_WORD = tl.constexpr(_SCALE_CODES.format(last="$3"))
+# The same of four e4m3 numbers, which compute capability 8.9 and later convert two at a time.
+_SCALE_FP8 = """{{
+    .reg .b16 low, high;
+    mov.b32 {{low, high}}, $2;
+    cvt.rn.f16x2.e4m3x2 $0, low;
+    cvt.rn.f16x2.e4m3x2 $1, high;
+    mul.rn.f16x2 $0, $0, $3;
+    mul.rn.f16x2 $1, $1, {last};
+}}"""
+SCALE_FP8_BYTES = tl.constexpr(_SCALE_FP8.format(last="$4"))
+SCALE_FP8_WORD = tl.constexpr(_SCALE_FP8.format(last="$3"))
+FP8_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
@@ -43,14 +55,45 @@ def quantize_kv(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def dequantize_kv(codes, scales, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """The other way, to float16."""
-    blocks = tl.reshape(codes, [ROWS, SIZE // KV_BLOCK, KV_BLOCK])
+def quantize_kv_fp8(x, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """float32 [ROWS, SIZE] to e4m3 [ROWS, SIZE] and float16 scales [ROWS, 1]."""
+    nothing = tl.sum(x * 0.0, 1)  # NaN where a number is not finite
+    scales = (tl.max(tl.abs(x), 1) / FP8_MAX + nothing).to(tl.float16)[:, None]
+    kept = scales.to(tl.float32)
+    scaled = x * tl.where(kept > 0, 1.0 / kept, 0.0)
+    scaled = tl.minimum(tl.maximum(scaled, -FP8_MAX), FP8_MAX)
+    if not COMPILED:  # the interpreter's conversion loses a carry: of numbers with 3 bits it has none
+        power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        away = tl.maximum(power, 2.0**-6) * (1.5 * 2.0**20)
+        scaled = (scaled + away) - away
+    return scaled.to(tl.float8e4nv), scales
+
+
+@triton.jit
+def code_value(codes, IS_FP8: tl.constexpr):
+    """What int8 codes, or the bits of e4m3, stand for, in float16. Compiled kernels have instructions for it."""
+    if IS_FP8:
+        bits = codes.to(tl.int32)
+        mantissa, exponent = bits & 7, (bits >> 3) & 15
+        size = tl.where(exponent == 0, mantissa, (mantissa + 8) << tl.maximum(exponent - 1, 0)) * 2.0**-9
+        size = tl.where((bits & 127) == 127, float("nan"), size)
+        x = tl.where((bits & 128) == 0, size, -size).to(tl.float16)
+    else:
+        x = codes.to(tl.float16)
+    return x
+
+
+@triton.jit
+def dequantize_kv(codes, scales, ROWS: tl.constexpr, SIZE: tl.constexpr, IS_FP8: tl.constexpr):
+    """The other way, to float16. codes: int8, or the bits of e4m3."""
+    groups: tl.constexpr = scales.shape[1]
+    blocks = tl.reshape(codes, [ROWS, groups, SIZE // groups])
     each = tl.broadcast_to(scales[:, :, None], blocks.shape)
     if COMPILED:
-        x = tl.inline_asm_elementwise(SCALE_BYTES, "=&r,=&r,r,r,r", [blocks, each], tl.float16, True, 4)
+        scale: tl.constexpr = SCALE_FP8_BYTES if IS_FP8 else SCALE_BYTES
+        x = tl.inline_asm_elementwise(scale, "=&r,=&r,r,r,r", [blocks, each], tl.float16, True, 4)
     else:
-        x = blocks.to(tl.float16) * each
+        x = code_value(blocks, IS_FP8) * each
     return tl.reshape(x, [ROWS, SIZE])
 
 
@@ -83,22 +126,24 @@ def larger(a, b):
 
 
 @triton.jit
-def dequantize_words(words, scales, ROWS: tl.constexpr, SIZE: tl.constexpr):
+def dequantize_words(words, scales, ROWS: tl.constexpr, SIZE: tl.constexpr, IS_FP8: tl.constexpr):
     """Four codes in each int32, [ROWS, SIZE / 4]: the same numbers as `dequantize_kv`'s, `by_halves`. So what a thread
     writes to shared memory is beside what its neighbours write, and no bank is asked twice."""
     bits = scales.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    words = tl.reshape(words, [ROWS, SIZE // KV_BLOCK, KV_BLOCK // 4])
+    groups: tl.constexpr = scales.shape[1]
+    words = tl.reshape(words, [ROWS, groups, SIZE // groups // 4])
     each = tl.broadcast_to((bits | (bits << 16))[:, :, None], words.shape)
     if COMPILED:
-        low, high = tl.inline_asm_elementwise(
-            SCALE_WORD, "=&r,=&r,r,r", [words, each], (tl.int32, tl.int32), True, 1
-        )
+        by: tl.constexpr = SCALE_FP8_WORD if IS_FP8 else SCALE_WORD
+        low, high = tl.inline_asm_elementwise(by, "=&r,=&r,r,r", [words, each], (tl.int32, tl.int32), True, 1)
         x0, x1 = as_float16(low)
         x2, x3 = as_float16(high)
     else:
         scale, _ = as_float16(each)
-        x0, x1 = ((words << 24) >> 24).to(tl.float16) * scale, ((words << 16) >> 24).to(tl.float16) * scale
-        x2, x3 = ((words << 8) >> 24).to(tl.float16) * scale, (words >> 24).to(tl.float16) * scale
+        x0 = code_value((words << 24) >> 24, IS_FP8) * scale
+        x1 = code_value((words << 16) >> 24, IS_FP8) * scale
+        x2 = code_value((words << 8) >> 24, IS_FP8) * scale
+        x3 = code_value(words >> 24, IS_FP8) * scale
     low, high = tl.reshape(tl.join(x0, x1), [ROWS, SIZE // 2]), tl.reshape(tl.join(x2, x3), [ROWS, SIZE // 2])
     x = tl.reshape(tl.permute(tl.join(low, high), [0, 2, 1]), [ROWS, SIZE])
     if COMPILED:
@@ -116,12 +161,18 @@ def store_kv(numbers, scales, at, x, live, DIM: tl.constexpr, SIZE: tl.constexpr
         kept = x.to(numbers.dtype.element_ty)
         tl.store(numbers + at + d, kept, (d < DIM) & live)
     else:
-        groups: tl.constexpr = SIZE // KV_BLOCK
-        codes, each = quantize_kv(tl.where(d < DIM, x, 0.0), 1, SIZE)
-        g = tl.arange(0, groups)[None, :]
-        tl.store(numbers + at + d, codes, (d < DIM) & live)
-        tl.store(scales + at // KV_BLOCK + g, each, (g < DIM // KV_BLOCK) & live)
-        kept = dequantize_kv(codes, each, 1, SIZE)
+        is_fp8: tl.constexpr = numbers.dtype.element_ty == tl.float8e4nv
+        per: tl.constexpr = DIM if is_fp8 else KV_BLOCK
+        if is_fp8:
+            stored, each = quantize_kv_fp8(tl.where(d < DIM, x, 0.0), 1, SIZE)
+            codes = stored.to(tl.int8, bitcast=True)
+        else:
+            stored, each = quantize_kv(tl.where(d < DIM, x, 0.0), 1, SIZE)
+            codes = stored
+        g = tl.arange(0, each.shape[1])[None, :]
+        tl.store(numbers + at + d, stored, (d < DIM) & live)
+        tl.store(scales + at // per + g, each, (g < DIM // per) & live)
+        kept = dequantize_kv(codes, each, 1, SIZE, is_fp8)
     return kept
 
 
@@ -138,16 +189,19 @@ def load_kv(
         d = tl.arange(0, SIZE)[None, :]
         x = tl.load(numbers + slot[:, None] + d, live[:, None] & (d < DIM), 0, cache_modifier=cache)
     else:
-        g = tl.arange(0, SIZE // KV_BLOCK)[None, :]
-        at = scales + (slot // KV_BLOCK)[:, None] + g
-        each = tl.load(at, live[:, None] & (g < DIM // KV_BLOCK), 0.0, cache_modifier=cache)
+        is_fp8: tl.constexpr = numbers.dtype.element_ty == tl.float8e4nv
+        per: tl.constexpr = DIM if is_fp8 else KV_BLOCK
+        g = tl.arange(0, 1 if is_fp8 else SIZE // KV_BLOCK)[None, :]
+        at = scales + (slot // per)[:, None] + g
+        each = tl.load(at, live[:, None] & (g < DIM // per), 0.0, cache_modifier=cache)
         if WORDS:
             w = tl.arange(0, SIZE // 4)[None, :]
             at = numbers.to(tl.pointer_type(tl.int32)) + (slot // 4)[:, None] + w
             codes = tl.load(at, live[:, None] & (w < DIM // 4), 0, cache_modifier=cache)
-            x = dequantize_words(codes, each, ROWS, SIZE)
+            x = dequantize_words(codes, each, ROWS, SIZE, is_fp8)
         else:
             d = tl.arange(0, SIZE)[None, :]
-            codes = tl.load(numbers + slot[:, None] + d, live[:, None] & (d < DIM), 0, cache_modifier=cache)
-            x = dequantize_kv(codes, each, ROWS, SIZE)
+            at = numbers.to(tl.pointer_type(tl.int8)) + slot[:, None] + d
+            codes = tl.load(at, live[:, None] & (d < DIM), 0, cache_modifier=cache)
+            x = dequantize_kv(codes, each, ROWS, SIZE, is_fp8)
     return x

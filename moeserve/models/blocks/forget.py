@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.interface import AttentionShape, ModelShape
 
@@ -12,7 +14,7 @@ def clear_slots(layer: KvLayer, slots: list[int]) -> None:
     """Zeros in these slots, if the layer has any."""
     if len(layer.keys):
         for tensor in layer.tensors:
-            tensor[slots] = 0
+            tensor.view(torch.uint8)[slots] = 0  # not every operation takes numbers of 8 bits
 
 
 def forget_kv(

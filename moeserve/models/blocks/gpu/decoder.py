@@ -139,6 +139,9 @@ class GpuDecoder:
             max_tokens,
             floats,
             self.device,
+            queries=torch.bfloat16
+            if any(layer.keys.dtype == torch.bfloat16 for layer in kv)
+            else torch.float16,
             float_weights=has_float_weights(weights),
             adapter_rank=0 if adapters is None else adapters.rank,
         )

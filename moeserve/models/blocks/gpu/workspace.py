@@ -94,7 +94,7 @@ class Routes(NamedTuple):
 class AttentionWorkspace(NamedTuple):
     """Of the layers whose attention has one form."""
 
-    q: Tensor  # float16 [rows, heads, head_dim]
+    q: Tensor  # of the type that keys are read as, [rows, heads, head_dim]
     attended: GpuActivations
     decode: DecodeWorkspace
     mixed_decode: DecodeWorkspace  # beside prompts
@@ -135,11 +135,13 @@ class GpuWorkspace:
         decode: dict[AttentionForm, DecodeWorkspace],
         mixed_decode: dict[AttentionForm, DecodeWorkspace],
         *,
+        queries: torch.dtype,
         float_weights: bool,
         adapter_rank: int,
     ) -> None:
         """arena: uint8, shared with the workspaces of other sizes, as `decode` and `mixed_decode` may be. floats: of
-        what the tensor cores multiply. adapter_rank: as `gpu_step_buffers` has it."""
+        what the tensor cores multiply. queries: 16 bits, as attention reads keys. adapter_rank: as `gpu_step_buffers`
+        has it."""
         device = arena.device
         buffers = gpu_step_buffers(
             shape, rows, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
@@ -150,7 +152,7 @@ class GpuWorkspace:
         self.x = views["x"]
         self.y = _activations(views, "y")
         self.projected = views["projected"]
-        self.q = views["q"]  # of the widest form
+        self.q = views["q"].view(queries)  # of the widest form
         self.forms = {
             each.form: AttentionWorkspace(
                 _queries(self.q, each),
@@ -215,6 +217,7 @@ def make_workspaces(
     floats: torch.dtype,
     device: torch.device,
     *,
+    queries: torch.dtype = torch.float16,
     float_weights: bool,
     adapter_rank: int = 0,
 ) -> dict[int, GpuWorkspace]:
@@ -234,6 +237,7 @@ def make_workspaces(
             floats,
             by_rows[min(size, MAX_DECODE_ROWS)],
             mixed,
+            queries=queries,
             float_weights=float_weights,
             adapter_rank=adapter_rank,
         )
