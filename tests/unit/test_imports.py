@@ -18,6 +18,7 @@ from tests.support.import_rules import (
     TORCH_ALLOWED,
     TORCH_FORBIDDEN_WITHIN,
 )
+from tests.support.statements import statements
 
 TESTS = PACKAGE.parent / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -37,7 +38,7 @@ def imports_of(path: Path) -> frozenset[str]:
 def _imports_of(path: Path) -> Iterator[str]:
     module = name_of(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

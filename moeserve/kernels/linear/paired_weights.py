@@ -26,10 +26,11 @@ I8 = tl.constexpr(int(Scale.I8))
 @triton.constexpr_function
 def has_pairs(F, dtype):
     """Whether weights of a format go into products of such floats in pairs. Of those with mins of their own Q4_K alone:
-    Q4_1 and Q5_1 are 2.2e-4 from the truth so, where an expert may be 1e-4 (tests/kernels/test_triton_experts.py), the
-    others were not measured."""
+    Q4_1 and Q5_1 are 2.2e-4 from the truth so, where an expert may be 1e-4 (tests/kernels/test_triton_experts.py).
+    Q2_K, Q3_K and Q5_K were not measured on a GPU, and codes of fewer than 4 bits before their high ones neither."""
     is_near = not F.has_own_min or (F.scale == Scale.U8_MIN and F.high_bits == 0)
-    return dtype == tl.bfloat16 and not F.is_signed and is_near and bool(COMPILED)
+    is_measured = is_near and F.low_bits == 4
+    return dtype == tl.bfloat16 and not F.is_signed and is_measured and bool(COMPILED)
 
 
 @triton.constexpr_function
