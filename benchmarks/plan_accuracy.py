@@ -45,9 +45,9 @@ from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.engine_memory import gpu_reserved_bytes
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
-from moeserve.plan.command import SHARED as PLANNED
 from moeserve.plan.gpu_machine import measure_gpu
 from moeserve.plan.machine import measure
+from moeserve.plan.options import SHARED as PLANNED
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.routing import RoutingProbabilities
 from moeserve.plan.speed import CpuSpeed, HybridSpeed

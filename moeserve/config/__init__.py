@@ -6,6 +6,7 @@ environment, which wins over the default. Frozen: what the worker finds out late
 is a message (`WorkerReady`), never a changed config.
 """
 
+from .as_json import to_json_dict
 from .option import (
     ADAPTERS_FILE,
     ADAPTERS_FILE_ENV,
@@ -17,7 +18,7 @@ from .option import (
     PROCESS_VARIABLES,
     env_name,
 )
-from .server_config import ServerConfig, to_json_dict
+from .server_config import ServerConfig
 
 __all__ = [
     "ADAPTERS_FILE",

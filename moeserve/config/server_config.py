@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from moeserve.config.api_config import ApiConfig
 from moeserve.config.option import option
@@ -398,7 +396,3 @@ class ServerConfig(ApiConfig):
     shutdown_timeout: float = option(
         30.0, "Server", "seconds that running requests are given to finish after SIGTERM", low=0, high=86400
     )
-
-
-def to_json_dict(config: ServerConfig) -> dict[str, Any]:
-    return dataclasses.asdict(config)

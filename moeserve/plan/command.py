@@ -9,7 +9,7 @@ import os
 import shlex
 from pathlib import Path
 
-from moeserve.command_line import add_shared_options, flag_name, read_options, resolve
+from moeserve.command_line import flag_name, read_options, resolve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.expert_cache.policy import STEP_BYTES
@@ -32,6 +32,7 @@ from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.plan.cache_forecast import CacheForecast, forecast_cache
 from moeserve.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict
+from moeserve.plan.options import SHARED, command_parser
 from moeserve.plan.rates import CpuRates, GpuRates
 from moeserve.plan.report import PlacementPlan, Speed, as_json, as_text
 from moeserve.plan.routing import RoutingProbabilities
@@ -49,43 +50,7 @@ from moeserve.worker.adapter_memory import (
 )
 from moeserve.worker.device import choose_device, parse_gpus
 from moeserve.worker.memory import available_bytes, limit_note
-from moeserve.workload.options import real
 
-PLACEMENT = (
-    "num_gpu_experts",
-    "gpu_memory_budget",
-    "expert_heat",
-    "placement_rules",
-    "n_gpu_layers",
-    "expert_cache",
-)
-# Options of the server that mean the same here.
-SHARED = (
-    "model",
-    "lora_modules",
-    "lora_dir",
-    "max_loras",
-    "lora_memory",
-    "device",
-    "gpus",
-    "parallel",
-    "max_model_len",
-    "max_num_seqs",
-    "max_total_tokens",
-    "max_num_batched_tokens",
-    "kv_cache_dtype",
-    "prefix_cache",
-    "kv_ram",
-    "kv_disk",
-    "kv_disk_gib",
-    "kv_window_ratio",
-    "state_snapshot_budget",
-    "threads",
-    "isa",
-    "numa_nodes",
-    "cpu_binding",
-    *PLACEMENT,
-)
 STREAMS = (1, 4, 16, 64)
 PROMPTS = (512, 4096)
 CONTEXT = 512
@@ -393,40 +358,3 @@ def command_line(config: ServerConfig, args: argparse.Namespace, kv_tokens: int,
         for name, value in given.items()
     ]
     return " ".join(["moeserve", *flags])
-
-
-def command_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="moeserve plan",
-        usage="%(prog)s [options]",
-        description="Where every tensor would go, what fits and how fast it would be, without loading the model. The "
-        "file may end where its tensors begin. Speed is predicted from this machine's, measured in two seconds.",
-        allow_abbrev=False,
-    )
-    add_shared_options(parser, SHARED)
-    machine = parser.add_argument_group("the machine")
-    number = real(0, 1e9, above=True)
-    machine.add_argument(
-        "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with so much memory"
-    )
-    machine.add_argument(
-        "--ram", type=number, metavar="GIB", help="RAM for the server (default: what is free)"
-    )
-    for flag, metavar, text in (
-        ("--cpu-bandwidth", "GB/s", "what all cores together read from RAM (default: measured)"),
-        ("--cpu-gops", "GOPS", "8-bit multiplications and additions a second (default: measured)"),
-        ("--gpu-bandwidth", "GB/s", "what the GPU reads from its memory"),
-        ("--gpu-tflops", "TFLOPS", "what the GPU computes in bfloat16"),
-        ("--pcie-bandwidth", "GB/s", "from RAM to the GPU"),
-        ("--disk-bandwidth", "GB/s", "what --kv-disk is read with (default: 1)"),
-    ):
-        machine.add_argument(flag, type=number, metavar=metavar, help=text)
-    parser.add_argument(
-        "--routing-trace",
-        metavar="FILE",
-        help="predict what the expert cache finds by this trace, which a server has recorded "
-        "(--record-routing-trace; default: a text that uses its experts again as published traces do)",
-    )
-    parser.add_argument("--verbose", action="store_true", help="every tensor")
-    parser.add_argument("--json", action="store_true", help="JSON instead of text")
-    return parser

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.units import GIB
-from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.memory import available_bytes, limit_note
-from moeserve.worker.rank_cores import cores_of_rank, gpu_node
 from moeserve.worker.thread_placement import place_threads
 
 
@@ -22,16 +17,6 @@ def open_stream(config: ServerConfig) -> CpuStream:
         return CpuStream(placements, "" if config.isa == "auto" else config.isa)
     except ValueError as error:
         raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
-
-
-def open_rank_stream(config: ServerConfig, ranks: RankGroup) -> CpuStream:
-    """The same for one of several GPUs, which has an even part of the threads, on cores at its memory node. This
-    process keeps to them from here on."""
-    nodes = [gpu_node(device) for device in ranks.devices] or [None] * ranks.num_ranks
-    mine = cores_of_rank(ranks.rank, nodes)
-    os.sched_setaffinity(0, mine)
-    threads = max(1, (config.threads or 1) // ranks.num_ranks)
-    return open_stream(replace(config, threads=threads))
 
 
 def check_ram(weight_bytes: int, remedy: str = "or leave more experts to the GPU") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import torch
@@ -39,18 +38,18 @@ from moeserve.models.sources.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
-from moeserve.placement.heat import read_heat
 from moeserve.placement.options import heat_counts
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapter_memory import plan_gpu_adapters, refuse_adapters
 from moeserve.worker.constraints import Constraints
-from moeserve.worker.cpu_stream import check_ram, open_rank_stream, open_stream
+from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.slot_tables import SlotTables
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_adapters import load_gpu_adapters
 from moeserve.worker.gpu_memory import check_kv_numbers, plan_placement, step_tokens_on
+from moeserve.worker.group.rank_stream import open_rank_stream
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import Connections, gpu_experts, share_among
 from moeserve.worker.group.shares import connect as connect_share
@@ -61,6 +60,7 @@ from moeserve.worker.memory import available_bytes
 from moeserve.worker.moving_experts import MovingExperts
 from moeserve.worker.page_mover import PageMover
 from moeserve.worker.page_tiers import claim_directory, plan_tiers, ram_tier_bytes, refuse_tiers
+from moeserve.worker.ram_expert_order import ram_expert_order
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
@@ -148,7 +148,7 @@ def load_gpu_engine(
         with_head=has_ends,
     )
     ram_bytes = placement.cpu_weight_bytes if ranks is None else ranks.total(placement.cpu_weight_bytes)
-    ram_ids = in_ram_order(config, placement, share, counts)
+    ram_ids = ram_expert_order(config, placement, share, counts)
     in_ram = _in_ram(config, shape, source, placement, device, on_progress, ram_ids, ram_bytes, ranks)
     adapters = load_gpu_adapters(config, of_adapters, shape, placement, float_type(weights, device), device)
     _empty_cache(device)
@@ -331,30 +331,6 @@ def _cpu_stage(
         pinned=device.type == "cuda",
     )
     return CpuStage(in_ram.stream, model)
-
-
-def in_ram_order(
-    config: ServerConfig,
-    placement: Placement,
-    share: RankShare | None = None,
-    counts: Sequence[Sequence[int]] | None = None,
-) -> list[list[int]]:
-    """The experts in RAM of each layer on the GPU, the hottest first where that is known: a step that streams some of
-    them takes the first, which costs the same whatever their rows, and the CPU's time grows with the rows. share: of
-    which the placement is, with the `counts` of the whole model."""
-    first, count = placement.layers_in_ram, len(placement.layers)
-    places = [placement.cpu_experts(index) for index in range(first, count)]
-    ids = [list(own) for own in places]
-    if share is not None:
-        ids = [[of[place] for place in own] for of, own in zip(share.experts, places, strict=True)]
-        first = share.first_layer
-    elif config.expert_heat is not None:
-        counts = read_heat(Path(config.expert_heat), count, placement.num_experts).counts
-    if counts is None:
-        return ids
-    return [
-        sorted(own, key=of.__getitem__, reverse=True) for own, of in zip(ids, counts[first:], strict=False)
-    ]
 
 
 def _handoff(

@@ -20,7 +20,7 @@ from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement.placement import LayerPlacement, Placement
-from moeserve.worker.gpu_loading import in_ram_order
+from moeserve.worker.ram_expert_order import ram_expert_order
 from tests.conftest import TINY_MODEL
 from tests.kernels.handoff_world import EXPERTS, HERE, Q8, Layer
 
@@ -63,7 +63,7 @@ def test_the_hottest_lie_first(tmp_path: Path) -> None:
     (tmp_path / "heat.json").write_text(json.dumps(heat | {"experts_per_token": 2, "counts": counts}))
     config = ServerConfig(model=str(TINY_MODEL), expert_heat=str(tmp_path / "heat.json"))
     layers = tuple(LayerPlacement("cuda", 8, gpu) for gpu in ((), (2, 4), tuple(range(8))))
-    order = in_ram_order(config, Placement("cuda", layers, "cuda", 0, 0))
+    order = ram_expert_order(config, Placement("cuda", layers, "cuda", 0, 0))
     assert order == [[2, 4, 0, 1, 5, 6, 7, 3], [0, 1, 5, 6, 7, 3], []]
     in_ram = load_ram_experts(
         CpuStream(1), file, read_shape(file), order, torch.device(DEVICE), lambda *_: None

@@ -14,8 +14,8 @@ from moeserve.cli import main
 from moeserve.command_line import read_options, resolve
 from moeserve.kernels.experts.op import method_for
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
-from moeserve.plan.command import SHARED, command_parser
 from moeserve.plan.gpu_machine import measure_gpu
+from moeserve.plan.options import SHARED, command_parser
 from moeserve.worker import cpu_loading
 from moeserve.worker.adapter_memory import open_adapters
 from moeserve.worker.adapters import cpu_adapters

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 
 from moeserve.cpus import usable_cores
-from moeserve.kernels.attention.op import prefill_tiles, tile_tokens
 from moeserve.kernels.launch import compile_ahead, first_launches
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
@@ -33,6 +33,7 @@ from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.every_kind import launch_every_kind
 from moeserve.worker.engines.gpu_weight_reads import GpuWeightReads
 from moeserve.worker.engines.micro_batches import MicroBatches
+from moeserve.worker.engines.prompt_tiles import most_tiles, tiles_of, tiles_on
 from moeserve.worker.engines.recorded_steps import RecordedSteps, StepKind
 from moeserve.worker.engines.row_counts import leading_ones, padded, rounded
 from moeserve.worker.engines.slot_tables import SlotTables
@@ -42,10 +43,6 @@ from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
-
-# Steps with prompts of up to so many rows are recorded; larger ones take the GPU longer than their launches the host.
-RECORDED_PROMPT_ROWS = 1024
-RECORDED_PROMPTS = 64  # tiles beyond those of whole ones: prompts of a step that end within a tile
 
 
 class _LogitRows(NamedTuple):
@@ -76,6 +73,8 @@ class GpuEngine:
         cpu_stage: the layers before the model's, if it has no embedding. agree: whether a condition holds on all of
         several GPUs, which record the same steps and run them in the same parts."""
         self._model = model
+        self._tiles_of = partial(tiles_of, model.shape.forms)
+        self._on_device = partial(tiles_on, model.device)
         self._description = description
         self._max_num_seqs = max_num_seqs
         self._tables = tables
@@ -93,7 +92,8 @@ class GpuEngine:
             and len(model.shape.forms) == 1  # a recorded step has one list of tiles
         )
         self._inputs = {
-            size: self._make_inputs(size, self._most_tiles(size) * records_prompts) for size in model.sizes
+            size: self._make_inputs(size, most_tiles(model.shape, size) * records_prompts)
+            for size in model.sizes
         }
         self._recorded = RecordedSteps(model, self._inputs)
         # None: steps go whole. The pool would compute each part's experts in RAM by themselves.
@@ -161,13 +161,6 @@ class GpuEngine:
             self.micro_batches.record(sizes, self._recorded.logits)
         if self.expert_cache is not None:
             self.expert_cache.record()
-
-    def _most_tiles(self, size: int) -> int:
-        """Of a recorded step with prompts; 0: such steps of this size are launched."""
-        if not SMALL_BATCH_ROWS < size <= RECORDED_PROMPT_ROWS:
-            return 0
-        h = self._model.shape.heads
-        return size // tile_tokens(h.num_heads, h.num_kv_heads, h.head_dim) + RECORDED_PROMPTS
 
     def copy_states(self, pairs: Int32s) -> None:
         self._model.copy_states([(int(source), int(target)) for source, target in pairs])
@@ -400,18 +393,8 @@ class GpuEngine:
     def read_weights(self) -> tuple[float, int]:
         return self._weights.read()
 
-    def _on_device(self, tiles: list[Int32s]) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(of_form).to(self._model.device) for of_form in tiles)
-
     def _tiles(self, layout: StepLayout, num_decode: int) -> list[Int32s]:
         """Of the chunks behind the first `num_decode` rows."""
         chunks = slice(num_decode, None)
         fields = (layout.offset, layout.count, layout.start, layout.req_slot)
         return self._tiles_of(*(field[chunks] for field in fields))
-
-    def _tiles_of(self, offset: Int32s, count: Int32s, start: Int32s, req_slot: Int32s) -> list[Int32s]:
-        """For each of the model's forms."""
-        return [
-            prefill_tiles(offset, count, start, req_slot, form.num_heads, form.num_kv_heads, form.head_dim)
-            for form in self._model.shape.forms
-        ]

@@ -34,13 +34,7 @@ from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapte
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
-from moeserve.models.loading.gpu_weights import (
-    GpuDenseFfn,
-    GpuExperts,
-    GpuLayer,
-    GpuMoe,
-    GpuSharedExpert,
-)
+from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuExperts, GpuLayer, GpuMoe, GpuSharedExpert
 from moeserve.models.observer import LayerRouting
 from moeserve.models.sources.gguf import names
 
@@ -366,8 +360,7 @@ class GpuFfnBlock:
         shape, routes = self._shapes[index], self._routes(index, s)
         column = slice(shape.num_routes, shape.num_routes + 1)
         assert s.unrouted_blocks is not None
-        ids = self._ids_here(index, routes)[:, column]
-        weights = routes.weights[:, column]
+        ids, weights = self._ids_here(index, routes)[:, column], routes.weights[:, column]
         shared_gate(s.router_input, w.gate, count, weights[:, 0], ids[:, 0])
         run = ExpertRun(
             s.y,
