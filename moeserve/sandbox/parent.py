@@ -178,7 +178,11 @@ def _answers(child: _Child, cpu_seconds: float, deadline: float) -> bool:
 
 
 def _cpu_time(child: _Child) -> float:
-    """Seconds that the process has computed, in all of its threads (proc(5), /proc/PID/stat)."""
-    with open(f"/proc/{child.process.pid}/stat", "rb") as stat:
-        fields = stat.read().rpartition(b")")[2].split()
+    """Seconds that the process has computed, in all of its threads (proc(5), /proc/PID/stat); 0 where it has ended and
+    was waited for, as its channel says next."""
+    try:
+        with open(f"/proc/{child.process.pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

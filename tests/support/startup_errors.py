@@ -29,10 +29,16 @@ def _texts() -> Iterator[str]:
         if path.relative_to(PACKAGE).parts[0] in ELSEWHERE or not any(error in source for error in ERRORS):
             continue
         for node in statements(ast.parse(source)):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                name = node.exc.func.id if isinstance(node.exc.func, ast.Name) else ""
-                if name in ERRORS and node.exc.args:
-                    text = re.sub(f"{HOLE}+", HOLE, re.sub(r"\s+", " ", _text(node.exc.args[-1])))
+            # An error that a function returns is raised by its caller.
+            error = None
+            if isinstance(node, ast.Raise):
+                error = node.exc
+            elif isinstance(node, ast.Return):
+                error = node.value
+            if isinstance(error, ast.Call):
+                name = error.func.id if isinstance(error.func, ast.Name) else ""
+                if name in ERRORS and error.args:
+                    text = re.sub(f"{HOLE}+", HOLE, re.sub(r"\s+", " ", _text(error.args[-1])))
                     if re.search(r"[a-z]{3}.*[a-z]{3}", text.replace("MOESERVE", "")):
                         yield text
 
