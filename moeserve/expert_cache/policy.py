@@ -18,9 +18,8 @@ from moeserve.expert_cache.exchange_value import ExchangeValue, band_of
 
 DECAY = 0.9  # docs/results/2026-11-22-expert-cache-replay.md
 PAYS = 1.0  # reads that an exchange must be expected to spare: a promotion is one itself
-STEP_BYTES = (
-    128 << 20
-)  # promoted in the background of one step at most: 46 experts of Qwen3-30B-A3B in Q4_K_M
+# Promoted in the background of one step at most: 46 experts of Qwen3-30B-A3B in Q4_K_M.
+STEP_BYTES = 128 << 20
 
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]

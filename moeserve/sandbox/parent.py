@@ -74,9 +74,8 @@ class Sandbox:
         self._timeout = timeout
         self._max_reply_bytes = max_reply_bytes
         self._child: _Child | None = None
-        self.cpu_seconds = (
-            0.0  # of the answers so far, those that never came included; the kernel counts 10 ms
-        )
+        # Of the answers so far, those that never came included; the kernel counts 10 ms.
+        self.cpu_seconds = 0.0
         self._line = FairLine()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=module.rpartition(".")[2])
 

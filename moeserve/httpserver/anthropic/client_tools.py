@@ -13,19 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.generation.object_schema import object_schema
+
 
 class _ClientTool(NamedTuple):
     description: str
     parameters: dict[str, Any]
-
-
-def _object(required: tuple[str, ...], **properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
 
 
 _TEXT: Final = {"type": "string"}
@@ -35,7 +28,7 @@ _LINES: Final = {"type": "array", "items": _LINE, "minItems": 2, "maxItems": 2}
 
 def _files(commands: tuple[str, ...], **further: dict[str, Any]) -> dict[str, Any]:
     """Returns the parameters of a tool that reads and changes texts by commands."""
-    return _object(
+    return object_schema(
         ("command",),
         command={"type": "string", "enum": list(commands)},
         path={**_TEXT, "description": "Absolute path of a file or folder."},
@@ -56,7 +49,7 @@ _EDITS: Final = ("view", "create", "str_replace", "insert")
 _TOOLS: Final[Mapping[str, _ClientTool]] = {
     "bash": _ClientTool(
         "Runs a command in a bash session that lasts from call to call, and returns what it prints.",
-        _object(
+        object_schema(
             (),
             command={**_TEXT, "description": "The command; needed unless restart is true."},
             restart={"type": "boolean", "description": "True begins a new session."},

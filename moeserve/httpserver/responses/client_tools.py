@@ -12,6 +12,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from moeserve.httpserver.generation.object_schema import object_schema
+
 ToolKind = Literal["local_shell", "shell", "apply_patch"]
 
 
@@ -29,15 +31,6 @@ class ClientTool(NamedTuple):
         except (ValueError, RecursionError):
             given = {}
         return self.value(given if isinstance(given, dict) else {})
-
-
-def _object(required: tuple[str, ...], **properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
 
 
 def _of_kinds(given: dict[str, Any], **kinds: type) -> dict[str, Any]:
@@ -76,7 +69,7 @@ _COUNT: Final = {"type": "integer", "minimum": 0}
 CLIENT_TOOLS: Final[Mapping[str, ClientTool]] = {
     "local_shell": ClientTool(
         "Runs a program on the user's computer.",
-        _object(
+        object_schema(
             ("command",),
             command={**_TEXTS, "description": "The program and its arguments."},
             working_directory=_TEXT,
@@ -88,7 +81,7 @@ CLIENT_TOOLS: Final[Mapping[str, ClientTool]] = {
     ),
     "shell": ClientTool(
         "Runs shell commands on the user's computer, and returns what each prints and how it ended.",
-        _object(
+        object_schema(
             ("commands",),
             commands={**_TEXTS, "description": "Command lines, run one after the other."},
             timeout_ms=_COUNT,
@@ -102,7 +95,7 @@ CLIENT_TOOLS: Final[Mapping[str, ClientTool]] = {
         "Creates, updates or deletes a file of the user's by a diff. Its hunks begin with @@ and perhaps a line of the "
         "file that stands before them; their lines begin with a space (context), - (removed) or + (added). A new "
         "file's lines all begin with +.",
-        _object(
+        object_schema(
             ("type", "path"),
             type={"type": "string", "enum": list(_PATCHES)},
             path={**_TEXT, "description": "The file's path in the workspace."},

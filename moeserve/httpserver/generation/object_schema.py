@@ -1,0 +1,15 @@
+"""The JSON Schema of a function's parameters, for tools that an API knows by their type alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def object_schema(required: tuple[str, ...], **properties: dict[str, Any]) -> dict[str, Any]:
+    """Of an object with these properties and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
