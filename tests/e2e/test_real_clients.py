@@ -50,7 +50,8 @@ AGENTS = [
     "google_adk_agent",
 ]
 NODE = [
-    *("openai_node", "openai_node_responses", "anthropic_node", "vercel_ai chat", "vercel_ai responses"),
+    *("openai_node", "openai_node_responses", "anthropic_node", "ollama_node"),
+    *("vercel_ai chat", "vercel_ai responses", "vercel_ai anthropic"),
     *("openai_agents chat", "openai_agents responses"),
     *("langchain_agent chat", "langchain_agent responses", "langchain_agent anthropic"),
     "mastra_agent",
@@ -156,6 +157,19 @@ def test_anthropics_memory_tool(server: HttpServer, tmp_path: Path) -> None:
     script(server, create, replace, say("It rains in Paris."))
     assert "It rains in Paris." in run_python(server, tmp_path, "anthropic_memory")
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("environment", ["venv", "venv-openai3"])
+def test_openais_custom_tools(server: HttpServer, tmp_path: Path, environment: str) -> None:
+    script_calls(server, "weather", {"input": "Paris"})
+    took_three_turns(server, run_python(server, tmp_path, "openai_custom_tool", environment))
+
+
+def test_anthropics_context_edits(server: HttpServer, tmp_path: Path) -> None:
+    script_calls(server, "weather", PARIS)
+    assert "It rains in Paris." in run_python(server, tmp_path, "anthropic_context")
+    assert prompt_of(server).count("<tool_response>\nRain.\n</tool_response>") == 1
+    assert prompt_of(server).count("<tool_response>") == 2
 
 
 def test_instructor(server: HttpServer, tmp_path: Path) -> None:
