@@ -168,7 +168,7 @@ def test_openais_custom_tools(server: HttpServer, tmp_path: Path, environment: s
 def test_anthropics_context_edits(server: HttpServer, tmp_path: Path) -> None:
     script_calls(server, "weather", PARIS)
     assert "It rains in Paris." in run_python(server, tmp_path, "anthropic_context")
-    assert prompt_of(server).count("<tool_response>\nRain.\n</tool_response>") == 1
+    assert prompt_of(server).count("<tool_response>\nRain. Rain.") == 1
     assert prompt_of(server).count("<tool_response>") == 2
 
 

@@ -165,8 +165,8 @@ class ContextManagement(RequestModel):
 async def edited(
     messages: Conversation, edits: Sequence[Edit], count: Callable[[Conversation], Awaitable[int]]
 ) -> tuple[list[AnyMessage], list[AppliedEdit]]:
-    """Returns the conversation after all edits that are due, and what each did. `count` returns the tokens of the
-    prompt that messages make; it is asked only where an edit would change something."""
+    """Returns the conversation after all edits that are due and do not lengthen it, and what each did. `count` returns
+    the tokens of the prompt that messages make; it is asked only where an edit would change something."""
     now, applied = list(messages), list[AppliedEdit]()
     tokens: int | None = None
     for edit in edits:

@@ -24,7 +24,7 @@ for _ in range(3):
         message = stream.get_final_message()
     asked["messages"].append({"role": "assistant", "content": message.content})
     uses = [block for block in message.content if block.type == "tool_use"]
-    results = [{"type": "tool_result", "tool_use_id": use.id, "content": "Rain."} for use in uses]
+    results = [{"type": "tool_result", "tool_use_id": use.id, "content": "Rain. " * 40} for use in uses]
     if results:
         asked["messages"].append({"role": "user", "content": results})
 (applied,) = message.context_management.applied_edits
