@@ -56,9 +56,13 @@ def tasks(tmp_path: Path) -> Path:
         "test_split": "test",
         "doc_to_text": "{{q}}",
     }
-    choices = {"task": "choices", "output_type": "multiple_choice", "doc_to_choice": "choices"}
+    choices: dict[str, Any] = {
+        "task": "choices",
+        "output_type": "multiple_choice",
+        "doc_to_choice": "choices",
+    }
     choices |= {"doc_to_target": "a", "metric_list": [{"metric": "acc"}]}
-    answers = {"task": "answers", "output_type": "generate_until", "doc_to_target": "dog"}
+    answers: dict[str, Any] = {"task": "answers", "output_type": "generate_until", "doc_to_target": "dog"}
     answers |= {
         "generation_kwargs": {"until": ["\n"], "max_gen_toks": 16},
         "metric_list": [{"metric": "exact_match"}],
