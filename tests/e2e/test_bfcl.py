@@ -64,7 +64,7 @@ def bfcl(server: Server, folder: Path, *arguments: str) -> None:
         "OPENAI_BASE_URL": server.base_url + "/v1",
         "OPENAI_API_KEY": "none",
     }
-    command = [f"{BFCL}/bin/bfcl", *arguments, "--model", f"{MODEL}-FC"]
+    command = [str(Path(str(BFCL)).resolve() / "bin" / "bfcl"), *arguments, "--model", f"{MODEL}-FC"]
     run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
