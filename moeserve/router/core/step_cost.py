@@ -38,9 +38,7 @@ LEARNING = 32  # steps with prompt tokens, after each of which the model is solv
 SOLVE_EVERY = 8  # steps between two solutions; docs/results/2026-11-22-router-notes.md has the cost of one
 FIRST_CHUNK = 64  # prompt tokens beside decode rows before any step with both was measured
 GROWTH = 2  # the largest chunk planned, in multiples of the largest measured
-# Of actual / predicted, for steps that must keep the latency limit. A client sees a little more than a step's time, and
-# its 99th percentile is to be within the limit.
-QUANTILE = 0.997
+QUANTILE = 0.99  # of actual / predicted, for steps that must keep the latency limit
 QUANTILE_STEP = 0.05
 FIRST_SPREAD = 1.2
 
@@ -176,7 +174,7 @@ class StepCost:
 
     @property
     def spread(self) -> float:
-        """QUANTILE of actual / predicted duration: all but 3 of 1,000 steps stay below `predict` times this."""
+        """The 99th percentile of actual / predicted duration: 99 of 100 steps stay below `predict` times this."""
         return self._spread
 
     @property
