@@ -167,8 +167,8 @@ def linear(
     if is_narrow and n <= NARROW_TOKENS:
         run_narrow_gemm(x, weight, other, count, out, bias=bias)
     else:
-        tile = narrow_tile(n) if is_narrow else dense_tile(n, weight.rows)
-        run_gemm(x, weight, other, None, count, out, tile=tile, bias=bias)
+        gemm_tile = narrow_tile(n) if is_narrow else dense_tile(n, weight.rows)
+        run_gemm(x, weight, other, None, count, out, tile=gemm_tile, bias=bias)
 
 
 def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, activation: Activation = "silu") -> None:
