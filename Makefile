@@ -79,7 +79,8 @@ test-clients: $(VENV)/.installed-test
 		"agno[openai,anthropic]" "ag2[openai]" agent-framework-openai haystack-ai inspect-ai google-adk litellm \
 		claude-agent-sdk
 	npm install --silent --prefix $(CLIENTS)/node node@22
-	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod \
+	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible \
+		@ai-sdk/anthropic zod \
 		ollama @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai cline @openai/agents \
 		langchain @langchain/core @langchain/openai @langchain/anthropic @mastra/core \
 		@tanstack/ai @tanstack/ai-openai
