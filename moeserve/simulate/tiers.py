@@ -1,5 +1,5 @@
-"""The tiers behind the KV pool in virtual time: each reads pages and states one after another at a rate, and writes them
-behind at another. What is written is reported, and can be read, once all of it is there."""
+"""The tiers behind the KV pool in virtual time: each reads pages and states one after another at a rate, and writes
+them behind at another. What is written is reported, and can be read, once all of it is there."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ class _Tier:
 
     @property
     def next_at(self) -> float | None:
-        times = [job.done_at for job in [*islice(self._loads, 1), *(job for job, _ in islice(self._writes, 1))]]
+        times = [
+            job.done_at for job in [*islice(self._loads, 1), *(job for job, _ in islice(self._writes, 1))]
+        ]
         return min(times, default=None)
 
     def news(self, now: float, failed: list[bytes]) -> TierNews:

@@ -102,9 +102,7 @@ class VirtualTiers:
             states[state.slot] = UNREADABLE
             self._loads.append((state.key, state.slot))
 
-    def report(
-        self, kv: list[int], states: dict[int, int], *, may_wait: bool
-    ) -> PageReport | None:
+    def report(self, kv: list[int], states: dict[int, int], *, may_wait: bool) -> PageReport | None:
         """may_wait: something that is under way is done."""
         is_first, self._is_first = self._is_first, False
         ram, disk, failed = _News(), _News(), list[bytes]()
@@ -131,8 +129,8 @@ class VirtualTiers:
             if isinstance(slots, int):
                 (states[slots],) = held_now
             else:
-                for slot, held in zip(slots, held_now, strict=True):
-                    kv[slot] = held
+                for slot, prefix in zip(slots, held_now, strict=True):
+                    kv[slot] = prefix
             (ram if key in self.ram else disk).loaded.append(key)
         if self.pages and self._fails():
             key = self._rng.choice(list(self.pages))
