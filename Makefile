@@ -79,11 +79,18 @@ test-clients: $(VENV)/.installed-test
 		"agno[openai,anthropic]" "ag2[openai]" agent-framework-openai haystack-ai inspect-ai google-adk litellm \
 		claude-agent-sdk
 	npm install --silent --prefix $(CLIENTS)/node node@22
-	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible zod \
+	npm install --silent --prefix $(CLIENTS) openai @anthropic-ai/sdk ai @ai-sdk/openai @ai-sdk/openai-compatible \
+		@ai-sdk/anthropic zod \
 		ollama @openai/codex @anthropic-ai/claude-code @qwen-code/qwen-code opencode-ai cline @openai/agents \
 		langchain @langchain/core @langchain/openai @langchain/anthropic @mastra/core \
 		@tanstack/ai @tanstack/ai-openai
-	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py
+	npm install --silent --prefix $(CLIENTS)/promptfoo promptfoo
+	for program in lm-eval guidellm; do \
+		test -d $(CLIENTS)/venv-$$program || $(PYTHON) -m venv $(CLIENTS)/venv-$$program; done
+	$(CLIENTS)/venv-lm-eval/bin/pip install --quiet "lm-eval[api]"
+	$(CLIENTS)/venv-guidellm/bin/pip install --quiet guidellm
+	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py \
+		tests/e2e/test_evaluators.py
 
 test-replicas: $(VENV)/.installed-test
 	test -d $(GATEWAYS) || $(PYTHON) -m venv $(GATEWAYS)

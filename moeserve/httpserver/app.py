@@ -46,11 +46,12 @@ class Application(FastAPI):
     """The routes of all APIs. /openapi.json documents them; the framework's documentation pages are off, because they
     load scripts from another site: `web` has the page at /docs."""
 
-    def __init__(self, apis: Iterable[Api] = APIS, *, wants_key: bool = False) -> None:
-        """`wants_key`: requests without an API key are refused."""
+    def __init__(self, apis: Iterable[Api] = APIS, *, wants_key: bool = False, model: str = "model") -> None:
+        """`wants_key`: requests without an API key are refused. `model` is the served one's name, for examples."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None)
         self.apis = ApiTable(apis)
         self._wants_key = wants_key
+        self._model = model
         self.paths: set[str] = set()  # of all routes, with their parameters as `{name}`
         for api in self.apis.apis:
             for router in api.routers:
@@ -59,7 +60,7 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            complete(super().openapi(), self.apis, wants_key=self._wants_key)
+            complete(super().openapi(), self.apis, wants_key=self._wants_key, model=self._model)
         assert self.openapi_schema is not None
         return self.openapi_schema
 
@@ -72,7 +73,7 @@ def openapi_document() -> dict[str, Any]:
 def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     """Raises ConfigError for a bad file of API keys."""
     keys = service.keys = ApiKeys.from_config(service.config)
-    app = Application(apis, wants_key=bool(keys))
+    app = Application(apis, wants_key=bool(keys), model=service.model_name)
     app.state.service = service
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
     _answer_errors(app)

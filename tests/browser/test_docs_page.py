@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 from playwright.sync_api import Page, expect
 
@@ -24,6 +26,25 @@ def test_every_operation_is_listed_and_can_be_tried(
     expect(page.locator(".live-responses-table .response .response-col_status").first).to_contain_text("200")
     expect(page.locator(".live-responses-table")).to_contain_text('"version"')
     assert [url for url in asked if not url.startswith((server.base_url, "data:"))] == []
+
+
+def test_it_is_as_dark_as_the_other_pages(page: Page, server: Server) -> None:
+    """As the browser wants it, and then as it was chosen on another page."""
+
+    def brightness() -> int:
+        colour = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
+
+    page.emulate_media(color_scheme="dark")
+    page.goto(server.base_url + "/docs")
+    expect(page.locator("html")).to_have_class("dark-mode")
+    assert brightness() < 150
+    page.goto(server.base_url + "/experts")
+    page.get_by_role("button", name="Theme").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    page.goto(server.base_url + "/docs")
+    expect(page.locator(".opblock").first).to_be_visible()
+    expect(page.locator("html")).not_to_have_class("dark-mode")
 
 
 def test_a_server_with_keys_asks_for_one(page: Page, keyed_server: Server) -> None:

@@ -212,3 +212,22 @@ def test_code_is_copied_as_it_is(page: Page, server: HttpServer) -> None:
     page.locator("figure").get_by_role("button", name="Copy").click()
     expect(page.locator("figure").get_by_role("button")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "if a < b:\n    print('<b>')"
+
+
+TABLE = """| n | prime | note |
+|---|---|---|
+| 1,000,003 | yes | the smallest above a million, which is a note that a telephone breaks into several lines |
+"""
+
+
+def test_words_in_a_narrow_table_stay_whole(page: Page, server: HttpServer) -> None:
+    server.answer = say(TABLE)
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.goto(server.url)
+    ask(page)
+    heights = page.locator(".turn.model td, .turn.model th").evaluate_all(
+        "cells => cells.map((cell) => { const range = document.createRange(); range.selectNodeContents(cell);"
+        " return range.getClientRects().length; })"
+    )
+    assert heights[:5] == [1] * 5, "one line each"
+    assert heights[5] > 1

@@ -50,7 +50,8 @@ AGENTS = [
     "google_adk_agent",
 ]
 NODE = [
-    *("openai_node", "openai_node_responses", "anthropic_node", "vercel_ai chat", "vercel_ai responses"),
+    *("openai_node", "openai_node_responses", "anthropic_node", "ollama_node"),
+    *("vercel_ai chat", "vercel_ai responses", "vercel_ai anthropic"),
     *("openai_agents chat", "openai_agents responses"),
     *("langchain_agent chat", "langchain_agent responses", "langchain_agent anthropic"),
     "mastra_agent",
@@ -128,12 +129,6 @@ def test_python_with_version_3_of_openais_library(server: HttpServer, tmp_path: 
     took_three_turns(server, run_python(server, tmp_path, program, "venv-openai3"))
 
 
-@pytest.mark.parametrize("program", AGENTS)
-def test_agents(server: HttpServer, tmp_path: Path, program: str) -> None:
-    script_calls(server, "weather", PARIS)
-    took_three_turns(server, run_python(server, tmp_path, program, "venv-agents"))
-
-
 def test_openais_shell_and_editor(server: HttpServer, tmp_path: Path) -> None:
     patch: dict[str, object] = {"type": "create_file", "path": "weather.txt", "diff": "+Rain."}
     script(
@@ -162,6 +157,19 @@ def test_anthropics_memory_tool(server: HttpServer, tmp_path: Path) -> None:
     script(server, create, replace, say("It rains in Paris."))
     assert "It rains in Paris." in run_python(server, tmp_path, "anthropic_memory")
     assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("environment", ["venv", "venv-openai3"])
+def test_openais_custom_tools(server: HttpServer, tmp_path: Path, environment: str) -> None:
+    script_calls(server, "weather", {"input": "Paris"})
+    took_three_turns(server, run_python(server, tmp_path, "openai_custom_tool", environment))
+
+
+def test_anthropics_context_edits(server: HttpServer, tmp_path: Path) -> None:
+    script_calls(server, "weather", PARIS)
+    assert "It rains in Paris." in run_python(server, tmp_path, "anthropic_context")
+    assert prompt_of(server).count("<tool_response>\nRain. Rain.") == 1
+    assert prompt_of(server).count("<tool_response>") == 2
 
 
 def test_instructor(server: HttpServer, tmp_path: Path) -> None:
@@ -273,6 +281,13 @@ def was_told_twice(server: HttpServer, said: str, told: str = "Rain.\n") -> None
     assert "It rains in Paris." in said
     assert prompt_of(server).count("<tool_response>") == 2
     assert prompt_of(server).count(told) >= 2
+
+
+@pytest.mark.parametrize("program", AGENTS)
+def test_agents(server: HttpServer, tmp_path: Path, program: str) -> None:
+    """Some try the server before the conversation, and some wrap what a tool returns."""
+    call_twice(server, "weather", PARIS)
+    was_told_twice(server, run_python(server, tmp_path, program, "venv-agents"), "Rain.")
 
 
 def test_qwen_code(server: HttpServer, tmp_path: Path) -> None:

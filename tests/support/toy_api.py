@@ -46,7 +46,7 @@ class AskedBefore:
         self.texts.clear()
 
 
-@router.post("/toy/ask", openapi_extra=documented(ToyRequest))
+@router.post("/toy/ask", openapi_extra=documented(ToyRequest, {"ask": "Hello"}))
 async def ask(request: Request) -> Response:
     """Asks the toy."""
     return await answer(request, _answer(service_of(request), await read_body(request, ToyRequest)))

@@ -1,4 +1,4 @@
-"""The request bodies of /v1/messages, and their translation to the messages of a chat template.
+"""The request bodies of /v1/messages.
 
 Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
 """
@@ -15,18 +15,9 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.anthropic.client_tools import as_functions
-from moeserve.httpserver.anthropic.content import (
-    CACHED,
-    MAX_BLOCKS,
-    Block,
-    DocumentBlock,
-    ResultBlock,
-    SearchResultBlock,
-    TextBlock,
-    Texts,
-    text_of,
-    text_to_block,
-)
+from moeserve.httpserver.anthropic.content import CACHED, Block, TextBlock, Texts, text_of
+from moeserve.httpserver.anthropic.context_edits import ContextManagement
+from moeserve.httpserver.anthropic.messages import AnyMessage, AssistantMessage
 from moeserve.httpserver.generation.chat_tools import (
     MAX_TOOLS,
     Description,
@@ -55,111 +46,6 @@ def _without_billing(blocks: list[TextBlock]) -> list[TextBlock]:
         return blocks
     rest = blocks[0].text[line.end() :]
     return [*([TextBlock(type="text", text=rest)] if rest else []), *blocks[1:]]
-
-
-class ThinkingBlock(RequestModel):
-    """The thinking of an earlier turn, as the answer had it."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: Annotated[str, NO_EFFECT] = ""
-
-
-class RedactedThinkingBlock(RequestModel):
-    """Thinking that Anthropic's servers have encrypted, of a conversation that began there: nobody else can read it."""
-
-    type: Literal["redacted_thinking"]
-    data: Annotated[Any, NO_EFFECT]
-
-
-class ToolUseBlock(Block):
-    type: Literal["tool_use"]
-    id: Label
-    name: Annotated[str, Field(max_length=1024)]
-    input: FreeDict
-    caller: Annotated[Any, unsupported("a caller", {"type": "direct"})] = None
-
-
-class ToolResultBlock(Block):
-    type: Literal["tool_result"]
-    tool_use_id: Label
-    content: Annotated[
-        list[ResultBlock],
-        BeforeValidator(text_to_block, json_schema_input_type=str | list[ResultBlock]),
-        Field(max_length=MAX_BLOCKS, default_factory=list),
-    ]
-    is_error: Annotated[bool, Field(description='True puts "Error: " before the content.')] = False
-
-    def text(self) -> str:
-        return ("Error: " if self.is_error else "") + text_of(self.content)
-
-
-UserBlock = Annotated[
-    TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock, Field(discriminator="type")
-]
-AssistantBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
-]
-
-
-class UserMessage(RequestModel):
-    role: Literal["user"]
-    content: Annotated[
-        list[UserBlock],
-        BeforeValidator(text_to_block, json_schema_input_type=str | list[UserBlock]),
-        Field(min_length=1, max_length=MAX_BLOCKS),
-    ]
-
-    def for_template(self) -> list[dict[str, Any]]:
-        """Returns a message for each result and for each run of texts, in their order."""
-        messages: list[dict[str, Any]] = []
-        for block in self.content:
-            if isinstance(block, ToolResultBlock):
-                result = {"role": "tool", "content": block.text(), "tool_call_id": block.tool_use_id}
-                messages.append(result)
-            elif messages and messages[-1]["role"] == "user":
-                messages[-1]["content"] += "\n" + block.text
-            else:
-                messages.append({"role": "user", "content": block.text})
-        return messages
-
-
-class SystemMessage(RequestModel):
-    """Instructions within a conversation, which agents send."""
-
-    role: Literal["system"]
-    content: Texts
-
-    def for_template(self) -> list[dict[str, Any]]:
-        return [{"role": "system", "content": text_of(self.content)}]
-
-
-class AssistantMessage(RequestModel):
-    role: Literal["assistant"]
-    content: Annotated[
-        list[AssistantBlock],
-        BeforeValidator(text_to_block, json_schema_input_type=str | list[AssistantBlock]),
-        Field(max_length=MAX_BLOCKS),
-    ]
-
-    def for_template(self) -> list[dict[str, Any]]:
-        text, thought = "", ""
-        calls: list[dict[str, Any]] = []
-        for block in self.content:
-            match block:
-                case TextBlock():
-                    text += block.text
-                case ThinkingBlock():
-                    thought += block.thinking
-                case ToolUseBlock():
-                    function = {"name": block.name, "arguments": block.input}
-                    calls.append({"id": block.id, "type": "function", "function": function})
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thought:
-            message["reasoning_content"] = thought
-        if calls:
-            message["tool_calls"] = calls
-        return [message]
 
 
 class MessageTool(Block):
@@ -232,13 +118,6 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
-# Context edits that remove nothing; the last is what Claude Code sends with each request.
-_KEEP_ALL: Final[tuple[dict[str, Any], ...]] = (
-    {"edits": []},
-    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-)
-
-
 # Anthropic's clients then send the whole conversation with each request.
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 # Claude Code's first system block. It changes from request to request and would leave nothing of the prompt cached.
@@ -262,7 +141,7 @@ class CountTokensRequest(RequestModel):
 
     model: ModelName
     messages: Annotated[
-        list[Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]],
+        list[AnyMessage],
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     system: Annotated[Texts, Field(default_factory=list)]
@@ -282,10 +161,10 @@ class CountTokensRequest(RequestModel):
         ThinkingConfig | None, Field(description="Left out or disabled: the model does not think.")
     ] = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
 
     mcp_servers: Annotated[Any, unsupported("mcp_servers", [])] = None
     container: Annotated[Any, unsupported("container")] = None
-    context_management: Annotated[Any, unsupported("context_management", *_KEEP_ALL)] = None
     cache_control: Annotated[FreeDict | None, CACHED] = None
 
     @model_validator(mode="after")

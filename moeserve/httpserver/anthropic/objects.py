@@ -30,6 +30,19 @@ class ContentBlock(TypedDict):
     input: NotRequired[dict[str, Any]]
 
 
+class AppliedEdit(TypedDict):
+    """What a context edit left out of the prompt."""
+
+    type: str
+    cleared_tool_uses: NotRequired[int]
+    cleared_thinking_turns: NotRequired[int]
+    cleared_input_tokens: int
+
+
+class AppliedEdits(TypedDict):
+    applied_edits: list[AppliedEdit]
+
+
 class Message(TypedDict):
     id: str
     type: Literal["message"]
@@ -39,6 +52,7 @@ class Message(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessagesUsage
+    context_management: NotRequired[AppliedEdits]  # where the request has it
 
 
 class MessageEvent(TypedDict):
@@ -48,5 +62,10 @@ class MessageEvent(TypedDict):
     type: str
 
 
+class OriginalCount(TypedDict):
+    original_input_tokens: int  # without the context edits
+
+
 class TokenCount(TypedDict):
     input_tokens: int
+    context_management: NotRequired[OriginalCount]  # where the request has it

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.anthropic.blocks import BlockWriter, content_blocks, event
 from moeserve.httpserver.anthropic.bodies import CountTokensRequest, MessagesRequest
+from moeserve.httpserver.anthropic.context_edits import edited
 from moeserve.httpserver.anthropic.errors import messages_error
+from moeserve.httpserver.anthropic.messages import AnyMessage
 from moeserve.httpserver.anthropic.objects import (
+    AppliedEdit,
+    AppliedEdits,
     Message,
     MessageEvent,
     MessagesUsage,
@@ -30,10 +36,16 @@ from moeserve.messages.schema import TextItem
 
 router = APIRouter(tags=["Anthropic"])
 
+Body = TypeVar("Body", bound=CountTokensRequest)
+
 
 @router.post(
     "/v1/messages",
-    openapi_extra=documented(MessagesRequest, stream=MessageEvent),
+    openapi_extra=documented(
+        MessagesRequest,
+        {"model": "", "max_tokens": 256, "messages": [{"role": "user", "content": "Hello"}]},
+        stream=MessageEvent,
+    ),
     responses={200: {"model": Message, "description": "With stream true: Anthropic's events."}},
 )
 async def create_message(request: Request) -> Response:
@@ -51,7 +63,9 @@ async def create_message(request: Request) -> Response:
 
 @router.post(
     "/v1/messages/count_tokens",
-    openapi_extra=documented(CountTokensRequest),
+    openapi_extra=documented(
+        CountTokensRequest, {"model": "", "messages": [{"role": "user", "content": "Hello"}]}
+    ),
     responses={200: {"model": TokenCount}},
 )
 async def count_tokens(request: Request) -> Response:
@@ -61,7 +75,31 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _count(service: Service, body: CountTokensRequest) -> TokenCount:
-    return {"input_tokens": await count_prompt_tokens(service, body.generation_spec(time.monotonic()))}
+    counted: TokenCount = {"input_tokens": 0}
+    if body.context_management is not None:
+        original = await _tokens(service, body)
+        counted["context_management"] = {"original_input_tokens": original}
+        body, _ = await _edited(service, body)
+    counted["input_tokens"] = await _tokens(service, body)
+    return counted
+
+
+async def _tokens(service: Service, body: CountTokensRequest) -> int:
+    return await count_prompt_tokens(service, body.generation_spec(time.monotonic()))
+
+
+async def _edited(service: Service, body: Body) -> tuple[Body, list[AppliedEdit]]:
+    """Returns the body with its context edits done."""
+    assert body.context_management is not None
+    of_messages = partial(_with_messages, body)
+    messages, applied = await edited(
+        body.messages, body.context_management.edits, lambda some: _tokens(service, of_messages(some))
+    )
+    return of_messages(messages), applied
+
+
+def _with_messages(body: Body, messages: Sequence[AnyMessage]) -> Body:
+    return body.model_copy(update={"messages": list(messages)})
 
 
 @dataclass
@@ -71,6 +109,9 @@ class MessagesHandler:
     id: str
     arrival: float
 
+    def __post_init__(self) -> None:
+        self._applied: list[AppliedEdit] = []
+
     async def whole(self) -> Message:
         prepared = await self._prepare()
         (items,) = await self.service.engine.complete(prepared.requests)
@@ -78,12 +119,15 @@ class MessagesHandler:
         found = Answer.of(parsed for item in items for parsed in reader.read(item))
         prepared.tally.take(0, items[-1])
         reason, sequence = self._stop(items[-1], reader, prepared)
-        return {
+        message: Message = {
             **self._message(prepared.tally),
             "content": content_blocks(found),
             "stop_reason": reason,
             "stop_sequence": sequence,
         }
+        if (done := self._edits()) is not None:
+            message["context_management"] = done
+        return message
 
     async def events(self) -> AsyncGenerator[MessageEvent, None]:
         prepared = await self._prepare()
@@ -106,12 +150,20 @@ class MessagesHandler:
                     yield out
                 reason, sequence = self._stop(item, reader, prepared)
                 delta = {"stop_reason": reason, "stop_sequence": sequence}
-                yield event("message_delta", delta=delta, usage=_usage(prepared.tally))
+                edits = self._edits()
+                told = {} if edits is None else {"context_management": edits}
+                yield event("message_delta", delta=delta, usage=_usage(prepared.tally), **told)
                 yield event("message_stop")
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
+        if self.body.context_management is not None:
+            self.body, self._applied = await _edited(self.service, self.body)
         return await prepare(self.service, self.body.generation_spec(self.arrival))
+
+    def _edits(self) -> AppliedEdits | None:
+        """What the request's context edits did; None where it has none."""
+        return None if self.body.context_management is None else {"applied_edits": self._applied}
 
     def _message(self, tally: UsageTally) -> Message:
         return {

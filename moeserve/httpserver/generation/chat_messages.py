@@ -7,7 +7,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.chat_tools import FunctionCall, ToolCallMessage
+from moeserve.httpserver.generation.chat_tools import (
+    ChatToolCall,
+    CustomCallMessage,
+    FunctionCall,
+    ToolCallMessage,
+)
 from moeserve.httpserver.generation.fields import MAX_MESSAGES
 from moeserve.httpserver.transport.request_model import (
     IDLE_ANYWHERE,
@@ -75,7 +80,7 @@ class Message(RequestModel):
         Field(description="A string, or a list of text parts or strings."),
     ] = None
     name: Label | None = None
-    tool_calls: Annotated[list[ToolCallMessage], Field(max_length=1024, default_factory=list)]
+    tool_calls: Annotated[list[ChatToolCall], Field(max_length=1024, default_factory=list)]
     tool_call_id: Label | None = None
     reasoning_content: str | None = None
     reasoning: Annotated[str | None, Field(description="Another name for reasoning_content.")] = None
@@ -102,7 +107,7 @@ class Message(RequestModel):
         return self
 
     @property
-    def calls(self) -> list[ToolCallMessage]:
+    def calls(self) -> list[ToolCallMessage | CustomCallMessage]:
         """The calls of either form."""
         if self.function_call is not None:
             return [ToolCallMessage(function=self.function_call)]

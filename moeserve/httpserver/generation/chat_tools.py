@@ -6,9 +6,18 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, LiteralString
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.generation.custom_tools import INPUT, custom_tool
 from moeserve.httpserver.generation.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
     MAX_VALUES,
@@ -62,13 +71,36 @@ class FunctionDefinition(RequestModel):
     strict: Annotated[bool, Field(description="Arguments validate by construction.")] = False
 
 
+class CustomDefinition(RequestModel):
+    """A tool whose input is free text. The model is told its grammar and not held to it."""
+
+    name: ToolName
+    description: Description | None = None
+    format: FreeDict | None = None
+
+
+def _is_custom(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "custom"
+
+
 def _wrapped(value: Any) -> Any:
-    """Returns a tool, or a choice of one, that has the function's fields beside its `type` (as in the responses API) in
-    the chat API's form."""
-    if not isinstance(value, dict) or "function" in value or "name" not in value:
+    """Returns a tool, or a choice of one, that has its fields beside its `type` (as in the responses API) in the chat
+    API's form."""
+    kind = "custom" if _is_custom(value) else "function"
+    if not isinstance(value, dict) or kind in value or "name" not in value:
         return value
     outer = {"type": value["type"]} if "type" in value else {}
-    return {**outer, "function": {name: field for name, field in value.items() if name != "type"}}
+    return {**outer, kind: {name: field for name, field in value.items() if name != "type"}}
+
+
+def _of_its_kind(function: type[RequestModel], custom: type[RequestModel]) -> PlainValidator:
+    """Reads as `custom` what has that type, and all else as `function`. (Pydantic's own discriminator would put the
+    type into the names of wrong fields.)"""
+
+    def read(value: Any) -> RequestModel:
+        return (custom if _is_custom(value) else function).model_validate(value)
+
+    return PlainValidator(read, json_schema_input_type=function | custom)
 
 
 class ToolDefinition(RequestModel):
@@ -83,12 +115,25 @@ class ToolDefinition(RequestModel):
         return tool_of(self.function)
 
 
+class CustomToolDefinition(RequestModel):
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    _flat = model_validator(mode="before")(_wrapped)
+
+    def tool(self) -> Tool:
+        return custom_tool(self.custom.name, self.custom.description, self.custom.format)
+
+
 def tool_of(function: FunctionDefinition) -> Tool:
     parameters = NO_PARAMETERS if function.parameters is None else {"type": "object"} | function.parameters
     return Tool(function.name, function.description, parameters, function.strict)
 
 
-Tools = Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS)]
+ChatTool = Annotated[
+    ToolDefinition | CustomToolDefinition, _of_its_kind(ToolDefinition, CustomToolDefinition)
+]
+Tools = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)]
 
 
 class FunctionName(RequestModel):
@@ -101,10 +146,28 @@ class NamedToolChoice(RequestModel):
 
     _flat = model_validator(mode="before")(_wrapped)
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustomChoice(RequestModel):
+    type: Literal["custom"]
+    custom: FunctionName
+
+    _flat = model_validator(mode="before")(_wrapped)
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+Named = Annotated[NamedToolChoice | NamedCustomChoice, _of_its_kind(NamedToolChoice, NamedCustomChoice)]
+
 
 class AllowedTools(RequestModel):
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[Named], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(RequestModel):
@@ -136,7 +199,7 @@ def _mode_alone(choice: Any) -> Any:
 ToolChoice = Annotated[
     ToolMode
     | Annotated[
-        Annotated[NamedToolChoice, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
+        Annotated[Named, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
         Discriminator(_kind_of_choice),
     ],
     BeforeValidator(_mode_alone),
@@ -146,10 +209,10 @@ ToolChoice = Annotated[
 def chat_tool_use(tools: list[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:
     """As `tool_use`, for the chat API's `tool_choice`."""
     match choice:
-        case NamedToolChoice():
-            return tool_use(tools, None, parallel, name=choice.function.name)
+        case NamedToolChoice() | NamedCustomChoice():
+            return tool_use(tools, None, parallel, name=choice.name)
         case AllowedToolsChoice(allowed_tools=AllowedTools(mode=mode, tools=named)):
-            return tool_use(tools, mode, parallel, allowed=[one.function.name for one in named])
+            return tool_use(tools, mode, parallel, allowed=[one.name for one in named])
     return tool_use(tools, choice, parallel)
 
 
@@ -208,6 +271,29 @@ class ToolCallMessage(RequestModel):
     def for_template(self) -> dict[str, Any]:
         call = {"name": self.function.name, "arguments": arguments_for_template(self.function.arguments)}
         return {"id": self.id, "type": "function", "function": call}
+
+
+class CustomCall(RequestModel):
+    name: Annotated[str, Field(max_length=1024)]
+    input: str = ""
+
+
+class CustomCallMessage(RequestModel):
+    """As `ToolCallMessage`, of a tool that takes free text."""
+
+    id: Label | None = None
+    type: Literal["custom"]
+    custom: CustomCall
+    index: Annotated[int | None, NO_EFFECT] = None
+
+    def for_template(self) -> dict[str, Any]:
+        call = {"name": self.custom.name, "arguments": {INPUT: self.custom.input}}
+        return {"id": self.id, "type": "function", "function": call}
+
+
+ChatToolCall = Annotated[
+    ToolCallMessage | CustomCallMessage, _of_its_kind(ToolCallMessage, CustomCallMessage)
+]
 
 
 def arguments_for_template(text: str) -> Any:

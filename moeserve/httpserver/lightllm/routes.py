@@ -27,7 +27,9 @@ router = APIRouter(tags=["LightLLM"])
 
 @router.post(
     "/generate",
-    openapi_extra=documented(GenerateRequestBody),
+    openapi_extra=documented(
+        GenerateRequestBody, {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 32}}
+    ),
     responses={200: {"model": GenerateResponse}},
 )
 async def generate(request: Request) -> Response:
@@ -39,7 +41,11 @@ async def generate(request: Request) -> Response:
 
 @router.post(
     "/generate_stream",
-    openapi_extra=documented(GenerateRequestBody, stream=GenerateEvent),
+    openapi_extra=documented(
+        GenerateRequestBody,
+        {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 32}},
+        stream=GenerateEvent,
+    ),
     responses={200: {"description": "One such event per token."}},
     response_class=Response,
 )

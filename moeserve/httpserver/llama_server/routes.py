@@ -34,7 +34,9 @@ router = APIRouter(tags=["llama-server"])
 
 @router.post(
     "/completion",
-    openapi_extra=documented(CompletionBody, stream=CompletionChunk),
+    openapi_extra=documented(
+        CompletionBody, {"prompt": "Once upon a time", "n_predict": 32}, stream=CompletionChunk
+    ),
     responses={200: {"model": LlamaCompletion, "description": "With stream true: chunks."}},
 )
 async def completion(request: Request) -> Response:

@@ -22,7 +22,7 @@ _TEXT: Final[dict[int | str, dict[str, Any]]] = {
 
 @router.post(
     "/v1/load_lora_adapter",
-    openapi_extra=documented(LoadAdapterRequest),
+    openapi_extra=documented(LoadAdapterRequest, {"lora_name": "name", "lora_path": "folder"}),
     response_class=Response,
     responses=_TEXT,
 )
@@ -42,7 +42,7 @@ async def load_adapter(request: Request) -> Response:
 
 @router.post(
     "/v1/unload_lora_adapter",
-    openapi_extra=documented(UnloadAdapterRequest),
+    openapi_extra=documented(UnloadAdapterRequest, {"lora_name": "name"}),
     response_class=Response,
     responses=_TEXT,
 )

@@ -24,7 +24,7 @@ router = APIRouter(tags=["Tokenizer"])
 
 @router.post(
     "/tokenize",
-    openapi_extra=documented(TokenizeRequest),
+    openapi_extra=documented(TokenizeRequest, {"prompt": "Hello"}),
     responses={200: {"model": TokenizeResponse}},
 )
 async def tokenize(request: Request) -> Response:
@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
 
 @router.post(
     "/detokenize",
-    openapi_extra=documented(DetokenizeRequest),
+    openapi_extra=documented(DetokenizeRequest, {"tokens": [1, 2, 3]}),
     responses={200: {"model": DetokenizeResponse}},
 )
 async def detokenize(request: Request) -> Response:

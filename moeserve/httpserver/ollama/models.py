@@ -35,7 +35,9 @@ async def running(request: Request) -> Response:
     return JsonResponse(_models(service_of(request)))
 
 
-@router.post("/api/show", openapi_extra=documented(ShowBody), responses={200: {"model": Shown}})
+@router.post(
+    "/api/show", openapi_extra=documented(ShowBody, {"model": ""}), responses={200: {"model": Shown}}
+)
 async def show(request: Request) -> Response:
     """The model's template and what it can do."""
     body = await read_body(request, ShowBody)

@@ -30,7 +30,12 @@ _NS: Final = 1_000_000  # of a millisecond
 
 @router.post(
     "/api/chat",
-    openapi_extra=documented(ChatBody, stream=ChatLine, media_type=JSON_LINES),
+    openapi_extra=documented(
+        ChatBody,
+        {"model": "", "messages": [{"role": "user", "content": "Hello"}], "stream": False},
+        stream=ChatLine,
+        media_type=JSON_LINES,
+    ),
     responses={200: {"model": ChatLine, "description": "Unless stream is false: one such object a line."}},
 )
 async def chat(request: Request) -> Response:
@@ -41,7 +46,12 @@ async def chat(request: Request) -> Response:
 
 @router.post(
     "/api/generate",
-    openapi_extra=documented(GenerateBody, stream=GenerateLine, media_type=JSON_LINES),
+    openapi_extra=documented(
+        GenerateBody,
+        {"model": "", "prompt": "Hello", "stream": False},
+        stream=GenerateLine,
+        media_type=JSON_LINES,
+    ),
     responses={
         200: {"model": GenerateLine, "description": "Unless stream is false: one such object a line."}
     },

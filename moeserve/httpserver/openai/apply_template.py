@@ -26,7 +26,7 @@ class AppliedTemplate(TypedDict):
 
 @router.post(
     "/apply-template",
-    openapi_extra=documented(ChatCompletionRequest),
+    openapi_extra=documented(ChatCompletionRequest, {"messages": [{"role": "user", "content": "Hello"}]}),
     responses={200: {"model": AppliedTemplate}},
 )
 async def apply_template(request: Request) -> Response:

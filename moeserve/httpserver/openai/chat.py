@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.chatformat.events import CallArguments, CallBroken, CallStart, Event, Reasoning, Text
-from moeserve.httpserver.generation.answers import Answer, AnswerReader, new_call_id
+from moeserve.httpserver.generation.answers import Answer, AnswerReader
 from moeserve.httpserver.generation.logprobs import ChatLogprob, chat_logprobs, prompt_logprobs
 from moeserve.httpserver.generation.model_text import ModelText
 from moeserve.httpserver.generation.prepare import PreparedRequest, prepare
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import UsageInfo, prompt_progress
+from moeserve.httpserver.openai.chat_answer import ChatAnswer
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.openai.objects import (
     ChatChoice,
@@ -25,8 +25,6 @@ from moeserve.httpserver.openai.objects import (
     ChatDelta,
     ChatFinishReason,
     ChatLogprobs,
-    ChatMessage,
-    ToolCallDelta,
 )
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
@@ -39,7 +37,11 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.post(
     "/v1/chat/completions",
-    openapi_extra=documented(ChatCompletionRequest, stream=ChatCompletionChunk),
+    openapi_extra=documented(
+        ChatCompletionRequest,
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 256},
+        stream=ChatCompletionChunk,
+    ),
     responses={
         200: {"model": ChatCompletion, "description": "With stream true: chat.completion.chunk events."}
     },
@@ -61,6 +63,7 @@ class ChatHandler:
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
+        self._answers: list[ChatAnswer] = []  # of a stream, one a choice
 
     async def whole(self) -> ChatCompletion:
         prepared = await self._prepare()
@@ -86,6 +89,7 @@ class ChatHandler:
         """Yields the role of each choice, its deltas, and an empty delta with its finish_reason; at the end the usage,
         if it was asked for."""
         prepared = await self._prepare()
+        self._answers = [self._answer() for _ in prepared.readers]
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
@@ -109,6 +113,9 @@ class ChatHandler:
         """Raises ApiError."""
         return await prepare(self.service, self.body.generation_spec(self.arrival))
 
+    def _answer(self) -> ChatAnswer:
+        return ChatAnswer(self.body.custom_tools(), is_legacy=bool(self.body.functions))
+
     # ---- complete answers
 
     def _choice(self, index: int, prepared: PreparedRequest, items: list[TextItem]) -> ChatChoice:
@@ -118,7 +125,7 @@ class ChatHandler:
         entries = [entry for item in items for entry in self._logprobs_of(prepared.text, item)]
         choice: ChatChoice = {
             "index": index,
-            "message": self._message(found),
+            "message": self._answer().message(found),
             "logprobs": self._content(entries),
             "finish_reason": self._finish_reason(end, reader),
             "stop_reason": prepared.stop_reason(end),
@@ -136,7 +143,8 @@ class ChatHandler:
             yield {**self._chunk(index, {}), "prompt_progress": prompt_progress(item.progress)}
             return
         reader = prepared.readers[index]
-        deltas = [self._delta(event) for event in reader.read(item)]
+        written = (self._answers[index].delta(event) for event in reader.read(item))
+        deltas = [delta for delta in written if delta is not None]
         prepared.tally.take(index, item, reader.reasoning_tokens)
         entries = self._logprobs_of(prepared.text, item)
         if entries and not deltas:
@@ -183,20 +191,6 @@ class ChatHandler:
             text, item.logprobs, self.body.top_logprobs, self.body.return_tokens_as_token_ids
         )
 
-    # ---- OpenAI's older form of calls, where the request has it: there is at most one
-
-    def _message(self, found: Answer) -> ChatMessage:
-        message = _message(found)
-        if self.body.functions and (calls := message.pop("tool_calls", None)):
-            message["function_call"] = calls[0]["function"]
-        return message
-
-    def _delta(self, event: Event) -> ChatDelta:
-        delta = _delta(event)
-        if self.body.functions and (calls := delta.pop("tool_calls", None)):
-            delta["function_call"] = calls[0]["function"]
-        return delta
-
     def _finish_reason(self, end: TextItem, reader: AnswerReader) -> ChatFinishReason | None:
         reason = finish_reason(end, reader)
         return "function_call" if self.body.functions and reason == "tool_calls" else reason
@@ -211,37 +205,3 @@ def finish_reason(end: TextItem, reader: AnswerReader) -> ChatFinishReason | Non
 
 def _with_usage(chunk: ChatCompletionChunk, usage: UsageInfo | None) -> ChatCompletionChunk:
     return {**chunk, "usage": usage}
-
-
-def _message(found: Answer) -> ChatMessage:
-    message: ChatMessage = {"role": "assistant", "content": found.text, "refusal": None}
-    if found.reasoning:
-        message["reasoning"] = message["reasoning_content"] = found.reasoning
-    if found.calls:
-        message["content"] = found.text or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in found.calls
-        ]
-    return message
-
-
-def _delta(event: Event) -> ChatDelta:
-    match event:
-        case Text(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning": text, "reasoning_content": text}
-        case CallStart(index, name):
-            start: ToolCallDelta = {
-                "index": index,
-                "id": new_call_id(),
-                "type": "function",
-                "function": {"name": name, "arguments": ""},
-            }
-            return {"tool_calls": [start]}
-        case CallArguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-        case CallBroken(_, _, rest):
-            return {"content": rest}
-    return {}

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from moeserve.httpserver.generation.chat_messages import Messages, TemplateKwargs
 from moeserve.httpserver.generation.chat_tools import (
     MAX_TOOLS,
+    CustomToolDefinition,
     FunctionDefinition,
     FunctionName,
     ToolChoice,
@@ -138,6 +139,10 @@ class ChatCompletionRequest(OpenAIRequest):
         if isinstance(choice, FunctionName):
             return tool_use(tools, None, False, name=choice.name, params=params)
         return tool_use(tools, choice, False, params=params)
+
+    def custom_tools(self) -> frozenset[str]:
+        """The names of the tools that take free text."""
+        return frozenset(tool.custom.name for tool in self.tools if isinstance(tool, CustomToolDefinition))
 
     def thinking(self) -> ThinkingOptions:
         effort, budget = self.reasoning_effort, self.thinking_token_budget

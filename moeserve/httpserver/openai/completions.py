@@ -39,7 +39,9 @@ router = APIRouter(tags=["OpenAI"])
 
 @router.post(
     "/v1/completions",
-    openapi_extra=documented(CompletionRequest, stream=Completion),
+    openapi_extra=documented(
+        CompletionRequest, {"prompt": "Once upon a time", "max_tokens": 32}, stream=Completion
+    ),
     responses={200: {"model": Completion, "description": "With stream true: chunks of the same shape."}},
 )
 async def create_completion(request: Request) -> Response:

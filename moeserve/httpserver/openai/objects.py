@@ -64,10 +64,18 @@ class FunctionCall(TypedDict):
     arguments: str
 
 
+class CustomCall(TypedDict):
+    name: str
+    input: str
+
+
 class ToolCall(TypedDict):
+    """`function` or `custom` as its type says."""
+
     id: str
-    type: Literal["function"]
-    function: FunctionCall
+    type: Literal["function", "custom"]
+    function: NotRequired[FunctionCall]
+    custom: NotRequired[CustomCall]
 
 
 class FunctionDelta(TypedDict):
@@ -75,13 +83,20 @@ class FunctionDelta(TypedDict):
     arguments: str
 
 
+class CustomDelta(TypedDict):
+    name: NotRequired[str]
+    input: str
+
+
 class ToolCallDelta(TypedDict):
-    """The first delta of a call has its id and name, the others more of its arguments."""
+    """The first delta of a call has its id and name, the others more of its arguments. A custom tool's input comes in
+    one delta, for it is known when the call is whole."""
 
     index: int
     id: NotRequired[str]
-    type: NotRequired[Literal["function"]]
-    function: FunctionDelta
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionDelta]
+    custom: NotRequired[CustomDelta]
 
 
 class ChatMessage(TypedDict):

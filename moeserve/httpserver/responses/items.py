@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from moeserve.httpserver.generation.chat_tools import CallArgumentsText, arguments_for_template
+from moeserve.httpserver.generation.custom_tools import INPUT
 from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS
 from moeserve.httpserver.responses.tools import Toolbox
 from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel
@@ -285,7 +286,7 @@ def _function_of(item: CallItem, toolbox: Toolbox) -> dict[str, Any]:
     """Returns the call as the model made it."""
     match item:
         case CustomCallItem():
-            return {"name": toolbox.shown(item.name, item.namespace), "arguments": {"input": item.input}}
+            return {"name": toolbox.shown(item.name, item.namespace), "arguments": {INPUT: item.input}}
         case ShellCallItem() | PatchCallItem():
             return _as_written(item.type.removesuffix("_call"), item.given(), toolbox)
         case FunctionCallItem():

@@ -34,7 +34,9 @@ _MAX_LISTED: Final = 100
 
 @router.post(
     "/v1/responses",
-    openapi_extra=documented(ResponsesRequest, stream=ResponseEvent),
+    openapi_extra=documented(
+        ResponsesRequest, {"input": "Hello", "max_output_tokens": 256}, stream=ResponseEvent
+    ),
     responses={200: {"model": ResponseObject, "description": "With stream true: response.* events."}},
 )
 async def create_response(request: Request) -> Response:
@@ -50,7 +52,7 @@ async def create_response(request: Request) -> Response:
 
 @router.post(
     "/v1/responses/input_tokens",
-    openapi_extra=documented(InputTokensRequest),
+    openapi_extra=documented(InputTokensRequest, {"input": "Hello"}),
     responses={200: {"model": InputTokens}},
 )
 async def count_input_tokens(request: Request) -> Response:

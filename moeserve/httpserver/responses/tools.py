@@ -8,7 +8,6 @@ Source: OpenAI's API reference (Responses) and its Python client's types.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from moeserve.httpserver.generation.chat_tools import (
     tool_of,
     without_hosted,
 )
+from moeserve.httpserver.generation.custom_tools import custom_tool
 from moeserve.httpserver.generation.tool_use import Tool
 from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS, ToolKind
 from moeserve.httpserver.transport.request_model import Advisory, FreeDict, RequestModel, unsupported
@@ -35,13 +35,6 @@ HOSTED: Final = (
     "programmatic_tool_calling",
 )
 Kind = Literal["function", "custom"] | ToolKind
-_INPUT_PARAMETERS: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {"input": {"type": "string", "description": "The tool's whole input, as plain text."}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
-
 
 _ALL_LOADED: Final = Advisory("Has no effect: all tools are in the prompt.")
 
@@ -77,10 +70,7 @@ class CustomTool(RequestModel):
     allowed_callers: Annotated[Any, unsupported("other callers", ["direct"])] = None
 
     def for_model(self, name: str) -> Tool:
-        described = self.description or ""
-        if self.format is not None and isinstance(grammar := self.format.get("definition"), str):
-            described += f"\n\nThe input has this form ({self.format.get('syntax', 'grammar')}):\n{grammar}"
-        return Tool(name, described or None, _INPUT_PARAMETERS, is_strict=False)
+        return custom_tool(name, self.description, self.format)
 
 
 class Environment(RequestModel):
@@ -181,12 +171,3 @@ class Toolbox:
 
 def _name_of(tool: FunctionTool | CustomTool | KnownTool) -> str:
     return tool.type if isinstance(tool, KnownTool) else tool.name
-
-
-def input_of(arguments: str) -> str:
-    """The free text in a custom tool's arguments; the arguments themselves if the model wrote something else."""
-    try:
-        value = json.loads(arguments)["input"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return arguments
-    return value if isinstance(value, str) else arguments

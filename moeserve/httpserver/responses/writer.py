@@ -8,6 +8,7 @@ from typing import Any
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.generation.answers import Answer, Call, new_call_id
+from moeserve.httpserver.generation.custom_tools import input_of
 from moeserve.httpserver.generation.logprobs import ChatLogprob
 from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS
 from moeserve.httpserver.responses.items import opaque
@@ -17,7 +18,7 @@ from moeserve.httpserver.responses.objects import (
     OutputItem,
     ResponseEvent,
 )
-from moeserve.httpserver.responses.tools import Toolbox, input_of
+from moeserve.httpserver.responses.tools import Toolbox
 
 
 def new_id(prefix: str) -> str:

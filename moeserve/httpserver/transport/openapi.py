@@ -30,21 +30,25 @@ _RETRY_AFTER: Final = {"description": "Seconds, with a 503.", "schema": {"type":
 
 
 def documented(
-    body: type[BaseModel], *, stream: type | None = None, media_type: str = EVENT_STREAM
+    body: type[BaseModel],
+    example: dict[str, Any],
+    *,
+    stream: type | None = None,
+    media_type: str = EVENT_STREAM,
 ) -> dict[str, Any]:
     """Returns a route's `openapi_extra`: its request body, and the object that each event or line of its streams
-    carries, which the route's `Api.streamed` lists too unless it is an answer as well."""
-    extra: dict[str, Any] = {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _reference(body)}}}
-    }
+    carries, which the route's `Api.streamed` lists too unless it is an answer as well. The `example` is what /docs
+    sends when somebody tries the route; a "model" in it becomes the served one."""
+    content = {"schema": _reference(body), "example": example}
+    extra: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": content}}}
     if stream is not None:
         extra["responses"] = {"200": {"content": {media_type: {"schema": _reference(stream)}}}}
     return extra
 
 
-def complete(document: dict[str, Any], apis: ApiTable, *, wants_key: bool) -> None:
+def complete(document: dict[str, Any], apis: ApiTable, *, wants_key: bool, model: str) -> None:
     """Adds to the framework's document what it lacks, and removes its own 422. `wants_key`: requests without a key are
-    refused."""
+    refused. `model` is the served one's name."""
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     _add_schemas(schemas, apis)
@@ -55,6 +59,7 @@ def complete(document: dict[str, Any], apis: ApiTable, *, wants_key: bool) -> No
     for path, methods in document["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
+            _name_model(operation, model)
             if path in apis.open_paths:
                 operation["security"] = []
                 continue
@@ -66,6 +71,12 @@ def complete(document: dict[str, Any], apis: ApiTable, *, wants_key: bool) -> No
                 "headers": {"Retry-After": _RETRY_AFTER},
                 "content": error,
             }
+
+
+def _name_model(operation: dict[str, Any], model: str) -> None:
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    if "model" in content.get("example", {}):
+        content["example"] = content["example"] | {"model": model}
 
 
 def _add_schemas(schemas: dict[str, Any], apis: ApiTable) -> None:

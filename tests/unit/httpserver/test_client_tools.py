@@ -1,4 +1,4 @@
-"""Anthropic's tools that a client runs and that are known by their type alone: a shell, an editor, a memory."""
+"""Tools of a kind that models do not know: Anthropic's shell, editor and memory, and OpenAI's of free text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.http_harness import NAME, HttpServer, http_server, say
 from tests.support.scripted_answers import prompt_of
+from tests.unit.httpserver.openai_events import events
 
 ASKED: Any = {"model": NAME, "max_tokens": 99, "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -60,3 +61,90 @@ def test_other_tools_of_anthropics(server: HttpServer) -> None:
     unknown = server.post("/v1/messages", ASKED | {"tools": [{"type": "robot_20300101", "name": "robot"}]})
     assert unknown.status_code == 400
     assert "must be 'custom', got 'robot_20300101'" in unknown.json()["error"]["message"]
+
+
+CUSTOM: Any = {
+    "type": "custom",
+    "custom": {
+        "name": "query",
+        "description": "Runs SQL.",
+        "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "SELECT 1"'}},
+    },
+}
+CHAT: Any = {"messages": [{"role": "user", "content": "Hi"}], "tools": [CUSTOM]}
+
+
+def written(arguments: dict[str, Any], *rest: str) -> Any:
+    call = json.dumps({"name": "query", "arguments": arguments})
+    return say("<tool_call>\n", call[:30], call[30:], "\n</tool_call>", *rest)
+
+
+def test_openais_custom_tools_in_a_chat(server: HttpServer) -> None:
+    server.answer = written({"input": "SELECT 1"})
+    (choice,) = server.post("/v1/chat/completions", CHAT).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["type"]) == ("tool_calls", "custom")
+    assert call["custom"] == {"name": "query", "input": "SELECT 1"}
+    assert 'start: \\"SELECT 1\\"' in prompt_of(server), "the model is told the grammar"
+
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "1"}
+    told = CHAT | {"messages": [*CHAT["messages"], choice["message"], result]}
+    assert server.post("/v1/chat/completions", told).status_code == 200
+    assert '{"name": "query", "arguments": {"input": "SELECT 1"}}' in prompt_of(server)
+
+
+def test_a_custom_tools_input_in_a_stream(server: HttpServer) -> None:
+    server.answer = written({"input": "SELECT 1"})
+    deltas = [
+        chunk["choices"][0]["delta"]
+        for chunk in events(server, "/v1/chat/completions", CHAT | {"stream": True})
+    ]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert calls[0]["custom"] == {"name": "query", "input": ""}
+    assert calls[0]["type"] == "custom"
+    assert "".join(call["custom"]["input"] for call in calls) == "SELECT 1"
+    assert {call["index"] for call in calls} == {0}
+
+
+def test_a_custom_tools_broken_call_in_a_stream(server: HttpServer) -> None:
+    """Nothing of what the model wrote is lost."""
+    server.answer = say('<tool_call>\n{"name": "query", "arguments": {"input": "SEL', "ECT")
+    deltas = [
+        chunk["choices"][0]["delta"]
+        for chunk in events(server, "/v1/chat/completions", CHAT | {"stream": True})
+    ]
+    shown = "".join(delta.get("content") or "" for delta in deltas)
+    given = "".join(call["custom"]["input"] for delta in deltas for call in delta.get("tool_calls", []))
+    assert given + shown == '{"input": "SELECT'
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "custom", "custom": {"name": "query"}},
+        {"type": "custom", "name": "query"},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": "required",
+                "tools": [{"type": "custom", "custom": {"name": "query"}}],
+            },
+        },
+    ],
+)
+def test_a_custom_tool_that_must_be_called(server: HttpServer, choice: dict[str, Any]) -> None:
+    server.answer = written({"input": "SELECT 1"})
+    server.requests.clear()
+    assert server.post("/v1/chat/completions", CHAT | {"tool_choice": choice}).status_code == 200
+    assert server.requests[-1].sampling.grammar, "the call is held to the one argument"
+
+
+def test_wrong_custom_tools_are_named(server: HttpServer) -> None:
+    refused = server.post("/v1/chat/completions", CHAT | {"tools": [{"type": "custom", "custom": {}}]})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools.0.custom.name"
+    refused = server.post("/v1/chat/completions", CHAT | {"tools": [{"type": "robot", "name": "x"}]})
+    assert "must be 'function'" in refused.json()["error"]["message"]
+    unknown = {"type": "custom", "custom": {"name": "other"}}
+    refused = server.post("/v1/chat/completions", CHAT | {"tool_choice": unknown})
+    assert "there is no tool 'other'" in refused.json()["error"]["message"]

@@ -49,6 +49,7 @@ VALUES: dict[str, Any] = {
     "cache_salt": "salt",
     "chat_template_kwargs": {"enable_thinking": False},
     "client_metadata": {"a": "b"},
+    "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
     "continue_final_message": {
         "continue_final_message": True,
         "messages": [*HI, {"role": "assistant", "content": "Well"}],

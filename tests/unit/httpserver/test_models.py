@@ -29,6 +29,19 @@ def test_models_and_openapi(server: HttpServer) -> None:
     assert schemas["CompletionRequest"]["properties"]["temperature"]["maximum"] == 2
 
 
+def test_the_examples_of_openapi_are_answered(server: HttpServer) -> None:
+    """They are what /docs sends when somebody tries a path. Adapters need --lora-dir, and a folder."""
+    paths = httpx.get(server.url + "/openapi.json").json()["paths"]
+    examples = {
+        path: methods["post"]["requestBody"]["content"]["application/json"]["example"]
+        for path, methods in paths.items()
+        if "post" in methods and not path.endswith("_lora_adapter")
+    }
+    statuses = {path: server.post(path, body).status_code for path, body in examples.items()}
+    assert len(statuses) > 10
+    assert statuses == dict.fromkeys(statuses, 200)
+
+
 def test_anthropics_client_reads_the_models(server: HttpServer) -> None:
     client = Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30)
     page = client.models.list()

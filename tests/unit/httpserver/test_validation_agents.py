@@ -88,7 +88,14 @@ MESSAGES: dict[str, list[Any]] = {
     ],
     "mcp_servers": [[{}]],
     "container": ["x"],
-    "context_management": [{"edits": [{"type": "clear_tool_uses_20250919"}]}],
+    "context_management": [
+        *[5, {"edits": 5}, {"edits": [{}]}, {"edits": [{"type": "compact_20260112"}]}],
+        *[
+            {"edits": [{"type": "clear_tool_uses_20250919"} | wrong]}
+            for wrong in ({"keep": 5}, {"trigger": {"type": "tokens", "value": 1}}, {"exclude_tools": [5]})
+        ],
+        {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 0}}]},
+    ],
 }
 RESPONSES: dict[str, list[Any]] = {
     "model": [*NOT_STRINGS, "x" * 513],

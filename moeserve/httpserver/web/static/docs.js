@@ -2,7 +2,7 @@
 
 import { apiKey, getJson } from "./api.js";
 import { byId } from "./dom.js";
-import { askForKey, setUpKeyDialog } from "./page.js";
+import { askForKey, followTheme, setUpKeyDialog } from "./page.js";
 
 async function show() {
   const problem = byId("problem");
@@ -30,5 +30,6 @@ function withKey(request) {
   return request;
 }
 
+followTheme((isDark) => document.documentElement.classList.toggle("dark-mode", isDark)); // Swagger's class
 setUpKeyDialog(show);
 addEventListener("DOMContentLoaded", show);

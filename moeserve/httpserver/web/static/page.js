@@ -21,6 +21,17 @@ export function setUpTheme() {
   }
 }
 
+/** Calls `change(isDark)` now, and whenever the browser's own choice changes where the user left it to that. */
+export function followTheme(change) {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const show = () => {
+    const chosen = localStorage.getItem(THEME);
+    change(chosen === "dark" || (chosen !== "light" && dark.matches));
+  };
+  dark.addEventListener("change", show);
+  show();
+}
+
 /** The dialog that asks for an API key; `changed()` is called when there is a new one. */
 export function setUpKeyDialog(changed) {
   const dialog = byId("key-dialog");

@@ -151,7 +151,7 @@ function showError(box, error, askForKey) {
 function figuresLine({ stats, state, finish }) {
   const parts = [];
   if (stats?.tokens) {
-    parts.push(`${number.format(stats.tokens)} tokens`);
+    parts.push(`${number.format(stats.tokens)} ${stats.tokens === 1 ? "token" : "tokens"}`);
     if (stats.rate) parts.push(`${oneDigit.format(stats.rate)} tok/s`);
     if (stats.first_token_ms !== undefined) parts.push(`first after ${seconds(stats.first_token_ms)}`);
     const cached = stats.cached_tokens ? `, ${number.format(stats.cached_tokens)} cached` : "";

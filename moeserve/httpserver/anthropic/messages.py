@@ -1,0 +1,131 @@
+"""The messages of /v1/messages, and their translation to those of a chat template.
+
+Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from moeserve.httpserver.anthropic.content import (
+    MAX_BLOCKS,
+    Block,
+    DocumentBlock,
+    ResultBlock,
+    SearchResultBlock,
+    TextBlock,
+    Texts,
+    text_of,
+    text_to_block,
+)
+from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel, unsupported
+
+
+class ThinkingBlock(RequestModel):
+    """The thinking of an earlier turn, as the answer had it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[str, NO_EFFECT] = ""
+
+
+class RedactedThinkingBlock(RequestModel):
+    """Thinking that Anthropic's servers have encrypted, of a conversation that began there: nobody else can read it."""
+
+    type: Literal["redacted_thinking"]
+    data: Annotated[Any, NO_EFFECT]
+
+
+class ToolUseBlock(Block):
+    type: Literal["tool_use"]
+    id: Label
+    name: Annotated[str, Field(max_length=1024)]
+    input: FreeDict
+    caller: Annotated[Any, unsupported("a caller", {"type": "direct"})] = None
+
+
+class ToolResultBlock(Block):
+    type: Literal["tool_result"]
+    tool_use_id: Label
+    content: Annotated[
+        list[ResultBlock],
+        BeforeValidator(text_to_block, json_schema_input_type=str | list[ResultBlock]),
+        Field(max_length=MAX_BLOCKS, default_factory=list),
+    ]
+    is_error: Annotated[bool, Field(description='True puts "Error: " before the content.')] = False
+
+    def text(self) -> str:
+        return ("Error: " if self.is_error else "") + text_of(self.content)
+
+
+UserBlock = Annotated[
+    TextBlock | DocumentBlock | SearchResultBlock | ToolResultBlock, Field(discriminator="type")
+]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]
+
+
+class UserMessage(RequestModel):
+    role: Literal["user"]
+    content: Annotated[
+        list[UserBlock],
+        BeforeValidator(text_to_block, json_schema_input_type=str | list[UserBlock]),
+        Field(min_length=1, max_length=MAX_BLOCKS),
+    ]
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """Returns a message for each result and for each run of texts, in their order."""
+        messages: list[dict[str, Any]] = []
+        for block in self.content:
+            if isinstance(block, ToolResultBlock):
+                result = {"role": "tool", "content": block.text(), "tool_call_id": block.tool_use_id}
+                messages.append(result)
+            elif messages and messages[-1]["role"] == "user":
+                messages[-1]["content"] += "\n" + block.text
+            else:
+                messages.append({"role": "user", "content": block.text})
+        return messages
+
+
+class SystemMessage(RequestModel):
+    """Instructions within a conversation, which agents send."""
+
+    role: Literal["system"]
+    content: Texts
+
+    def for_template(self) -> list[dict[str, Any]]:
+        return [{"role": "system", "content": text_of(self.content)}]
+
+
+class AssistantMessage(RequestModel):
+    role: Literal["assistant"]
+    content: Annotated[
+        list[AssistantBlock],
+        BeforeValidator(text_to_block, json_schema_input_type=str | list[AssistantBlock]),
+        Field(max_length=MAX_BLOCKS),
+    ]
+
+    def for_template(self) -> list[dict[str, Any]]:
+        text, thought = "", ""
+        calls: list[dict[str, Any]] = []
+        for block in self.content:
+            match block:
+                case TextBlock():
+                    text += block.text
+                case ThinkingBlock():
+                    thought += block.thinking
+                case ToolUseBlock():
+                    function = {"name": block.name, "arguments": block.input}
+                    calls.append({"id": block.id, "type": "function", "function": function})
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        return [message]
+
+
+AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
