@@ -31,7 +31,7 @@ from moeserve.httpserver.transport.hosts import is_loopback
 from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.messages.adapters import ServedAdapter
-from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
+from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
 from moeserve.messages.schema import EngineReadyRequest
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules

@@ -30,7 +30,8 @@ from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics, Status
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
-from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel, ChannelFull
+from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
+from moeserve.messages.channels import ChannelFull
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
     Abort,
