@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 
+from moeserve.lasting_imports import lasting_imports
+
 
 def run() -> int:
     """The exit code; 130 where Ctrl-C ended a command that does not mind it, or came while it was being loaded."""
     try:
-        from moeserve.cli import main
+        with lasting_imports():
+            from moeserve.cli import main
 
         return main()
     except KeyboardInterrupt:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import uvloop
+from moeserve.lasting_imports import lasting_imports
 
-from moeserve.httpserver.server import serve
-from moeserve.process import Process, run_process
+with lasting_imports():
+    import uvloop
+
+    from moeserve.httpserver.server import serve
+    from moeserve.process import Process, run_process
 
 
 def main(process: Process) -> None:

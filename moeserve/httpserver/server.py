@@ -31,7 +31,7 @@ from moeserve.httpserver.transport.hosts import is_loopback
 from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.listeners import BACKLOG, Listeners, open_listeners, url_of
 from moeserve.messages.adapters import ServedAdapter
-from moeserve.messages.channels import AsyncPullChannel, AsyncPushChannel
+from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.codec import TO_HTTP
 from moeserve.messages.schema import EngineReadyRequest
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
@@ -122,6 +122,7 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGUSR1, self._leave)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._start_task(self.service.engine.run())
+        self._start_task(self.service.engine.silence.watch())
         self._start_task(
             self._load(process, url_of(listeners.api[0], "https" if self.config.is_ssl else "http"))
         )

@@ -17,13 +17,15 @@ Bounds, and what happens at each:
 
 from __future__ import annotations
 
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from moeserve.messages.codec import CodecError, Decoder, encode
+
+if TYPE_CHECKING:
+    import zmq.asyncio
 
 HIGH_WATER_MARK: Final = 8192  # messages
 SEND_TIMEOUT_S: Final = 10.0
@@ -48,7 +50,7 @@ def _check_address(address: str) -> None:
         raise ValueError(f"the socket path is longer than {MAX_IPC_PATH_BYTES} bytes: {address}")
 
 
-def _encode_bounded(message: msgspec.Struct) -> bytes:
+def encode_bounded(message: msgspec.Struct) -> bytes:
     frame = encode(message)
     if len(frame) > MAX_MESSAGE_BYTES:
         raise CodecError(
@@ -57,7 +59,7 @@ def _encode_bounded(message: msgspec.Struct) -> bytes:
     return frame
 
 
-def _connect(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> None:
+def connect(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> None:
     _check_address(address)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.SNDTIMEO, int(SEND_TIMEOUT_S * 1000))
@@ -65,7 +67,7 @@ def _connect(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> No
     socket.connect(address)
 
 
-def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> None:
+def bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> None:
     _check_address(address)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -73,7 +75,7 @@ def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> None:
     socket.bind(address)
 
 
-def _full(message: msgspec.Struct, address: str) -> ChannelFull:
+def channel_full(message: msgspec.Struct, address: str) -> ChannelFull:
     return ChannelFull(f"{type(message).__name__} not sent: {address} took nothing for {SEND_TIMEOUT_S:g} s")
 
 
@@ -83,19 +85,19 @@ class PushChannel:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self.address = address
         self.socket: zmq.Socket[bytes] = context.socket(zmq.PUSH)
-        _connect(self.socket, address)
+        connect(self.socket, address)
 
     def send(self, message: msgspec.Struct) -> None:
         """Queues the message. Raises ChannelFull, CodecError."""
-        frame = _encode_bounded(message)
+        frame = encode_bounded(message)
         try:
             self.socket.send(frame)
         except zmq.Again as error:
-            raise _full(message, self.address) from error
+            raise channel_full(message, self.address) from error
 
     def try_send(self, message: msgspec.Struct) -> bool:
         """Queues the message, or drops it and returns False when the queue is full."""
-        frame = _encode_bounded(message)
+        frame = encode_bounded(message)
         try:
             self.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
@@ -116,7 +118,7 @@ class PullChannel(Generic[T]):
         self.address = address
         self.socket: zmq.Socket[bytes] = context.socket(zmq.PULL)
         self._decoder = decoder
-        _bind(self.socket, address)
+        bind(self.socket, address)
 
     def recv(self, timeout: float | None = None) -> T | None:
         """Waits for the next message. With `timeout` (seconds), returns None when none has arrived by then."""
@@ -134,52 +136,6 @@ class PullChannel(Generic[T]):
                 break
             messages.append(self._decoder.decode(frame))
         return messages
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-class AsyncPushChannel:
-    """The sending end, to be used by one event loop."""
-
-    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
-        self.address = address
-        self._context = context
-        self._open()
-
-    def _open(self) -> None:
-        self.socket: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
-        _connect(self.socket, self.address)
-
-    def reopen(self) -> None:
-        """For another receiver, in the place of one that has ended: it gets what is sent from now on, and nothing that
-        was not delivered to the first."""
-        self.socket.close(linger=0)
-        self._open()
-
-    async def send(self, message: msgspec.Struct) -> None:
-        """Queues the message, in the order of the calls. Raises ChannelFull, CodecError."""
-        frame = _encode_bounded(message)
-        try:
-            await self.socket.send(frame)
-        except zmq.Again as error:
-            raise _full(message, self.address) from error
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-class AsyncPullChannel(Generic[T]):
-    """The receiving end, to be used by one event loop. A malformed frame raises CodecError."""
-
-    def __init__(self, context: zmq.asyncio.Context, address: str, decoder: Decoder[T]) -> None:
-        self.address = address
-        self.socket: zmq.asyncio.Socket = context.socket(zmq.PULL)
-        self._decoder = decoder
-        _bind(self.socket, address)
-
-    async def recv(self) -> T:
-        return self._decoder.decode(await self.socket.recv())
 
     def close(self) -> None:
         self.socket.close()

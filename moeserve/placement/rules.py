@@ -24,10 +24,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-import yaml
 from msgspec import Meta
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
@@ -79,15 +78,17 @@ class Rules:
     @classmethod
     def read(cls, path: Path) -> Rules:
         """Raises ConfigError, which names the file, the rule and what is wrong."""
+        from moeserve.placement.strict_yaml import read_yaml  # few servers have rules
+
         try:
             with open(path, "rb") as file:
                 text = file.read(MAX_BYTES + 1)
             if len(text) > MAX_BYTES:
                 raise ValueError(f"the file is larger than {MAX_BYTES >> 10} KiB")
-            entries = _StrictLoader(text).get_single_data()
+            entries = read_yaml(text)
             if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_RULES:
                 raise ValueError(f"it must be a list of 1 to {MAX_RULES} rules")
-        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"--placement-rules {path}: {error}") from error
         return cls(path, [_convert(path, index, entry) for index, entry in enumerate(entries)])
 
@@ -149,16 +150,6 @@ class Rules:
             return None
         _, text, quoted = self._rules[index]
         return Decision(quoted, text.device or text.decode, text.prefill)
-
-
-class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """Refuses a key that is given twice, of which YAML would keep the last."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        if len({str(key) for key in keys}) < len(keys):
-            raise yaml.constructor.ConstructorError(None, None, "a key is given twice", node.start_mark)
-        return dict(super().construct_mapping(node, deep))
 
 
 def _convert(path: Path, index: int, entry: object) -> RuleText:

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
-from gguf.constants import GGMLQuantizationType
-
 from moeserve.quantization.quant_type import BitField, BlockLayout, CodeTable, QuantType, StoredScales
 
 _rows: dict[int, QuantType] = {}
@@ -44,6 +42,8 @@ def type_name(number: int) -> str:
     """ggml's name of a type number; the number itself where gguf-py does not know it."""
     if number in QUANT_TYPES:
         return QUANT_TYPES[number].name
+    from gguf.constants import GGMLQuantizationType  # slow to import, and only for a message
+
     try:
         return str(GGMLQuantizationType(number).name)
     except ValueError:

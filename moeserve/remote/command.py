@@ -15,7 +15,8 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.launcher.exit_codes import EXIT_FAILED, EXIT_USAGE
 from moeserve.remote.options import parse_address, worker_options
-from moeserve.remote.tls import TlsFiles, gate_context
+from moeserve.remote.tls import gate_context
+from moeserve.remote.tls_files import TlsFiles
 
 BACKLOG: Final = 64
 

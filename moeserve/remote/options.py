@@ -7,7 +7,7 @@ from typing import Final
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.remote.tls import TlsFiles
+from moeserve.remote.tls_files import TlsFiles
 
 ENGINE_GROUPS: Final = ("Device", "CPU engine", "GPU")  # of `--help`: flags that the worker alone reads
 ENGINE_OPTIONS: Final = (

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
 
 from moeserve.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files of one end."""
-
-    certfile: str
-    keyfile: str | None  # None: the key is in the certificate's file
-    ca_certs: str
+from moeserve.remote.tls_files import TlsFiles
 
 
 def gate_context(files: TlsFiles, flag_prefix: str) -> ssl.SSLContext:

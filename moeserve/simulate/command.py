@@ -130,6 +130,13 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         help=f"how fast their KV is copied to the GPU (default: {RAM_TOKENS_PER_S:g})",
     )
     engine.add_argument(
+        "--ram-written-per-s",
+        type=real(0, 1e12, above=True),
+        default=RAM_TOKENS_PER_S,
+        metavar="R",
+        help=f"how many tokens' KV a second is copied from the GPU (default: {RAM_TOKENS_PER_S:g})",
+    )
+    engine.add_argument(
         "--disk-tokens",
         type=whole(PAGE_TOKENS, 1 << 40),
         default=0,
@@ -144,6 +151,20 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help=f"how fast their KV is read (default: {DISK_TOKENS_PER_S:g})",
     )
+    engine.add_argument(
+        "--disk-written-per-s",
+        type=real(0, 1e12, above=True),
+        default=DISK_WRITTEN_PER_S,
+        metavar="R",
+        help=f"how many tokens' KV a second is written (default: {DISK_WRITTEN_PER_S:g})",
+    )
+    engine.add_argument(
+        "--state-tokens",
+        type=real(0, 1e9),
+        default=0.0,
+        metavar="N",
+        help="size of a state of recurrent layers in tiers, as that of the KV of so many tokens (default: 0)",
+    )
     for name, value in dataclasses.asdict(DEFAULT_TIMING).items():
         flag = f"--{name.replace('_', '-')}-ms"
         text = f"{_TIMES[name]} (default: {value * 1e3:g})"
@@ -154,6 +175,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
 DEFAULT_TIMING = Timing(frontend=0.0015, reply=0.001, hop=0.0003, gap=0.00015)
 RAM_TOKENS_PER_S = 250_000.0  # assumed: 48 layers of 2 KiB a token at 25 GB/s
 DISK_TOKENS_PER_S = 9400.0  # of 12 layers: docs/results/2026-11-22-disk-tier.md
+DISK_WRITTEN_PER_S = 14_000.0  # of 12 layers: docs/results/2026-11-25-tiers.md
 _TIMES = {
     "frontend": "httpserver's time for each request, one after the other",
     "reply": "from the router to the client, for each token",
@@ -173,9 +195,11 @@ def _simulation(args: argparse.Namespace) -> Simulation:
     step_time = _step_time(args)
     tiers: dict[Tier, TierModel] = {}
     if args.ram_tokens:
-        tiers["ram"] = TierModel(args.ram_tokens, args.ram_tokens_per_s)
+        rates = args.ram_tokens_per_s, args.ram_written_per_s
+        tiers["ram"] = TierModel(args.ram_tokens, *rates, args.state_tokens)
     if args.disk_tokens:
-        tiers["disk"] = TierModel(args.disk_tokens, args.disk_tokens_per_s)
+        rates = args.disk_tokens_per_s, args.disk_written_per_s
+        tiers["disk"] = TierModel(args.disk_tokens, *rates, args.state_tokens)
     ready = virtual_ready(
         num_kv_slots=config.max_total_tokens,
         max_num_seqs=config.max_num_seqs,

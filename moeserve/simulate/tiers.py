@@ -1,11 +1,14 @@
-"""The tiers behind the KV pool in virtual time: each reads pages one after another at a rate, and writes behind in no
-time."""
+"""The tiers behind the KV pool in virtual time: each reads pages and states one after another at a rate, and writes
+them behind at another. What is written is reported, and can be read, once all of it is there."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 from moeserve.messages.pages import PAGE_KEY_BYTES, TIERS, PageOrders, PageReport, Tier, TierNews
 
@@ -16,28 +19,43 @@ class TierModel:
 
     tokens: int  # whose KV it holds
     tokens_per_s: float  # that are read
+    written_per_s: float = math.inf  # tokens
+    state_tokens: float = 0.0  # whose KV is as large as a state of recurrent layers
+
+
+class _Job(NamedTuple):
+    """A page or a state that is read or written."""
+
+    done_at: float
+    key: bytes
+    seconds: float
 
 
 class _Tier:
-    """Pages count alike; states of recurrent layers take no time and no room. The least recently used page goes
-    first."""
+    """Pages count alike, and states of recurrent layers take no room. The least recently used page goes first."""
 
     def __init__(self, model: TierModel, page_tokens: int) -> None:
         self._most_pages = model.tokens // page_tokens
-        self._page_s = page_tokens / model.tokens_per_s
+        self._page_tokens, self._state_tokens = page_tokens, model.state_tokens
+        self._read_s, self._write_s = 1 / model.tokens_per_s, 1 / model.written_per_s  # of a token
         self._pages: OrderedDict[bytes, None] = OrderedDict()
         self._states: set[bytes] = set()
         self._stored: list[bytes] = []  # since the last report
         self._gone: list[bytes] = []
         self._skipped: list[bytes] = []
-        # (when it is there, key, seconds of reading)
-        self._loads: deque[tuple[float, bytes, float]] = deque()
-        self._free_at = 0.0
+        self._loads: deque[_Job] = deque()
+        self._writes: deque[tuple[_Job, bool]] = deque()  # with whether it is a state
+        self._read_until = self._written_until = 0.0
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._pages or key in self._states
 
-    def write(self, key: bytes, *, is_state: bool) -> None:
+    def write(self, key: bytes, now: float, *, is_state: bool) -> None:
+        seconds = self._write_s * (self._state_tokens if is_state else self._page_tokens)
+        self._written_until = max(self._written_until, now) + seconds
+        self._writes.append((_Job(self._written_until, key, seconds), is_state))
+
+    def _put(self, key: bytes, *, is_state: bool) -> None:
         if is_state:
             self._states.add(key)
         elif key not in self._pages:
@@ -59,19 +77,25 @@ class _Tier:
                 self._pages.move_to_end(key)
 
     def load(self, key: bytes, now: float) -> None:
-        seconds = 0.0 if key in self._states else self._page_s
-        self._free_at = max(self._free_at, now) + seconds
-        self._loads.append((self._free_at, key, seconds))
+        seconds = self._read_s * (self._state_tokens if key in self._states else self._page_tokens)
+        self._read_until = max(self._read_until, now) + seconds
+        self._loads.append(_Job(self._read_until, key, seconds))
 
     @property
     def next_at(self) -> float | None:
-        return self._loads[0][0] if self._loads else None
+        times = [
+            job.done_at for job in [*islice(self._loads, 1), *(job for job, _ in islice(self._writes, 1))]
+        ]
+        return min(times, default=None)
 
     def news(self, now: float, failed: list[bytes]) -> TierNews:
         """What has happened up to `now` since the last call. failed: gets what is not here any more."""
+        while self._writes and self._writes[0][0].done_at <= now:
+            job, is_state = self._writes.popleft()
+            self._put(job.key, is_state=is_state)
         loaded: list[bytes] = []
         seconds = 0.0
-        while self._loads and self._loads[0][0] <= now:
+        while self._loads and self._loads[0].done_at <= now:
             _, key, each = self._loads.popleft()
             seconds += each
             if key in self:
@@ -106,12 +130,12 @@ class SimulatedTiers:
         used = orders.used
         fastest.use(used[at : at + PAGE_KEY_BYTES] for at in range(0, len(used), PAGE_KEY_BYTES))
         for write in orders.writes:
-            fastest.write(write.key, is_state=False)
+            fastest.write(write.key, now, is_state=False)
         for state in orders.state_writes:
-            fastest.write(state.key, is_state=True)
+            fastest.write(state.key, now, is_state=True)
         for key in orders.to_disk:
             if key in fastest:
-                slowest.write(key, is_state=fastest.is_state(key))
+                slowest.write(key, now, is_state=fastest.is_state(key))
             else:
                 slowest.skip(key)
         for key in [*(page.key for page in orders.loads), *(state.key for state in orders.state_loads)]:
@@ -120,7 +144,7 @@ class SimulatedTiers:
 
     @property
     def next_at(self) -> float | None:
-        """When the next load is there, in virtual seconds; None: none is under way."""
+        """When the next page is read or written, in virtual seconds; None: none is under way."""
         return min((tier.next_at for tier in self._in_order if tier.next_at is not None), default=None)
 
     def report(self, now: float) -> PageReport | None:

@@ -6,13 +6,16 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from moeserve.detokenizer.__main__ import main as detokenizer
-from moeserve.detokenizer.__main__ import read_vocabulary
-from moeserve.errors import UserError
-from moeserve.process import Process, line_to_launcher, run_process
-from moeserve.router.__main__ import main as router
-from moeserve.tokenizer import Vocabulary
-from moeserve.zygote.forking import Main, serve_forks
+from moeserve.lasting_imports import lasting_imports
+
+with lasting_imports():
+    from moeserve.detokenizer.__main__ import main as detokenizer
+    from moeserve.detokenizer.__main__ import read_vocabulary
+    from moeserve.errors import UserError
+    from moeserve.process import Process, line_to_launcher, run_process
+    from moeserve.router.__main__ import main as router
+    from moeserve.tokenizer import Vocabulary
+    from moeserve.zygote.forking import Main, serve_forks
 
 log = logging.getLogger(__name__)
 

@@ -62,18 +62,15 @@ def _fork_twice(live: Callable[[], NoReturn]) -> bool:
 
 def _live(line: socket.socket, launcher: int, name: str, main: Main) -> NoReturn:
     """The fork's life."""
-    code: object = EXIT_BUG
     try:
         _wait_for_parent(launcher)
         os.setpgid(0, 0)
         line.sendall(f"started {os.getpid()}\n".encode())
         os.dup2(os.open(os.devnull, os.O_RDONLY), line.fileno())
         run_process(name, main)
-    except SystemExit as end:
-        code = end.code
-    finally:
+    finally:  # it could not become one
         logging.shutdown()
-        os._exit(code if isinstance(code, int) else EXIT_BUG)
+        os._exit(EXIT_BUG)
 
 
 def _wait_for_parent(launcher: int) -> None:

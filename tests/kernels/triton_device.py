@@ -12,18 +12,8 @@ if DEVICE == "cpu":
         "1"  # before triton is imported: the conftest.py of every folder that may import it begins with this module
     )
 
-import triton.runtime.interpreter as interpreter  # noqa: E402
-
-_patch_tensor = interpreter._patch_lang_tensor
-
-
-def _patch_tensor_and_index(tensor: object, scope: object) -> None:
-    """Triton 3.6's interpreter makes int() of one-element arrays, which numpy refuses from 2.4 on."""
-    _patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())  # type: ignore[attr-defined]
-
-
-interpreter._patch_lang_tensor = _patch_tensor_and_index
+if DEVICE == "cpu":
+    from tests.kernels import faster_interpreter  # noqa: F401
 
 
 def counter(n: int) -> torch.Tensor:

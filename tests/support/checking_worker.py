@@ -7,8 +7,6 @@ import random
 from array import array
 from dataclasses import dataclass
 
-import numpy as np
-
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Fork, NewSeq, Row, Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
@@ -28,7 +26,7 @@ class Bound:
 
     new_seq: NewSeq
     tokens: list[int]  # by position; those it sampled included
-    prefixes: array[int]  # int64, by position: stands for the tokens up to there
+    prefixes: list[int]  # by position: stands for the tokens up to there
     table: array[int]  # int32: KV slots by position
     windows: array[int]  # int32: slots of the windowed layers' pool by position; -1: not known here
 
@@ -67,8 +65,9 @@ class CheckingWorker:
         self.limits = limits
         self.script: dict[int, list[int]] = {}
         self.bound: dict[int, Bound] = {}
-        self.kv = np.full(limits.num_kv_slots, UNREADABLE)  # slot -> the prefix that it ends
-        self.window_kv = np.full(limits.num_window_slots, UNREADABLE)
+        # Lists: numpy takes longer for tables as short as a random life's.
+        self.kv = [UNREADABLE] * limits.num_kv_slots  # slot -> the prefix that it ends
+        self.window_kv = [UNREADABLE] * limits.num_window_slots
         self.states: dict[int, int] = {}  # state slot -> the prefix that it has consumed
         self.tiers = VirtualTiers(
             limits.page_tokens, ram_pages=1000 * ("ram" in limits.tiers), has_disk="disk" in limits.tiers
@@ -100,19 +99,15 @@ class CheckingWorker:
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         for index, row in enumerate(plan.rows):
             bound = self.bound[row.req_slot]
-            held = self.kv[np.frombuffer(bound.table, np.int32)]
-            known = np.frombuffer(bound.prefixes, np.int64)[: len(held)]
-            assert np.array_equal(held, known), "a slot does not hold what is read from it"
-            del known  # nothing can be appended to what it is a view of
+            held = [self.kv[slot] for slot in bound.table]
+            assert held == bound.prefixes[: len(held)], "a slot does not hold what is read from it"
             end = row.start + row.count
             if self.limits.num_window_slots:
                 first = max(0, row.start - self.limits.window + 1)
-                slots = np.array(bound.windows[first:end], np.int32)
-                assert slots.min() >= 0, "a slot of the window is not known"
-                known = np.array(bound.prefixes[first:end], np.int64)
-                assert np.array_equal(self.window_kv[slots], known), (
-                    "a window slot does not hold what is read"
-                )
+                slots = bound.windows[first:end]
+                assert min(slots) >= 0, "a slot of the window is not known"
+                held = [self.window_kv[slot] for slot in slots]
+                assert held == bound.prefixes[first:end], "a window slot does not hold what is read"
             self._advance_state(bound, row.start, end)
             prompt = bound.new_seq.num_prompt
             if row.sample:
@@ -135,7 +130,7 @@ class CheckingWorker:
         if self.limits.num_window_slots:
             assert len(windows) == min(len(table), self.limits.window - 1)
         windows = array("i", [-1] * (len(table) - len(windows))) + windows
-        bound = Bound(new, [], array("q"), table, windows)
+        bound = Bound(new, [], [], table, windows)
         for token in ints(new.token_ids):
             bound.push(token)
         is_beam = new.num_prompt == 0  # without tokens until a fork
@@ -164,11 +159,13 @@ class CheckingWorker:
         assert row.start == len(bound.table), "positions are written in order, each once"
         assert row.start + row.count <= known, "a token is computed that nobody has sampled"
         assert row.sample == (row.start + row.count == known and bound.new_seq.sampling.max_tokens > 0)
-        self.kv[slots] = bound.prefixes[row.start : row.start + row.count]
+        for slot, prefix in zip(slots, bound.prefixes[row.start : row.start + row.count], strict=True):
+            self.kv[slot] = prefix
         bound.table.extend(slots)
         windows = ints(row.window_slots)
         assert len(windows) == (row.count if self.limits.num_window_slots else 0)
-        self.window_kv[windows] = bound.prefixes[row.start : row.start + len(windows)]
+        for slot, prefix in zip(windows, bound.prefixes[row.start : row.start + len(windows)], strict=True):
+            self.window_kv[slot] = prefix
         bound.windows.extend(windows)
         self.computed += row.count
 
@@ -190,11 +187,13 @@ class CheckingWorker:
         assert plan.rows or self.limits.page_tokens
         assert sum(row.count for row in plan.rows) <= self.limits.max_num_batched_tokens
         req_slots = [row.req_slot for row in plan.rows]
-        assert len(set(req_slots)) == len(req_slots) <= self.limits.max_num_seqs
-        assert all(0 <= slot < self.limits.max_num_seqs for slot in req_slots)
-        kv_slots = [slot for row in plan.rows for slot in ints(row.kv_slots)]
-        assert len(set(kv_slots)) == len(kv_slots)
-        assert all(0 <= slot < self.limits.num_kv_slots for slot in kv_slots)
-        windows = [slot for row in plan.rows for slot in ints(row.window_slots)]
-        assert len(set(windows)) == len(windows)
-        assert all(0 <= slot < self.limits.num_window_slots for slot in windows)
+        assert len(req_slots) <= self.limits.max_num_seqs
+        _check_distinct(req_slots, self.limits.max_num_seqs)
+        _check_distinct(ints(b"".join(row.kv_slots for row in plan.rows)), self.limits.num_kv_slots)
+        _check_distinct(ints(b"".join(row.window_slots for row in plan.rows)), self.limits.num_window_slots)
+
+
+def _check_distinct(slots: list[int], count: int) -> None:
+    """Of `count` that there are."""
+    assert len(set(slots)) == len(slots)
+    assert not slots or (min(slots) >= 0 and max(slots) < count)

@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
 # A child process's own frame: allowed to every process's package, unlike another process's package.
 FRAME = {
     "moeserve.process",
+    "moeserve.lasting_imports",
     "moeserve.config",
     "moeserve.runtime_paths",
     "moeserve.errors",
@@ -244,6 +245,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.cpus": {"moeserve.control_groups"},
     "moeserve.worker": FRAME
     | {
+        "moeserve.deferred_modules",
         "moeserve.control_groups",
         "moeserve.cpus",
         "moeserve.kv",

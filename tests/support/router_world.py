@@ -190,7 +190,7 @@ class World:
             self.scheduler.check_slots()
         if self.limits.event_block_size is not None:
             self._check_events(self.limits.event_block_size)
-        running = self.scheduler.load_report().num_running
+        running = len(self.scheduler._batch.running)
         assert running <= min(self.limits.max_num_seqs, self.limits.max_num_batched_tokens)
 
     def _check_events(self, size: int) -> None:

@@ -7,9 +7,6 @@ from array import array
 from collections import OrderedDict
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from moeserve.messages.pages import PAGE_KEY_BYTES, PageOrders, PageReport, Tier, TierNews
 
 T = TypeVar("T")
@@ -76,11 +73,11 @@ class VirtualTiers:
         self._to_disk: list[bytes] = []
         self._loads: list[tuple[bytes, array[int] | int]] = []  # KV slots, or a state slot
 
-    def write(self, orders: PageOrders, kv: npt.NDArray[np.int64], states: dict[int, int]) -> None:
+    def write(self, orders: PageOrders, kv: list[int], states: dict[int, int]) -> None:
         for write in orders.writes:
             slots = array("i", write.slots)
             assert len(slots) == self.page_tokens
-            self._writes.append((write.key, kv[slots].tolist()))
+            self._writes.append((write.key, [kv[slot] for slot in slots]))
         for state in orders.state_writes:
             assert states[state.slot] != UNREADABLE
             self._writes.append((state.key, [states[state.slot]]))
@@ -91,12 +88,13 @@ class VirtualTiers:
             if (key := orders.used[at : at + PAGE_KEY_BYTES]) in self.ram:
                 self.ram.move_to_end(key)
 
-    def load(self, orders: PageOrders, kv: npt.NDArray[np.int64], states: dict[int, int]) -> None:
+    def load(self, orders: PageOrders, kv: list[int], states: dict[int, int]) -> None:
         for load in orders.loads:
             slots = array("i", load.slots)
             assert len(slots) == self.page_tokens
             assert all(key != load.key for key, _ in self._loads), "a page is loaded twice at once"
-            kv[slots] = UNREADABLE
+            for slot in slots:
+                kv[slot] = UNREADABLE
             self._loads.append((load.key, slots))
             self.num_loads += 1
         for state in orders.state_loads:
@@ -104,9 +102,7 @@ class VirtualTiers:
             states[state.slot] = UNREADABLE
             self._loads.append((state.key, state.slot))
 
-    def report(
-        self, kv: npt.NDArray[np.int64], states: dict[int, int], *, may_wait: bool
-    ) -> PageReport | None:
+    def report(self, kv: list[int], states: dict[int, int], *, may_wait: bool) -> PageReport | None:
         """may_wait: something that is under way is done."""
         is_first, self._is_first = self._is_first, False
         ram, disk, failed = _News(), _News(), list[bytes]()
@@ -133,7 +129,8 @@ class VirtualTiers:
             if isinstance(slots, int):
                 (states[slots],) = held_now
             else:
-                kv[slots] = held_now
+                for slot, prefix in zip(slots, held_now, strict=True):
+                    kv[slot] = prefix
             (ram if key in self.ram else disk).loaded.append(key)
         if self.pages and self._fails():
             key = self._rng.choice(list(self.pages))
@@ -165,6 +162,8 @@ class VirtualTiers:
         return self._rng.random() < self.faults
 
     def _due(self, orders: list[T], may_wait: bool) -> list[T]:
+        if not orders:
+            return []
         count = len(orders) if self.is_instant else self._rng.randint(min(may_wait, len(orders)), len(orders))
         due, orders[:] = orders[:count], orders[count:]
         return due

@@ -7,7 +7,8 @@ import time
 from typing import Final
 
 from moeserve.httpserver.transport.errors import ApiError
-from moeserve.messages.channels import AsyncPushChannel, ChannelFull
+from moeserve.messages.async_channels import AsyncPushChannel
+from moeserve.messages.channels import ChannelFull
 from moeserve.messages.schema import ExpertUseRequest
 from moeserve.messages.steps import ExpertUse
 

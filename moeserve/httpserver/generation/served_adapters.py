@@ -10,7 +10,8 @@ from typing import Final
 
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.messages.adapters import AdapterAnswer, LoadAdapter, ServedAdapter, UnloadAdapter
-from moeserve.messages.channels import AsyncPushChannel, ChannelFull
+from moeserve.messages.async_channels import AsyncPushChannel
+from moeserve.messages.channels import ChannelFull
 
 TIMEOUT_S: Final = 600.0  # a large adapter on a slow disk; what is under way then goes on
 

@@ -9,7 +9,6 @@ from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.objects import ExpertCacheTotals, Experts, ExpertsHeat
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 from moeserve.messages.steps import ExpertUse
-from moeserve.placement.heat import ExpertHeat, write_heat
 
 router = APIRouter(tags=["Experts"])
 
@@ -24,6 +23,11 @@ async def experts(request: Request) -> Response:
 @router.get("/v1/experts/heat", responses={200: {"model": ExpertsHeat}})
 async def heat(request: Request) -> Response:
     """The same counts as the file that --expert-heat reads."""
+    from moeserve.placement.heat import (  # with all of placement, which nothing else here needs
+        ExpertHeat,
+        write_heat,
+    )
+
     service = service_of(request)
     use = await _use(service)
     file = ExpertHeat(service.model_name, use.layers, use.experts, use.experts_per_token, _counts(use))

@@ -215,15 +215,19 @@ class _NormalEquations:
 
 
 def _solve(matrix: list[Vector], right: Vector) -> Vector:
-    """Gaussian elimination without pivoting: the damped matrix is positive definite. Overwrites both."""
+    """Gaussian elimination without pivoting: the damped matrix is symmetric and positive definite. Only what lies on or
+    above its diagonal is read; that and `right` are overwritten."""
     size = len(right)
-    for i in range(size):
+    for i, row in enumerate(matrix):
         for j in range(i + 1, size):
-            factor = matrix[j][i] / matrix[i][i]
-            for k in range(i, size):
-                matrix[j][k] -= factor * matrix[i][k]
-            right[j] -= factor * right[i]
+            factor = row[j] / row[i]
+            if factor:
+                below = matrix[j]
+                for k in range(j, size):
+                    below[k] -= factor * row[k]
+                right[j] -= factor * right[i]
     solution = [0.0] * size
     for i in reversed(range(size)):
-        solution[i] = (right[i] - sum(matrix[i][k] * solution[k] for k in range(i + 1, size))) / matrix[i][i]
+        row = matrix[i]
+        solution[i] = (right[i] - sum(row[k] * solution[k] for k in range(i + 1, size))) / row[i]
     return solution

@@ -18,9 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeserve.messages import adapters, channels, codec, schema, steps
+from moeserve.messages.async_channels import AsyncPullChannel, AsyncPushChannel
 from moeserve.messages.channels import (
-    AsyncPullChannel,
-    AsyncPushChannel,
     ChannelFull,
     PullChannel,
     PushChannel,

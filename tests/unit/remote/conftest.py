@@ -15,7 +15,8 @@ from benchmarks.worker_host import make_certificates
 from moeserve.messages.steps import WorkerReady
 from moeserve.remote.frames import Welcome
 from moeserve.remote.gate import Gate, NotServing, WorkerDoor
-from moeserve.remote.tls import TlsFiles, gate_context
+from moeserve.remote.tls import gate_context
+from moeserve.remote.tls_files import TlsFiles
 from moeserve.version import version
 
 READY = WorkerReady(256, 4, 128, 1000, 1, 2, 3, "none")

@@ -16,7 +16,8 @@ import pytest
 from moeserve.remote import gate as gate_module
 from moeserve.remote.channel import ConnectionLost, FrameChannel
 from moeserve.remote.frames import Kind, Welcome, decode_end, decode_welcome, encode_frame
-from moeserve.remote.tls import TlsFiles, link_context
+from moeserve.remote.tls import link_context
+from moeserve.remote.tls_files import TlsFiles
 from tests.e2e.clients import within
 from tests.unit.remote.conftest import FINGERPRINT, READY, RunningGate, files
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.messages.pages import Tier
+from moeserve.messages.pages import Tier, TierCounts
 from moeserve.router.core.limits import Limits
 from moeserve.simulate.simulation import Simulation, SimulationResult, TimeWeightedGauge
 from moeserve.simulate.step_time import StepTime
@@ -311,6 +311,30 @@ def test_a_disk_beside_recurrent_state() -> None:
     few = limits(**SMALL, page_tokens=32, page_bytes=32, num_state_slots=2)
     result = Simulation(CROWDED, few, ONE_MS_A_TOKEN, NOTHING_ELSE, tiers={"disk": tier}).run()
     assert result.report.disk.tokens > 1000
+
+
+def test_a_disk_that_writes_slowly_has_less_to_read() -> None:
+    def tokens_from_disk(written_per_s: float) -> int:
+        tier = TierModel(1 << 20, 50_000.0, written_per_s)
+        pages = limits(**SMALL, page_tokens=32, page_bytes=32)
+        report = Simulation(CROWDED, pages, ONE_MS_A_TOKEN, NOTHING_ELSE, tiers={"disk": tier}).run().report
+        assert report.disk.bytes_written == 32 * report.disk.pages
+        return report.disk.tokens
+
+    at_once = with_disk(1 << 20, 50_000.0).report.disk.tokens
+    assert tokens_from_disk(20_000.0) > 0.9 * at_once
+    assert tokens_from_disk(50.0) < 0.5 * at_once
+
+
+def test_states_take_the_time_of_their_bytes() -> None:
+    few = limits(**SMALL, page_tokens=32, page_bytes=32, num_state_slots=2)
+
+    def report_of(state_tokens: float) -> TierCounts:
+        tier = TierModel(1 << 20, 50_000.0, 20_000.0, state_tokens)
+        return Simulation(CROWDED, few, ONE_MS_A_TOKEN, NOTHING_ELSE, tiers={"disk": tier}).run().report.disk
+
+    small, large = report_of(0.0), report_of(320.0)
+    assert large.load_ms / large.tokens > 1.2 * small.load_ms / small.tokens > 0.0
 
 
 def test_ram_in_front_of_a_slow_disk() -> None:

@@ -104,39 +104,46 @@ inline void weigh(float* const* p, const float* factor, const float* values, int
   }
 }
 
-// One block for N queries that see some of it.
-template <int N>
-inline void attend(float* const* scores, const int* first, const int* end, Softmax* const* states,
-                   const float* values, int dim, float* const* acc) {
-  float factors[N];
-  update_softmax<N>(scores, first, end, states, factors);
-  int d = 0;
-  for (; d + 64 <= dim; d += 64) weigh<N, 4>(scores, factors, values, dim, d, acc);
-  for (; d < dim; d += 16) weigh<N, 1>(scores, factors, values, dim, d, acc);
-}
+// A block's values [32][dim] as float32; q8_0's are in attention_q8.inl.
+struct FloatValues {
+  const float* rows;
+  int dim;
+
+  template <int N>
+  void weigh_all(float* const* p, const float* factor, float* const* acc) const {
+    int d = 0;
+    for (; d + 64 <= dim; d += 64) weigh<N, 4>(p, factor, rows, dim, d, acc);
+    for (; d < dim; d += 16) weigh<N, 1>(p, factor, rows, dim, d, acc);
+  }
+};
 
 // One block for n queries whose scores are known: [n][32], overwritten.
-inline void attend_scored(float* scored, const int* first, const int* end, int n, const float* values,
-                          int value_dim, Softmax* state, float* acc) {
+template <class Values>
+inline void attend_scored(float* scored, const int* first, const int* end, int n, const Values& values,
+                          Softmax* state, float* acc) {
   float* p[4];
   float* out[4];
   Softmax* states[4];
+  float factors[4];
   int from[4], to[4], pending = 0;
   for (int q = 0; q < n; ++q) {
     if (end[q] > first[q]) {
       p[pending] = scored + q * kBlockKeys;
-      out[pending] = acc + static_cast<int64_t>(q) * value_dim;
+      out[pending] = acc + static_cast<int64_t>(q) * values.dim;
       states[pending] = state + q;
       from[pending] = first[q];
       to[pending++] = end[q];
     }
     if (pending == 4) {
-      attend<4>(p, from, to, states, values, value_dim, out);
+      update_softmax<4>(p, from, to, states, factors);
+      values.template weigh_all<4>(p, factors, out);
       pending = 0;
     }
   }
-  for (int i = 0; i < pending; ++i)
-    attend<1>(p + i, from + i, to + i, states + i, values, value_dim, out + i);
+  for (int i = 0; i < pending; ++i) {
+    update_softmax<1>(p + i, from + i, to + i, states + i, factors);
+    values.template weigh_all<1>(p + i, factors, out + i);
+  }
 }
 
 void attend_block(const float* const* queries, const int* first, const int* end, int n, const float* keys,
@@ -144,5 +151,5 @@ void attend_block(const float* const* queries, const int* first, const int* end,
   int q = 0;
   for (; q + 4 <= n; q += 4) scores<4>(queries + q, keys, dim, scratch + q * kBlockKeys);
   for (; q < n; ++q) scores<1>(queries + q, keys, dim, scratch + q * kBlockKeys);
-  attend_scored(scratch, first, end, n, values, value_dim, state, acc);
+  attend_scored(scratch, first, end, n, FloatValues{values, value_dim}, state, acc);
 }

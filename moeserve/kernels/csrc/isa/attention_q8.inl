@@ -1,7 +1,9 @@
-// Attention over a q8_0 cache. Scores are integer products of int8 key codes and queries of 16 bits, both with a scale for
-// each 32 columns; values become float32 as they are gathered. A query's arithmetic is as fixed as in attention.inl.
+// Attention over a q8_0 cache, in integer products of int8 codes and int16, both with a scale for each 32 columns. For the
+// scores those are the query; for the values, the block's weights: a key's probability times its value's scale. A query's
+// arithmetic is as fixed as in attention.inl: its weights are scaled by what it sees itself.
 
 constexpr int kLargestCode = 127;
+constexpr float kLargestWeight = 32767.0f;
 constexpr int kScalesTogether = 4;
 
 // Like `quantize`, but the codes are of the scale as it is kept, which float16 has rounded.
@@ -53,6 +55,20 @@ inline void gather_scales(const Q8Rows& rows, const int32_t* slots, int count, i
   for (int i = 0; i < kBlockKeys * groups; i += 16) store_f(out + i, load_half(halves + i));
 }
 
+// The same of a whole head: [dim / 32][32 keys].
+inline void gather_scales_by_group(const Q8Rows& rows, const int32_t* slots, int count, int dim, float* out) {
+  alignas(64) float by_key[kBlockKeys * kScalesTogether];
+  for (int first = 0; first < dim / 32; first += kScalesTogether) {
+    const int groups = std::min(kScalesTogether, dim / 32 - first);
+    gather_scales(rows, slots, count, first, groups, by_key);
+    for (int g = 0; g < groups; ++g) {
+      for (int key = 0; key < kBlockKeys; ++key) {
+        out[(first + g) * kBlockKeys + key] = by_key[key * groups + g];
+      }
+    }
+  }
+}
+
 void gather_keys_q8(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
                     float* scales) {
   alignas(64) int8_t block[16][64] = {};
@@ -77,72 +93,129 @@ void gather_keys_q8(const Q8Rows& rows, const int32_t* slots, int count, int dim
       }
     }
   }
-  alignas(64) float by_key[kBlockKeys * kScalesTogether];
-  for (int first = 0; first < dim / 32; first += kScalesTogether) {
-    const int groups = std::min(kScalesTogether, dim / 32 - first);
-    gather_scales(rows, slots, count, first, groups, by_key);
-    for (int g = 0; g < groups; ++g) {
-      for (int key = 0; key < kBlockKeys; ++key) {
-        scales[(first + g) * kBlockKeys + key] = by_key[key * groups + g];
-      }
-    }
-  }
+  gather_scales_by_group(rows, slots, count, dim, scales);
 }
 
-void gather_values_q8(const Q8Rows& rows, const int32_t* slots, int count, int dim, float* out) {
-  alignas(64) float scales[kBlockKeys * kScalesTogether];
-  for (int first = 0; first < dim / 32; first += kScalesTogether) {
-    const int groups = std::min(kScalesTogether, dim / 32 - first);
-    gather_scales(rows, slots, count, first, groups, scales);
-    for (int key = 0; key < count; ++key) {
-      const auto* codes =
-          reinterpret_cast<const uint8_t*>(rows.codes + slots[key] * rows.stride + 32 * first);
-      float* to = out + key * dim + 32 * first;
-      for (int g = 0; g < groups; ++g, codes += 32, to += 32) {
-        const VF scale = set_f(scales[key * groups + g]);
-        store_f(to, mul(to_float(load_i8(codes)), scale));
-        store_f(to + 16, mul(to_float(load_i8(codes + 16)), scale));
-      }
+void gather_values_q8(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
+                      float* scales) {
+  alignas(64) static constexpr uint8_t kNoKey[32] = {};
+  for (int key = 0; key < kBlockKeys; key += 2) {
+    for (int d = 0; d < dim; d += 32) {
+      const uint8_t* from[2] = {kNoKey, kNoKey};
+      for (int i = 0; i < 2 && key + i < count; ++i)
+        from[i] = reinterpret_cast<const uint8_t*>(rows.codes + slots[key + i] * rows.stride + d);
+      int16_t* to = codes + key * dim + 2 * d;
+      store_byte_pairs(to, from[0], from[1]);
+      store_byte_pairs(to + 32, from[0] + 16, from[1] + 16);
     }
   }
-  if (count < kBlockKeys) std::memset(out + count * dim, 0, sizeof(float) * dim * (kBlockKeys - count));
+  gather_scales_by_group(rows, slots, count, dim, scales);
 }
 
-template <int N>
+// Scores of 16 * KEYS keys for N queries.
+template <int N, int KEYS>
 inline void scores_q8(const QueryRow* queries, const int16_t* keys, const float* key_scales, int dim,
                       float* out) {
-  VF sum[N][2];
-  for (auto& s : sum) s[0] = s[1] = zero_f();
+  VF sum[N][KEYS];
+  for (auto& s : sum) {
+    for (VF& x : s) x = zero_f();
+  }
   for (int g = 0; g < dim / 32; ++g) {
-    VI acc[N][2];
-    for (auto& a : acc) a[0] = a[1] = set_i(0);
+    VI acc[N][KEYS];
+    for (auto& a : acc) {
+      for (VI& x : a) x = set_i(0);
+    }
 #pragma GCC unroll 16
     for (int d = 0; d < 32; d += 2, keys += 2 * kBlockKeys) {
-      const VI k0 = load_pairs(keys), k1 = load_pairs(keys + kBlockKeys);
+      VI k[KEYS];
+      for (int i = 0; i < KEYS; ++i) k[i] = load_pairs(keys + 32 * i);
       for (int q = 0; q < N; ++q) {
         const VI pair = broadcast_pair(queries[q].codes + 32 * g + d);
-        acc[q][0] = dot2(acc[q][0], k0, pair);
-        acc[q][1] = dot2(acc[q][1], k1, pair);
+        for (int i = 0; i < KEYS; ++i) acc[q][i] = dot2(acc[q][i], k[i], pair);
       }
     }
-    const VF s0 = load_f(key_scales + g * kBlockKeys), s1 = load_f(key_scales + g * kBlockKeys + 16);
-    for (int q = 0; q < N; ++q) {
-      const VF scale = set_f(queries[q].scales[g]);
-      sum[q][0] = fma(mul(to_float(acc[q][0]), scale), s0, sum[q][0]);
-      sum[q][1] = fma(mul(to_float(acc[q][1]), scale), s1, sum[q][1]);
+    for (int i = 0; i < KEYS; ++i) {
+      const VF key_scale = load_f(key_scales + g * kBlockKeys + 16 * i);
+      for (int q = 0; q < N; ++q) {
+        sum[q][i] = fma(mul(to_float(acc[q][i]), set_f(queries[q].scales[g])), key_scale, sum[q][i]);
+      }
     }
   }
   for (int q = 0; q < N; ++q) {
-    store_f(out + q * kBlockKeys, sum[q][0]);
-    store_f(out + q * kBlockKeys + 16, sum[q][1]);
+    for (int i = 0; i < KEYS; ++i) store_f(out + q * kBlockKeys + 16 * i, sum[q][i]);
   }
 }
 
+// The weights of one query's 32 keys for 32 columns as int16; returns their scale.
+inline float quantize_weights(const float* p, const float* value_scales, int16_t* weights) {
+  const VF a = mul(load_f(p), load_f(value_scales)), b = mul(load_f(p + 16), load_f(value_scales + 16));
+  const float largest = reduce_max(max(a, b));
+  const VF inverse = set_f(largest > kNothing ? kLargestWeight / largest : 0.0f);
+  store_i16(weights, mul(a, inverse), mul(b, inverse));
+  return largest * (1.0f / kLargestWeight);
+}
+
+// acc[q] = acc[q] * factor[q] + weight_scales[q] * weights[q] . codes, for 16 * VECTORS columns from d on.
+template <int N, int VECTORS>
+inline void weigh_codes(const int16_t (*weights)[kBlockKeys], const float* weight_scales, const float* factor,
+                        const int16_t* codes, int dim, int d, float* const* acc) {
+  VI sum[N][VECTORS];
+  for (auto& s : sum) {
+    for (VI& x : s) x = set_i(0);
+  }
+#pragma GCC unroll 16
+  for (int key = 0; key < kBlockKeys; key += 2) {
+    VI x[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) x[v] = load_pairs(codes + key * dim + 2 * d + 32 * v);
+    for (int q = 0; q < N; ++q) {
+      const VI pair = broadcast_pair(weights[q] + key);
+      for (int v = 0; v < VECTORS; ++v) sum[q][v] = dot2(sum[q][v], x[v], pair);
+    }
+  }
+  for (int q = 0; q < N; ++q) {
+    for (int v = 0; v < VECTORS; ++v) {
+      float* to = acc[q] + d + 16 * v;
+      store_f(to, fma(to_float(sum[q][v]), set_f(weight_scales[q]), mul(load_f(to), set_f(factor[q]))));
+    }
+  }
+}
+
+// A block's values: codes as pairs of keys [16][dim][2], scales [dim / 32][32 keys].
+struct Q8Values {
+  const int16_t* codes;
+  const float* scales;
+  int dim;
+
+  template <int N>
+  void weigh_all(float* const* p, const float* factor, float* const* acc) const {
+    constexpr int kVectors = kSumsInRegisters / 4;
+    for (int d = 0; d < dim; d += 32) {
+      alignas(64) int16_t weights[N][kBlockKeys];
+      float weight_scales[N];
+      const float* s = scales + d / 32 * kBlockKeys;
+      // Not a number where a scale is not finite: a maximum need not tell.
+      const float poison = reduce_add(mul(add(load_f(s), load_f(s + 16)), zero_f()));
+      for (int q = 0; q < N; ++q) weight_scales[q] = quantize_weights(p[q], s, weights[q]) + poison;
+      for (int half = 0; half < 32; half += 16 * kVectors) {
+        weigh_codes<N, kVectors>(weights, weight_scales, factor, codes, dim, d + half, acc);
+      }
+    }
+  }
+};
+
+template <int N>
+inline void score_block(const QueryRow* queries, const int16_t* keys, const float* key_scales, int dim,
+                        float* out) {
+  constexpr int kKeys = kSumsInRegisters / 4;
+  for (int key = 0; key < kBlockKeys; key += 16 * kKeys)
+    scores_q8<N, kKeys>(queries, keys + 2 * key, key_scales + key, dim, out + key);
+}
+
 void attend_block_q8(const QueryRow* queries, const int* first, const int* end, int n, const int16_t* keys,
-                     const float* key_scales, const float* values, int dim, Softmax* state, float* acc,
-                     float* scratch) {
+                     const float* key_scales, const int16_t* values, const float* value_scales, int dim,
+                     Softmax* state, float* acc, float* scratch) {
   int q = 0;
-  for (; q + 4 <= n; q += 4) scores_q8<4>(queries + q, keys, key_scales, dim, scratch + q * kBlockKeys);
-  for (; q < n; ++q) scores_q8<1>(queries + q, keys, key_scales, dim, scratch + q * kBlockKeys);
-  attend_scored(scratch, first, end, n, values, dim, state, acc);
+  for (; q + 4 <= n; q += 4) score_block<4>(queries + q, keys, key_scales, dim, scratch + q * kBlockKeys);
+  for (; q < n; ++q) score_block<1>(queries + q, keys, key_scales, dim, scratch + q * kBlockKeys);
+  attend_scored(scratch, first, end, n, Q8Values{values, value_scales, dim}, state, acc);
 }

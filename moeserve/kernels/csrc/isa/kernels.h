@@ -114,10 +114,12 @@ struct Kernels {
   // 32 keys as pairs of columns, [dim / 2][32 keys][2], and their scales [dim / 32][32].
   void (*gather_keys_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
                          float* scales);
-  void (*gather_values_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, float* out);
+  // 32 values as pairs of keys, [16][dim][2], and their scales [dim / 32][32].
+  void (*gather_values_q8)(const Q8Rows& rows, const int32_t* slots, int count, int dim, int16_t* codes,
+                           float* scales);
   void (*attend_block_q8)(const QueryRow* queries, const int* first, const int* end, int n,
-                          const int16_t* keys, const float* key_scales, const float* values, int dim,
-                          Softmax* state, float* acc, float* scratch);
+                          const int16_t* keys, const float* key_scales, const int16_t* values,
+                          const float* value_scales, int dim, Softmax* state, float* acc, float* scratch);
 };
 
 // Merges segment b into a (online softmax over segments, in order).

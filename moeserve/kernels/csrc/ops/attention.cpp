@@ -31,7 +31,7 @@ struct State {
 
 // One thread's buffers, cut from its scratch.
 struct Buffers {
-  float *keys, *values, *scores;  // of a q8_0 cache, `keys` holds codes and scales, which take less
+  float *keys, *values, *scores;  // of a q8_0 cache, the first two hold codes and scales, which take less
   const float** queries;
   QueryRow* query_rows;  // the queries as a q8_0 cache wants them
   int *first, *end;      // the keys of a block that each query sees
@@ -117,12 +117,12 @@ Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {
 // The same of a q8_0 cache.
 void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int queries, Buffers& b,
                State state) {
-  auto* codes = reinterpret_cast<int16_t*>(b.keys);
-  float* scales = b.keys + kBlock / 2 * op.dim;
-  op.k->gather_keys_q8(q8_rows(op, op.keys, kv_head), slots, count, op.dim, codes, scales);
-  op.k->gather_values_q8(q8_rows(op, op.values, kv_head), slots, count, op.dim, b.values);
-  op.k->attend_block_q8(b.query_rows, b.first, b.end, queries, codes, scales, b.values, op.dim, state.softmax,
-                        state.acc, b.scores);
+  auto *keys = reinterpret_cast<int16_t*>(b.keys), *values = reinterpret_cast<int16_t*>(b.values);
+  float *key_scales = b.keys + kBlock / 2 * op.dim, *value_scales = b.values + kBlock / 2 * op.dim;
+  op.k->gather_keys_q8(q8_rows(op, op.keys, kv_head), slots, count, op.dim, keys, key_scales);
+  op.k->gather_values_q8(q8_rows(op, op.values, kv_head), slots, count, op.dim, values, value_scales);
+  op.k->attend_block_q8(b.query_rows, b.first, b.end, queries, keys, key_scales, values, value_scales, op.dim,
+                        state.softmax, state.acc, b.scores);
 }
 
 void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int part, Buffers& b,

@@ -1,5 +1,7 @@
 // The vector vocabulary of the kernels, AVX2 + FMA + F16C: every 512-bit value is two halves.
 
+constexpr int kSumsInRegisters = 4;  // VF or VI that a kernel adds to: each takes two of the 16 registers
+
 struct VF {
   __m256 lo, hi;
 };
@@ -75,8 +77,10 @@ inline VI load_pairs(const int16_t* p) {
 }
 inline VI broadcast_pair(const int16_t* p) { return broadcast_quad(reinterpret_cast<const int8_t*>(p)); }
 inline VI dot2(VI acc, VI a, VI pair) {
-  return {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, pair.lo)),
-          _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, pair.hi))};
+  acc = {_mm256_add_epi32(acc.lo, _mm256_madd_epi16(a.lo, pair.lo)),
+         _mm256_add_epi32(acc.hi, _mm256_madd_epi16(a.hi, pair.hi))};
+  compute_now(acc.lo, acc.hi);
+  return acc;
 }
 // Of each lane's four int8, the first and third, or second and fourth, to int16.
 inline void store_odd_bytes(int16_t* p, VB a) {
@@ -86,6 +90,13 @@ inline void store_odd_bytes(int16_t* p, VB a) {
 }
 inline void store_even_bytes(int16_t* p, VB a) {
   store_odd_bytes(p, {_mm256_slli_epi16(a.lo, 8), _mm256_slli_epi16(a.hi, 8)});
+}
+// Two rows of 16 int8 in turn, to int16.
+inline void store_byte_pairs(int16_t* p, const uint8_t* a, const uint8_t* b) {
+  const __m128i x = load_128(a), y = load_128(b);
+  auto* v = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(v, _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(x, y)));
+  _mm256_storeu_si256(v + 1, _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(x, y)));
 }
 inline VF as_float(VI bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
 inline VF to_float(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
@@ -116,6 +127,13 @@ inline __m128i narrow_8(__m256 rounded) {
 inline void store_i8(int8_t* p, VF rounded) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi16(narrow_8(rounded.lo), narrow_8(rounded.hi)));
+}
+inline void store_i16(int16_t* p, VF a, VF b) {  // 32, rounded to even and cut to what fits
+  const VF both[2] = {a, b};
+  for (int i = 0; i < 2; ++i) {
+    const __m256i x = _mm256_packs_epi32(_mm256_cvtps_epi32(both[i].lo), _mm256_cvtps_epi32(both[i].hi));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + i, _mm256_permute4x64_epi64(x, 0xd8));
+  }
 }
 
 inline __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }

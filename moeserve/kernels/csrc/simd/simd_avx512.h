@@ -1,6 +1,8 @@
 // The vector vocabulary of the kernels, AVX-512 (F, BW, DQ, VL, VNNI). Included by simd.h inside an anonymous
 // namespace: each ISA's translation unit has its own copy, so no two can be linked into one another.
 
+constexpr int kSumsInRegisters = 8;  // VF or VI that a kernel adds to
+
 struct VF {  // 16 float32
   __m512 v;
 };
@@ -63,6 +65,18 @@ inline void store_even_bytes(int16_t* p, VB a) {
   _mm512_storeu_si512(p, _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8));
 }
 inline void store_odd_bytes(int16_t* p, VB a) { _mm512_storeu_si512(p, _mm512_srai_epi16(a.v, 8)); }
+// Two rows of 16 int8 in turn, to int16.
+inline void store_byte_pairs(int16_t* p, const uint8_t* a, const uint8_t* b) {
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
+  const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+  const __m256i pairs = _mm256_set_m128i(_mm_unpackhi_epi8(x, y), _mm_unpacklo_epi8(x, y));
+  _mm512_storeu_si512(p, _mm512_cvtepi8_epi16(pairs));
+}
+inline void store_i16(int16_t* p, VF a, VF b) {  // 32, rounded to even and cut to what fits
+  auto* v = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(v, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(a.v)));
+  _mm256_storeu_si256(v + 1, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(b.v)));
+}
 inline VF as_float(VI bits) { return {_mm512_castsi512_ps(bits.v)}; }
 inline VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline VI load_u8(const uint8_t* p) {  // 16 bytes to 16 lanes

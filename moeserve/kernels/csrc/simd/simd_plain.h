@@ -1,6 +1,8 @@
 // The vector vocabulary of the kernels in plain C++, over the compiler's generic vectors: for any CPU, and as
 // the readable specification of what the other two must do.
 
+constexpr int kSumsInRegisters = 8;  // VF or VI that a kernel adds to
+
 typedef float F16x __attribute__((vector_size(64)));
 typedef int32_t I16x __attribute__((vector_size(64)));
 typedef uint8_t B64x __attribute__((vector_size(64)));
@@ -108,6 +110,16 @@ inline void store_even_bytes(int16_t* p, VB a) {
 }
 inline void store_odd_bytes(int16_t* p, VB a) {
   for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>(a.v[2 * i + 1]);
+}
+// Two rows of 16 int8 in turn, to int16.
+inline void store_byte_pairs(int16_t* p, const uint8_t* a, const uint8_t* b) {
+  for (int i = 0; i < 32; ++i) p[i] = static_cast<int8_t>((i % 2 ? b : a)[i / 2]);
+}
+inline void store_i16(int16_t* p, VF a, VF b) {  // 32, rounded to even and cut to what fits; of NaN, 0
+  for (int i = 0; i < 32; ++i) {
+    const float x = __builtin_nearbyintf(i < 16 ? a.v[i] : b.v[i - 16]);
+    p[i] = x == x ? static_cast<int16_t>(std::clamp(x, -32768.0f, 32767.0f)) : int16_t{0};
+  }
 }
 inline VF as_float(VI bits) {
   VF r;

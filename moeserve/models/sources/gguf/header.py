@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf.constants import GGUFValueType
 
 from moeserve.quantization import QUANT_TYPES, QuantType, supported_names, type_name
 
 from .errors import GGUFError
 from .metadata import MappedStrings, Metadata, MetadataValue
+from .value_types import ValueType
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -36,17 +36,17 @@ _MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one character, type, one byte of value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, one character, rank, one dimension, type, offset
 
 _SCALARS: dict[int, tuple[struct.Struct, str]] = {
-    GGUFValueType.UINT8: (struct.Struct("<B"), "<u1"),
-    GGUFValueType.INT8: (struct.Struct("<b"), "<i1"),
-    GGUFValueType.UINT16: (struct.Struct("<H"), "<u2"),
-    GGUFValueType.INT16: (struct.Struct("<h"), "<i2"),
-    GGUFValueType.UINT32: (struct.Struct("<I"), "<u4"),
-    GGUFValueType.INT32: (struct.Struct("<i"), "<i4"),
-    GGUFValueType.FLOAT32: (struct.Struct("<f"), "<f4"),
-    GGUFValueType.BOOL: (struct.Struct("<?"), "<u1"),
-    GGUFValueType.UINT64: (struct.Struct("<Q"), "<u8"),
-    GGUFValueType.INT64: (struct.Struct("<q"), "<i8"),
-    GGUFValueType.FLOAT64: (struct.Struct("<d"), "<f8"),
+    ValueType.UINT8: (struct.Struct("<B"), "<u1"),
+    ValueType.INT8: (struct.Struct("<b"), "<i1"),
+    ValueType.UINT16: (struct.Struct("<H"), "<u2"),
+    ValueType.INT16: (struct.Struct("<h"), "<i2"),
+    ValueType.UINT32: (struct.Struct("<I"), "<u4"),
+    ValueType.INT32: (struct.Struct("<i"), "<i4"),
+    ValueType.FLOAT32: (struct.Struct("<f"), "<f4"),
+    ValueType.BOOL: (struct.Struct("<?"), "<u1"),
+    ValueType.UINT64: (struct.Struct("<Q"), "<u8"),
+    ValueType.INT64: (struct.Struct("<q"), "<i8"),
+    ValueType.FLOAT64: (struct.Struct("<d"), "<f8"),
 }
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -248,25 +248,25 @@ class _Walk:
 
     def value(self, kind: int) -> MetadataValue:
         """The value of type `kind` that begins here."""
-        if kind == GGUFValueType.STRING:
+        if kind == ValueType.STRING:
             return self.string()
-        if kind == GGUFValueType.ARRAY:
+        if kind == ValueType.ARRAY:
             return self._array(self.u32(), self.u64())
         unpack = self._scalar(kind)[0]
         value: int | float | bool = unpack.unpack_from(self._buffer, self.advance(unpack.size))[0]
         return value
 
     def _array(self, kind: int, count: int) -> MetadataValue:
-        if kind == GGUFValueType.ARRAY:
+        if kind == ValueType.ARRAY:
             raise self.error("is an array of arrays, which is not supported")
-        if kind == GGUFValueType.STRING:
+        if kind == ValueType.STRING:
             start = self.position
             self._skip_strings(count)
             return MappedStrings(self._buffer, start, count)
         dtype = self._scalar(kind)[1]
         start = self.advance(count * int(dtype[-1]))
         array = np.frombuffer(self._buffer, dtype, count, start)
-        return array != 0 if kind == GGUFValueType.BOOL else array
+        return array != 0 if kind == ValueType.BOOL else array
 
     def _skip_strings(self, count: int) -> None:
         """Steps over `count` strings. Half a million of them in a vocabulary: the loop is kept bare."""

@@ -9,8 +9,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from gguf.constants import GGUFValueType
 
 from moeserve.models.sources.gguf import GGUFError, StringArray, open_gguf
+from moeserve.models.sources.gguf.value_types import ValueType
 from tests.support.gguf_bytes import Tensor, gguf_bytes
 
 
@@ -151,3 +153,7 @@ def test_a_full_vocabulary_opens_in_a_fraction_of_a_second(wide_fixtures: Path) 
     file = open_gguf(path)
     assert time.perf_counter() - start < 0.5  # 0.02 s when the machine is idle
     assert len(file.metadata.require_strings("tokenizer.ggml.tokens")) == 151_936
+
+
+def test_value_types_are_gguf_pys() -> None:
+    assert {kind.name: kind.value for kind in ValueType} == {kind.name: kind.value for kind in GGUFValueType}

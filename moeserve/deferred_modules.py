@@ -1,0 +1,75 @@
+"""Modules of other packages that are loaded when somebody uses them, not when they are imported.
+
+Unlike those of `importlib.util.LazyLoader`, they are not loaded by a look at what every module has (`__file__`,
+`__spec__`), which `inspect` takes at all modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+_lock = threading.RLock()
+
+
+class DeferredModule(ModuleType):
+    """Becomes an ordinary module at the first look for a name that it lacks."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        load(self)
+        return getattr(self, name)
+
+
+def defer(*names: str) -> None:
+    """Those that have not been imported yet: an import of one only finds it."""
+    sys.meta_path.insert(0, _Finder(names))
+
+
+def load(module: ModuleType) -> None:
+    """Loads a deferred module; any other is left as it is."""
+    with _lock:
+        if isinstance(module, DeferredModule):
+            deferring = module.__loader__
+            assert isinstance(deferring, _Deferring)
+            object.__setattr__(module, "__class__", ModuleType)  # before its code, which may import itself
+            module.__loader__ = deferring.loader
+            deferring.loader.exec_module(module)
+
+
+def load_named(name: str) -> None:
+    """Imports a module, deferred or not."""
+    load(importlib.import_module(name))
+
+
+class _Deferring(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return DeferredModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Deferring(spec.loader)
+        return spec

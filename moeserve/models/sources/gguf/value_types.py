@@ -1,0 +1,24 @@
+"""The types of metadata's values, by the numbers of the format's description.
+
+gguf-py has them too; every process of a server reads a header, and would import its reader, its writer and YAML.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ValueType(IntEnum):
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
