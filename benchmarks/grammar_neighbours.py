@@ -1,7 +1,7 @@
 """What grammars of one API key cost the streams of another: `python -m benchmarks.grammar_neighbours`.
 
 1. A stream's tokens a second, alone, and beside one request with n = 63 whose grammar is ambiguous: the longer its
-   answers, the longer each of their masks takes.
+   answers, the longer each of their masks takes, or one in six of them.
    Beside it the same request without a grammar, which tells what 63 rows cost by themselves.
 2. A stream's longest pause while another key sends 60 different schemas of 63 kB, eight at a time.
 
@@ -27,6 +27,8 @@ from benchmarks.server import REPOSITORY, Server, stream_events
 
 MODEL = REPOSITORY / "tests" / "fixtures" / "tiny-qwen3moe-q4_k_m.gguf"
 AMBIGUOUS = 'start: s\ns: s s | A |\nA: "a"'
+# The masks in front of a letter take long, those inside of the digits nearly nothing; all choices are there together.
+NOW_AND_THEN = 'start: s\ns: s s | D | L\nD: "123456"\nL: /[a-z ]/'
 NUM_SCHEMAS, SCHEMA_BYTES, AT_ONCE = 60, 63_000, 8
 KEYS = ("one", "another")
 # httpx would make one for each request: 100 ms of CPU of this process, which takes the stream's times.
@@ -66,12 +68,13 @@ def for_seconds(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() > end
 
 
-def beside_a_crowd(server: Server, seconds: float, grammar: str | None) -> None:
-    bias = {str(token): 20 for token in tokens_of(server, "a")}
+def beside_a_crowd(server: Server, seconds: float, what: str, grammar: str | None) -> None:
+    bias = {str(token): 20 for token in tokens_of(server, "a" if grammar != NOW_AND_THEN else "1")}
     body = {
         "messages": [{"role": "user", "content": "go"}],
         "n": 63,
         "max_tokens": 1500,
+        "temperature": 0,
         "logit_bias": bias,
     }
     body |= {} if grammar is None else {"structured_outputs": {"grammar": grammar}}
@@ -83,9 +86,15 @@ def beside_a_crowd(server: Server, seconds: float, grammar: str | None) -> None:
     thread = threading.Thread(target=crowd)
     thread.start()
     time.sleep(2)
-    what = "answers without a grammar" if grammar is None else "ambiguous grammars"
-    report(f"beside 63 {what}, for {seconds:g} s", token_times(server, for_seconds(seconds)))
+    before = generated(server)
+    times = token_times(server, for_seconds(seconds))
+    others = (generated(server) - before - len(times) + 1) / seconds
+    report(f"beside 63 {what} ({others:.0f} tokens a second), for {seconds:g} s", times)
     thread.join()
+
+
+def generated(server: Server) -> float:
+    return server.metrics()["moeserve:generation_tokens_total"]
 
 
 def tokens_of(server: Server, text: str) -> list[int]:
@@ -132,8 +141,9 @@ def main() -> None:
     try:
         report("alone", token_times(server, for_seconds(5.0)))
         beside_many_schemas(server)
-        for grammar in (None, AMBIGUOUS):
-            beside_a_crowd(server, arguments.seconds, grammar)
+        beside_a_crowd(server, arguments.seconds, "answers without a grammar", None)
+        beside_a_crowd(server, arguments.seconds, "ambiguous grammars", AMBIGUOUS)
+        beside_a_crowd(server, arguments.seconds, "that are costly now and then", NOW_AND_THEN)
     finally:
         server.kill()
 

@@ -96,8 +96,13 @@ class Server:
 
     def named(self, title: str) -> psutil.Process:
         """The one process with this title, e.g. "worker"."""
-        (process,) = (p for p in self.processes() if title_of(p) == f"moeserve: {title}")
-        return process
+        found = []
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):  # one that has just ended, whichever it was
+                if title_of(process) == f"moeserve: {title}":
+                    found.append(process)
+        (one,) = found
+        return one
 
     def metrics(self) -> dict[str, float]:
         """/metrics, summed over the labels of each name."""

@@ -19,6 +19,8 @@ from typing import IO, Any, Final
 
 import httpx
 
+from benchmarks.streams import StreamError
+
 GRACE_S: Final = 2.0  # after a fault's end, until everybody has heard that all is well
 REMEMBERED: Final = 4096  # faults that have ended; more than any request lives through
 
@@ -117,7 +119,11 @@ def read_failure(error: Exception) -> tuple[Loss | None, str]:
         return (Loss.ERROR if status == 500 and code == "engine_error" else None), text
     if isinstance(error, httpx.TransportError | EOFError):
         return Loss.CONNECTION, text
-    if isinstance(error, RuntimeError):  # `streams.ask`: an error event
+    if isinstance(
+        error, StreamError
+    ):  # of a refusal, too, where it took longer than the status line may wait
+        return _REFUSALS.get(f"a 503, {error.code}", Loss.ERROR), text
+    if isinstance(error, RuntimeError):  # `_read_late`: an error event
         return Loss.ERROR, text
     return None, text
 

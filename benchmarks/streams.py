@@ -15,6 +15,14 @@ import httpx
 from benchmarks.server import Server
 
 
+class StreamError(RuntimeError):
+    """An error event within a stream. `code` is the API's, such as "overloaded"."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error["message"])
+        self.code = error.get("code")
+
+
 @dataclass
 class Answer:
     """What one client saw. Times are seconds of time.perf_counter()."""
@@ -52,7 +60,7 @@ async def ask(
     client: httpx.AsyncClient, prompt: list[int], into: Answer | None = None, **body: Any
 ) -> Answer:
     """Streams /v1/completions; greedy and without an end token unless `body` says otherwise. `into` can be watched
-    meanwhile. Raises httpx.HTTPStatusError, and RuntimeError for an error within the stream."""
+    meanwhile. Raises httpx.HTTPStatusError, and StreamError."""
     request = {
         "prompt": prompt,
         "temperature": 0,
@@ -75,7 +83,7 @@ async def ask(
 
 def _take(answer: Answer, event: dict[str, Any]) -> None:
     if "error" in event:
-        raise RuntimeError(event["error"]["message"])
+        raise StreamError(event["error"])
     answer.usage = event.get("usage") or answer.usage
     for choice in event["choices"]:
         tokens = choice["logprobs"]["tokens"] if choice["logprobs"] else []

@@ -99,6 +99,7 @@ class EngineBench:
             before = self.read_gb_s()
             prefill_s, prefill_bytes = self._measured(partial(self.prefill, batch, prompt))
             between = self.read_gb_s()
+            self.decode(batch, prompt, 1)  # a GPU's kernels of so many rows are loaded, and recorded
             decode_s, decode_bytes = self._measured(partial(self.decode, batch, prompt, gen))
             if not self._runner.engine.counts_every_step:
                 from moeserve.worker.measure.step_bytes import step_bytes
@@ -205,6 +206,7 @@ def main(arguments: list[str]) -> int:
     """Exit code 0, or 2 with a message for bad arguments or a bad file."""
     parser = command_parser()
     args = parser.parse_args(arguments)
+    from moeserve.worker.device import choose_device
     from moeserve.worker.loading import load_runner
 
     batches, prompt, gen = args.batch, args.prompt, args.gen
@@ -216,8 +218,10 @@ def main(arguments: list[str]) -> int:
             check_fits(trace, runner)
     except UserError as error:
         parser.error(str(error))
-    bench = EngineBench(runner, runner.ready().max_num_batched_tokens, args.temperature, trace)
-    bench.prefill(1, min(prompt, 32))  # the first touch of every buffer
+    step_tokens = runner.ready().max_num_batched_tokens
+    bench = EngineBench(runner, step_tokens, args.temperature, trace)
+    # The first touch of every buffer; on a GPU kernels are loaded for steps of the measured size.
+    bench.prefill(1, min(prompt, 32 if choose_device(config.device) == "cpu" else step_tokens))
     if not args.json:
         print(f"{config.served_model_name}, {runner.ready().device}\n{_HEADER}")
     figures = []

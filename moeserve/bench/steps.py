@@ -133,6 +133,11 @@ def report(model: StepTime, samples: list[StepSample]) -> str:
     errors = relative_errors(model, samples)
     rows = [f"{'tokens':>8}{'ms':>10}"]
     rows += [f"{n:>8}{t * 1e3:>10.2f}" for n, t in zip(model.tokens, model.seconds, strict=True)]
+    if model.decode_rows:
+        rows += ["", f"{'decode rows':>11}{'ms':>7}"]
+        rows += [
+            f"{n:>11}{t * 1e3:>7.2f}" for n, t in zip(model.decode_rows, model.decode_seconds, strict=True)
+        ]
     rows += [
         "",
         f"{model.decode_context * 1e9:.1f} ns for each position that a decode row reads",

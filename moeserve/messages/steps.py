@@ -145,9 +145,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
     token_id: int  # -1: none could be sampled, and the request ends with `error`
     logprob: TokenLogprob | None = None
     error: str | None = None
-    late: bool = (
-        False  # its grammar was not ready: nothing is sampled for this request until it is bound again
-    )
+    late: bool = False  # its mask was not there: nothing is sampled for this request until it is bound again
 
 
 class StepResult(msgspec.Struct, frozen=True, tag=True):

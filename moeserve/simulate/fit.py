@@ -26,20 +26,37 @@ class StepSample:
 
 def fit(samples: Sequence[StepSample], source: str) -> StepTime:
     """Minimises the sum of absolute relative errors: a short step counts as much as a long one, and a step that was
-    interrupted does not distort the model. The points of `base` are the sizes of the steps, in tokens. Raises
-    ValueError when all steps have the same size."""
-    knots = sorted({sample.load.tokens for sample in samples})
+    interrupted does not distort the model. The points of `base` are the sizes of the steps, in tokens; steps of decode
+    rows alone have points of their own where there are two sizes of them and two of the others. Raises ValueError when
+    all steps have the same size."""
+    decode = sorted({sample.load.tokens for sample in samples if sample.load.is_decode})
+    knots = sorted({sample.load.tokens for sample in samples if not sample.load.is_decode})
+    if min(len(decode), len(knots)) < 2:
+        knots, decode = sorted({*decode, *knots}), []
     if len(knots) < 2:
         raise ValueError("steps of at least two different sizes are needed")
-    features = np.stack([_features(sample.load, knots) / sample.seconds for sample in samples])
+    features = np.stack([_features(sample.load, knots, decode) / sample.seconds for sample in samples])
     weights = np.ones(len(samples))
     for _ in range(
         REWEIGHTINGS
     ):  # iteratively reweighted least squares, which converges to least absolute errors
         found = _non_negative(features * weights[:, None], weights)
         weights = 1 / np.sqrt(np.maximum(abs(features @ found - 1), SMALLEST_ERROR))
-    seconds = np.maximum.accumulate(found[: len(knots)])
-    return StepTime(source, knots, seconds.tolist(), *found[len(knots) :].tolist())
+    seconds = np.maximum.accumulate(found[: len(knots)]).tolist()
+    of_decode = np.maximum.accumulate(found[len(knots) : len(knots) + len(decode)]).tolist()
+    context, pairs, sampled, prompt, span = found[len(knots) + len(decode) :].tolist()
+    return StepTime(
+        source,
+        knots,
+        seconds,
+        context,
+        pairs,
+        sampled,
+        prompt,
+        span,
+        decode_rows=decode,
+        decode_seconds=of_decode,
+    )
 
 
 def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
@@ -47,11 +64,23 @@ def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
     return np.array([model.of(sample.load) / sample.seconds - 1 for sample in samples])
 
 
-def _features(load: StepLoad, knots: list[int]) -> Floats:
-    """The interpolation weight of each point of `base` at this number of tokens, then the features that StepTime's
-    coefficients are of, in its order; float64."""
-    weights = [np.interp(load.tokens, knots, np.eye(len(knots))[place]) for place in range(len(knots))]
-    return np.array([*weights, *load[1:]], np.float64)
+def _features(load: StepLoad, knots: list[int], decode: list[int]) -> Floats:
+    """The interpolation weight of each point of `base` at this number of tokens, then of each point of decode steps,
+    then the features that StepTime's coefficients are of, in its order; float64."""
+    if decode and load.is_decode:
+        return np.array(
+            [
+                *[0.0] * len(knots),
+                *_shares(load.tokens, decode),
+                load.decode_context,
+                *[0.0] * (len(load) - 2),
+            ]
+        )
+    return np.array([*_shares(load.tokens, knots), *[0.0] * len(decode), *load[1:]], np.float64)
+
+
+def _shares(size: int, knots: list[int]) -> list[float]:
+    return [float(np.interp(size, knots, np.eye(len(knots))[place])) for place in range(len(knots))]
 
 
 def _non_negative(features: Floats, target: Floats) -> Floats:

@@ -7,6 +7,9 @@
             + prompt         if it has prompt tokens
             + prompt_span    x (the end of its farthest chunk)
 
+Steps of decode rows alone have a `base` of their own, with the rows' sampling in it: on a GPU they are other kernels,
+recorded, and a row of them costs less than a prompt's token that samples.
+
 `base` is piecewise linear through measured points: between one token and a full step it bends where all experts'
 weights are read anyway and the step becomes compute-bound. The next terms are linear: attention and the vocabulary
 projection. The last two are those of a GPU, as in the router's own model (`router/core/step_cost.py`): prompts take
@@ -15,6 +18,7 @@ other kernels than decode rows, and a few tokens far into a prompt walk over all
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -41,6 +45,11 @@ class StepLoad(NamedTuple):
     sampled_rows: int
     has_prompt: int = 0  # 1: there are prompt tokens
     prompt_span: int = 0  # the end of the farthest chunk
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether there are decode rows alone, each of which samples."""
+        return not self.has_prompt and not self.prefill_pairs and self.sampled_rows == self.tokens > 0
 
 
 def load_of(plan: StepPlan) -> StepLoad:
@@ -76,24 +85,24 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # come first where nothing else is asked for.
     step_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     prompts_first: bool = False
+    # The points of steps of decode rows alone, their sampling included; none: they are as other steps.
+    decode_rows: list[int] = []
+    decode_seconds: list[NotNegative] = []
 
     def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.seconds):
-            raise ValueError("`tokens` and `seconds` must have the same length")
-        if self.tokens[0] < 0 or any(a >= b for a, b in zip(self.tokens, self.tokens[1:], strict=False)):
-            raise ValueError("`tokens` must ascend")
-        if any(a > b for a, b in zip(self.seconds, self.seconds[1:], strict=False)):
-            raise ValueError("`seconds` must not descend")
+        _check("tokens", self.tokens, "seconds", self.seconds)
+        if self.decode_rows or self.decode_seconds:
+            _check("decode_rows", self.decode_rows, "decode_seconds", self.decode_seconds)
 
     def base(self, tokens: int) -> float:
         """Seconds. Beyond the measured points, the first or last segment is extrapolated."""
-        right = min(max(bisect_left(self.tokens, tokens), 1), len(self.tokens) - 1)
-        x0, x1 = self.tokens[right - 1], self.tokens[right]
-        y0, y1 = self.seconds[right - 1], self.seconds[right]
-        return max(y0 + (tokens - x0) * (y1 - y0) / (x1 - x0), 0.0)
+        return _interpolated(tokens, self.tokens, self.seconds)
 
     def of(self, load: StepLoad) -> float:
         """The duration of a step in seconds."""
+        if self.decode_rows and load.is_decode:
+            alone = _interpolated(load.tokens, self.decode_rows, self.decode_seconds)
+            return alone + self.decode_context * load.decode_context
         return (
             self.base(load.tokens)
             + self.decode_context * load.decode_context
@@ -102,6 +111,24 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             + self.prompt * load.has_prompt
             + self.prompt_span * load.prompt_span
         )
+
+
+def _check(sizes_name: str, sizes: list[int], times_name: str, times: list[float]) -> None:
+    if len(sizes) != len(times):
+        raise ValueError(f"`{sizes_name}` and `{times_name}` must have the same length")
+    if len(sizes) < 2:
+        raise ValueError(f"`{sizes_name}` must have length >= 2")
+    if sizes[0] < 0 or any(a >= b for a, b in itertools.pairwise(sizes)):
+        raise ValueError(f"`{sizes_name}` must ascend")
+    if any(a > b for a, b in itertools.pairwise(times)):
+        raise ValueError(f"`{times_name}` must not descend")
+
+
+def _interpolated(size: int, sizes: list[int], times: list[float]) -> float:
+    right = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
+    x0, x1 = sizes[right - 1], sizes[right]
+    y0, y1 = times[right - 1], times[right]
+    return max(y0 + (size - x0) * (y1 - y0) / (x1 - x0), 0.0)
 
 
 def read_step_time(path: Path) -> StepTime:

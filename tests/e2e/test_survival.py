@@ -185,10 +185,16 @@ def test_answers_go_on_when_processes_are_killed(own_server: Server) -> None:
         process, worker = own_server.named(name), own_server.named("worker")
         detokenizer = own_server.named("detokenizer")
         before = generated(own_server)
-        with all_at_once(own_server, requests) as futures:
-            assert within(60, partial(has_generated, own_server, before + 100))
-            process.kill()
-            assert [future.result()[0] for future in futures] == expected, name
+        is_killed = False
+        while not is_killed:
+            begun_at = generated(own_server)
+            with all_at_once(own_server, requests) as futures:
+                assert within(60, partial(has_generated, own_server, begun_at + 100))
+                # On a busy machine the first have ended when this is noticed.
+                if not any(future.done() for future in futures):
+                    is_killed = True
+                    process.kill()
+                assert [future.result()[0] for future in futures] == expected, name
         assert not process.is_running()
         assert generated(own_server) > before + 100
         assert (own_server.named("worker") == worker) == (name != "worker")

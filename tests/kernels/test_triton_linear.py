@@ -118,7 +118,9 @@ def test_bias(kinds: tuple[weights.Type, weights.Type], tokens: int) -> None:
     assert torch.equal(alone[:-1], out[:-1, :40])
 
 
-@pytest.mark.parametrize(("rows", "cols", "tokens"), [(24, 320, 19), (128, 96, 17), (5, 640, 33)])
+@pytest.mark.parametrize(
+    ("rows", "cols", "tokens"), [(24, 320, 19), (128, 96, 17), (5, 640, 33), (70, 96, 530)]
+)
 def test_a_router_of_many_tokens_keeps_the_precision_of_float32(rows: int, cols: int, tokens: int) -> None:
     p = planes_of(weights.Type.F32, rows, cols)
     x = activations("outlier channels", tokens, cols)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from moeserve.httpserver.generation.router_silence import SILENCE_S
 from moeserve.messages.schema import (
     EngineLost,
     GenerateRequest,
@@ -309,6 +311,18 @@ def test_a_router_that_says_nothing_is_noticed() -> None:
         assert refused.json()["error"]["code"] == "unresponsive"
         server.send(LoadReport(0, 0, 0, 512, 0, 0, 0, 0, 0, 0))
         assert within(5, lambda: httpx.get(server.url + "/health").status_code == 200)
+
+
+def test_who_was_stopped_does_not_blame_the_router() -> None:
+    """What the router has said meanwhile may still be in the inbox when the first request is read."""
+    with http_server() as server:
+        server.answer = echo
+        server.send(LoadReport(0, 0, 0, 512, 0, 0, 0, 0, 0, 0))
+        assert within(5, lambda: server.metric("kv_cache_slots_total") == 512)
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(SILENCE_S + 0.5)
+        server.process.send_signal(signal.SIGCONT)
+        assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1}).status_code == 200
 
 
 # ---------------------------------------------------------------- the end

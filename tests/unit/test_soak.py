@@ -13,6 +13,7 @@ import pytest
 from benchmarks.soak import grown, report
 from benchmarks.soak_faults import _read_late
 from benchmarks.soak_ledger import GRACE_S, Ledger, Loss
+from benchmarks.streams import StreamError
 
 
 class Clock:
@@ -48,6 +49,17 @@ def test_a_fault_excuses_what_it_names_and_nothing_else() -> None:
     ledger.failure(sent, ValueError("not JSON"))
     assert len(ledger.lost) == 6
     assert "httpserver killed" in ledger.lost[0]
+
+
+def test_a_refusal_that_comes_within_a_stream_is_a_refusal() -> None:
+    """On a busy machine it takes longer than the status line waits for it."""
+    ledger = Ledger()
+    refused = StreamError({"message": "the server is busy", "code": "overloaded"})
+    with ledger.fault("a full queue", Loss.OVERLOADED):
+        ledger.failure(ledger.clock(), refused)
+        assert not ledger.lost
+        ledger.failure(ledger.clock(), StreamError({"message": "the engine crashed", "code": "engine_error"}))
+    assert ledger.excused.total() == len(ledger.lost) == 1
 
 
 def test_an_error_in_the_stream_is_excused_where_a_fault_may_be_a_crash() -> None:

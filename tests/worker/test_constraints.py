@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeserve.grammar.engine import GrammarEngine
+from moeserve.grammar.engine import Bits, GrammarEngine
 from moeserve.grammar.spec import Choice, Ebnf, JsonSchema
 from moeserve.grammar.translate import to_grammar
 from moeserve.messages.sampling import SamplingParams, Thinking
@@ -20,6 +20,7 @@ from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.guide import Guide
+from moeserve.worker.guided_answer import GuidedAnswer
 from moeserve.worker.sampler import CpuSampler
 from tests.conftest import TINY_MODEL
 
@@ -50,8 +51,8 @@ def thinking(is_open: bool, budget: int | None = None) -> Thinking:
 class World:
     """The part of the worker that samples: a step is a row of random logits for each slot given."""
 
-    def __init__(self, compilation_wait: float = 60.0) -> None:
-        self.constraints = Constraints(SLOTS, lambda: GrammarEngine(TOKENIZER), compilation_wait)
+    def __init__(self, compilation_wait: float = 60.0, mask_wait: float = 60.0) -> None:
+        self.constraints = Constraints(SLOTS, lambda: GrammarEngine(TOKENIZER), compilation_wait, mask_wait)
         self.sampler = CpuSampler(SLOTS, VOCAB)
 
     def bind(self, slot: int, params: SamplingParams, output: list[int] | None = None) -> None:
@@ -67,6 +68,10 @@ class World:
         self.verdicts = self.constraints.verdicts(at)
         self.constraints.accept(at, tokens, self.verdicts)
         return tokens.tolist(), self.verdicts.failed
+
+    def wait(self, slot: int) -> None:
+        """Until it is known what may come next."""
+        assert self.constraints._thread.wait(self.constraints._answers[slot], 30)
 
     def run(self, slot: int, output: list[int] | None = None, limit: int = 400) -> list[int]:
         """Until an end token comes."""
@@ -203,9 +208,10 @@ def test_a_grammar_that_is_not_compiled_yet_does_not_hold_up_the_others() -> Non
     compiler = world.constraints._compiler._thread
     yes = params(seed=6, grammar=to_grammar(Choice(["yes"])))
     world.bind(0, params(seed=5))
-    compiler.submit(int).result()
+    world.wait(0)
     whole = world.run(0)
     world.bind(0, params(seed=5))
+    world.wait(0)
     release = threading.Event()
     compiler.submit(release.wait)
     world.bind(1, yes)
@@ -214,13 +220,95 @@ def test_a_grammar_that_is_not_compiled_yet_does_not_hold_up_the_others() -> Non
         output.append(world.step(0, 1)[0][0])
         assert world.verdicts.late == {1}
     release.set()
-    compiler.submit(int).result()
     output.append(world.step(0, 1)[0][0])
     assert world.verdicts.late == {1}  # what was sampled before is not its own
     assert output == whole[:5]
     world.bind(1, yes)
+    world.wait(1)
     assert TOKENIZER.decode(world.run(1)) == "yes"
     assert world.run(0, output) == whole
+    world.constraints.close()
+
+
+class SlowGuide:
+    """The guide of an answer: each of its masks waits until `gate` is set."""
+
+    def __init__(self, answer: GuidedAnswer) -> None:
+        assert answer._guide is not None
+        self._fill, self.gate, self.fills = answer._guide.fill, threading.Event(), 0
+        answer._guide.fill = self.fill  # type: ignore[method-assign]
+
+    def fill(self, mask: Bits) -> bool:
+        self.fills += 1
+        assert self.gate.wait(5)
+        return self._fill(mask)
+
+
+def test_a_mask_that_takes_long_does_not_hold_up_the_others() -> None:
+    """The rows that wait for one are late. When they are bound again they go on with what was begun."""
+    world = World(mask_wait=0.05)
+    for slot in range(SLOTS):
+        world.bind(slot, params(seed=slot))
+    whole = [world.run(slot) for slot in range(SLOTS)]
+    for slot in range(SLOTS):
+        world.bind(slot, params(seed=slot))
+    outputs = [[token_id] for token_id in world.step(*range(SLOTS))[0]]
+    for slot in range(SLOTS):
+        world.wait(slot)
+    slow = [SlowGuide(world.constraints._answers[slot]) for slot in (1, 2, 3)]
+    second, _ = world.step(*range(SLOTS))  # now the thread is at the slow masks
+    for output, token_id in zip(outputs, second, strict=True):
+        output.append(token_id)
+    third, failed = world.step(*range(SLOTS))
+    assert (world.verdicts.late, failed) == ({1, 2, 3}, {})
+    outputs[0].append(third[0])
+    for guide in slow:
+        guide.gate.set()
+    for slot in (1, 2, 3):
+        world.bind(slot, params(seed=slot), outputs[slot])
+        world.wait(slot)
+    assert [world.run(slot, output) for slot, output in enumerate(outputs)] == whole
+    for slot, guide in zip((1, 2, 3), slow, strict=True):
+        world.wait(slot)
+        assert guide.fills == len(whole[slot]), "no mask was made twice"
+    world.constraints.close()
+
+
+def test_no_step_waits_twice_for_what_was_late() -> None:
+    world = World(compilation_wait=0.02)
+    release = threading.Event()
+    world.constraints._compiler._thread.submit(release.wait)
+    waits: list[float | None] = []
+    wait = world.constraints._thread.wait
+
+    def noted(answer: GuidedAnswer, timeout: float | None) -> bool:
+        waits.append(timeout)
+        return wait(answer, timeout)
+
+    world.constraints._thread.wait = noted  # type: ignore[method-assign]
+    for _ in range(3):
+        world.bind(1, params())
+        world.step(1)
+        assert world.verdicts.late == {0}
+    assert waits[0] is not None
+    assert waits[0] > 0
+    assert waits[1:] == [0.0, 0.0]
+    release.set()
+    world.constraints.close()
+
+
+def test_answers_that_were_late_and_do_not_come_back_leave_room_for_others() -> None:
+    world = World(compilation_wait=0.0)
+    release = threading.Event()
+    world.constraints._compiler._thread.submit(release.wait)
+    for number in range(5 * SLOTS):
+        world.bind(number % SLOTS, params(grammar=to_grammar(Choice([f"yes {number}"]))))
+        world.step(number % SLOTS)
+    assert len(world.constraints._kept) == SLOTS
+    release.set()
+    world.bind(0, params(grammar=to_grammar(Choice(["no"]))))
+    world.wait(0)
+    assert TOKENIZER.decode(world.run(0)) == "no"
     world.constraints.close()
 
 

@@ -23,6 +23,7 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from moeserve.httpserver.generation.expert_use import ExpertUseFeed
 from moeserve.httpserver.generation.generation_stream import GenerationStream, RunningGeneration
+from moeserve.httpserver.generation.router_silence import RouterSilence
 from moeserve.httpserver.generation.served_adapters import ServedAdapters
 from moeserve.httpserver.observability.generation_span import Operation
 from moeserve.httpserver.observability.load_totals import LoadTotals
@@ -55,7 +56,6 @@ log = logging.getLogger(__name__)
 
 MAX_CONSTRAINT_BYTES: Final = 256 << 20  # of the grammars of all requests under way
 MAX_BATCH_BYTES: Final = 32 << 20  # of the tokens in a message, unless one request has more
-SILENCE_S: Final = 5.0  # without a load report, of which a router sends at least one a second
 
 
 class Health(TypedDict):
@@ -84,7 +84,7 @@ class EngineClient:
     leaving: bool = False  # not ready any more; written by `server.py`
     draining: bool = False  # no new requests; written by `server.py`
     lost: str | None = None  # why there is no router or worker at the moment, once there was one
-    reported_at: float | None = None  # when the last LoadReport came, time.monotonic()
+    silence: RouterSilence = field(default_factory=RouterSilence)  # its `watch` must be running, too
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class EngineClient:
             return "draining"
         if self.ready is None or not self.text_ready:
             return "loading"
-        if self.reported_at is not None and time.monotonic() - self.reported_at > SILENCE_S:
+        if self.silence.is_long:
             return "unresponsive"
         return "ok" if self.lost is None else "restarting"
 
@@ -269,7 +269,7 @@ class EngineClient:
                 self._failed(message)
             case LoadReport():
                 self.metrics.load = self._totals.of(message)
-                self.reported_at = time.monotonic()
+                self.silence.report_came()
             case ExpertUse():
                 self.expert_use.received(message)
             case LoadProgress():
@@ -338,7 +338,7 @@ class EngineClient:
         if lost.process == "router":
             self.to_router.reopen()
             self._totals.start_again()
-            self.reported_at = None
+            self.silence.router_lost()
             self._engine_lost(cause)
             self.adapters.failed(cause)
         for request_id in self._not_to_resume(lost):

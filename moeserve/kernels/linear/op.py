@@ -129,6 +129,12 @@ def dense_tile(tokens: int, rows: int) -> GemmTile:
     return GemmTile(8 if tokens <= 8 else 16, bn, 4, 4, stages, sliced_k=True)
 
 
+def narrow_tile(tokens: int) -> GemmTile:
+    """Of a float matrix of few rows, a router's: larger tiles than these leave most of a GPU without a program. 34 us
+    for 513 to 1,024 tokens and 128 rows where dense_tile's take 84 (docs/results/2026-11-25-gpu-server.md)."""
+    return GemmTile(32, 64, 2, 4, 2) if tokens <= 4096 else GemmTile(32, 128, 2, 8, 2)
+
+
 def linear(
     x: Tensor | None,
     codes: Tensor | None,
@@ -157,10 +163,12 @@ def linear(
         run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks, bias=bias)
         return
     assert x is not None
-    if weight.format is None and weight.rows <= NARROW_ROWS and n <= NARROW_TOKENS:
+    is_narrow = weight.format is None and weight.rows <= NARROW_ROWS
+    if is_narrow and n <= NARROW_TOKENS:
         run_narrow_gemm(x, weight, other, count, out, bias=bias)
     else:
-        run_gemm(x, weight, other, None, count, out, tile=dense_tile(n, weight.rows), bias=bias)
+        gemm_tile = narrow_tile(n) if is_narrow else dense_tile(n, weight.rows)
+        run_gemm(x, weight, other, None, count, out, tile=gemm_tile, bias=bias)
 
 
 def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, activation: Activation = "silu") -> None:

@@ -70,6 +70,7 @@ class Request:
         "num_prompt",
         "num_scored",
         "num_shared",
+        "output_postponed",
         "predicted_output",
         "priority",
         "quantile",
@@ -144,7 +145,8 @@ class Request:
         self.fairness_preempted_at: int = -1  # num_output when it was last preempted for fairness
         self.num_lost: int = 0  # positions that were computed before the last preemption
         self.resume_after: int = 0  # the last step that may have a row of it, as of its preemption
-        self.num_postponed: int = 0  # times
+        self.num_postponed: int = 0  # times, for the token behind `output_postponed` others
+        self.output_postponed: int = 0
         self.retry_at: int = 0  # the step from which on it is queued again
 
         # Written by KvMemory. `slots` has the KV slots by position: positions 0 .. len(slots)-1 are in plans already

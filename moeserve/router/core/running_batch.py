@@ -169,11 +169,13 @@ class RunningBatch:
         self._refused = None
 
     def postpone(self, request: Request) -> None:
-        """Takes a request whose grammar is not ready out of the batch. One that has left it already stays as it is."""
+        """Takes a request whose mask is late out of the batch. One that has left it already stays as it is."""
         if request.id not in self.running:
             return
         self._leave(request)
         request.state = State.POSTPONED
+        if request.num_output > request.output_postponed:  # another mask than the last time
+            request.output_postponed, request.num_postponed = request.num_output, 0
         request.num_postponed += 1
         request.retry_at = self.last_planned + min(2**request.num_postponed, MOST_STEPS_POSTPONED)
         self.postponed.append(request)

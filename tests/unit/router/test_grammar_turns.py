@@ -1,9 +1,9 @@
-"""Costly grammars: their rows take turns, and one that is not compiled yet holds nobody up."""
+"""Costly grammars: their rows take turns, and one whose mask is late holds nobody up."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,11 +18,13 @@ STEP_MS = 3.0
 @dataclass
 class Grammars:
     """A worker whose masks take the milliseconds of `costs`, and whose grammars are compiled in the step `ready_at`, by
-    request; one row of each that is not is late, and so are all until the request is bound again."""
+    request; one row of each that is not is late, and so are all until the request is bound again. Later masks are late
+    in the steps of `late_in`."""
 
     world: World
     costs: dict[int, float] = field(default_factory=dict)
     ready_at: dict[int, int] = field(default_factory=dict)
+    late_in: dict[int, Collection[int]] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)  # request slots
     rows: list[set[int]] = field(default_factory=list)  # by step: requests that had a row
 
@@ -41,7 +43,8 @@ class Grammars:
             self.rows.append(set(ids))
             sampled = list(result.sampled)
             for index, (slot, id) in enumerate(zip(sampling, ids, strict=True)):
-                if slot in self.late or plan.step < self.ready_at.get(id, 0):
+                is_late = plan.step < self.ready_at.get(id, 0) or plan.step in self.late_in.get(id, ())
+                if slot in self.late or is_late:
                     self.late.add(slot)
                     self.world.worker.bound[slot].tokens[-1] = -5  # what a row of the plan in flight reads
                     sampled[index] = Sampled(-1, late=True)
@@ -128,13 +131,32 @@ def test_a_late_request_that_is_alone_is_tried_until_it_is_ready() -> None:
     assert final_item(world, 0).finish_reason == "length"
 
 
+def test_a_mask_that_is_late_now_and_then_costs_a_few_steps_each_time() -> None:
+    """Nothing is lost or said twice, and what was late before is not made to wait longer for it."""
+    world = make_world()
+    for id in range(2):
+        world.add(request(id, prompt=30, max_tokens=200), script=[100 * id + i % 90 for i in range(200)])
+    late_in = range(20, 180, 16)
+    grammars = Grammars(world, late_in={1: late_in})
+    grammars.run()
+    for id in range(2):
+        assert world.seen[id].tokens == [100 * id + i % 90 for i in range(200)]
+    for step in late_in:
+        assert sum(1 in rows for rows in grammars.rows[step : step + 16]) >= 10
+    assert all(0 in rows for rows in grammars.rows[1:190])
+
+
 def test_late_requests_may_leave_at_any_time() -> None:
     for seed in range(20):
         rng = random.Random(seed)
         world = make_world(num_state_slots=rng.choice((0, 32)))
         for id in range(6):
             world.add(request(id, prompt=rng.randrange(1, 20), max_tokens=rng.randrange(1, 12)))
-        grammars = Grammars(world, ready_at={id: rng.randrange(40) for id in range(5)})
+        grammars = Grammars(
+            world,
+            ready_at={id: rng.randrange(40) for id in range(5)},
+            late_in={id: rng.sample(range(80), 20) for id in range(5)},
+        )
         world.worker.step = grammars.step(world.worker.step)  # type: ignore[method-assign, assignment]
         for _ in range(30):
             while rng.random() < 0.8 and world.plan() is not None:

@@ -88,6 +88,22 @@ def test_fit_finds_the_model_in_its_own_steps() -> None:
     assert found.prompt_span == pytest.approx(MODEL.prompt_span, rel=1e-2)
 
 
+def test_steps_of_decode_rows_alone_have_times_of_their_own() -> None:
+    """As a GPU's, whose decode rows cost an eighth of sampling behind a prompt. Many steps are short prompts."""
+    short = [StepSample(load_of(rows((0, 16, True))), 0.00656) for _ in range(200)]
+    chunks = [StepSample(load_of(rows((0, n, False))), 0.006 + n * 1e-5) for n in (64, 512, 8192)]
+    batches = {n: load_of(rows(*[(99, 1, True)] * n)) for n in (1, 8, 64, 256)}
+    decoding = [StepSample(load, 0.002 + n * 5e-5) for n, load in batches.items()]
+    beside = [
+        StepSample(load_of(rows(*[(99, 1, True)] * 8, (50, n, False))), 0.009 + n * 1e-5) for n in (32, 120)
+    ]
+    found = fit([*short, *chunks, *decoding, *beside], "fit")
+    assert found.decode_rows == [1, 8, 64, 256]
+    for n, load in batches.items():
+        assert found.of(load) == pytest.approx(0.002 + n * 5e-5, rel=0.02)
+    assert found.of(load_of(rows((0, 512, False)))) == pytest.approx(0.006 + 512e-5, rel=0.05)
+
+
 def test_fit_bears_noise_and_interrupted_steps() -> None:
     """5% of noise, and every tenth step takes three times as long: the rest is still met within 4%."""
     random = np.random.default_rng(1)
@@ -128,6 +144,8 @@ def test_written_and_read_it_is_the_same(tmp_path: Path) -> None:
         ({"seconds": [0.2, 0.1]}, "descend"),
         ({"seconds": [-0.1, 0.1]}, ">= 0"),
         ({"tokens": [1], "seconds": [1]}, "length >= 2"),
+        ({"decode_rows": [1, 2], "decode_seconds": [0.1]}, "same length"),
+        ({"decode_rows": [2, 1], "decode_seconds": [0.1, 0.2]}, "`decode_rows` must ascend"),
         ({"decode_context": -1}, ">= 0"),
         ({"decode_contxt": 1}, "unknown field"),
         ({"source": None}, "source"),
