@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 
 
@@ -46,10 +47,12 @@ class TokenPool:
 
     def check(self, held: Iterable[array[int]]) -> None:
         """Raises AssertionError unless every slot is free or in `held`, exactly once. O(num_slots)."""
-        owners = bytearray(self.num_slots)
-        for slots in (self._free, *held):
-            for slot in slots:
-                owners[slot] += 1
-        wrong = [slot for slot, count in enumerate(owners) if count != 1]
-        if wrong:
-            raise AssertionError(f"KV slots not held exactly once: {wrong[:16]} (of {len(wrong)})")
+        every = self._free[:]
+        for slots in held:
+            every.extend(slots)
+        distinct = set(every)
+        if len(every) == len(distinct) == self.num_slots and min(every) >= 0 and max(every) < self.num_slots:
+            return
+        owners = Counter(every)
+        wrong = [slot for slot in distinct.union(range(self.num_slots)) if owners[slot] != 1]
+        raise AssertionError(f"KV slots not held exactly once: {sorted(wrong)[:16]} (of {len(wrong)})")

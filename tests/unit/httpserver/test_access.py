@@ -26,7 +26,10 @@ def metrics() -> Metrics:
 def app(metrics: Metrics) -> FastAPI:
     """The application with a route that has a bug; of the service, only what is used before a route."""
     service: Any = SimpleNamespace(
-        config=ServerConfig(), metrics=metrics, engine=SimpleNamespace(tracer=None, max_model_len=None)
+        config=ServerConfig(),
+        metrics=metrics,
+        engine=SimpleNamespace(tracer=None, max_model_len=None),
+        model_name="a-model",
     )
     app = build_app(service)
 

@@ -251,7 +251,7 @@ def test_only_names_that_are_ours_are_answered(host: str, answered: bool) -> Non
 def test_where_a_hosts_name_matters(settings: dict[str, Any], status: int) -> None:
     config = ServerConfig(**settings)
     engine: Any = types.SimpleNamespace(tracer=None, max_model_len=None, health=lambda: {"status": "ok"})
-    service: Any = types.SimpleNamespace(config=config, metrics=Metrics("m"), engine=engine)
+    service: Any = types.SimpleNamespace(config=config, metrics=Metrics("m"), engine=engine, model_name="m")
     client = TestClient(build_app(service), base_url="http://evil.example")
     assert client.get("/health").status_code == status
 
