@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jsonschema
 import numpy as np
@@ -20,7 +20,7 @@ from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.constraints import Constraints
 from moeserve.worker.guide import Guide
-from moeserve.worker.guided_answer import GuidedAnswer
+from moeserve.worker.guided_answer import GuidedAnswer, NextToken
 from moeserve.worker.sampler import CpuSampler
 from tests.conftest import TINY_MODEL
 
@@ -324,6 +324,23 @@ def test_a_mask_that_takes_long_is_told(world: World) -> None:
             break
     assert told.keys() == {1}
     assert told[1] > 20 * COSTLY_MASK_MS
+
+
+def test_a_first_mask_that_takes_long_is_told_and_the_next_one_waits_its_turn(world: World) -> None:
+    """Each mask of a text without any choice takes as long as all that is left of it."""
+    later: list[GuidedAnswer] = []
+    world.bind(0, params(grammar=to_grammar(Ebnf(f'start: "{"the fox runs " * 800}"'))))
+    world.wait(0)
+    take_turn = world.constraints._thread.later
+
+    def noted(answer: GuidedAnswer, work: Callable[[], NextToken]) -> None:
+        later.append(answer)
+        take_turn(answer, work)
+
+    world.constraints._thread.later = noted  # type: ignore[method-assign]
+    world.step(0)
+    assert world.verdicts.mask_ms[0] > COSTLY_MASK_MS
+    assert later == [world.constraints._answers[0]]
 
 
 def test_a_guide_knows_where_it_is_from_the_tokens_alone() -> None:
