@@ -40,17 +40,17 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.no_pdl:
-        launch.PDL = False  # before the launchers are imported, which take it over
+        launch.PDL = False
     from benchmarks.gpu import decode, kernels, parity, prefill, tune, warm_up
     from benchmarks.gpu.launch_cost import measure_launches
 
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, "PDL", launch.PDL, flush=True)
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, "PDL", launch.pdl(), flush=True)
     started = time.monotonic()
     tasks = [] if options.no_warm_up else warm_up.tasks_for(options.modes)
     checks = list(parity.cases()) if "parity" in options.modes else []
     patience = 200.0 if "tune" in options.modes else 100.0
     results = (
-        warm_up.in_parallel([*tasks, *checks], pdl=launch.PDL, patience=patience) if tasks or checks else {}
+        warm_up.in_parallel([*tasks, *checks], pdl=launch.pdl(), patience=patience) if tasks or checks else {}
     )
     print(f"[compiled, checked: {time.monotonic() - started:.0f} s]", flush=True)
     warm_up.report_failures(results)

@@ -43,7 +43,7 @@ from moeserve.expert_cache.routing_trace import RoutingTrace
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.handoff import expert_handoff as launches
 from moeserve.kernels.handoff.triton import poll
-from moeserve.kernels.launch import PDL, kernel
+from moeserve.kernels.launch import kernel, pdl
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.worker.engines.gpu import GpuEngine
@@ -79,7 +79,9 @@ class Stamps:
         # Of either alignment, which makes another kernel.
         stamp_kernel((1,), self.on_device[0, ROUTED:], num_warps=1)
         stamp_kernel((1,), self.on_device[0, PUBLISHED:], num_warps=1)
-        stamped_poll_kernel((1,), waits, waits, self.on_device[0, POLLS:], PDL, num_warps=1, launch_pdl=PDL)
+        stamped_poll_kernel(
+            (1,), waits, waits, self.on_device[0, POLLS:], pdl(), num_warps=1, launch_pdl=pdl()
+        )
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -97,7 +99,9 @@ class Stamps:
             collect(handoff, layer, *arguments, **options)
 
         def stamped_poll(grid: tuple[int, ...], answer: Tensor, waits: Tensor, *_: Any, **__: Any) -> None:
-            stamped_poll_kernel(grid, answer, waits, stamps[at[0], POLLS:], PDL, num_warps=1, launch_pdl=PDL)
+            stamped_poll_kernel(
+                grid, answer, waits, stamps[at[0], POLLS:], pdl(), num_warps=1, launch_pdl=pdl()
+            )
 
         patched: Any = ExpertHandoff
         module: Any = launches
@@ -274,7 +278,7 @@ def of_model(args: argparse.Namespace) -> None:
     stamps = Stamps(profile.layers)
     profile.engine.expert_cache = None
     with stamps.within():
-        profile.engine.record()
+        profile.engine.warm_up.record()
     for name, its in (("fixed", None), ("cache", cache)):
         profile.engine.expert_cache = its
         print(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import pdl
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.norm.triton import add_norm_kernel
 
@@ -28,9 +28,9 @@ def measure_launches() -> None:
     x, weight, y = (torch.randn(shape, device="cuda") for shape in ((1, 2048), (2048,), (1, 2048)))
     count = torch.ones(1, dtype=torch.int32, device="cuda")
     none = (None, None, None, None, None)
-    constants = (2048, 0, 1e-6, 2048, PDL)
+    constants = (2048, 0, 1e-6, 2048, pdl())
     arguments = (x, *none, count, weight, y, None, None, *constants)
-    options = {"num_warps": 8, "launch_pdl": PDL}
+    options = {"num_warps": 8, "launch_pdl": pdl()}
     ways = {
         "Triton's kernel[grid](...)": lambda: add_norm_kernel.function[(1,)](*arguments, **options),
         "cached launch": lambda: add_norm_kernel((1,), *arguments, **options),

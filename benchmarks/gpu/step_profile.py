@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--pdl", action="store_true", help="with programmatic dependent launch")
     options = parser.parse_args()
     if not options.pdl:
-        launch.PDL = False  # before the launchers are imported, which take it over
+        launch.PDL = False
     from moeserve.bench import engine as bench
     from moeserve.worker.loading import load_runner
 

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime import driver
+from triton.runtime.cache import triton_key
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # For kernels: inline assembly, which the interpreter lacks, only where they are compiled.
@@ -31,8 +32,17 @@ def _has_dependent_launch() -> bool:
 
 
 # Programmatic dependent launch (Hopper on): a kernel may start while the one before it ends, and waits itself
-# (gdc_wait) before it reads what that one wrote.
-PDL = _has_dependent_launch()
+# (gdc_wait) before it reads what that one wrote. None: the GPU has not been asked yet.
+PDL: bool | None = None
+
+
+def pdl() -> bool:
+    """Whether kernels are launched so. Asks the GPU at the first launch: a process that has imported kernels may still
+    fork others, which it could not once it has asked."""
+    global PDL
+    if PDL is None:
+        PDL = _has_dependent_launch()
+    return PDL
 
 
 def next_power_of_2(n: int) -> int:
@@ -46,6 +56,7 @@ class Kernel:
     def __init__(self, function: Any) -> None:
         # Under the interpreter, `function` is its InterpretedFunction, without a cache.
         self.function = function
+        _kernels.append(self)
         self._compiled: dict[tuple[object, ...], Any] = {}
 
     def __call__(self, grid: tuple[int, ...], *arguments: object, **options: Any) -> None:
@@ -82,6 +93,16 @@ class Kernel:
         self._compiled[key] = compiled
 
 
+def hash_sources() -> None:
+    """Makes the hashes of all kernels imported so far, and of Triton, by which compiled ones are found on disk: half a
+    second and more, and all that a process can do for the kernels without a GPU."""
+    if not INTERPRETED:
+        triton_key()
+        for one in _kernels:
+            one.function.cache_key  # noqa: B018 - a property that is made once
+
+
+_kernels: list[Kernel] = []
 _first_launches = 0  # of kinds that no `compile_ahead` has seen
 _ahead: _CompilingAhead | None = None
 

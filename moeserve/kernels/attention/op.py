@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeserve.kernels.attention.decode import decode_kernel
 from moeserve.kernels.attention.prefill import prefill_kernel
-from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.rope.op import rotary_dim
 
 LOG2E = 1.4426950408889634
@@ -179,10 +179,10 @@ def decode_attention(
         tile.keys,
         splits,
         tile.least,
-        PDL,
+        pdl(),
         num_warps=tile.warps,
         num_stages=tile.stages,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moeserve.kernels.launch import PDL, kernel
+from moeserve.kernels.launch import kernel, pdl
 
 BLOCK = 512  # numbers of a program
 MAX_NUMBERS = 256 * BLOCK  # all programs must run at once: each waits for its like on the other GPUs
@@ -89,6 +89,6 @@ class PushSum:
     def _launch(self, x: Tensor, polls: int) -> None:
         push_sum_kernel(
             (-(-x.numel() // BLOCK),), x, self._inbox, self._peers, self._calls,
-            x.numel(), self._rank, len(self._peers), MAX_NUMBERS, polls, BLOCK, PDL,
-            num_warps=4, launch_pdl=PDL,
+            x.numel(), self._rank, len(self._peers), MAX_NUMBERS, polls, BLOCK, pdl(),
+            num_warps=4, launch_pdl=pdl(),
         )  # fmt: skip

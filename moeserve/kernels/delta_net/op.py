@@ -14,7 +14,7 @@ from moeserve.kernels.delta_net.conv import conv_kernel
 from moeserve.kernels.delta_net.gate import gated_norm_kernel, sigmoid_gate_kernel
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK, DeltaHeads
 from moeserve.kernels.delta_net.recurrent import recurrent_kernel
-from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.pointwise import library
 
 COLUMNS = 32  # of a head's state in one program: 128 programs for one token of 32 heads of 128 columns
@@ -65,8 +65,8 @@ def convolve(
         (len(x.mixed), 2 * h.key_heads + h.value_heads), x.qkv, conv, x.states, sequences.row_sequence,
         sequences.first, sequences.slot, num_rows, x.mixed, x.qkv.stride(0), x.states.stride(0), h.delta_values,
         h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel,
-        next_power_of_2(max(h.key_dim, h.value_dim)), PDL,
-        num_warps=1, launch_pdl=PDL,
+        next_power_of_2(max(h.key_dim, h.value_dim)), pdl(),
+        num_warps=1, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -78,8 +78,8 @@ def recurrent_rule(x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences)
         x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot, x.out, x.qkv.stride(0),
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, x.states.stride(0), h.delta_values, h.key_heads,
         h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
-        next_power_of_2(h.key_dim), COLUMNS, _share(h), PDL,
-        num_warps=4, launch_pdl=PDL,
+        next_power_of_2(h.key_dim), COLUMNS, _share(h), pdl(),
+        num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def chunked_rule(
     inverse_kernel(
         (len(chunks), h.value_heads), x.mixed, x.gates.b, x.gates.a, x.rate, x.dt_bias, chunks, inverse,
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, h.key_heads, h.value_heads, h.key_dim, h.value_dim,
-        h.is_tiled, next_power_of_2(h.key_dim), precision, PDL, num_warps=4, launch_pdl=PDL,
+        h.is_tiled, next_power_of_2(h.key_dim), precision, pdl(), num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
     scan_kernel(
         (len(sequences.first), h.value_heads, h.value_dim // COLUMNS), x.qkv, x.mixed, x.gates.b, x.gates.a, x.rate,
@@ -104,7 +104,7 @@ def chunked_rule(
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, x.states.stride(0), h.delta_values, h.key_heads,
         h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
         next_power_of_2(h.key_dim), COLUMNS, _share(h),
-        precision, PDL, num_warps=4, launch_pdl=PDL,
+        precision, pdl(), num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -137,8 +137,8 @@ def gated_norm(
     n, width = o.shape
     gated_norm_kernel(
         (n, width // dim), o, z, norm, count, y, codes, scales, z.stride(0), width // dim, dim, eps,
-        next_power_of_2(dim), PDL,
-        num_warps=1, launch_pdl=PDL,
+        next_power_of_2(dim), pdl(),
+        num_warps=1, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -152,8 +152,8 @@ def sigmoid_gate(
         return
     n, width = x.shape
     sigmoid_gate_kernel(
-        (n, width // dim), x, gate, count, codes, scales, gate.stride(0), width // dim, dim, next_power_of_2(dim), PDL,
-        num_warps=1, launch_pdl=PDL,
+        (n, width // dim), x, gate, count, codes, scales, gate.stride(0), width // dim, dim, next_power_of_2(dim),
+        pdl(), num_warps=1, launch_pdl=pdl(),
     )  # fmt: skip
 
 

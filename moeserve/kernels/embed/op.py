@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.embed.triton import embed_kernel
-from moeserve.kernels.launch import PDL
+from moeserve.kernels.launch import pdl
 from moeserve.kernels.linear.op import weight_of
 from moeserve.kernels.planes.layout import k_blocks_of
 
@@ -60,6 +60,6 @@ def embed(
         table.format,
         *((0, 0) if places is None else places.slot_table.shape),
         scale,
-        PDL,
+        pdl(),
         num_warps=1,
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moeserve.kernels.experts.align import align_kernel
 from moeserve.kernels.experts.shared_gate import shared_gate_kernel
-from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
+from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
 from moeserve.kernels.linear.large_batch import BLOCK
 from moeserve.kernels.linear.op import (
     SILU,
@@ -79,9 +79,9 @@ def align_routes(
         blocks,
         chunk,
         1 << experts.bit_length(),
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -164,9 +164,9 @@ def shared_gate(
         weights_out.stride(0),
         0 if ids_out is None else ids_out.stride(0),
         next_power_of_2(hidden),
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 

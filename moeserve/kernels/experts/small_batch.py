@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.experts.gemv import down_kernel, up_kernel
-from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
+from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
 from moeserve.kernels.linear.op import (
     SILU,
     Gated,
@@ -98,9 +98,9 @@ def small_batch_up(
         t.br,
         t.nb,
         t.bk,
-        PDL,
+        pdl(),
         num_warps=t.warps,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -150,7 +150,7 @@ def small_batch_down(
         t.br,
         t.nb,
         t.bk,
-        PDL,
+        pdl(),
         num_warps=t.warps,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )

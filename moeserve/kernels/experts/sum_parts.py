@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moeserve.kernels.launch import PDL, kernel
+from moeserve.kernels.launch import kernel, pdl
 
 COLUMNS = 1024  # of a program
 
@@ -42,6 +42,6 @@ def sum_parts(parts: Tensor, weights: Tensor, ids: Tensor, count: Tensor, out: T
     rows, count_parts, cols = parts.shape
     block = min(COLUMNS, triton.next_power_of_2(cols))
     sum_parts_kernel(
-        (rows, -(-cols // block)), parts, weights, ids, count, out, cols, count_parts, block, PDL,
-        num_warps=4, launch_pdl=PDL,
+        (rows, -(-cols // block)), parts, weights, ids, count, out, cols, count_parts, block, pdl(),
+        num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip

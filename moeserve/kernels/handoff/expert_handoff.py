@@ -26,7 +26,7 @@ from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.experts.options import Activation
 from moeserve.kernels.handoff.region import Region, Slot
 from moeserve.kernels.handoff.triton import combine_kernel, poll_kernel, publish_kernel
-from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
+from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
 from moeserve.kernels.stream_operands import Activations
 
 
@@ -178,7 +178,7 @@ class ExpertHandoff:
         """
         # Cheaper than the driver's stream memory operation: docs/results/2026-11-20-hand-off.md.
         answer, waits = self._region.answers[layer], self._waits[layer % 2]
-        poll_kernel((1,), answer, waits, PDL, num_warps=1, launch_pdl=PDL)
+        poll_kernel((1,), answer, waits, pdl(), num_warps=1, launch_pdl=pdl())
         combine_kernel(
             (len(out),),
             self._region.slots[layer % 2].result,
@@ -187,9 +187,9 @@ class ExpertHandoff:
             out,
             self._hidden,
             self._size,
-            PDL,
+            pdl(),
             num_warps=max(1, min(8, self._size // 256)),
-            launch_pdl=PDL,
+            launch_pdl=pdl(),
         )
 
     def check(self) -> None:
@@ -273,9 +273,9 @@ class ExpertHandoff:
             self._defer[layer],
             self._size,
             next_power_of_2(self._top_k),
-            PDL,
+            pdl(),
             num_warps=max(1, min(8, self._size // 256)),
-            launch_pdl=PDL,
+            launch_pdl=pdl(),
             enable_fp_fusion=False,  # the rounding of store_row is two steps
         )
 

@@ -9,7 +9,7 @@ from moeserve.kernels.attention.latent import latent_attention_kernel
 from moeserve.kernels.attention.op import DecodeWorkspace, prefill_tile, tile_tokens
 from moeserve.kernels.experts.op import method_for
 from moeserve.kernels.latent.triton import latent_store_kernel, norm_kernel
-from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.linear.op import RouteBlocks, run_gemm, weight_of
 
 # Of a decode program: the heads of a key's loads, and the tile of tensor cores.
@@ -75,9 +75,9 @@ def norm_rows(
         dim,
         None if weight is None else eps,
         next_power_of_2(dim),
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -128,9 +128,9 @@ def latent_store(
         next_power_of_2(nope_dim),
         next_power_of_2(rotary // 2),
         next_power_of_2(rank),
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -177,10 +177,10 @@ def decode_latent(
         DECODE_KEYS,
         w.splits,
         1,
-        PDL,
+        pdl(),
         num_warps=DECODE_WARPS,
         num_stages=2,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -218,8 +218,8 @@ def prefill_latent(
         tile.keys,
         1,
         1,
-        PDL,
+        pdl(),
         num_warps=tile.warps,
         num_stages=tile.stages,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from moeserve.kernels.launch import INTERPRETED, PDL, next_power_of_2
+from moeserve.kernels.launch import INTERPRETED, next_power_of_2, pdl
 from moeserve.kernels.linear.float_gemm import float_gemm_kernel
 from moeserve.kernels.linear.op import Gated, RouteBlocks, Weight
 from moeserve.kernels.linear.unpack import unpack_kernel
@@ -116,9 +116,9 @@ def unpack(
         at,
         bn,
         kb,
-        PDL and is_early,
+        pdl() and is_early,
         num_warps=8,
-        launch_pdl=PDL and is_early,
+        launch_pdl=pdl() and is_early,
     )
 
 
@@ -177,10 +177,10 @@ def run_float_gemm(
         tile.tokens,
         tile.columns,
         tile.depth,
-        PDL,
+        pdl(),
         num_warps=tile.warps,
         num_stages=_stages(w, tile),
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.options import Activation
-from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.linear.gated_rows import gated_rows_kernel
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
@@ -175,8 +175,8 @@ def gated_rows(products: Tensor, count: Tensor, h: GpuActivations, activation: A
     """h[i] = gated(gate, up) for rows i < count[0], whose products float32 [n, 2 * cols] stand side by side."""
     n, cols = products.shape[0], products.shape[1] // 2
     gated_rows_kernel(
-        (n, -(-cols // GATED_COLUMNS)), products, count, h.x, h.codes, h.scales, cols, activation, GATED_COLUMNS, PDL,
-        num_warps=4, launch_pdl=PDL,
+        (n, -(-cols // GATED_COLUMNS)), products, count, h.x, h.codes, h.scales, cols, activation, GATED_COLUMNS, pdl(),
+        num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -231,9 +231,9 @@ def run_gemv(
         tile.br,
         tile.nb,
         tile.bk,
-        PDL,
+        pdl(),
         num_warps=tile.warps,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -252,8 +252,8 @@ def run_narrow_gemm(
     rows = -(-weight.rows // bn) + (0 if second is None else -(-second.rows // bn))
     narrow_gemm_kernel(
         (rows, -(-len(out) // bm)), x, weight.codes, None if second is None else second.codes, bias, count, out,
-        weight.rows, 0 if second is None else second.rows, weight.cols, bm, bn, bk, PDL,
-        num_warps=4, launch_pdl=PDL,
+        weight.rows, 0 if second is None else second.rows, weight.cols, bm, bn, bk, pdl(),
+        num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -310,11 +310,11 @@ def run_gemm(
         t.bn,
         t.k_blocks,
         *more,
-        PDL,
+        pdl(),
         num_warps=t.warps,
         num_stages=t.stages,
         maxnreg=t.registers,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -358,9 +358,9 @@ def run_gated_gemm(
         t.bn,
         t.k_blocks,
         *more,
-        PDL,
+        pdl(),
         num_warps=t.warps,
         num_stages=t.stages,
         maxnreg=t.registers,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
+from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
 from moeserve.kernels.linear.op import RouteBlocks
 from moeserve.kernels.lora.small_batch import expand_small_batch_kernel, shrink_small_batch_kernel
 from moeserve.kernels.lora.triton import expand_kernel, expand_sum_kernel, shrink_kernel
@@ -111,9 +111,9 @@ def shrink(x: GpuActivations, table: AdapterTable, items: Items, shrunk: Tensor,
         block,
         RANK_TILE // 4 if is_row else RANK_TILE,
         min(next_power_of_2(table.cols), 512 if is_row else 64),
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -160,9 +160,9 @@ def expand(
         block,
         bn,
         RANK_TILE,
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -183,9 +183,9 @@ def _shrink_small_batch(x: Tensor, table: AdapterTable, items: Items, shrunk: Te
         table.float,
         RANKS_OF_PROGRAM,
         bk,
-        PDL,
+        pdl(),
         num_warps=4 if bk <= 2048 else 8,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -208,9 +208,9 @@ def _expand_small_batch(shrunk: Tensor, table: AdapterTable, items: Items, out: 
         table.float,
         bn,
         RANK_TILE,
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -238,7 +238,7 @@ def expand_sum(shrunk: Tensor, table: AdapterTable, items: Items, weights: Tenso
         table.float,
         bn,
         RANK_TILE,
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.norm.sandwich import sandwich_inputs_kernel, sandwich_sum_kernel
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.norm.triton import add_norm_kernel
@@ -58,9 +58,9 @@ def add_norm(
         0 if parts is None else parts.shape[1],
         eps,
         size,
-        PDL,
+        pdl(),
         num_warps=_warps(size),
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -82,8 +82,8 @@ def sandwich_inputs(
         norms.dense_input, dense.x, dense.codes, dense.scales,
         norms.router_input, router,
         norms.experts_input, experts.x, experts.codes, experts.scales,
-        x.shape[1], eps, size, PDL,
-        num_warps=_warps(size), launch_pdl=PDL,
+        x.shape[1], eps, size, pdl(),
+        num_warps=_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -115,8 +115,8 @@ def sandwich_sum(
         (len(some),), x, dense, parts, part_weights, part_ids, extra, rows, count,
         norms.dense_output, norms.experts_output, norms.output, norms.factor, weight, y.x, y.codes, y.scales,
         cols, dense.stride(0) // cols, 0 if parts is None else parts.shape[1],
-        0 if parts is None else parts.stride(0) // cols, eps, size, PDL,
-        num_warps=_warps(size), launch_pdl=PDL,
+        0 if parts is None else parts.stride(0) // cols, eps, size, pdl(),
+        num_warps=_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.launch import PDL, next_power_of_2
+from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.rope.triton import rope_store_kernel
 
 
@@ -71,9 +71,9 @@ def rope_store(
         k_full,
         next_power_of_2(heads // kv_heads),
         next_power_of_2(dim),
-        PDL,
+        pdl(),
         num_warps=4,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.launch import PDL, next_power_of_2, row_stride
+from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
 from moeserve.kernels.routing.norm_router import norm_router_kernel
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.routing.triton import route_kernel, select_streamed_routes_kernel
@@ -62,9 +62,9 @@ def route(
         per_program,
         next_power_of_2(experts),
         next_power_of_2(top_k),
-        PDL,
+        pdl(),
         num_warps=per_program,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
@@ -108,9 +108,9 @@ def norm_router(
         next_power_of_2(cols),
         at_once,
         eps,
-        PDL,
+        pdl(),
         num_warps=4 if at_once <= 2 else 8,
-        launch_pdl=PDL,
+        launch_pdl=pdl(),
     )
 
 
