@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
 
 from moeserve.kernels.planes import Planes, dequantize, empty_planes, repack, repack_into
+from moeserve.models.loading import upload
 from moeserve.quantization import QUANT_TYPES
 from moeserve.quantization.table import Q4_K, Q6_K
 from tests.kernels import weights
 from tests.kernels.weights import INTEGERS, MIN_AT, SCALE_AT, TYPES, random_weights
+
+
+def test_a_piece_is_read_whole_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is left for the last of them."""
+    monkeypatch.setattr(upload, "LEAST_PART", 64)
+    rng = np.random.default_rng(0)
+    with closing(upload.Upload(torch.device("cpu"))) as up:
+        up._num_readers = 4
+        for size in (1, 63, 64, 65, 1000, 4099):
+            piece = rng.integers(0, 256, size, np.uint8)
+            assert np.array_equal(up._to_device(piece).numpy(), piece)
 
 
 def bytes_of(w: weights.Weights) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -76,6 +77,13 @@ class GpuLoader:
         elsewhere = set() if with_embedding or (tied and with_head) else {n.TOKEN_EMBD}
         elsewhere |= set() if with_head else {n.OUTPUT}
         self._total = self._bytes_from(first_layer, elsewhere)
+        with closing(self._upload):
+            return self._load(gpu_experts, first_layer, with_embedding=with_embedding, with_head=with_head)
+
+    def _load(
+        self, gpu_experts: Sequence[Sequence[int]], first_layer: int, *, with_embedding: bool, with_head: bool
+    ) -> GpuWeights:
+        tied = self._shape.tied_embeddings
         embedding = self._planes(n.TOKEN_EMBD) if with_embedding else None
         output = None
         if with_head and tied:
