@@ -28,6 +28,7 @@ from torch import Tensor
 from moeserve.kernels.collectives.all_reduce import AllReduce
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
+from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.pointwise.library import softcap
@@ -39,6 +40,7 @@ from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
+from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
@@ -147,6 +149,15 @@ class GpuDecoder:
         )
         self.head_sizes = [size for size in self.sizes if size <= GPU_LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], shape.vocab_size, device=self.device)
+        is_whole = all(
+            part is None for part in (handoff, expert_stream, stage, adapters, mixer_sum, ffn_sums)
+        )
+        of_layers = [
+            (layer, kv[index], states[index : index + 1], shape.layers[self._first_layer + index])
+            for index, layer in enumerate(weights.layers)
+        ]
+        # `compile_ahead` needs these alone.
+        self._distinct_layers = distinct_layers(of_layers) if is_whole else list(range(self.num_layers))
         self._heads = {size: GpuHead(shape, logits, size, floats) for size in self.head_sizes}
 
     @property
@@ -205,7 +216,8 @@ class GpuDecoder:
         )
         if observer is not None and self._row_numbers is None:
             observer.embedding(s.x)
-        for index, layer in enumerate(self._weights.layers):
+        for index in self._distinct_layers if is_compiling_ahead() else range(self.num_layers):
+            layer = self._weights.layers[index]
             self._mixer_norm(index, s, batch.count)
             adapters = self._adapters_of(index, batch, s)
             self._mix_tokens(index, layer, batch, s, adapters)
