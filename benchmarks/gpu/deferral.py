@@ -15,6 +15,7 @@ from benchmarks.gpu.crossover import engine_of, load
 from moeserve.bench.engine import EngineBench
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.engines.recorded_steps import RecordedSteps
 from moeserve.worker.runner import Runner
 
 PROMPT, WARM_UP, STEPS, ROUNDS = 32, 4, 32, 4
@@ -32,8 +33,8 @@ def report(runner: Runner, deferred: list[int], batches: list[int]) -> None:
     recorded = {}
     for n in deferred:
         handoff.defer(n)
-        engine.record()
-        recorded[n] = engine._recorded
+        recorded[n] = RecordedSteps(engine._model, engine._inputs)
+        recorded[n].record(engine._max_num_seqs, lambda done, total: None)
     rates: dict[tuple[int, int], list[float]] = {(n, batch): [] for n in deferred for batch in batches}
     for _ in range(ROUNDS):
         for n in deferred:

@@ -55,6 +55,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     kv_tiers: list[Tier] = []  # the fastest first
     state_bytes: int = 0  # of one slot of recurrent state
     measured_steps: list[MeasuredStep] = []
+    start_seconds: dict[str, float] = {}  # of the worker's start, by phase; empty: on a CPU
     adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
     adapter_bytes: dict[str, int] = {}  # by key
 

@@ -56,6 +56,11 @@ class Worker(Protocol):
             [AdapterState(source.order, error="not supported") for source in wanted.sources]
         )
 
+    def warm_on(self, *, is_idle: bool) -> bool:
+        """Between two calls: a worker in the place of one that was lost does a piece of what it has put off because
+        answers wait. is_idle: no call waits now. False when nothing is left."""
+        return False
+
 
 class WorkerDied(Exception):
     """The worker process has ended or answers something meaningless; the message names the cause. `answers` arrived

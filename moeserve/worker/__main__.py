@@ -1,18 +1,27 @@
 """`python -m moeserve.worker`: the worker process, started by the launcher.
 
-On the CPU it loads the model and then only keeps it: what serves is a fork (`keeper.py`), so that the weights outlive a
-crash. On a GPU, whose driver survives no fork, one process does both.
+It keeps what a crash must not cost again, and what serves is a fork (`keeper.py`). On the CPU that is the model. On a
+GPU, whose driver survives no fork, it is what comes before the GPU is asked: the modules and the vocabulary
+(`inherited.py`); each fork loads the model. Where several GPUs have the model, or nobody asks for forks, one process
+does everything.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import logging
+from typing import TYPE_CHECKING, Final
 
 from moeserve.deferred_modules import defer, load_named
 from moeserve.lasting_imports import lasting_imports
 from moeserve.messages.channels import PushChannel
-from moeserve.process import Process, line_to_launcher, run_process
+from moeserve.process import Process, line_to_launcher, load_config, run_process
 from moeserve.worker.progress import LoadingBar
+
+if TYPE_CHECKING:
+    from moeserve.worker.runner import Runner
+    from moeserve.worker.start import Start
+
+log = logging.getLogger(__name__)
 
 # How torch computes shapes on its device "meta": long to import, and nothing that the CPU engine needs.
 TORCH_META: Final = "torch._meta_registrations"
@@ -26,10 +35,10 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
     with lasting_imports():
         from moeserve.worker import keeper
         from moeserve.worker.cpu_loading import load_cpu_model, try_cpu_model
-        from moeserve.worker.device import choose_device
-        from moeserve.worker.loading import load_runner
-        from moeserve.worker.runner import Runner
+        from moeserve.worker.device import choose_in_fork, is_divided
+        from moeserve.worker.inherited import Inherited
         from moeserve.worker.service import serve
+        from moeserve.worker.start import Start, StartClock, process_began
 
     def serve_with(runner: Runner) -> None:
         serve(
@@ -40,22 +49,55 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
             outlives_routers=outlives_routers,
         )
 
-    bar = LoadingBar(
-        PushChannel(process.context, process.paths.http), may_draw=process.config.log_format == "text"
-    )
     line = line_to_launcher()
-    try:
-        if line is None or choose_device(process.config.device) != "cpu":
-            load_named(TORCH_META)
-            line, runner = None, load_runner(process.config, bar)
-        else:
+    if line is None or is_divided(process.config):
+        load_named(TORCH_META)
+        serve_with(_load(process, Start()))
+    elif choose_in_fork(process.config.device) == "cpu":
+        bar = _loading_bar(process)
+        try:
             model = load_cpu_model(process.config, bar)
+        finally:
+            bar.close()
+        keeper.keep(process, line, lambda is_first: serve_with(try_cpu_model(model, is_first=is_first)))
+    else:
+        inherited, began = Inherited(), process_began()
+        with lasting_imports():
+            load_named(TORCH_META)
+            _import_for_gpu()
+
+        def live(is_first: bool) -> None:
+            if is_first:
+                serve_with(_load(process, Start(inherited, clock=StartClock(began))))
+            else:
+                process.config = load_config(process.paths)  # as the first worker has chosen
+                serve_with(_load(process, Start(inherited, is_first=False)))
+
+        keeper.keep(process, line, live, "worker start", lambda: inherited.prepare(process.config))
+
+
+def _load(process: Process, start: Start) -> Runner:
+    from moeserve.worker.loading import load_runner
+
+    start.clock.ended("imports")
+    bar = _loading_bar(process)
+    try:
+        return load_runner(process.config, bar, start=start)
     finally:
         bar.close()
-    if line is None:
-        serve_with(runner)
-    else:
-        keeper.keep(process, line, lambda is_first: serve_with(try_cpu_model(model, is_first=is_first)))
+
+
+def _import_for_gpu() -> None:
+    """What the forks need. Where it is not here, they say so, as they do where there is no GPU."""
+    try:
+        import moeserve.worker.gpu_loading  # noqa: F401
+    except ImportError as error:
+        log.debug("%s", error)
+
+
+def _loading_bar(process: Process) -> LoadingBar:
+    to_http = PushChannel(process.context, process.paths.http)
+    return LoadingBar(to_http, may_draw=process.config.log_format == "text")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+from typing import Final
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
@@ -29,6 +31,30 @@ def choose_device(wanted: str) -> str:
     if torch.cuda.is_available():
         log.warning("the GPU is not used: %s", obstacle)
     return "cpu"
+
+
+_IN_FORK: Final = {"cpu": 10, "cuda": 11}  # exit codes
+
+
+def choose_in_fork(wanted: str) -> str:
+    """`choose_device` without asking for the GPU in this process, which will fork others. A choice that raises is
+    "cuda": what is forked then raises it."""
+    if wanted != "auto":
+        return wanted
+    pid = os.fork()
+    if pid == 0:
+        code = _IN_FORK["cuda"]
+        try:
+            code = _IN_FORK[choose_device(wanted)]
+        finally:
+            os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return "cpu" if status == _IN_FORK["cpu"] else "cuda"
+
+
+def is_divided(config: ServerConfig) -> bool:
+    """Several GPUs are asked for, each of which has a process. Raises ConfigError."""
+    return config.device != "cpu" and len(parse_gpus(config.gpus)) > 1
 
 
 def gpu_numbers(config: ServerConfig) -> list[int]:

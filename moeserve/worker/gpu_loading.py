@@ -46,16 +46,14 @@ from moeserve.worker.cpu_stream import check_ram, open_stream
 from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.engines.slot_tables import SlotTables
-from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_adapters import load_gpu_adapters
 from moeserve.worker.gpu_memory import check_kv_numbers, plan_placement, step_tokens_on
+from moeserve.worker.gpu_start import start_steps
 from moeserve.worker.group.rank_stream import open_rank_stream
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import Connections, gpu_experts, share_among
 from moeserve.worker.group.shares import connect as connect_share
-from moeserve.worker.measure.parts import choose_parts
-from moeserve.worker.measure.steps import measure_steps
-from moeserve.worker.measure.streaming import calibrate_streaming
+from moeserve.worker.measure.kept import kept_measurements
 from moeserve.worker.memory import available_bytes
 from moeserve.worker.moving_experts import MovingExperts
 from moeserve.worker.page_mover import PageMover
@@ -64,6 +62,7 @@ from moeserve.worker.ram_expert_order import ram_expert_order
 from moeserve.worker.ready import log_skipped, ready_message
 from moeserve.worker.resident_adapters import ResidentAdapters
 from moeserve.worker.runner import Runner
+from moeserve.worker.start import Start
 from moeserve.worker.step_recorder import StepRecorder, open_recorder
 
 log = logging.getLogger(__name__)
@@ -71,6 +70,7 @@ log = logging.getLogger(__name__)
 HANG_SECONDS = (
     180.0  # a step that stands still for so long has failed; the first ones compile kernels on the way
 )
+PIN_AFTER_S = 2.0  # where answers wait: their prompts are computed first
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,21 @@ def load_gpu_runner(
     on_progress: OnProgress,
     device: torch.device,
     forced_rows: int = 0,
+    start: Start | None = None,
 ) -> Runner:
-    """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. Raises ModelError for a bad
-    file, ConfigError where the GPU's memory does not suffice."""
-    constraints = gpu_constraints(config, source)
-    loaded = load_gpu_engine(config, source, on_progress, device, forced_rows)
+    """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. start: None: from nothing.
+    Raises ModelError for a bad file, ConfigError where the GPU's memory does not suffice."""
+    start = start or Start()
+    constraints = gpu_constraints(config, source, start.inherited.grammar)
+    loaded = load_gpu_engine(config, source, on_progress, device, forced_rows, start=start)
     return Runner(loaded.engine, loaded.ready, constraints, loaded.recorder, loaded.pages, loaded.adapters)
 
 
-def gpu_constraints(config: ServerConfig, source: ModelSource) -> Constraints:
-    """Its helper thread builds the vocabulary while the caller loads the weights."""
-    return Constraints(config.max_num_seqs, lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
+def gpu_constraints(
+    config: ServerConfig, source: ModelSource, engine: GrammarEngine | None = None
+) -> Constraints:
+    """Without an engine, its helper thread builds the vocabulary while the caller loads the weights."""
+    return Constraints(config.max_num_seqs, lambda: engine or GrammarEngine(TextTokenizer.from_gguf(source)))
 
 
 def load_gpu_engine(
@@ -109,9 +113,11 @@ def load_gpu_engine(
     device: torch.device,
     forced_rows: int = 0,
     ranks: RankGroup | None = None,
+    start: Start | None = None,
 ) -> LoadedGpuEngine:
     """The same without a runner. ranks: the GPUs among which the model is divided, of which `device` is this process's;
     None: it has all of it."""
+    start = start or Start()
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if ranks is not None:
@@ -140,6 +146,7 @@ def load_gpu_engine(
     if placement.layers_in_ram:
         check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")
+    start.clock.ended("plan")
     has_ends = connections.stage is None or connections.stage.is_first
     weights = GpuLoader(source, shape, device, on_progress).load(
         gpu_experts(placement, share),
@@ -152,6 +159,7 @@ def load_gpu_engine(
     in_ram = _in_ram(config, shape, source, placement, device, on_progress, ram_ids, ram_bytes, ranks)
     adapters = load_gpu_adapters(config, of_adapters, shape, placement, float_type(weights, device), device)
     _empty_cache(device)
+    start.clock.ended("weights")
     capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), max_tokens)
     if ranks is not None:
         capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
@@ -190,28 +198,32 @@ def load_gpu_engine(
     cache = moving.cache(weights, placement, model)
     agree = bool if ranks is None else ranks.all_say
     engine = GpuEngine(model, tables, config.max_num_seqs, name, experts, cpu_stage, cache, agree)
-    if ranks is None:
-        engine.compile(on_progress)
-    else:
-        ranks.first_alone(lambda: engine.compile(on_progress))  # the others find its kernels on disk
-    on_a_gpu = device.type == "cuda"  # and not Triton's interpreter, whose steps take seconds
-    engine.record()
-    tables.spread_nobody(capacity.num_slots, windows)
-    if on_a_gpu and ranks is not None and engine.micro_batches is not None:
-        choose_parts(engine, engine.micro_batches, ranks.of_leader)
-    if model.can_stream:
-        _choose_streaming(engine, config.gpu_prefill_token_threshold, capacity.max_model_len)
+    is_gpu = device.type == "cuda"
+    kept = None
+    if is_gpu and ranks is None:
+        kept = kept_measurements(config, source, shape, capacity, max_tokens, name, device)
+    start.clock.ended("buffers")
+    measured = start_steps(
+        engine,
+        config,
+        capacity.max_model_len,
+        start,
+        on_progress,
+        ranks,
+        kept,
+        before_timing=lambda: tables.spread_nobody(capacity.num_slots, windows),
+        is_gpu=is_gpu,
+    )
     weight_bytes = placement.gpu_weight_bytes + placement.cpu_weight_bytes
     kv_bytes = capacity.kv_bytes(layout)
     if ranks is not None:
         weight_bytes, kv_bytes = ranks.total(weight_bytes), ranks.total(kv_bytes)
-    measured = []
-    if on_a_gpu:
-        same = None if ranks is None else ranks.agree
-        measured = measure_steps(engine, config.max_num_seqs, capacity.max_model_len, same)
     pages = None
     if ranks is None and not placement.layers_in_ram:
-        pages = _open_tiers(config, directory, source, layout, kv_bytes, windows > 0, device, kv, states)
+        pin_after = 0.0 if start.is_first else PIN_AFTER_S
+        pages = _open_tiers(
+            config, directory, source, layout, kv_bytes, windows > 0, device, kv, states, pin_after
+        )
     ready = msgspec.structs.replace(
         ready_message(
             config,
@@ -230,7 +242,8 @@ def load_gpu_engine(
         state_bytes=KvLayout(whole).state_bytes(),
         prompts_first=in_ram is None,
         streams_prompts=model.can_stream,
-        measured_steps=measured,
+        measured_steps=list(measured),
+        start_seconds=start.clock.seconds,  # to which those of the first step come
     )
     resident = None if adapters is None else adapters.resident
     return LoadedGpuEngine(engine, ready, recorder, pages, resident, share)
@@ -246,21 +259,14 @@ def _open_tiers(
     device: torch.device,
     kv: Sequence[KvLayer],
     states: Sequence[StateLayer],
+    pin_after: float,
 ) -> PageMover | None:
     """Those behind the KV pool. Under Triton's interpreter there is none in RAM by itself."""
     in_ram = 0
     if config.kv_ram is not None or device.type == "cuda":
         in_ram = ram_tier_bytes(config, pool_bytes, available_bytes(), has_window_pool=has_window_pool)
     tiers = plan_tiers(config, directory, in_ram, source, layout, "gpu")
-    return None if tiers is None else tiers.open(kv, states, device)
-
-
-def _choose_streaming(engine: GpuEngine, threshold: int | None, max_model_len: int) -> None:
-    if threshold is None:
-        with engine.alone():
-            calibrate_streaming(engine, max_model_len)
-    else:
-        engine.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
+    return None if tiers is None else tiers.open(kv, states, device, pin_after_s=pin_after)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
-"""The process that keeps the model, and the forks of it that serve.
+"""The process that keeps what took long, and the forks of it that serve.
 
 Loading takes minutes where a model is large, and a crash must not cost them again. So the process that has loaded the
 weights does nothing else: it forks, and the fork starts threads, allocates the KV pool and serves. The weights are in
 memory once, shared copy-on-write and never written to. When the fork crashes, the launcher is told, and has another one
 forked: it is ready in well under a second.
+
+On a GPU, whose driver survives no fork, the keeper has what a worker needs before it asks for the GPU (`inherited.py`):
+its modules, and the vocabulary.
 
 The keeper has no threads and no sockets when it forks, but one line to the launcher, its standard input:
 
@@ -28,11 +31,17 @@ from moeserve.process import Process, die_with, guarded
 log = logging.getLogger(__name__)
 
 
-def keep(process: Process, line: socket.socket, serve: Callable[[bool], None]) -> None:
+def keep(
+    process: Process,
+    line: socket.socket,
+    serve: Callable[[bool], None],
+    title: str = "weights",
+    prepare: Callable[[], None] | None = None,
+) -> None:
     """Has forks call `serve`, which is told whether it is the first, one after another; returns when there need not be
-    another."""
+    another. prepare: done beside the first fork, for those to come; it leaves no thread behind."""
     process.close_sockets()
-    setproctitle("moeserve: weights")
+    setproctitle(f"moeserve: {title}")
     keeper, is_first = os.getpid(), True
     while True:
         pid = os.fork()
@@ -42,6 +51,8 @@ def keep(process: Process, line: socket.socket, serve: Callable[[bool], None]) -
             )  # no worker reads or writes what is the keeper's
             os._exit(_serve(process, keeper, serve, is_first))
         line.sendall(f"started {pid}\n".encode())
+        if prepare is not None and is_first:
+            prepare()
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         line.sendall(f"ended {pid} {status}\n".encode())
         if status == 0 or not line.recv(64):

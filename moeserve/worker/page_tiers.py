@@ -52,10 +52,15 @@ class PageTiersPlan:
     engine: str
 
     def open(
-        self, layers: Sequence[KvLayer], states: Sequence[StateLayer], device: torch.device | None = None
+        self,
+        layers: Sequence[KvLayer],
+        states: Sequence[StateLayer],
+        device: torch.device | None = None,
+        *,
+        pin_after_s: float = 0.0,
     ) -> PageMover:
-        """states: empty for a model that has none. device: of both; None: RAM. Raises ConfigError where the folder
-        cannot be read."""
+        """states: empty for a model that has none. device: of both; None: RAM. pin_after_s: when the tier in RAM begins
+        to take its memory, which holds up the GPU's launches. Raises ConfigError where the folder cannot be read."""
         tensors, of_states = kv_tensors(layers), [states[0].states] if states else None
         state_pages: CachePages | None = None
         if device is None:
@@ -77,7 +82,7 @@ class PageTiersPlan:
         blocks.grow()
         ram = RamStore(blocks) if self.ram_bytes else None
         if ram is not None and is_gpu:
-            threading.Thread(target=blocks.grow_all, name="kv-pin", daemon=True).start()
+            grow_all_after(blocks, pin_after_s)
         if ram is not None:
             log.info(
                 "the RAM tier has room for %d tokens of KV, %.2f GiB",
@@ -114,6 +119,13 @@ class PageTiersPlan:
             *(store.num_bytes / GIB, self.disk_bytes / GIB, (time.perf_counter() - started) * 1e3),
         )
         return store
+
+
+def grow_all_after(blocks: HostBlocks, seconds: float) -> None:
+    """On a thread of its own; what is needed before comes as it is needed."""
+    pinning = threading.Timer(seconds, blocks.grow_all)
+    pinning.name, pinning.daemon = "kv-pin", True
+    pinning.start()
 
 
 def claim_directory(config: ServerConfig) -> DiskDirectory | None:

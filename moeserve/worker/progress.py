@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from moeserve.messages.channels import PushChannel
 from moeserve.messages.schema import LoadProgress
-from moeserve.models.loading.progress import COMPILING
+from moeserve.models.loading.progress import COUNTED
 from moeserve.units import GIB
 
 NEWS_EVERY_S = 0.1  # to httpserver
@@ -45,7 +45,7 @@ class LoadingBar:
             self._draw(stage, done, total)
         elif now - self._logged >= LOG_EVERY_S:
             self._logged = now
-            if stage == COMPILING:
+            if stage in COUNTED:
                 log.info("%s: %d of %d", stage, done, total)
             else:
                 log.info("%s: %.1f of %.1f GiB", stage, done / GIB, total / GIB)
@@ -55,7 +55,7 @@ class LoadingBar:
             self._bar.close()
 
     def _draw(self, stage: str, done: int, total: int) -> None:
-        if self._bar is not None and stage != self._bar_stage and COMPILING in (stage, self._bar_stage):
+        if self._bar is not None and COUNTED.get(stage) != COUNTED.get(self._bar_stage):
             self._bar.close()  # another unit
             self._bar = None
         self._bar_stage = stage
@@ -64,8 +64,8 @@ class LoadingBar:
                 desc=stage,
                 total=total,
                 file=self._stream,
-                unit=" kernels" if stage == COMPILING else "B",
-                unit_scale=stage != COMPILING,
+                unit=f" {COUNTED[stage]}" if stage in COUNTED else "B",
+                unit_scale=stage not in COUNTED,
                 unit_divisor=1024,
                 leave=False,
             )

@@ -87,7 +87,7 @@ class Runner:
         compiled = self.engine.kernels_compiled - compiled_before
         if compiled:
             log.warning(
-                "step %d waited for %d kernels to be compiled or loaded: %.0f ms",
+                "step %d waited for %d kernels to be compiled or loaded, or steps to be recorded: %.0f ms",
                 plan.step,
                 compiled,
                 compute_ms,
@@ -123,6 +123,11 @@ class Runner:
         self._recorder, self._pages = recorder, pages
         self.engine.forget(StepLayout(plan.rows))
         return result
+
+    def warm_on(self, *, is_idle: bool) -> bool:
+        is_left = self.engine.warm_on(is_idle=is_idle)
+        self._step_ended = time.perf_counter()  # what follows is the wait for a plan
+        return is_left
 
     def router_lost(self) -> None:
         """The next plan is another router's, which knows nothing of the plans so far."""

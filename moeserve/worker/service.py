@@ -15,6 +15,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from rpyc.core.service import Service
 from rpyc.core.stream import SocketStream
@@ -22,6 +23,10 @@ from rpyc.core.stream import SocketStream
 from moeserve.messages import codec, rpc
 from moeserve.messages.steps import WorkerError
 from moeserve.messages.worker import Worker, WorkerAnswer
+
+# Without a call: then nothing waits for the worker, which may do what it has put off. A router that has just connected
+# needs a moment for its first plan.
+IDLE_S: Final = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +64,10 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
             self.error = error
             self.is_done = True
             return _error_bytes(error)
+
+    def warm_on(self, *, is_idle: bool) -> bool:
+        """Between two calls; see `Worker`."""
+        return self._runner.warm_on(is_idle=is_idle)
 
     def exposed_shutdown(self) -> bytes:
         """Ends the worker after this reply, where it is the router's to end."""
@@ -105,9 +114,12 @@ def _accept(path: Path, on_listening: Callable[[], None]) -> socket.socket:
 def _serve_client(service: WorkerService, client: socket.socket) -> None:
     stream = SocketStream(client)
     connection = rpc.connection(service, stream)
+    is_warm, wait = False, IDLE_S
     try:
         while not service.is_done:
-            connection.serve(None)
+            has_served = connection.serve(None if is_warm else wait)
+            wait = IDLE_S if has_served else 0.0
+            is_warm = is_warm or service.is_done or not service.warm_on(is_idle=not has_served)
     except EOFError:
         log.info("the router has gone; another may come")
     finally:

@@ -18,8 +18,9 @@ from tests.e2e.test_survival import Asked, all_at_once, generated, has_generated
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
-KILLS = 3
+KILLS = 2
 TOKENS = 200  # of each answer
+BACK_S = 8  # of a model that loads at once; a first start takes far longer
 
 
 def test_answers_go_on_when_the_worker_is_killed(tiny_model: Path) -> None:
@@ -44,8 +45,9 @@ def answers(server: Server, requests: list[Asked], *, kill: bool) -> tuple[list[
             assert within(60, partial(has_generated, server, before + 200))
             server.named("worker").kill()
             began = time.monotonic()
-            assert within(120, lambda: is_lost(server, losses + 1))
-            assert within(120, lambda: health(server) == 200)
+            assert within(20, lambda: is_lost(server, losses + 1))
+            assert within(20, lambda: health(server) == 200)
+            assert time.monotonic() - began < BACK_S
             print(f"RECOVERED: /health is 200 after {time.monotonic() - began:.2f} s")
         results = [future.result() for future in futures]
     return [said for said, _ in results], max(pause for _, pause in results)

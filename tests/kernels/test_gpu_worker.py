@@ -20,10 +20,11 @@ from moeserve.messages.steps import NewSeq, Row
 from moeserve.models.open import open_dummy_model
 from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.engines.gpu import GpuEngine
+from moeserve.worker.engines.recorded_steps import RecordedSteps
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
-from tests.gpu.driver import GREEDY, Driver, small_config
+from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve
 
 pytestmark = pytest.mark.slow  # three minutes of CPU time
@@ -120,6 +121,32 @@ def check_same(runner: Runner, expected: list[TokenLogprob], *, experts: int) ->
     driver.step([driver.new(0, PROMPT, edited)], [driver.row(0, len(PROMPT), sample=True)])
     driver.step([], [driver.row(0, 1, sample=True)])
     assert first_launches() == launched  # all was compiled before the first request
+
+
+def test_a_worker_that_puts_off_its_start(
+    all_on_gpu: Runner, expected: list[TokenLogprob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that are not recorded yet, those that are beside others, and all of them give the same; what is recorded
+    between two steps leaves what those before have stored."""
+    engine, driver = gpu_engine(all_on_gpu), Driver(all_on_gpu)
+    recorded = RecordedSteps(engine._model, engine._inputs)
+    monkeypatch.setattr(engine, "_recorded", recorded)
+    monkeypatch.setattr(engine.warm_up, "_recorded", recorded)
+    engine.warm_up.put_off()
+    missed, left = engine.kernels_compiled, True
+    for pieces in (0, 2, 100):
+        driver.step([driver.new(0, PROMPT, SCORED)], [driver.row(0, 17, sample=False)])
+        for _ in range(pieces):
+            left = left and all_on_gpu.warm_on(is_idle=True)
+        found = driver.step([], [driver.row(0, 3, sample=True)]).prompt_logprobs[0]
+        pairs = list(zip(found, expected[17:], strict=False))
+        assert len(pairs) == 2
+        assert max(abs(a.logprob - b.logprob) for a, b in pairs) < 0.1
+    assert not left
+    assert engine.kernels_compiled > missed
+    missed = engine.kernels_compiled
+    driver.score(0, PROMPT, 17)
+    assert engine.kernels_compiled == missed
 
 
 def test_beams_read_what_they_have_forked(all_on_gpu: Runner) -> None:

@@ -18,6 +18,7 @@ from moeserve.kv.host_blocks import CHUNK_BYTES, HostBlocks
 from moeserve.kv.ram_store import RamStore
 from moeserve.messages.pages import PageCopy, PageOrders, PageReport, StateCopy
 from moeserve.worker.page_mover import PageMover, Tiers
+from moeserve.worker.page_tiers import grow_all_after
 
 SLOTS, PAGE_TOKENS = 64, 4
 STATES = torch.arange(6000, dtype=torch.float32).view(6, 1000)  # 8 pages' bytes each, less a part of one
@@ -187,6 +188,18 @@ def test_memory_may_be_taken_ahead() -> None:
     assert not blocks.grow(), "there are all"
     assert blocks.take(5 * CHUNK_BYTES // 2) is not None
     assert blocks.take(1) is None
+
+
+def test_memory_is_taken_later_where_answers_wait() -> None:
+    """Unless it is needed before."""
+    blocks = HostBlocks(CHUNK_BYTES // 2, 5 * CHUNK_BYTES // 2, pinned=False)
+    grow_all_after(blocks, 1.0)
+    assert blocks.take(1) is not None
+    assert len(blocks._chunks) == 1
+    deadline = time.monotonic() + 10
+    while len(blocks._chunks) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not blocks.grow(), "there are all"
 
 
 def test_what_a_load_reads_stays_in_ram(layers: list[KvLayer]) -> None:

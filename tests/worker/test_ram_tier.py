@@ -25,7 +25,12 @@ POOL = 300  # tokens, of which a conversation ends with 252
 
 class StagedPlan(PageTiersPlan):
     def open(
-        self, layers: Sequence[KvLayer], states: Sequence[StateLayer], device: torch.device | None = None
+        self,
+        layers: Sequence[KvLayer],
+        states: Sequence[StateLayer],
+        device: torch.device | None = None,
+        *,
+        pin_after_s: float = 0.0,
     ) -> PageMover:
         return super().open(layers, states, torch.device("cpu"))
 

@@ -276,6 +276,7 @@ class EngineClient:
                 self.progress = message
             case EngineReady(ready=ready, adapters=adapters):
                 self.ready, self.lost = ready, None
+                self.metrics.start_seconds = ready.start_seconds
                 self._adapters_told(adapters)
             case AdaptersServed(adapters=adapters):
                 self._adapters_told(adapters)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, Literal, get_args
 
@@ -99,7 +99,8 @@ _COUNTERS: Final = (
     (
         "kernels_compiled",
         "kernels_compiled",
-        "GPU kernels compiled while serving, each of which delayed a step: all should be before the server is ready.",
+        "GPU kernels compiled while serving, and steps that were not recorded yet, each of which delayed a step: all "
+        "should be before the server is ready; a worker in the place of a lost one catches up.",
     ),
     (
         "engine_losses",
@@ -159,6 +160,7 @@ class _RouterCollector(Collector):
             counter = CounterMetricFamily(f"moeserve:{metric}", text, labels=_LABELS)
             counter.add_metric(labels, getattr(load, name))
             yield counter
+        yield self._start()
         yield from self._adapters()
         yield from self._tiers()
         yield from self._expert_cache()
@@ -169,6 +171,16 @@ class _RouterCollector(Collector):
             sums = accumulate(counts.counts or [0])
             histogram.add_metric(labels, list(zip(bounds, sums, strict=True)), counts.sum / 1e3)
             yield histogram
+
+    def _start(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            "moeserve:worker_start_seconds",
+            "Seconds of the last start of a worker on a GPU, by phase.",
+            labels=(*_LABELS, "phase"),
+        )
+        for phase, seconds in self._metrics.start_seconds.items():
+            gauge.add_metric([self._metrics.model_name, phase], seconds)
+        return gauge
 
     def _adapters(self) -> Iterable[Metric]:
         adapters, labels = self._metrics.adapters, [self._metrics.model_name]
@@ -275,6 +287,7 @@ class Metrics:
         self.cache_dtype = cache_dtype
         self.max_adapters = max_adapters
         self.adapters: Sequence[ServedAdapter] = ()  # written by `EngineClient`
+        self.start_seconds: Mapping[str, float] = {}  # WorkerReady.start_seconds, by `EngineClient`
         self.load = LoadReport(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_RouterCollector(self))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-OnProgress = Callable[
-    [str, int, int], None
-]  # stage, done, in all: bytes, or kernels where the stage is COMPILING
+OnProgress = Callable[[str, int, int], None]  # stage, done, in all: bytes, or what COUNTED names
 
 COMPILING = "compiling kernels"
+RECORDING = "recording steps"
+TIMING = "timing steps"
+COUNTED = {COMPILING: "kernels", RECORDING: "steps", TIMING: "steps"}

@@ -75,6 +75,9 @@ class CpuEngine:
         nodes = f" on {self._stream.nodes} memory nodes" if self._stream.nodes > 1 else ""
         return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes})"
 
+    def warm_on(self, *, is_idle: bool) -> bool:
+        return False
+
     def copy_states(self, pairs: Int32s) -> None:
         self._model.copy_states(torch.from_numpy(pairs.copy()))
 

@@ -43,7 +43,13 @@ class Engine(Protocol):
 
     @property
     def kernels_compiled(self) -> int:
-        """Kernels of a GPU that a launch so far had to wait for: compiled, or loaded from the compiler's cache."""
+        """Kernels of a GPU that a launch so far had to wait for: compiled, or loaded from the compiler's cache; and
+        steps that were launched kernel by kernel, because they were still to be recorded."""
+        ...
+
+    def warm_on(self, *, is_idle: bool) -> bool:
+        """Between two steps: does a piece of what the start has put off, if it is time for one. is_idle: nothing waits
+        to be computed. False when nothing is left."""
         ...
 
     def copy_states(self, pairs: Int32s) -> None:

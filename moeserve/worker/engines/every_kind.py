@@ -17,13 +17,15 @@ from moeserve.worker.gpu_sampler import GpuSampler
 
 def launch_every_kind(
     model: GpuDecoder,
+    sizes: Sequence[int],
     inputs: Mapping[int, StepInputs],
     sampler: GpuSampler,
     scopes: Sequence[AdapterScope],
     tiles: tuple[Tensor, ...],
 ) -> None:
-    """Within `compile_ahead`: nothing runs. inputs: by size. tiles: some prompt's, for each of the model's forms."""
-    for size in model.sizes:
+    """Of steps of these sizes. Within `compile_ahead`: nothing runs. inputs: by size. tiles: some prompt's, for each of
+    the model's forms."""
+    for size in sizes:
         for batch in _kinds_of_batches(model, inputs[size], size, scopes, tiles):
             model.begin(batch)
             model.forward(batch)
@@ -31,7 +33,7 @@ def launch_every_kind(
                 if head_size <= size and model.has_head:
                     rows, _, count = inputs[size].head(0, head_size)
                     model.logits(size, rows, count)
-    for size in model.head_sizes if model.has_head else ():
+    for size in [size for size in model.head_sizes if size in sizes] if model.has_head else ():
         rows, slots, count = inputs[size].head(0, size)
         sampler.launch_every_kind(model.logits(size, rows, count), slots, count)
 

@@ -7,7 +7,7 @@ sampling behind it while the GPU works, and waits once, for the tokens. Where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from moeserve.cpus import usable_cores
-from moeserve.kernels.launch import compile_ahead, first_launches
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq
 from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
-from moeserve.models.loading.progress import COMPILING, OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
@@ -40,6 +38,7 @@ from moeserve.worker.engines.slot_tables import SlotTables
 from moeserve.worker.engines.step_completion import StepCompletion
 from moeserve.worker.engines.step_inputs import MAX_RECORDED_DECODE, StepInputs
 from moeserve.worker.engines.streaming import Streaming
+from moeserve.worker.engines.warm_up import WarmUp
 from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_sampler import GpuSampler
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
@@ -92,8 +91,19 @@ class GpuEngine:
             and not model.has_states
             and len(model.shape.forms) == 1  # a recorded step has one list of tiles
         )
+        self._make_inputs = partial(
+            StepInputs,
+            head_rows=self.logit_rows,
+            nobody=max_num_seqs,
+            device=model.device,
+            max_model_len=tables.slots.shape[1],
+            num_kv_slots=model.num_kv_slots,
+            has_states=model.has_states,
+            has_adapters=model.adapters is not None,
+            has_windows=tables.windows is not None,
+        )
         self._inputs = {
-            size: self._make_inputs(size, most_tiles(model.shape, size) * records_prompts)
+            size: self._make_inputs(size, max_tiles=most_tiles(model.shape, size) * records_prompts)
             for size in model.sizes
         }
         self._recorded = RecordedSteps(model, self._inputs)
@@ -104,6 +114,14 @@ class GpuEngine:
             self.micro_batches = MicroBatches(
                 model, self._inputs, self._make_inputs, self._tiles_of, max_num_seqs
             )
+        self.warm_up = WarmUp(
+            self._recorded,
+            self._launch_every_kind,
+            model.sizes,
+            max_num_seqs,
+            self.micro_batches,
+            expert_cache,
+        )
         self.streaming = Streaming()  # which part of the RAM experts a step with a prompt streams: none
         # Of the step under way.
         self._step = self._inputs[model.sizes[0]]
@@ -111,24 +129,14 @@ class GpuEngine:
         self._rows: _LogitRows | None = None
         self._is_waited_for = False
 
-    def _make_inputs(self, size: int, max_tiles: int = 0) -> StepInputs:
-        model = self._model
-        return StepInputs(
-            size,
-            min(size, self.logit_rows),
-            self._max_num_seqs,
-            model.device,
-            max_model_len=self._tables.slots.shape[1],
-            num_kv_slots=model.num_kv_slots,
-            has_states=model.has_states,
-            has_adapters=model.adapters is not None,
-            has_windows=self._tables.windows is not None,
-            max_tiles=max_tiles,
-        )
-
     @property
     def description(self) -> str:
         return self._description
+
+    @property
+    def can_stream(self) -> bool:
+        """See `GpuDecoder`."""
+        return self._model.can_stream
 
     @property
     def forced_routing(self) -> ForcedRouting | None:
@@ -139,29 +147,17 @@ class GpuEngine:
         self.streaming = streaming
         self._description = f"{self._description.removesuffix(')')}, {described})"
 
-    def compile(self, on_progress: OnProgress) -> None:
-        """Compiles every kernel that a step can launch, on all cores at once. What was compiled on this machine before
-        comes from Triton's cache on disk. Before `record`; nothing runs."""
+    def _launch_every_kind(self, sizes: Sequence[int]) -> None:
         one = np.ones(1, np.int32)
         tiles = self._on_device(self._tiles_of(one, one, one, one))
-        with compile_ahead(lambda done, total: on_progress(COMPILING, done, total)):
-            launch_every_kind(self._model, self._inputs, self._sampler, self._recorded.scopes, tiles)
-            if self.expert_cache is not None:
-                self.expert_cache.compile()
+        launch_every_kind(self._model, sizes, self._inputs, self._sampler, self._recorded.scopes, tiles)
 
     @property
     def kernels_compiled(self) -> int:
-        return first_launches()
+        return self.warm_up.missed
 
-    def record(self) -> None:
-        """Compiles and records steps. Before the first one; again, it records them anew."""
-        self._recorded = RecordedSteps(self._model, self._inputs)
-        self._recorded.record(self._max_num_seqs)
-        if self.micro_batches is not None:
-            sizes = self._recorded.decode_sizes(self._max_num_seqs)
-            self.micro_batches.record(sizes, self._recorded.logits)
-        if self.expert_cache is not None:
-            self.expert_cache.record()
+    def warm_on(self, *, is_idle: bool) -> bool:
+        return self.warm_up.go_on(is_idle=is_idle)
 
     def copy_states(self, pairs: Int32s) -> None:
         self._model.copy_states([(int(source), int(target)) for source, target in pairs])

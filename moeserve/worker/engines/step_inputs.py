@@ -57,6 +57,7 @@ class StepInputs:
     ) -> None:
         """num_kv_slots: of the smallest KV pool. max_tiles: that a recorded step of this size has room for.
         has_adapters: rows may ask for some. has_windows: windowed layers have KV slots of their own."""
+        head_rows = min(head_rows, size)
         stride = -(-(size + head_rows) // _ALIGN) * _ALIGN
         self._nobody = nobody
         self._max_model_len, self._num_kv_slots = max_model_len, num_kv_slots
@@ -116,6 +117,20 @@ class StepInputs:
             self._adapters[n:] = -1
         if self._sequences is not None:
             self._fill_sequences(layout.offset, layout.count, sequences.state_slots[layout.req_slot])
+
+    def clear(self) -> None:
+        """No rows, for a step that only is to be recorded."""
+        self._counts[:] = 0
+        f = self._fields
+        f[:] = 0
+        f[2, : self.size] = -1
+        f[3, : self.size] = self._nobody
+        if self._windows is not None:
+            self._windows[:] = -1
+        if self._adapters is not None:
+            self._adapters[:] = -1
+        self._num_sequences = 0
+        self._tiles[:] = 0
 
     def fill_dummy(self, n: int, vocab: int, start: int = 0, *, is_prompt: bool = True) -> None:
         """n random tokens of a prompt that belongs to nobody, from position `start` on, or of n sequences, for timing,

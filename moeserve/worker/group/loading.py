@@ -14,6 +14,7 @@ from moeserve.worker.gpu_loading import gpu_constraints, load_gpu_engine
 from moeserve.worker.group.leader import LeaderGroup, LeaderRunner
 from moeserve.worker.group.shares import with_parallel
 from moeserve.worker.runner import Runner
+from moeserve.worker.start import Start
 
 
 def load_group_runner(
@@ -22,24 +23,29 @@ def load_group_runner(
     on_progress: OnProgress,
     numbers: list[int],
     forced_rows: int = 0,
+    start: Start | None = None,
 ) -> Runner:
     """As `load_gpu_runner`, divided among these GPUs. The followers' processes end with this one, or before."""
     if forced_rows:
         raise ConfigError("--routing-trace: for one GPU; leave it out, or --gpus")
     config = with_parallel(config, read_checked_shape(source), numbers)
     refuse_placement_flags(config)
-    return lead(config, source, on_progress, LeaderGroup(config, numbers, len(numbers)))
+    return lead(config, source, on_progress, LeaderGroup(config, numbers, len(numbers)), start)
 
 
 def lead(
-    config: ServerConfig, source: ModelSource, on_progress: OnProgress, group: LeaderGroup
+    config: ServerConfig,
+    source: ModelSource,
+    on_progress: OnProgress,
+    group: LeaderGroup,
+    start: Start | None = None,
 ) -> LeaderRunner:
     """Loads the leader's share while the followers load theirs."""
     atexit.register(group.close)
     try:
         group.use_device()
         constraints = gpu_constraints(config, source)
-        loaded = load_gpu_engine(config, source, on_progress, group.device, ranks=group)
+        loaded = load_gpu_engine(config, source, on_progress, group.device, ranks=group, start=start)
     except BaseException:
         group.close()
         raise

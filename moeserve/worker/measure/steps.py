@@ -16,17 +16,25 @@ LONGEST_S = 0.6  # the next size, twice as large, would take too long for a star
 
 
 def measure_steps(
-    engine: GpuEngine, max_num_seqs: int, max_model_len: int, agree: Callable[[float], float] | None = None
+    engine: GpuEngine,
+    max_num_seqs: int,
+    max_model_len: int,
+    agree: Callable[[float], float] | None = None,
+    on_timed: Callable[[int, int], object] = lambda done, total: None,
 ) -> list[MeasuredStep]:
     """Decode steps of 1, 2, 4 .. rows at short contexts, and chunks of 16, 32 .. tokens at the beginning of a prompt
     and deep in one; a second or two. agree: makes seconds the same on all of several GPUs, so that they run the same
-    steps."""
+    steps. on_timed: how many sizes there are so far, and at most."""
     measured = []
-    for size in _powers_of_two(1, max_num_seqs):
+    largest = min(engine.max_step_rows, max_model_len)
+    decode, prompts = _powers_of_two(1, max_num_seqs), _powers_of_two(16, largest)
+    total = len(decode) + len(prompts)
+    for done, size in enumerate(decode):
+        on_timed(done, total)
         seconds = _seconds(engine.dummy_decode(size), agree)
         measured.append(MeasuredStep(size, size * (size + 1) // 2, 0, 0, seconds * 1e3))
-    largest = min(engine.max_step_rows, max_model_len)
-    for size in _powers_of_two(16, largest):
+    for done, size in enumerate(prompts, len(decode)):
+        on_timed(done, total)
         for start in (0, DEEP):
             if start + size > max_model_len or (start and size > LARGEST_DEEP):
                 continue

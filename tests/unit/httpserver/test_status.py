@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import httpx
 import msgspec
 
 from moeserve.messages.schema import LoadReport
 from moeserve.version import version
-from tests.support.http_harness import NAME, TLS, HttpServer, http_server, say, within
+from tests.support.http_harness import NAME, TLS, HttpServer, http_server, ready_message, say, within
 
 
 def test_load_under_the_names_that_gateways_read(server: HttpServer) -> None:
@@ -33,6 +34,21 @@ def test_load_under_the_names_that_gateways_read(server: HttpServer) -> None:
     assert (load["num_running_reqs"], load["num_waiting_reqs"], load["token_usage"]) == (3, 2, 0.25)
     assert loads["aggregate"]["total_reqs"] == 5
     assert load["cache_hit_rate"] == 0.25
+
+
+def test_where_the_seconds_of_a_workers_start_went(server: HttpServer) -> None:
+    """Of the last one's."""
+    prefix = f'moeserve:worker_start_seconds{{model_name="{NAME}",phase='
+
+    def told() -> dict[str, float]:
+        return {name: value for name, value in server.metrics().items() if name.startswith(prefix)}
+
+    for seconds in ({"imports": 2.5, "weights": 1.25, "graphs": 0.5}, {"imports": 0.25, "weights": 1.0}):
+        again = ready_message(server.tokenizer.vocabulary.size)
+        ready = msgspec.structs.replace(again.ready, start_seconds=seconds)
+        server.send(msgspec.structs.replace(again, ready=ready))
+        expected = {f'{prefix}"{phase}"}}': value for phase, value in seconds.items()}
+        assert within(5, partial(lambda expected: told() == expected, expected))
 
 
 def test_version_and_tokenizer(server: HttpServer) -> None:
