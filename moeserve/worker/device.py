@@ -41,6 +41,10 @@ def choose_in_fork(wanted: str) -> str:
     "cuda": what is forked then raises it."""
     if wanted != "auto":
         return wanted
+    import torch
+
+    if torch.version.cuda is None:  # nothing is asked then
+        return choose_device(wanted)
     pid = os.fork()
     if pid == 0:
         code = _IN_FORK["cuda"]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from moeserve.errors import ConfigError
 from moeserve.worker.device import choose_in_fork, is_divided
@@ -93,6 +94,7 @@ def test_what_the_fork_has_chosen(choice: str | None, monkeypatch: pytest.Monkey
         return choice
 
     monkeypatch.setattr("moeserve.worker.device.choose_device", choose)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert choose_in_fork("auto") == (choice or "cuda")
 
 
