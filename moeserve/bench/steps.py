@@ -66,8 +66,7 @@ class StepBench:
         while sum(sizes) + sum(mixed) < self._left:
             for size in sizes:
                 self._once([self._chunk(LONG, size)])
-        for seq in range(1, self._num_seqs):
-            self._once([self._chunk(seq, SHORT_PROMPT)])
+        self._of_equals([self._step([self._chunk(seq, SHORT_PROMPT)]) for seq in range(1, self._num_seqs)])
         for batch in powers_of_two(1, self._num_seqs - 1):
             self._median(partial(self._decode, range(1, 1 + batch)))
         for size in mixed:
@@ -105,8 +104,12 @@ class StepBench:
         self.samples.append(self._step(rows))
 
     def _median(self, rows: Callable[[], list[Row]]) -> None:
-        steps = sorted((self._step(rows()) for _ in range(REPEATS)), key=lambda sample: sample.seconds)
-        self.samples.append(steps[REPEATS // 2])
+        self._of_equals([self._step(rows()) for _ in range(REPEATS)])
+
+    def _of_equals(self, steps: list[StepSample]) -> None:
+        """One sample for steps that have the same in them: as many would outweigh all others."""
+        if steps:
+            self.samples.append(sorted(steps, key=lambda sample: sample.seconds)[len(steps) // 2])
 
     def _step(self, rows: list[Row]) -> StepSample:
         self._num_steps += 1

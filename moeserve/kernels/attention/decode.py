@@ -165,7 +165,10 @@ def decode_kernel(
     if WINDOW > 0:
         length = tl.minimum(length, WINDOW)
     blocks = tl.cdiv(length, BLOCK)
-    per = tl.maximum(tl.maximum(tl.cdiv(blocks, SPLITS), tl.minimum(tl.cdiv(blocks, FILL), LONG)), LEAST) * BLOCK
+    per = (
+        tl.maximum(tl.maximum(tl.cdiv(blocks, SPLITS), tl.minimum(tl.cdiv(blocks, FILL), LONG)), LEAST)
+        * BLOCK
+    )
     splits = tl.cdiv(length, per)
     if split >= splits:
         return  # the other programs wait, so that what comes next finds the kernel ahead ended
