@@ -1,6 +1,7 @@
 """A server under load and faults for a long time: nothing may be lost but what a fault names.
 
-    python -m benchmarks.soak --faults 10000 [--minutes 20] [--requests 6000] [--stop-seconds 20] [--log faults.jsonl]
+    python -m benchmarks.soak --faults 10000 [--minutes 20] [--requests 6000] [--stop-seconds 20] [--seed 1]
+        [--log faults.jsonl] [--summary soak.json]
 
 Clients ask all the time, and each answer must be the one of the undisturbed server. Beside them others leave, break
 their requests off, read late and fill the queue, and at the same time one fault of a process follows another: it is
@@ -11,6 +12,9 @@ may be left over, and at the end no process. A stretch of requests without fault
 The output is a table of counts and a verdict; the exit code is 1 where something was lost. The runtime directory is a
 small file system of its own where this process may mount one (root); elsewhere that fault is left out, and the report
 says so.
+
+Several may run beside one another on one host, each with some cores of its own (`taskset -c 0,1 python -m ...`): ports,
+directories and limits are each one's own. `benchmarks/soak_report.py` adds their summaries up.
 """
 
 from __future__ import annotations
@@ -28,11 +32,13 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import msgspec
 import psutil
 
 from benchmarks.server import REPOSITORY, running_server
 from benchmarks.soak_faults import Case, ClientFaults, Deed, ProcessFaults, Scene, small_runtime_directory
 from benchmarks.soak_ledger import Ledger
+from benchmarks.soak_report import Summary, grown, growth, report
 from benchmarks.streams import ask, client, prompt_ids
 
 MODEL: Final = REPOSITORY / "tests" / "fixtures" / "tiny-qwen3moe-q4_k_m.gguf"
@@ -49,7 +55,6 @@ STRETCH: Final = 200  # faults, after which nothing may be left over
 GAUGES: Final = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 IDLE_S: Final = 120.0  # for the gauges to be at the baseline
 WARM_UP: Final = 1 / 6  # of the requests without faults, after which memory is compared
-GROWN: Final = 1.05
 SHORT: Final = 16  # tokens of an answer in the stretch without faults
 READY_S: Final = 240.0
 ORPHAN_S: Final = 10.0  # for the last processes to end
@@ -131,7 +136,7 @@ async def suffer(scene: Scene, faults: int, minutes: float) -> None:
         ledger.lose(f"other processes: {before} before, {after} after")
 
 
-async def grow(scene: Scene, requests: int) -> None:
+async def grow(scene: Scene, requests: int, summary: Summary) -> None:
     """Requests without faults. Memory after the first of them is compared with memory after the last."""
 
     async def some(count: int) -> None:
@@ -150,6 +155,7 @@ async def grow(scene: Scene, requests: int) -> None:
     await some(requests - warm_up)
     at_last = memory(scene)
     await is_idle(scene)
+    summary.requests, summary.memory_at_first, summary.memory_at_last = requests, at_first, at_last
     print(f"memory after {warm_up} and after {requests} requests without faults:")
     for line in growth(at_first, at_last):
         print("  " + line)
@@ -166,19 +172,6 @@ def memory(scene: Scene) -> dict[str, int]:
     return found
 
 
-def growth(at_first: dict[str, int], at_last: dict[str, int]) -> list[str]:
-    return [
-        f"{name:<24}{at_first.get(name, 0) / 2**20:>8.1f} MiB{size / 2**20:>8.1f} MiB"
-        f"{100 * (size / at_first[name] - 1) if name in at_first else math.inf:>+7.1f}%"
-        for name, size in sorted(at_last.items())
-    ]
-
-
-def grown(at_first: dict[str, int], at_last: dict[str, int]) -> list[str]:
-    """The names of those that have become too large, or were not there at first."""
-    return [name for name, size in sorted(at_last.items()) if size > GROWN * at_first.get(name, 0)]
-
-
 def orphans(scene: Scene) -> None:
     """After the server's end."""
     _, alive = psutil.wait_procs(list(scene.seen), timeout=ORPHAN_S)
@@ -186,15 +179,6 @@ def orphans(scene: Scene) -> None:
         scene.ledger.lose(f"a process is left over: {process}")
     if scene.server.runtime_dir.exists():
         scene.ledger.lose("the runtime directory is left over")
-
-
-def report(ledger: Ledger) -> list[str]:
-    """The table, and the verdict as the last line."""
-    lines = [f"{count:>8}  {kind}" for kind, count in sorted(ledger.faults.items())]
-    lines += [f"{ledger.faults.total():>8}  FAULTS", f"{ledger.answered:>8}  ANSWERS, each as undisturbed"]
-    lines += [f"{count:>8}  excused: {cause}" for cause, count in sorted(ledger.excused.items())]
-    lines += [f"    LOST  {text}" for text in ledger.lost]
-    return [*lines, f"verdict: {'something was lost' if ledger.lost else 'nothing was lost'}"]
 
 
 def cases() -> list[Case]:
@@ -206,13 +190,13 @@ def cases() -> list[Case]:
     ]
 
 
-async def run(scene: Scene, faults: int, minutes: float, requests: int) -> None:
+async def run(scene: Scene, faults: int, minutes: float, requests: int, summary: Summary) -> None:
     async with client(scene.server) as http:
         for case in scene.cases:
             case.expected = (await ask(http, case.prompt, **case.body)).tokens
     await suffer(scene, faults, minutes)
     if requests and not scene.ledger.lost:
-        await grow(scene, requests)
+        await grow(scene, requests, summary)
     scene.server.family = scene.server.processes()  # whose end `running_server` checks
 
 
@@ -228,8 +212,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--stop-seconds", type=float, default=20.0, help="for which a process is stopped, at most"
     )
     parser.add_argument("--log", type=Path, help="a file that gets a line of JSON for each fault")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--summary", type=Path, help="a file that gets the counts as JSON at the end")
+    parser.add_argument("--seed", type=int, default=0, help="of the order and the moments of faults")
     args = parser.parse_args(arguments)
+    summary = Summary(seed=args.seed)
     with contextlib.ExitStack() as stack:
         ledger = Ledger(stack.enter_context(args.log.open("w")) if args.log else None)
         runtime = stack.enter_context(small_runtime_directory())
@@ -237,16 +223,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             with running_server(args.model, *FLAGS, ready_timeout=READY_S) as server:
                 scene = Scene(server, cases(), ledger, rng, BURST, args.stop_seconds, runtime)
-                asyncio.run(run(scene, args.faults, args.minutes, args.requests))
+                asyncio.run(run(scene, args.faults, args.minutes, args.requests, summary))
                 if ledger.lost and args.log:
                     args.log.with_suffix(".server.log").write_text(server.log)
             orphans(scene)
         except (RuntimeError, ExceptionGroup) as error:  # the server did not come back, or did not end well
             ledger.lose("".join(traceback.format_exception(error)))
-    if runtime is None:
-        print("the fault of a full runtime directory was left out: no file system could be mounted")
-    print("\n".join(report(ledger)))
-    return int(bool(ledger.lost))
+    summary.take(ledger, had_full_directory=runtime is not None)
+    if args.summary:
+        args.summary.write_bytes(msgspec.json.format(msgspec.json.encode(summary)))
+    print("\n".join(report([summary])))
+    return int(bool(summary.lost))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from benchmarks.soak import grown, report
 from benchmarks.soak_faults import _read_late
 from benchmarks.soak_ledger import GRACE_S, Ledger, Loss
+from benchmarks.soak_report import Summary, grown, main, report
 from benchmarks.streams import StreamError
 
 
@@ -109,14 +111,47 @@ def test_each_fault_has_a_line() -> None:
     ]
 
 
+def summary_of(ledger: Ledger, seed: int = 0, *, had_full_directory: bool = True) -> Summary:
+    summary = Summary(seed)
+    summary.take(ledger, had_full_directory=had_full_directory)
+    return summary
+
+
 def test_the_verdict() -> None:
     ledger = Ledger()
     with ledger.fault("worker killed", Loss.OVERLOADED):
         ledger.failure(ledger.clock(), status(503, "overloaded"))
-    assert report(ledger)[-1] == "verdict: nothing was lost"
-    assert [line.split() for line in report(ledger)[:2]] == [["1", "worker", "killed"], ["1", "FAULTS"]]
+    lines = report([summary_of(ledger)])
+    assert lines[-1] == "verdict: nothing was lost"
+    assert [line.split() for line in lines[:2]] == [["1", "worker", "killed"], ["1", "FAULTS"]]
     ledger.lose("an answer")
-    assert report(ledger)[-2:] == ["    LOST  an answer", "verdict: something was lost"]
+    assert report([summary_of(ledger)])[-2:] == ["    LOST  an answer", "verdict: something was lost"]
+
+
+def test_several_soaks_are_added_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ledger = Ledger()
+    with ledger.fault("worker killed", Loss.OVERLOADED):
+        ledger.failure(ledger.clock(), status(503, "overloaded"))
+    ledger.answer(["a"], ["a"])
+    whole = summary_of(ledger, 1)
+    whole.requests, whole.memory_at_first, whole.memory_at_last = 6000, {"worker": 100}, {"worker": 102}
+    files = [tmp_path / "1.json", tmp_path / "2.json"]
+    files[0].write_bytes(msgspec.json.encode(whole))
+    files[1].write_bytes(msgspec.json.encode(summary_of(ledger, 2, had_full_directory=False)))
+    assert main(list(map(str, files))) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][:2] == ["seed", "1,"]
+    assert lines[1][-1] == "+2.0%"
+    assert lines[2:5] == [
+        ["2", "worker", "killed"],
+        ["2", "FAULTS"],
+        ["2", *["ANSWERS,", "each", "as", "undisturbed"]],
+    ]
+    assert lines[5][0] == "2"
+    assert lines[6][:4] == ["a", "full", "runtime", "directory"]
+    ledger.lose("an answer")
+    files[1].write_bytes(msgspec.json.encode(summary_of(ledger, 2)))
+    assert main(list(map(str, files))) == 1
 
 
 def test_what_has_grown() -> None:
