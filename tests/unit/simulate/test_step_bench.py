@@ -1,4 +1,4 @@
-"""`bench steps` and its fit, on a worker whose steps take what a formula says: a GPU's, with measured times of an H100."""
+"""`bench steps` and its fit, on a worker whose steps take what a formula says: a GPU's, by an H100's times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ PROMPTS = ([16, 64, 256, 512, 1024, 8192], [6.8, 9.0, 16.1, 25.8, 42.6, 210.0]) 
 
 def milliseconds(load: StepLoad) -> float:
     kinds = DECODE if load.is_decode else PROMPTS
-    rows = 0.0 if load.is_decode or load.decode_context == 0 else 7.0  # beside prompts they read weights of their own
+    rows = (
+        0.0 if load.is_decode or load.decode_context == 0 else 7.0
+    )  # beside prompts they read weights of their own
     attention = 54e-6 * load.decode_context + 3.2e-6 * load.prefill_pairs + 2e-4 * load.prompt_span
     return float(np.interp(load.tokens, *kinds)) + rows + attention
 
