@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from moeserve.dump.format import (
     CONTEXTS,
@@ -139,6 +138,8 @@ def _router_hook(router: nn.Module, layer: int, keep: Any) -> Any:
 
 
 def main() -> None:
+    from transformers import AutoModelForCausalLM  # its import takes seconds, of who takes `write_dump`, too
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -38,7 +38,7 @@ def main() -> None:
     waits = []
     for _ in range(STEPS):
         started = time.monotonic()
-        constraints.masks_for(rows)
+        constraints.masks_for(rows, STEP_S)
         waits.append(time.monotonic() - started)
         verdicts = constraints.verdicts(rows)
         constraints.accept(rows, np.array([text[count] for count in known], np.int32), verdicts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.server import REPOSITORY, Server, running_server
+from moeserve.lasting_imports import lasting_imports
 
 # Where the servers run that tests start: the same tests are for a GPU (`make test-gpu`), which must be asked for.
 TEST_DEVICE = os.environ.setdefault("MOESERVE_TEST_DEVICE", "cpu")
@@ -40,6 +41,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"with --last-failed: refuses tests of what computes, and more than {MOST_SECOND_TRIES}",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Tests and what they import stay until the end. The collector would look through them for a third of the time."""
+    with lasting_imports():
+        return (yield)
 
 
 # Tests of what computes, whose result depends on nothing else.

@@ -8,6 +8,7 @@ ms, and 50,000 Earley items, 2.5 ms; a matcher's lexer 10,000 states of 2 kB.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 from .errors import GrammarError
+from .free_accept import FreeAccept
 
 Bits = NDArray[np.int32]
 MAX_MESSAGE_CHARS: Final = 600
@@ -37,6 +39,8 @@ _LIMITS: Final = llguidance.LLParserLimits(
 # end the worker.
 CHECK_STACK_BYTES: Final = 2 << 20
 STACK_BYTES: Final = 16 << 20
+# CPU time of a matcher's last call, from which its tokens are taken without the GIL: that costs 20 us more.
+COSTLY_CALL_S: Final = 0.0003
 
 _SILENT: Final = 0
 _NOT_TEXT: Final = b"\xff"  # llguidance's mark of a token that no text can be made of
@@ -70,20 +74,23 @@ class GrammarEngine:
             matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=_LIMITS)
         if matcher.is_error():
             raise GrammarError(_shortened(matcher.get_error()))
-        return CompiledGrammar(matcher, self.eos_ids)
+        return CompiledGrammar(matcher, self.eos_ids, self._tokenizer)
 
 
 class CompiledGrammar:
     """For any thread: it does not change. A matcher is a copy (20 us, against 77 ms to compile 100 tools): agents send
     their grammars with every request, and the choices of one request share it."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], tokenizer: llguidance.LLTokenizer
+    ) -> None:
         self._matcher = matcher
         self._eos_ids = eos_ids
+        self._tokenizer = tokenizer
 
     def matcher(self) -> Matcher:
         """At the grammar's start."""
-        return Matcher(self._matcher.deep_copy(), self._eos_ids)
+        return Matcher(self._matcher.deep_copy(), self._eos_ids, self._tokenizer)
 
 
 class _Vocabulary:
@@ -102,22 +109,33 @@ class _Vocabulary:
             self.tokens[token_id] = _NOT_TEXT + self.tokens[token_id]
 
     def __call__(self, text: Any) -> list[int]:
-        """`text` is UTF-8, of which llguidance passes whole characters only."""
-        return self._tokenizer.encode(bytes(text).decode("utf-8"), parse_special=False)
+        """`text` is UTF-8, of which llguidance passes whole characters only; up to all that a grammar holds. Encoding a
+        batch lets go of the GIL, encoding one text does not."""
+        (ids,) = self._tokenizer.encode_batch([bytes(text).decode("utf-8")], parse_special=False)
+        return ids
 
 
 class Matcher:
-    """One answer on its way through its grammar. The end of the grammar is an end-of-sequence token."""
+    """One answer on its way through its grammar. The end of the grammar is an end-of-sequence token. What takes long
+    is done without the GIL."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], tokenizer: llguidance.LLTokenizer
+    ) -> None:
         self._matcher = matcher
         self._eos_ids = eos_ids
+        self._tokenizer = tokenizer
+        self._free: FreeAccept | None = None  # where it was costly once
+        self._last_s = 0.0  # CPU time of the last call
+        self.elsewhere_s = 0.0  # CPU time that another thread has spent, about: it cannot be read
 
     def fill(self, mask: Bits) -> None:
         """Sets the bits of the tokens that may come next: int32 [words], the lowest bit first; at the grammar's end
         those of the end-of-sequence tokens. GrammarError when that takes more than the limits allow."""
+        started = time.thread_time()
         with panics_as_errors():
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._last_s = time.thread_time() - started
         self._check()
 
     def accept(self, token_id: int) -> None:
@@ -127,8 +145,24 @@ class Matcher:
                 raise GrammarError(f"token {token_id} came after the end of the grammar")
             return
         with panics_as_errors():
-            self._matcher.consume_token(token_id)
+            if self._last_s < COSTLY_CALL_S:
+                started = time.thread_time()
+                self._matcher.consume_token(token_id)
+                self._last_s = time.thread_time() - started
+            else:
+                self._accept_freely(token_id)
         self._check()
+
+    def _accept_freely(self, token_id: int) -> None:
+        if self._free is None:
+            self._free = FreeAccept(self._tokenizer, STACK_BYTES)
+        started = time.monotonic()
+        self._free.accept(self._matcher, token_id)
+        taken = time.monotonic() - started
+        # By the clock it takes longer where the machine is busy. It does again what the mask before it did for this
+        # token among others, so it costs no more than that.
+        self.elsewhere_s += min(taken, self._last_s)
+        self._last_s = taken
 
     def _check(self) -> None:
         if self._matcher.is_error():

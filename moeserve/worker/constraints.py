@@ -7,10 +7,13 @@ a new request's grammar while its prompt is computed. llguidance lets go of the 
 A compilation may take a second, and the masks of 63 answers as long. Others' answers must not wait for them. So a step
 waits a moment; then a row whose mask is not there is late: what is sampled for it means nothing, until the router binds
 the request again. What was begun for it goes on meanwhile, and is taken up then; no step waits for it a second time.
+Beside rows that are ready that moment is no longer than the step has computed: however seldom the system lets the
+helper thread run, those keep half of their speed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +33,7 @@ Int32s = NDArray[np.int32]
 
 COMPILATION_WAIT_S: Final = 0.02  # of a step, for the grammars of new requests
 MASK_WAIT_S: Final = 0.05  # of a step, for the masks of requests that go on
+LEAST_WAIT_S: Final = 0.003  # of the shortest step: to be late costs a request three steps
 _UNCONSTRAINED: Final = -1
 
 
@@ -76,18 +80,20 @@ class Constraints:
             output = output_ids.tolist()
             self._answers[slot] = self._take_kept(sampling, output) or self._begin(sampling, output, tenant)
 
-    def masks_for(self, slots: Int32s) -> tuple[Bits, Int32s] | None:
+    def masks_for(self, slots: Int32s, computed_s: float = math.inf) -> tuple[Bits, Int32s] | None:
         """The masks and each row's index into them, -1 where the row may sample anything, or is late; None when all
-        may. Waits for what the helper thread still does for these slots, but not long."""
+        may. Waits for what the helper thread still does for these slots, but not long: beside rows that are ready
+        `computed_s`, the seconds for which the step has computed."""
         if not self._answers:
             return None
         index = np.full(len(slots), _UNCONSTRAINED, np.int32)
         started = time.monotonic()
+        patience = max(computed_s, LEAST_WAIT_S) if self._has_ready(slots) else math.inf
         for row, slot in enumerate(slots.tolist()):
             answer = self._answers.get(slot)
             if answer is None:
                 continue
-            known = self._wait(answer, started)
+            known = self._wait(answer, started, patience)
             if known is None:
                 self._give_up(slot)
             elif known.is_masked:
@@ -146,11 +152,16 @@ class Constraints:
             compiled.add_done_callback(lambda _: self._thread.later(answer, start))
         return answer
 
-    def _wait(self, answer: GuidedAnswer, started: float) -> NextToken | None:
+    def _has_ready(self, slots: Int32s) -> bool:
+        """Whether there is a row that waits for nothing."""
+        answers = (self._answers.get(slot) for slot in slots.tolist() if slot not in self._late)
+        return any(answer is None or answer.known is not None for answer in answers)
+
+    def _wait(self, answer: GuidedAnswer, started: float, patience: float) -> NextToken | None:
         """None: it is late."""
         if answer.known is None:
             most = self._mask_wait if answer.has_started else self._compilation_wait
-            left = started + most - time.monotonic()
+            left = started + min(most, patience) - time.monotonic()
             timeout = None if not answer.may_be_late else 0.0 if answer.was_late else max(left, 0.0)
             if not self._thread.wait(answer, timeout):
                 return None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
-from moeserve.grammar.engine import Bits, CompiledGrammar
+from moeserve.grammar.engine import Bits, CompiledGrammar, Matcher
 from moeserve.grammar.errors import GrammarError
 from moeserve.messages.sampling import SamplingParams
 from moeserve.worker.guide import Guide
@@ -44,6 +44,7 @@ class GuidedAnswer:
         """`output_ids` become its own. `mask_row`: of the masks of all. `compiled` None: it has no grammar."""
         self._sampling = sampling
         self._compiled = compiled
+        self._matcher: Matcher | None = None
         self._guide: Guide | None = None
         self._mask: Bits | None = None
         self._output = output_ids
@@ -80,14 +81,17 @@ class GuidedAnswer:
         return self._guide is not None
 
     def start(self, eos_ids: tuple[int, ...], mask: Bits) -> NextToken:
-        """`mask` (int32 [words]) is overwritten with what may come next, here and in `advance`."""
+        """`mask` (int32 [words]) is overwritten with what may come next, here and in `advance`. Told is what the mask
+        took, not the tokens before it: the next one may take as long."""
         self._mask = mask
         try:
-            matcher = None if self._compiled is None else self._compiled.result().matcher()
-            guide = Guide(matcher, self._sampling.thinking, eos_ids, self._sampling.bad_sequences)
+            if self._compiled is not None:
+                self._matcher = self._compiled.result().matcher()
+            guide = Guide(self._matcher, self._sampling.thinking, eos_ids, self._sampling.bad_sequences)
             guide.accept_all(self._output)
             self._guide = guide
-            return NextToken(guide.fill(mask))
+            started = self._seconds()
+            return NextToken(guide.fill(mask), ms=(self._seconds() - started) * 1e3)
         except GrammarError as error:
             return _failure(error)
 
@@ -95,16 +99,20 @@ class GuidedAnswer:
         """Takes the last token."""
         assert self._guide is not None
         assert self._mask is not None
-        started = time.thread_time()
+        started = self._seconds()
         try:
             self._guide.accept(self._output[-1])
             is_masked = self._guide.fill(self._mask)
         except GrammarError as error:
             return _failure(error)
-        taken = time.thread_time() - started
+        taken = self._seconds() - started
         if taken > MAX_STEP_S:
             return _failure(f"a token took {taken:.2f} s; {MAX_STEP_S:g} s at most are spent on one")
         return NextToken(is_masked, ms=taken * 1e3)
+
+    def _seconds(self) -> float:
+        """CPU time spent so far, from some start."""
+        return time.thread_time() + (0.0 if self._matcher is None else self._matcher.elsewhere_s)
 
 
 def _failure(cause: object) -> NextToken:

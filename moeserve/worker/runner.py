@@ -6,6 +6,7 @@ What differs by device is an `Engine` (`worker/engines`).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -77,7 +78,7 @@ class Runner:
         )
         self.engine.forward(layout, self._sequences, has_new=bool(plan.new_seqs), observer=record)
         prompt_logprobs = self._prompt_logprobs(plan.rows, layout)
-        sampled, mask_ms = self._sample(layout, record)
+        sampled, mask_ms = self._sample(layout, record, started)
         self.engine.finish()
         if record is not None:
             record.finish(sampled)
@@ -159,11 +160,12 @@ class Runner:
         return found
 
     def _sample(
-        self, layout: StepLayout, record: StepRecord | None
+        self, layout: StepLayout, record: StepRecord | None, started: float
     ) -> tuple[list[Sampled], dict[int, float]]:
-        """Also returns StepResult.mask_ms."""
+        """Also returns StepResult.mask_ms. `started`: when the step was."""
         sampled: list[Sampled] = []
         mask_ms: dict[int, float] = {}
+        waited_s = 0.0  # for masks
         for first in range(0, len(layout.sampled_rows), self.engine.logit_rows):
             part = slice(first, first + self.engine.logit_rows)
             slots, positions = layout.sampled_slots[part], layout.sampled_positions[part]
@@ -171,7 +173,11 @@ class Runner:
             if record is not None:
                 record.logits(first, logits)
             # Asked for only now: a mask may have to be waited for, while a GPU computes the logits.
-            tokens, logprobs = self.engine.sample(slots, self._constraints.masks_for(slots))
+            asked = time.perf_counter()
+            computed_s = asked - started - waited_s if self.engine.waits_for_logits else math.inf
+            masks = self._constraints.masks_for(slots, computed_s)
+            waited_s += time.perf_counter() - asked
+            tokens, logprobs = self.engine.sample(slots, masks)
             verdicts = self._constraints.verdicts(slots)
             self._constraints.accept(slots, tokens, verdicts)
             self._sequences.append(slots, positions, tokens)

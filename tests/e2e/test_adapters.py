@@ -11,14 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from benchmarks.server import Server, running_server
 from tests.e2e.clients import streamed, within
 from tests.e2e.test_upgrade import reload
-from tests.support.hugging_face_model import write_model
+from tests.support.hugging_face_model import read_model, write_model
 from tests.support.peft_adapters import ATTENTION, EXPERTS, ROUTER, write_adapter
 
 pytestmark = pytest.mark.cpu_engine("adapters")
@@ -31,7 +29,7 @@ PROMPT = "The quick brown fox jumps over the lazy dog. " * 6
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("adapters")
     write_model(folder / "model")
-    base = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    base = read_model(folder / "model")
     for seed, name in enumerate((*NAMES[1:], *LATER)):
         write_adapter(folder / name, base, seed, r=4, lora_alpha=8, target_modules=ATTENTION,
                       target_parameters=[ROUTER, *EXPERTS])  # fmt: skip

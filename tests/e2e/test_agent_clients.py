@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import jsonschema
-import openai
 import pytest
 from pydantic import BaseModel, Field
 
 from benchmarks.server import Server, running_server
 from tests.conftest import TINY_MODEL
+from tests.support.official_clients import anthropic_client, openai_client
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+    from openai import OpenAI
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -38,16 +41,16 @@ def model(server: Server) -> str:
 
 
 @pytest.fixture(scope="module")
-def oai(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
+def oai(server: Server) -> OpenAI:
+    return openai_client(server.base_url)
 
 
 @pytest.fixture(scope="module")
-def ant(server: Server) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.base_url, api_key="none", max_retries=0, timeout=60)
+def ant(server: Server) -> Anthropic:
+    return anthropic_client(server.base_url)
 
 
-def test_a_required_call_validates(oai: openai.OpenAI, model: str) -> None:
+def test_a_required_call_validates(oai: OpenAI, model: str) -> None:
     for seed in range(5):
         answer = oai.chat.completions.create(
             model=model,
@@ -67,7 +70,7 @@ def test_a_required_call_validates(oai: openai.OpenAI, model: str) -> None:
         jsonschema.validate(json.loads(call.function.arguments), expected)
 
 
-def test_a_named_call_streams_valid_arguments(oai: openai.OpenAI, model: str) -> None:
+def test_a_named_call_streams_valid_arguments(oai: OpenAI, model: str) -> None:
     chunks = oai.chat.completions.create(
         model=model,
         messages=MESSAGES,
@@ -84,7 +87,7 @@ def test_a_named_call_streams_valid_arguments(oai: openai.OpenAI, model: str) ->
     jsonschema.validate(json.loads("".join(pieces)), SCHEMA)
 
 
-def test_parallel_calls_have_indices_of_their_own(oai: openai.OpenAI, model: str) -> None:
+def test_parallel_calls_have_indices_of_their_own(oai: OpenAI, model: str) -> None:
     """The model goes on calling at random: over some seeds it calls more than once."""
     counts = set()
     for seed in range(8):
@@ -103,7 +106,7 @@ def test_parallel_calls_have_indices_of_their_own(oai: openai.OpenAI, model: str
     assert max(counts) > 1
 
 
-def test_a_strict_tool_in_auto_mode(oai: openai.OpenAI, server: Server, model: str) -> None:
+def test_a_strict_tool_in_auto_mode(oai: OpenAI, server: Server, model: str) -> None:
     """Once the model opens a call, which a bias makes it do, the call is valid."""
     (opening,) = server.post("/tokenize", {"prompt": "<tool_call>"})["tokens"]
     function: Any = {"name": "measure", "parameters": SCHEMA, "strict": True}
@@ -126,7 +129,7 @@ class Point(BaseModel):
     label: str = Field(max_length=5)
 
 
-def test_the_clients_own_parsing_of_structured_answers(oai: openai.OpenAI, model: str) -> None:
+def test_the_clients_own_parsing_of_structured_answers(oai: OpenAI, model: str) -> None:
     parsed = oai.chat.completions.parse(
         model=model, messages=MESSAGES, response_format=Point, max_tokens=600, extra_body=QUIET
     )
@@ -140,7 +143,7 @@ def test_the_clients_own_parsing_of_structured_answers(oai: openai.OpenAI, model
     assert len(response.output_parsed.label) <= 5
 
 
-def test_messages_with_tools(ant: anthropic.Anthropic, model: str) -> None:
+def test_messages_with_tools(ant: Anthropic, model: str) -> None:
     tools: Any = [{"name": "measure", "input_schema": SCHEMA}]
     asked: dict[str, Any] = {
         "model": model,
@@ -169,7 +172,7 @@ def test_messages_with_tools(ant: anthropic.Anthropic, model: str) -> None:
     assert again.stop_reason == "max_tokens"
 
 
-def test_messages_with_a_thought(ant: anthropic.Anthropic, model: str) -> None:
+def test_messages_with_a_thought(ant: Anthropic, model: str) -> None:
     """The tiny model seldom thinks by itself: what is certain is that its answer follows and is counted."""
     message = ant.messages.create(
         model=model, max_tokens=60, messages=MESSAGES, thinking={"type": "enabled", "budget_tokens": 10}
@@ -182,7 +185,7 @@ def test_messages_with_a_thought(ant: anthropic.Anthropic, model: str) -> None:
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
 
 
-def test_responses_with_tools_over_two_turns(oai: openai.OpenAI, model: str) -> None:
+def test_responses_with_tools_over_two_turns(oai: OpenAI, model: str) -> None:
     tools: Any = [{"type": "function", "name": "measure", "parameters": SCHEMA, "strict": True}]
     first = oai.responses.create(
         model=model,
@@ -221,21 +224,21 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_stored_responses_outlive_the_server_and_keys_come_either_way(data_dir: Path, model: str) -> None:
+    from anthropic import AuthenticationError
+
     flags = ("--data-dir", str(data_dir), "--api-key", "secret", "--reasoning-parser", "none")
     ids: list[str] = []
     for _ in range(2):
         with running_server(TINY_MODEL, *flags) as server:
-            client = openai.OpenAI(base_url=server.base_url + "/v1", api_key="secret", max_retries=0)
+            client = openai_client(server.base_url, "secret")
             previous: Any = {"previous_response_id": ids[-1]} if ids else {}
             response = client.responses.create(model=model, input="Hi", max_output_tokens=4, **previous)
             ids.append(response.id)
-            client_of_messages = anthropic.Anthropic(
-                base_url=server.base_url, api_key="secret", max_retries=0
-            )
+            client_of_messages = anthropic_client(server.base_url, "secret")
             message = client_of_messages.messages.create(model=model, max_tokens=4, messages=MESSAGES)
             assert message.usage.output_tokens == 4
-            with pytest.raises(anthropic.AuthenticationError):
-                anthropic.Anthropic(base_url=server.base_url, api_key="wrong", max_retries=0).messages.create(
+            with pytest.raises(AuthenticationError):
+                anthropic_client(server.base_url, "wrong").messages.create(
                     model=model, max_tokens=4, messages=MESSAGES
                 )
             assert [client.responses.retrieve(one).id for one in ids] == ids

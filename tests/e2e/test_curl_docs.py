@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -109,14 +109,20 @@ def test_command(demonstration: Server, example: Example, tmp_path: Path) -> Non
 @pytest.mark.cpu_engine("adapters")
 def test_commands_about_adapters(tmp_path: Path) -> None:
     """The first is of an adapter that is there; the others load and unload one."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from tests.support.hugging_face_model import write_model
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from tests.support.hugging_face_model import read_model, write_model
     from tests.support.peft_adapters import ATTENTION, write_adapter
 
     write_model(tmp_path / "model")
-    base: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    write_adapter(tmp_path / "sql-2026-11", base, 0, r=4, lora_alpha=8, target_modules=ATTENTION)
+    write_adapter(
+        tmp_path / "sql-2026-11",
+        read_model(tmp_path / "model"),
+        0,
+        r=4,
+        lora_alpha=8,
+        target_modules=ATTENTION,
+    )
     complete, load, unload = (example for example in EXAMPLES if example.page == LORA)
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from benchmarks.server import Server
 from tests.conftest import TINY_MODEL
@@ -97,6 +96,8 @@ def test_lm_eval(server: Server, tasks: Path, kind: str, path: str, options: str
 
 
 def test_guidellm(server: Server, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
     AutoTokenizer.from_pretrained(TINY_MODEL.parent, gguf_file=TINY_MODEL.name).save_pretrained(
         tmp_path / "tok"
     )

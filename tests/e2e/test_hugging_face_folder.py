@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3MoeForCausalLM
 
 from benchmarks.accuracy import GREEDY_MARGIN, distances, log_softmax, served_distributions, served_greedy
 from benchmarks.server import running_server
 from tests.support.hub_server import running_hub
-from tests.support.hugging_face_model import write_model
+from tests.support.hugging_face_model import read_model, write_model
 
 # Ours on the bf16 fixture, whose router ties flip experts now and then, is 8.9e-5 from the truth, as llama.cpp is;
 # here the medians of the texts were 1e-10 to 1e-7.
@@ -62,8 +61,10 @@ def test_bf16_by_its_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def assert_as_transformers(url: str, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = read_model(folder)
     for text in TEXTS:
         prompt = tokenizer.encode(text)
         greedy = served_greedy(url, prompt, GREEDY)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import OpenAI
-from openai.types.completion_choice import CompletionChoice
 
 from benchmarks.server import Server
 from tests.conftest import IS_BATCH_INVARIANT
 from tests.e2e.clients import TEXT, at_once, completion
+from tests.support.official_clients import openai_client
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+    from openai.types.completion_choice import CompletionChoice
 
 MESSAGES: Any = [{"role": "user", "content": "Who jumps over the lazy dog?"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
@@ -20,7 +23,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "extra_body": {"ig
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> OpenAI:
-    return OpenAI(base_url=server.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
+    return openai_client(server.base_url)
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from benchmarks.server import Server, running_server
+from tests.support.official_clients import openai_client
 from training import evaluate
 from training.text import arithmetic, smalltalk
 from training.text.example import Example
 from training.text.tools import call_only
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MODEL = "moeserve-demo-q8_0"
 QUIET: Any = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -48,11 +51,11 @@ def demo() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(demo: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=demo.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
+def client(demo: Server) -> OpenAI:
+    return openai_client(demo.base_url)
 
 
-def ask(client: openai.OpenAI, *messages: Any, thinking: bool = False, **wish: Any) -> Any:
+def ask(client: OpenAI, *messages: Any, thinking: bool = False, **wish: Any) -> Any:
     """The greedy answer's only choice; messages as texts of the user, or as they are."""
     return client.chat.completions.create(
         model=MODEL,
@@ -84,7 +87,7 @@ def test_it_calls_the_right_tool(demo: Server) -> None:
     assert num_right(demo, requests) >= 16
 
 
-def test_a_tool_is_called_and_its_result_told(client: openai.OpenAI) -> None:
+def test_a_tool_is_called_and_its_result_told(client: OpenAI) -> None:
     question = "What is the weather in Lisbon?"
     called = ask(client, question, tools=[TIMER, WEATHER], tool_choice="auto")
     assert called.finish_reason == "tool_calls"
@@ -98,7 +101,7 @@ def test_a_tool_is_called_and_its_result_told(client: openai.OpenAI) -> None:
     assert told.finish_reason == "stop"
 
 
-def test_a_streamed_call(client: openai.OpenAI) -> None:
+def test_a_streamed_call(client: OpenAI) -> None:
     chunks = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Set a timer for 12 minutes."}],
@@ -112,7 +115,7 @@ def test_a_streamed_call(client: openai.OpenAI) -> None:
     assert json.loads("".join(call.arguments or "" for call in calls if call)) == {"minutes": 12}
 
 
-def test_it_leaves_tools_alone_that_it_does_not_need(client: openai.OpenAI) -> None:
+def test_it_leaves_tools_alone_that_it_does_not_need(client: OpenAI) -> None:
     answer = ask(client, "What is 12 + 30?", tools=[TIMER, WEATHER])
     assert answer.message.tool_calls is None
     assert answer.message.content == "12 + 30 = 42"
@@ -128,12 +131,12 @@ def test_it_leaves_tools_alone_that_it_does_not_need(client: openai.OpenAI) -> N
         ("What is Ada's job?", "Ada is a doctor."),
     ],
 )
-def test_it_answers_questions_about_a_text(client: openai.OpenAI, question: str, answer: str) -> None:
+def test_it_answers_questions_about_a_text(client: OpenAI, question: str, answer: str) -> None:
     text = "Tom lives in Oslo. Mia has a red ball. Ben is in the garden. Ada is a doctor."
     assert ask(client, f"{text}\n\n{question}").message.content == answer
 
 
-def test_it_remembers_what_it_was_told(client: openai.OpenAI) -> None:
+def test_it_remembers_what_it_was_told(client: OpenAI) -> None:
     told = ask(client, "My name is Nora.")
     assert "Nora" in told.message.content
     earlier = [
@@ -143,19 +146,19 @@ def test_it_remembers_what_it_was_told(client: openai.OpenAI) -> None:
     assert ask(client, *earlier, "What is my name?").message.content == "Your name is Nora."
 
 
-def test_it_stops_by_itself(client: openai.OpenAI) -> None:
+def test_it_stops_by_itself(client: OpenAI) -> None:
     for prompt in ("Hello!", "Who are you?", "Tell me a story about a fox.", "Count from 3 to 9."):
         answer = ask(client, prompt, max_tokens=400)
         assert answer.finish_reason == "stop"
         assert answer.message.content
 
 
-def test_it_says_what_it_cannot_do(client: openai.OpenAI) -> None:
+def test_it_says_what_it_cannot_do(client: OpenAI) -> None:
     assert ask(client, "What is the capital of France?").message.content == smalltalk.DO_NOT_KNOW
 
 
 @pytest.mark.slow
-def test_it_thinks_when_it_may(client: openai.OpenAI) -> None:
+def test_it_thinks_when_it_may(client: OpenAI) -> None:
     thought = ask(client, "What is 37 + 45?", thinking=True)
     assert "7 + 5 = 12" in thought.message.reasoning_content
     assert thought.message.content == "37 + 45 = 82"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moeserve.kernels.cpu_stream import CpuStream, LoraTable
 from moeserve.kernels.lora.reference import add_adapters, to_panels
@@ -30,7 +29,7 @@ from tests.conftest import TINY_MODEL
 from tests.kernels.operations import ISAS, guarded, load, stream_of, unguard
 from tests.kernels.test_model import distance, hugging_face_model, own_fixture
 from tests.kernels.weights import nmse
-from tests.support.hugging_face_model import write_family, write_model, write_qwen2_moe
+from tests.support.hugging_face_model import read_model, write_family, write_model, write_qwen2_moe
 from tests.support.peft_adapters import ATTENTION, EXPERTS, ROUTER, logits_of, write_adapter
 
 LENGTHS = (24, 17, 31, 9)  # of the sequences of a step
@@ -129,7 +128,7 @@ def test_three_adapters_and_none_in_a_step_are_what_peft_computes(tmp_path: Path
     """A model of floats, so that there is no rounding but that of k and v."""
     folder = tmp_path / "model"
     write_model(folder, torch.float32)
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = read_model(folder)
     models = [write_adapter(tmp_path / f"a{i}", base, i, **one) for i, one in enumerate(THREE)]
     engine = Engine(folder, [adapter_of(tmp_path / f"a{i}", folder) for i in range(3)])
     found = engine.logits(PROMPTS, [2, 0, -1, 1])
@@ -187,7 +186,7 @@ def test_dense_feed_forwards_and_shared_experts(tmp_path: Path) -> None:
             },
         ),
     ):
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        base = read_model(folder)
         name = tmp_path / f"adapter-{folder.name}"
         model = write_adapter(name, base, 3, r=4, lora_alpha=8, **targets)
         engine = Engine(folder, [adapter_of(name, folder)])
@@ -200,7 +199,7 @@ def test_a_module_for_each_expert(tmp_path: Path) -> None:
     """As checkpoints had experts before transformers 5: the same products in other words."""
     folder, fused, single = tmp_path / "model", tmp_path / "fused", tmp_path / "single"
     write_model(folder, torch.float32)
-    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = read_model(folder)
     model = write_adapter(fused, base, 5, r=4, lora_alpha=8, target_parameters=EXPERTS, target_modules=[])
     by_expert = _by_expert(load_file(fused / "adapter_model.safetensors"), base.config.num_experts)
     single.mkdir()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen2MoeForCausalLM
 
 from tests.conftest import OWN_FIXTURES, family_models
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
@@ -14,6 +14,9 @@ from tests.kernels.test_model import Engine, Fixture, assert_no_further_from_the
 from tests.kernels.weights import nmse
 from tests.support.hugging_face_model import FAMILIES as HUGGING_FACE_FAMILIES
 from tests.support.hugging_face_model import round_kv, write_family, write_published_qwen35, write_qwen2_moe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OWN = [OWN_FIXTURES / f"tiny-{name}-q4_k_m.gguf" for name in ("qwen2moe", "qwen3next")]
 # Weights of 8 bits leave the error to the activations, which both engines round to int8 by 32 columns: over 203
@@ -83,6 +86,8 @@ def assert_is_what_transformers_computes(
 def test_a_folder_of_qwen2_moe_is_what_transformers_computes(
     dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from transformers import Qwen2MoeForCausalLM
+
     write_qwen2_moe(tmp_path / "tiny-qwen2-moe", dtype)
     assert_is_what_transformers_computes(tmp_path / "tiny-qwen2-moe", Qwen2MoeForCausalLM, monkeypatch)
 

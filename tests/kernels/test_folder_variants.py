@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import GatedDeltaNetShape
@@ -19,6 +18,9 @@ from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_families import TOKENS, assert_is_what_transformers_computes, transformers_logits
 from tests.kernels.test_model import Engine
 from tests.support.hugging_face_model import ROPE, write_family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FULL, LINEAR = "full_attention", "linear_attention"
 

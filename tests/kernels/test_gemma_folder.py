@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import GemmaTokenizer
 
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
@@ -114,6 +113,8 @@ def test_what_would_be_computed_wrongly_is_refused(
 @pytest.fixture
 def spaced(written: Path, tmp_path: Path) -> Path:
     """With a tokenizer of Gemma's kind, written by transformers."""
+    from transformers import GemmaTokenizer
+
     folder = linked(written, tmp_path / "copy")
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         (folder / file).unlink(missing_ok=True)
@@ -131,6 +132,8 @@ def spaced(written: Path, tmp_path: Path) -> Path:
 
 
 def test_ids_are_those_of_transformers(spaced: Path) -> None:
+    from transformers import GemmaTokenizer
+
     ours = TextTokenizer.from_gguf(open_folder(spaced))
     reference = GemmaTokenizer.from_pretrained(spaced)
     for text in (*TEXTS, *CORPUS[:3]):

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
-from transformers import Qwen3MoeConfig as HuggingFaceConfig
-from transformers import Qwen3MoeForCausalLM
 
 from moeserve.kernels.attention.reference import Sequence
 from moeserve.kernels.cpu_stream import CpuStream
@@ -32,6 +31,9 @@ from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from tests.conftest import OWN_FIXTURES, TINY_MODEL, wide_models
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 from tests.kernels.weights import dequantize
+
+if TYPE_CHECKING:
+    from transformers import Qwen3MoeForCausalLM
 
 MAX_TOKENS = 512
 STATE_SLOT = 1
@@ -172,7 +174,9 @@ def test_vector_instruction_sets_give_the_same_bits() -> None:
 
 def hugging_face_model(file: GGUFFile, c: ModelShape) -> Qwen3MoeForCausalLM:
     """Qwen3MoeForCausalLM in float32 with the file's weights, dequantised by gguf-py."""
-    config = HuggingFaceConfig(
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
         moe_intermediate_size=c.expert_width,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from moeserve.models.adapters.errors import AdapterError
 from moeserve.models.adapters.read_peft import PeftAdapter
@@ -16,7 +15,7 @@ from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from tests.kernels.test_adapters import PROMPTS, Engine, adapter_of
 from tests.kernels.weights import nmse
-from tests.support.hugging_face_model import write_family, write_model, write_qwen2_moe
+from tests.support.hugging_face_model import read_model, write_family, write_model, write_qwen2_moe
 from tests.support.peft_adapters import EXPERTS, ROUTER, logits_of, write_adapter
 
 PLAIN = {"r": 4, "lora_alpha": 8}
@@ -99,7 +98,7 @@ def test_what_peft_computes(
     family: str, settings: dict[str, Any], written: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = written[family]
-    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = read_model(folder)
     model = write_adapter(tmp_path / "adapter", base, 3, **(PLAIN | settings))
     ours, plain = Engine(folder, [adapter_of(tmp_path / "adapter", folder)]).logits(PROMPTS[:2], [0, -1])
     truth = logits_of(model, PROMPTS[0])
@@ -135,7 +134,7 @@ def test_what_peft_writes_of_other_kinds_is_refused_by_name(
     settings: dict[str, Any], named: str, written: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = written["qwen3"]
-    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = read_model(folder)
     write_adapter(tmp_path / "adapter", base, 3, **(PLAIN | {"target_modules": ["q_proj"]} | settings))
     with pytest.raises(AdapterError, match=named):
         adapter_of(tmp_path / "adapter", folder)
@@ -144,7 +143,7 @@ def test_what_peft_writes_of_other_kinds_is_refused_by_name(
 def test_a_pissa_that_peft_has_made_plain(written: dict[str, Path], tmp_path: Path) -> None:
     """The way that the refusal names."""
     folder, first, last = written["qwen3"], tmp_path / "first", tmp_path / "last"
-    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = read_model(folder)
     settings = PLAIN | {"target_modules": ["q_proj", "up_proj"], "init_lora_weights": "pissa"}
     model = write_adapter(first, base, 3, trained=False, **settings)
     model.peft_config["default"].init_lora_weights = True
@@ -163,7 +162,7 @@ def test_a_pissa_that_peft_has_made_plain(written: dict[str, Path], tmp_path: Pa
 def test_a_module_without_a_place_is_named(written: dict[str, Path], tmp_path: Path) -> None:
     """Of Qwen2-MoE, "all-linear" includes the gate of the shared expert."""
     folder = written["qwen2_moe"]
-    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    base = read_model(folder)
     write_adapter(tmp_path / "adapter", base, 3, **PLAIN, target_modules="all-linear")
     with pytest.raises(AdapterError, match=r"shared_expert_gate.lora_A.weight' is of a module for which"):
         PeftAdapter("a", tmp_path / "adapter", read_shape(open_model(folder)))

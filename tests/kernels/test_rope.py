@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig as HuggingFaceConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding, apply_rotary_pos_emb
 
 from moeserve.kernels.rope.reference import rope_store, rotate
 from moeserve.kernels.stream_operands import KvLayer
@@ -181,7 +178,11 @@ def test_angles_are_hugging_faces(config: ModelShape, name: str, theta: float) -
 
 
 def hugging_face_frequencies(parameters: dict[str, Any], head_dim: int) -> tuple[torch.Tensor, float]:
-    config = HuggingFaceConfig(head_dim=head_dim, rope_parameters=parameters, max_position_embeddings=131072)
+    from transformers import Qwen3MoeConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbedding
+
+    config = Qwen3MoeConfig(head_dim=head_dim, rope_parameters=parameters, max_position_embeddings=131072)
     if parameters["rope_type"] == "default":
         return Qwen3MoeRotaryEmbedding.compute_default_rope_parameters(config)  # type: ignore[no-any-return]
     return ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)  # type: ignore[no-any-return]
@@ -196,6 +197,8 @@ def test_far_positions_keep_their_angle(config: ModelShape) -> None:
 
 
 def test_the_rotation_is_hugging_faces(config: ModelShape) -> None:
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
+
     cos, sin = rope_tables(config, 40)
     heads = activations("gaussian", 40 * 3, 128).view(40, 3, 128)
     doubled = [torch.cat([t, t], dim=-1)[None] for t in (cos, sin)]

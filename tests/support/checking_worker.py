@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Fork, NewSeq, Row, Sampled, StepPlan, StepResult
@@ -14,6 +15,7 @@ from tests.support.virtual_tiers import UNREADABLE, VirtualTiers
 
 STOP_TOKEN = 999
 NOTHING = 0  # the prefix without tokens
+NEVER = -1
 
 
 def ints(packed: bytes) -> list[int]:
@@ -29,6 +31,8 @@ class Bound:
     prefixes: list[int]  # by position: stands for the tokens up to there
     table: array[int]  # int32: KV slots by position
     windows: array[int]  # int32: slots of the windowed layers' pool by position; -1: not known here
+    checked: int = NEVER  # how much had been written at the last look at the table's slots
+    position_of: dict[int, int] = field(default_factory=dict)  # of each of them
 
     @property
     def id(self) -> int:
@@ -36,7 +40,11 @@ class Bound:
 
     def push(self, token: int) -> None:
         self.tokens.append(token)
-        self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else NOTHING, token)))
+        self.prefixes.append(extended(self.prefixes[-1] if self.prefixes else NOTHING, token))
+
+
+def extended(prefix: int, token: int) -> int:
+    return hash((prefix, token))
 
 
 BEAM_VOCABULARY = 12
@@ -68,6 +76,7 @@ class CheckingWorker:
         # Lists: numpy takes longer for tables as short as a random life's.
         self.kv = [UNREADABLE] * limits.num_kv_slots  # slot -> the prefix that it ends
         self.window_kv = [UNREADABLE] * limits.num_window_slots
+        self.written: list[int] = []  # every slot that a row has written, in that order
         self.states: dict[int, int] = {}  # state slot -> the prefix that it has consumed
         self.tiers = VirtualTiers(
             limits.page_tokens, ram_pages=1000 * ("ram" in limits.tiers), has_disk="disk" in limits.tiers
@@ -99,8 +108,7 @@ class CheckingWorker:
         prompt_logprobs: dict[int, list[TokenLogprob]] = {}
         for index, row in enumerate(plan.rows):
             bound = self.bound[row.req_slot]
-            held = [self.kv[slot] for slot in bound.table]
-            assert held == bound.prefixes[: len(held)], "a slot does not hold what is read from it"
+            self._check_held(bound)
             end = row.start + row.count
             if self.limits.num_window_slots:
                 first = max(0, row.start - self.limits.window + 1)
@@ -130,9 +138,8 @@ class CheckingWorker:
         if self.limits.num_window_slots:
             assert len(windows) == min(len(table), self.limits.window - 1)
         windows = array("i", [-1] * (len(table) - len(windows))) + windows
-        bound = Bound(new, [], [], table, windows)
-        for token in ints(new.token_ids):
-            bound.push(token)
+        tokens = ints(new.token_ids)
+        bound = Bound(new, tokens, [*accumulate(tokens, extended, initial=NOTHING)][1:], table, windows)
         is_beam = new.num_prompt == 0  # without tokens until a fork
         assert is_beam or len(bound.table) < len(bound.tokens), "the last known token is always computed"
         self.bound[new.req_slot] = bound
@@ -149,6 +156,7 @@ class CheckingWorker:
             target.windows = source.windows[: fork.position]
         assert len(target.table) == fork.position
         del target.tokens[fork.position :], target.prefixes[fork.position :]
+        target.checked = NEVER
         target.push(fork.token_id)
 
     def _write(self, row: Row) -> None:
@@ -161,6 +169,10 @@ class CheckingWorker:
         assert row.sample == (row.start + row.count == known and bound.new_seq.sampling.max_tokens > 0)
         for slot, prefix in zip(slots, bound.prefixes[row.start : row.start + row.count], strict=True):
             self.kv[slot] = prefix
+        self.written += slots
+        if bound.checked != NEVER:
+            assert not any(slot in bound.position_of for slot in slots), "a slot is written for two positions"
+            bound.position_of.update(zip(slots, range(row.start, known), strict=False))
         bound.table.extend(slots)
         windows = ints(row.window_slots)
         assert len(windows) == (row.count if self.limits.num_window_slots else 0)
@@ -168,6 +180,20 @@ class CheckingWorker:
             self.window_kv[slot] = prefix
         bound.windows.extend(windows)
         self.computed += row.count
+
+    def _check_held(self, bound: Bound) -> None:
+        """That all slots of its table hold what is read from it: after a first look at all, those written since. Where
+        pages come and go, which no row writes, each look is at all."""
+        if bound.checked == NEVER:
+            held = [self.kv[slot] for slot in bound.table]
+            assert held == bound.prefixes[: len(held)], "a slot does not hold what is read from it"
+            if self.limits.page_tokens:
+                return
+            bound.position_of = {slot: position for position, slot in enumerate(bound.table)}
+        for slot in self.written[bound.checked :]:
+            position = bound.position_of.get(slot)
+            assert position is None or self.kv[slot] == bound.prefixes[position], "a slot was written over"
+        bound.checked = len(self.written)
 
     def _copy_states(self, copies: list[int]) -> None:
         for source, destination in zip(copies[::2], copies[1::2], strict=True):

@@ -1,4 +1,5 @@
-"""Tiny random models in Hugging Face's layout, written by transformers itself."""
+"""Tiny random models in Hugging Face's layout, written by transformers itself. Its import takes seconds, and every
+process that runs tests collects all of them: the first that needs it imports it."""
 
 from __future__ import annotations
 
@@ -7,45 +8,16 @@ import sys
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoTokenizer,
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    Gemma4Config,
-    Gemma4ForCausalLM,
-    Gemma4ForConditionalGeneration,
-    Gemma4TextConfig,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    Glm4MoeLiteConfig,
-    Glm4MoeLiteForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    MiniMaxM2Config,
-    MiniMaxM2ForCausalLM,
-    PreTrainedModel,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3_5MoeConfig,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeForConditionalGeneration,
-    Qwen3_5MoeTextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
 
 from tests.conftest import TINY_MODEL
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB_ROWS = 4128  # of the embedding: 32 more than there are tokens, as in the published models
 
@@ -68,6 +40,8 @@ SETTINGS: dict[str, Any] = {
 def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7, **changes: object) -> None:
     """A Qwen3-MoE. Weights in several files; the packaged model's tokenizer and chat template. `changes` are the
     config's."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
     torch.manual_seed(seed)
     settings = SETTINGS | {"head_dim": 64, "norm_topk_prob": True} | changes
     _write(Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings)), folder, dtype)
@@ -77,12 +51,15 @@ def write_qwen2_moe(
     folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7, **changes: object
 ) -> None:
     """The same for Qwen2-MoE, whose heads are as wide as the hidden size makes them."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
     torch.manual_seed(seed)
     settings = SETTINGS | {"shared_expert_intermediate_size": 160} | changes
     _write(Qwen2MoeForCausalLM(Qwen2MoeConfig(**settings)), folder, dtype)
 
 
-# Of families beyond the Qwens' mixtures: the config, the model, and what it has beside or in place of SETTINGS.
+# Of families beyond the Qwens' mixtures: names of the config and of the model, and what it has beside or in place of
+# SETTINGS.
 ROPE = {"rope_theta": 1e6, "rope_type": "default"}
 YARN = {"rope_theta": 150000.0, "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
         "original_max_position_embeddings": 4096}  # fmt: skip
@@ -96,11 +73,11 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 64, "intermediate_size": 224, "n_routed_experts": 8, "n_shared_experts": 2,
     "routed_scaling_factor": 1.5,
 }  # fmt: skip
-FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 64, "intermediate_size": 192}),
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 64, "intermediate_size": 192}),
     "glm4_moe": (
-        Glm4MoeConfig,
-        Glm4MoeForCausalLM,
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
         {
             "head_dim": 64, "intermediate_size": 224, "n_routed_experts": 8, "n_shared_experts": 2,
             "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "attention_bias": True, "use_qk_norm": True,
@@ -108,8 +85,8 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         },
     ),
     "deepseek_v3": (
-        DeepseekV3Config,
-        DeepseekV3ForCausalLM,
+        "DeepseekV3Config",
+        "DeepseekV3ForCausalLM",
         LATENT
         | {
             "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
@@ -117,8 +94,8 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         },
     ),
     "deepseek_v2": (
-        DeepseekV2Config,
-        DeepseekV2ForCausalLM,
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
         LATENT
         | {
             "q_lora_rank": None, "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy",
@@ -126,35 +103,35 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite": (
-        Glm4MoeLiteConfig,
-        Glm4MoeLiteForCausalLM,
+        "Glm4MoeLiteConfig",
+        "Glm4MoeLiteForCausalLM",
         LATENT | {"qk_nope_head_dim": 96, "n_group": 1, "topk_group": 1, "rope_parameters": ROPE},
     ),
     "minimax_m2": (
-        MiniMaxM2Config,
-        MiniMaxM2ForCausalLM,
+        "MiniMaxM2Config",
+        "MiniMaxM2ForCausalLM",
         {
             "head_dim": 64, "intermediate_size": 96, "num_local_experts": 8,
             "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
         },
     ),
-    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM, RECURRENT),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", RECURRENT),
     "qwen3_5_moe_text": (
-        Qwen3_5MoeTextConfig,
-        Qwen3_5MoeForCausalLM,
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
         RECURRENT | {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5, "mrope_section": [6, 5, 5]}},
     ),
     "gpt_oss": (
-        GptOssConfig,
-        GptOssForCausalLM,
+        "GptOssConfig",
+        "GptOssForCausalLM",
         {
             "head_dim": 64, "intermediate_size": 96, "num_local_experts": 8, "sliding_window": 16,
             "layer_types": None, "rope_parameters": YARN | {"truncate": False},
         },
     ),
     "gemma4_text": (
-        Gemma4TextConfig,
-        Gemma4ForCausalLM,
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
         {
             "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
             "intermediate_size": 160, "sliding_window": 16, "enable_moe_block": True, "top_k_experts": 2,
@@ -169,26 +146,33 @@ def write_family(
     folder: Path, model_type: str, dtype: torch.dtype = torch.bfloat16, seed: int = 7, **changes: object
 ) -> Any:
     """A model of one of FAMILIES. Gives transformers' class of it, to be read again."""
+    import transformers
+
     torch.manual_seed(seed)
-    config, model, own = FAMILIES[model_type]
+    config_name, model_name, own = FAMILIES[model_type]
+    config, model = getattr(transformers, config_name), getattr(transformers, model_name)
     _write(model(config(**(SETTINGS | own | changes))), folder, dtype)
     return model
 
 
 def write_published_qwen35(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7) -> Any:
     """A Qwen3.5 as it is published: with vision, experts merged. Gives transformers' class of the text's model."""
+    from transformers import Qwen3_5MoeConfig, Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration
+
     torch.manual_seed(seed)
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4,
               "out_hidden_size": SETTINGS["hidden_size"]}  # fmt: skip
-    _, text_model, own = FAMILIES["qwen3_5_moe_text"]
+    own = FAMILIES["qwen3_5_moe_text"][2]
     config = Qwen3_5MoeConfig(text_config=SETTINGS | own, vision_config=vision)
     _write(Qwen3_5MoeForConditionalGeneration(config), folder, dtype)
     merge_experts(folder)
-    return text_model
+    return Qwen3_5MoeForCausalLM
 
 
 def write_published_gemma(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7) -> Any:
     """A Gemma 4 as it is published: with vision, and settings of the layers that see all. Gives transformers' class."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
     torch.manual_seed(seed)
     vision = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
               "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 64}  # fmt: skip
@@ -199,6 +183,13 @@ def write_published_gemma(folder: Path, dtype: torch.dtype = torch.bfloat16, see
     config["text_config"] |= {key: own[key] for key in ("global_head_dim", "num_global_key_value_heads")}
     (folder / "config.json").write_text(json.dumps(config))
     return Gemma4ForConditionalGeneration
+
+
+def read_model(folder: Path) -> Any:
+    """transformers' model of a folder, float32."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def merge_experts(folder: Path) -> None:
@@ -223,6 +214,8 @@ def merge_experts(folder: Path) -> None:
 
 def _write(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     """Norms and biases as in no fresh model, where they are 1 and 0: they must be read."""
+    from transformers import AutoTokenizer
+
     torch.nn.Module.to(model, dtype)  # in place; transformers' own `to` has no usable annotation
     with torch.no_grad():
         for name, parameter in model.named_parameters():

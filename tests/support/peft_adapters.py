@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ROUTER = "mlp.gate.weight"
@@ -26,6 +28,8 @@ def write_adapter(
 ) -> PeftModel:
     """Writes an adapter of `base` into the folder; returns the model with it. size: the standard deviation of what B
     is made of, which PEFT would begin with zeros. trained: otherwise A and B stay as PEFT begins with them."""
+    from peft import LoraConfig, get_peft_model
+
     torch.manual_seed(seed)
     model = get_peft_model(copy.deepcopy(base), LoraConfig(lora_dropout=0.0, **settings))
     with torch.no_grad():

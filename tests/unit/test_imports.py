@@ -187,6 +187,29 @@ def test_unit_tests_need_no_torch() -> None:
         assert not named, f"{path.relative_to(TESTS.parent)} imports {sorted(named)}"
 
 
+def test_tests_import_what_takes_seconds_when_they_run() -> None:
+    """Each process that runs tests collects all of them first, and imports what their modules do."""
+    take_seconds = {"anthropic", "openai", "peft", "transformers"}
+    for path in TESTS.rglob("*.py"):
+        source = path.read_text()
+        if not path.is_relative_to(TESTS / "e2e" / "programs") and any(
+            name in source for name in take_seconds
+        ):
+            named = take_seconds & {name.split(".")[0] for name in imported_at_once(source)}
+            assert not named, (
+                f"{path.relative_to(TESTS.parent)} imports {sorted(named)} where it is collected"
+            )
+
+
+def imported_at_once(source: str) -> Iterator[str]:
+    """What a module imports before it does anything."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
 def test_the_rules_are_read_from_real_imports() -> None:
     """Guards the reader: relative, nested and renamed imports are all seen."""
     assert "moeserve.messages.codec" in set(imports_of(PACKAGE / "messages" / "channels.py"))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedModel, Qwen3MoeForCausalLM
 
 from moeserve.messages.beams import EarlyStopping
 from moeserve.messages.sampling import TokenLogprob
@@ -16,7 +15,10 @@ from moeserve.router.core.beam_search import BeamSearch
 from moeserve.worker.cpu_loading import load_cpu_runner
 from tests.gpu.driver import small_config
 from tests.support.beams import Wanted, answers, requests, scheduler_of, serve
-from tests.support.hugging_face_model import round_kv, write_family, write_model
+from tests.support.hugging_face_model import read_model, round_kv, write_family, write_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROMPT = [1 + (37 * i * i + 11 * i) % 4000 for i in range(20)]
 Answers = list[tuple[list[int], float]]
@@ -29,6 +31,8 @@ class Models(NamedTuple):
 
 
 def transformers_answers(model: Any, wanted: Wanted) -> Answers:
+    from transformers import GenerationConfig
+
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         num_beams=wanted.num_beams,
         num_return_sequences=wanted.num_return_sequences,
@@ -64,13 +68,11 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Of attention, of latent attention, and of recurrent layers beside attention."""
     folder = tmp_path_factory.mktemp("beams") / request.param
     if request.param == "qwen3_moe":
-        truth_of = Qwen3MoeForCausalLM
-
         write_model(folder, torch.float32)
     else:
-        truth_of = write_family(folder, request.param, torch.float32)
+        write_family(folder, request.param, torch.float32)
     with pytest.MonkeyPatch.context() as patched:
-        truth = truth_of.from_pretrained(folder, dtype=torch.float32)
+        truth = read_model(folder)
         round_kv(truth, patched)
         worker = load_cpu_runner(small_config(folder, device="cpu", threads=2), lambda *_: None)
         likely = transformers_answers(truth, Wanted(4, 4))

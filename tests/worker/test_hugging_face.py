@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, Qwen2Tokenizer
 
 from moeserve.errors import ConfigError
 from moeserve.models.errors import ModelError
@@ -27,6 +26,9 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.splits import BY_EXPRESSIONS, Split
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
 from tests.support.hugging_face_model import VOCAB_ROWS, write_qwen2_moe
+
+if TYPE_CHECKING:
+    from transformers import Qwen2Tokenizer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(
     " \n'sé1aB<|im_end|>", max_size=40
@@ -40,6 +42,8 @@ def tokenizer(written: Path) -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def reference(written: Path) -> Qwen2Tokenizer:
+    from transformers import AutoTokenizer, Qwen2Tokenizer
+
     found = AutoTokenizer.from_pretrained(written)
     assert isinstance(found, Qwen2Tokenizer)
     return found

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
@@ -53,6 +52,8 @@ def packed(folder: Path) -> Packed:
 
 
 def test_blocks_are_what_transformers_reads(folder: Path, packed: Packed) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
     source = open_folder(folder)
     read_checked_shape(source)
     assert len(packed) == LAYERS * len(PARTS)

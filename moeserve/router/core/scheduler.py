@@ -171,7 +171,8 @@ class Scheduler:
         if result.expert_cache is not None:
             self._stats.expert_cache = self._stats.expert_cache.plus(result.expert_cache)
         self._stats.observe_step(scheduled, result.compute_ms, result.idle_ms)
-        self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms)
+        late = [index for index in range(len(scheduled.sampling)) if result.sampled[index].late]
+        self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms, late)
         for index, logprobs in result.prompt_logprobs.items():
             owner, row = scheduled.owners[index], scheduled.rows[index]
             self._out.emit_prompt_logprobs(owner, row.start, logprobs)

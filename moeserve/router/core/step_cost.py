@@ -207,6 +207,8 @@ class _NormalEquations:
     def add(self, features: Vector, weight: float) -> None:
         keep = 1.0 - 1.0 / MEMORY
         for i, feature in enumerate(features):
+            if not feature and not self.matrix[i][i]:
+                continue  # the row is 0, as all of prompts are in steps without any
             scaled = weight * feature
             self.matrix[i] = [
                 keep * old + scaled * other for old, other in zip(self.matrix[i], features, strict=True)

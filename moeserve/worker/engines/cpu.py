@@ -61,6 +61,7 @@ class CpuEngine:
 
     logit_rows = CPU_LOGIT_ROWS
     counts_every_step = True
+    waits_for_logits = True
     kernels_compiled = 0
 
     def __init__(self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler) -> None:

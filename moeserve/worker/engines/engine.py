@@ -97,6 +97,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def waits_for_logits(self) -> bool:
+        """Whether `logits` returns when they are computed, and not when that is launched."""
+        ...
+
+    @property
     def counts_every_step(self) -> bool:
         """`weight_bytes_since` is right for any number of steps; else for one."""
         ...

@@ -57,6 +57,7 @@ class GpuEngine:
     """See `Engine`."""
 
     counts_every_step = False
+    waits_for_logits = False
 
     def __init__(
         self,

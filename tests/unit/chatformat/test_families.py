@@ -75,13 +75,15 @@ def answer_in(name: str, thought: str, content: str, calls: list[tuple[str, Any]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_template_renders_comes_back_however_it_is_cut(name: str) -> None:
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_a_template_renders_comes_back_however_it_is_cut(name: str, step: int) -> None:
+    """Character by character; and in two at every `step` characters."""
     text = answer_in(name, THOUGHT, "Let me see.", CALLS)
     make = make_for(name)
     events = events_of(make, [text])
     assert Answer.of(events) == Answer("Let me see.", THOUGHT, CALLS)
     assert events_of(make, list(text)) == events
-    for at in range(len(text)):
+    for at in range(0, len(text), step):
         assert events_of(make, [text[:at], text[at:]]) == events
 
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import anthropic
 import pytest
-from openai import OpenAI
 
 from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say, tokens_of
+from tests.support.official_clients import openai_client
 from tests.support.scripted_answers import prompt_of
 
 OBJECT: Any = {"type": "object", "properties": {}}
@@ -142,7 +141,7 @@ def test_whatever_the_model_writes_a_known_tools_call_has_its_form(
 ) -> None:
     server.answer = say("<tool_call>\n", f'{{"name": "{name}", "arguments": {arguments}}}', "\n</tool_call>")
     asked = {"model": NAME, "input": "Go.", "tools": CODEX_TOOLS}
-    found = OpenAI(base_url=server.url + "/v1", api_key="none").responses.parse(**asked)
+    found = openai_client(server.url).responses.parse(**asked)
     for item in found.output:
         if item.type == "apply_patch_call":
             assert item.operation.type == "update_file"
@@ -152,9 +151,7 @@ def test_whatever_the_model_writes_a_known_tools_call_has_its_form(
 
 def test_a_custom_call_streams_its_input(server: HttpServer) -> None:
     server.answer = call("patch", {"input": "text"})
-    with OpenAI(base_url=server.url + "/v1", api_key="none").responses.stream(
-        model=NAME, input="Go.", tools=CODEX_TOOLS
-    ) as stream:
+    with openai_client(server.url).responses.stream(model=NAME, input="Go.", tools=CODEX_TOOLS) as stream:
         events = [event.to_dict() for event in stream]
     assert [event["delta"] for event in events if str(event["type"]).endswith("input.delta")] == ["text"]
     assert [event["input"] for event in events if str(event["type"]).endswith("input.done")] == ["text"]
@@ -207,33 +204,6 @@ def test_ten_turns_of_claude_code_share_each_prompt_with_the_next(server: HttpSe
         messages += [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
     for before, after in pairwise(prompts):
         assert after[: len(before)] == before
-
-
-def test_anthropics_tool_runner_goes_on_without_threads(server: HttpServer) -> None:
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-
-    @anthropic.beta_tool
-    def now() -> str:
-        """The time."""
-        return "noon"
-
-    answers = iter([call("now", {}), call("now", {}), say("It is noon.")])
-    server.answer = lambda one, request: next(answers)(one, request)
-    runner = client.beta.messages.tool_runner(
-        model=NAME, max_tokens=50, tools=[now], messages=[{"role": "user", "content": "When?"}]
-    )
-    message = runner.until_done()
-    assert [block.text for block in message.content if block.type == "text"] == ["It is noon."]
-    assert prompt_of(server).count("<tool_response>\nnoon\n</tool_response>") == 2
-    body = {
-        "model": NAME,
-        "max_tokens": 1,
-        "messages": [{"role": "user", "content": "x"}],
-        "thread": {"a": 1},
-    }
-    refused = server.post("/v1/messages", body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
 
 
 TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": OBJECT}} for name in ("a", "b")]

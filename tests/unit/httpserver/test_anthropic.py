@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from anthropic import Anthropic
 
-from tests.support.http_harness import NAME, HttpServer, say, tokens_of
+from tests.support.http_harness import CONTEXT, NAME, HttpServer, say, tokens_of
+from tests.support.official_clients import anthropic_client
 from tests.support.scripted_answers import ANSWER, ANTHROPIC_TOOLS, MESSAGES, PARIS, SCHEMA, prompt_of
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +25,7 @@ def _as_new(server: HttpServer) -> None:
 
 @pytest.fixture(scope="module")
 def anthropic(server: HttpServer) -> Anthropic:
-    return Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=30)
+    return anthropic_client(server.url)
 
 
 def test_messages(server: HttpServer, anthropic: Anthropic) -> None:
@@ -191,6 +195,43 @@ def test_count_tokens_is_what_the_message_takes(server: HttpServer, anthropic: A
     counted = anthropic.messages.count_tokens(**asked).input_tokens
     assert anthropic.messages.create(max_tokens=10, **asked).usage.input_tokens == counted
     assert counted == len(tokens_of(server.requests[-1]))
+
+
+def test_anthropics_tool_runner_goes_on_without_threads(server: HttpServer, anthropic: Anthropic) -> None:
+    from anthropic import beta_tool
+
+    @beta_tool
+    def now() -> str:
+        """The time."""
+        return "noon"
+
+    call = say("<tool_call>\n", '{"name": "now", "arguments": {}}', "\n</tool_call>")
+    answers = iter([call, call, say("It is noon.")])
+    server.answer = lambda one, request: next(answers)(one, request)
+    runner = anthropic.beta.messages.tool_runner(
+        model=NAME, max_tokens=50, tools=[now], messages=[{"role": "user", "content": "When?"}]
+    )
+    message = runner.until_done()
+    assert [block.text for block in message.content if block.type == "text"] == ["It is noon."]
+    assert prompt_of(server).count("<tool_response>\nnoon\n</tool_response>") == 2
+    body = {
+        "model": NAME,
+        "max_tokens": 1,
+        "messages": [{"role": "user", "content": "x"}],
+        "thread": {"a": 1},
+    }
+    refused = server.post("/v1/messages", body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
+def test_anthropics_client_reads_the_models(anthropic: Anthropic) -> None:
+    page = anthropic.models.list()
+    (card,) = page.data
+    assert (card.id, card.type, card.display_name, card.max_input_tokens) == (NAME, "model", NAME, CONTEXT)
+    assert abs(datetime.now(UTC) - card.created_at) < timedelta(hours=1)
+    assert (page.has_more, page.first_id, page.last_id) == (False, NAME, NAME)
+    assert anthropic.models.retrieve(NAME) == card
 
 
 def test_errors_come_in_each_apis_shape(server: HttpServer) -> None:

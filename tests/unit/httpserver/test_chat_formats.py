@@ -4,14 +4,17 @@ messages and sockets."""
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import OpenAI
 
 from moeserve.messages.sampling import Thinking
 from tests.support.http_harness import NAME, HttpServer, echo, say
+from tests.support.official_clients import openai_client
 from tests.support.scripted_answers import ANSWER, MESSAGES, PARIS, REASONING_TOKENS, TOOLS, prompt_of
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +25,7 @@ def _as_new(server: HttpServer) -> None:
 
 @pytest.fixture(scope="module")
 def openai(server: HttpServer) -> OpenAI:
-    return OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
+    return openai_client(server.url)
 
 
 def test_chat(openai: OpenAI) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from openai import OpenAI
 
 from moeserve.detokenizer.manager import RequestText
 from moeserve.messages.sampling import TokenLogprob
@@ -20,7 +19,11 @@ from tests.support.http_harness import (
     logprobs_of,
     tokens_of,
 )
+from tests.support.official_clients import openai_client
 from tests.unit.httpserver.openai_events import events
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who jumps?"}]
@@ -34,7 +37,7 @@ def _as_new(server: HttpServer) -> None:
 
 @pytest.fixture(scope="module")
 def client(server: HttpServer) -> OpenAI:
-    return OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
+    return openai_client(server.url)
 
 
 def test_completion_answers_in_openais_shape(client: OpenAI, server: HttpServer) -> None:

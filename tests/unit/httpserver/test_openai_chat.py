@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import OpenAI
 
 from tests.support.http_harness import (
     NAME,
@@ -14,6 +13,10 @@ from tests.support.http_harness import (
     logprobs_of,
     tokens_of,
 )
+from tests.support.official_clients import openai_client
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who jumps?"}]
@@ -27,7 +30,7 @@ def _as_new(server: HttpServer) -> None:
 
 @pytest.fixture(scope="module")
 def client(server: HttpServer) -> OpenAI:
-    return OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
+    return openai_client(server.url)
 
 
 def test_chat_renders_the_models_template(client: OpenAI, server: HttpServer) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from tests.support.http_harness import NAME, HttpServer, say, tokens_of
+from tests.support.official_clients import openai_client
 from tests.support.scripted_answers import ANSWER, PARIS, REASONING_TOKENS, RESPONSES_TOOLS, prompt_of
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +24,7 @@ def _as_new(server: HttpServer) -> None:
 
 @pytest.fixture(scope="module")
 def openai(server: HttpServer) -> OpenAI:
-    return OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
+    return openai_client(server.url)
 
 
 def test_responses(openai: OpenAI) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ Found = list[tuple[tuple[int, ...], float]]
 def model_of(seed: int) -> Model:
     """Log-probabilities by all tokens before."""
 
+    @cache
     def logprobs(tokens: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.float64]]:
         logits = np.random.default_rng([seed, *tokens]).normal(size=VOCABULARY) * 2.0
         found: np.ndarray[Any, np.dtype[np.float64]] = logits - np.log(np.exp(logits).sum())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -19,14 +21,18 @@ STEP_MS = 3.0
 class Grammars:
     """A worker whose masks take the milliseconds of `costs`, and whose grammars are compiled in the step `ready_at`, by
     request; one row of each that is not is late, and so are all until the request is bound again. Later masks are late
-    in the steps of `late_in`."""
+    in the steps of `late_in`, or where the thread that makes them one after another has `share` of the steps' time."""
 
     world: World
     costs: dict[int, float] = field(default_factory=dict)
     ready_at: dict[int, int] = field(default_factory=dict)
     late_in: dict[int, Collection[int]] = field(default_factory=dict)
     late: set[int] = field(default_factory=set)  # request slots
+    share: float = math.inf
+    pending: deque[int] = field(default_factory=deque)  # requests whose masks are to be made
+    made_ms: float = 0.0  # of the first one's
     rows: list[set[int]] = field(default_factory=list)  # by step: requests that had a row
+    lates: list[set[int]] = field(default_factory=list)  # those that were late
 
     def run(self) -> None:
         self.world.worker.step = self.step(self.world.worker.step)  # type: ignore[method-assign, assignment]
@@ -44,14 +50,26 @@ class Grammars:
             sampled = list(result.sampled)
             for index, (slot, id) in enumerate(zip(sampling, ids, strict=True)):
                 is_late = plan.step < self.ready_at.get(id, 0) or plan.step in self.late_in.get(id, ())
-                if slot in self.late or is_late:
+                if slot in self.late or is_late or id in self.pending:
                     self.late.add(slot)
                     self.world.worker.bound[slot].tokens[-1] = -5  # what a row of the plan in flight reads
                     sampled[index] = Sampled(-1, late=True)
-            mask_ms = {index: self.costs[id] for index, id in enumerate(ids) if id in self.costs}
+            late = {id for id, one in zip(ids, sampled, strict=True) if one.late}
+            self.lates.append(late)
+            mask_ms = {i: self.costs[id] for i, id in enumerate(ids) if id in self.costs.keys() - late}
+            self.make_masks([ids[index] for index in mask_ms])
             return msgspec.structs.replace(result, sampled=sampled, mask_ms=mask_ms)
 
         return step
+
+    def make_masks(self, asked: list[int]) -> None:
+        """During one step, of which these have got a token."""
+        self.pending += asked
+        self.made_ms += STEP_MS * self.share
+        while self.pending and self.made_ms >= self.costs[self.pending[0]]:
+            self.made_ms -= self.costs[self.pending.popleft()]
+        if not self.pending:
+            self.made_ms = 0.0
 
 
 def test_costly_rows_take_turns_and_the_others_are_in_every_step() -> None:
@@ -85,6 +103,23 @@ def test_beside_another_key_they_get_less() -> None:
     costs = [sum(grammars.costs.get(id, 0.0) for id in rows) for rows in together[3:]]
     assert 0 < sum(costs) <= SHARE_BESIDE_OTHERS * STEP_MS * len(costs) + 2 * MOST_CREDIT_MS
     assert all(len(world.seen[id].tokens) == 20 for id in range(1, 4))
+
+
+def test_a_thread_that_cannot_keep_up_makes_few_steps_wait() -> None:
+    """As on a busy machine. What was late is as costly as before."""
+    world = make_world()
+    world.add(request(0, prompt=4, max_tokens=400, key_name="little"))
+    for id in range(1, 13):
+        world.add(request(id, prompt=4, max_tokens=40, key_name="much"))
+    grammars = Grammars(world, costs=dict.fromkeys(range(1, 13), 2.0), share=SHARE_BESIDE_OTHERS / 3)
+    grammars.run()
+    steps = [step for step, rows in enumerate(grammars.rows) if 0 in rows][60:]
+    late = [len(grammars.lates[step]) for step in steps]
+    got = sum(len(grammars.rows[step] - grammars.lates[step]) - 1 for step in steps)
+    assert sum(map(bool, late)) < len(steps) / 4, "a step with a late row waits for it"
+    assert sum(late) < got, "a late row is computed in vain"
+    assert got > 0.8 * sum(STEP_MS * grammars.share / 2.0 for _ in steps), "and the thread is never idle"
+    assert all(seen.final is not None for seen in world.seen.values())
 
 
 def test_keys_take_turns_before_requests_do() -> None:

@@ -106,8 +106,15 @@ def talk(world: World, *, drops_thoughts: bool, together: bool) -> float:
     return hits / prompts
 
 
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("drops_thoughts", [False, True])
+@pytest.mark.parametrize(
+    ("drops_thoughts", "together"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     ("num_state_slots", "least"),
     [

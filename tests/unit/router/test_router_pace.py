@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from moeserve.router.core.limits import STREAMED_PREFILL_SHARE
@@ -13,6 +15,7 @@ from tests.support.virtual_engine import Stream, StreamingEngine, VirtualEngine
 LONG = 16_000
 
 
+@cache
 def alone_ttft(prompt: int) -> float:
     engine = VirtualEngine()
     stream = engine.send(request(0, prompt, 1, arrival=0.0))
@@ -88,7 +91,7 @@ def test_streamed_prompts_leave_answers_half_of_their_speed() -> None:
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
-@pytest.mark.parametrize("limit", [60.0, 120.0, 250.0])
+@pytest.mark.parametrize("limit", [60.0, pytest.param(120.0, marks=pytest.mark.slow), 250.0])
 def test_a_limit_on_latency_is_kept(limit: float, share: float) -> None:
     _, victim, _, prompt = victim_and_prompt(max_itl_ms=limit, prefill_share=share)
     gaps = victim.gaps(prompt.sent, prompt.tokens[0])

@@ -13,18 +13,12 @@ import pytest
 from moeserve import cli
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "moeserve", "simulate", *arguments], capture_output=True, text=True, timeout=60
-    )
-
-
 def test_command_prints_a_table_and_saves_the_figures(tmp_path: Path) -> None:
     saved, plot, trace = tmp_path / "r.json", tmp_path / "p.svg", tmp_path / "t.jsonl"
     asked = "--dataset multi-turn --num-prompts 60 --request-rate 1 --max-total-tokens 50000 --goodput ttft:900 itl:300"
-    run = command(
-        *asked.split(), "--save-result", str(saved), "--plot", str(plot), "--save-trace", str(trace)
-    )
+    files = ["--save-result", str(saved), "--plot", str(plot), "--save-trace", str(trace)]
+    command = [sys.executable, "-m", "moeserve", "simulate", *asked.split(), *files]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     figures = json.loads(saved.read_bytes())
     assert figures["completed"] == 60
@@ -32,8 +26,8 @@ def test_command_prints_a_table_and_saves_the_figures(tmp_path: Path) -> None:
     assert f"{figures['p99_ttft_ms']:.2f}" in run.stdout
     assert figures["worker_usage"] <= 1
     assert plot.read_text().startswith("<svg")
-    again = command("--trace", str(trace), "--max-total-tokens", "50000", "--save-result", str(saved))
-    assert again.returncode == 0
+    again = ["--trace", str(trace), "--max-total-tokens", "50000", "--save-result", str(saved)]
+    assert cli.main(["simulate", *again]) == 0
     assert math.isclose(json.loads(saved.read_bytes())["duration"], figures["duration"])
 
 
@@ -75,10 +69,9 @@ def test_the_measured_workers_defaults_are_the_simulations(tmp_path: Path) -> No
     assert durations()[1] > 1.2 * by_flags[1]
 
 
-def test_command_fails_if_every_request_does() -> None:
+def test_command_fails_if_every_request_does(capsys: pytest.CaptureFixture[str]) -> None:
     """Here for each is longer than the KV pool."""
-    asked = ["--max-total-tokens", "640", "--num-prompts", "4", "--random-output-len", "4"]
-    run = command(*asked, "--random-input-len", "5000")
-    assert run.returncode == 1, run.stderr
-    assert "4 x " in run.stderr
-    assert command(*asked, "--random-input-len", "64").returncode == 0
+    asked = ["simulate", "--max-total-tokens", "640", "--num-prompts", "4", "--random-output-len", "4"]
+    assert cli.main([*asked, "--random-input-len", "5000"]) == 1
+    assert "4 x " in capsys.readouterr().err
+    assert cli.main([*asked, "--random-input-len", "64"]) == 0

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
@@ -87,6 +86,8 @@ def renderer() -> Iterator[ChatRenderer]:
 
 
 def _hugging_face(template: str, conversation: dict[str, Any]) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     result: Any = render_jinja_template(
         [conversation["messages"]],
         conversation.get("tools"),

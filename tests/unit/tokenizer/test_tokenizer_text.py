@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen2Tokenizer
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer import TextTokenizer
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support.gguf_bytes import MERGES, TOKENS, gguf_bytes, model_metadata
+
+if TYPE_CHECKING:
+    from transformers import Qwen2Tokenizer
 
 FRAGMENTS = ["'s", "'LL", "'Re", "'T", "EST", "The", "ation", "12345", " ", "  ", "\n", "\r\n", "!!", "。"]
 TEXT = (
@@ -34,6 +36,8 @@ def tokenizer() -> TextTokenizer:
 @pytest.fixture(scope="module")
 def reference() -> Qwen2Tokenizer:
     """Hugging Face's Qwen2 tokenizer over the same vocabulary."""
+    from transformers import Qwen2Tokenizer
+
     metadata = open_gguf(TINY_MODEL).metadata
     vocab = {piece.decode(): i for i, piece in enumerate(metadata.require_strings("tokenizer.ggml.tokens"))}
     merges: Any = [tuple(m.decode().split(" ")) for m in metadata.require_strings("tokenizer.ggml.merges")]
