@@ -37,7 +37,17 @@ def fit(samples: Sequence[StepSample], source: str) -> StepTime:
         knots, decode = sorted({*decode, *knots}), []
     if len(knots) < 2:
         raise ValueError("steps of at least two different sizes are needed")
-    features = np.stack([_features(sample.load, knots, decode) / sample.seconds for sample in samples])
+    tried = [
+        _fit(samples, source, knots, decode, adds_rows=adds) for adds in (False, True)[: 1 + bool(decode)]
+    ]
+    return min(tried, key=lambda model: float(abs(relative_errors(model, samples)).mean()))
+
+
+def _fit(
+    samples: Sequence[StepSample], source: str, knots: list[int], decode: list[int], *, adds_rows: bool
+) -> StepTime:
+    rows = [_features(sample.load, knots, decode, adds_rows) / sample.seconds for sample in samples]
+    features = np.stack(rows)
     weights = np.ones(len(samples))
     for _ in range(
         REWEIGHTINGS
@@ -58,6 +68,7 @@ def fit(samples: Sequence[StepSample], source: str) -> StepTime:
         span,
         decode_rows=decode,
         decode_seconds=of_decode,
+        adds_rows=adds_rows,
     )
 
 
@@ -66,19 +77,17 @@ def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
     return np.array([model.of(sample.load) / sample.seconds - 1 for sample in samples])
 
 
-def _features(load: StepLoad, knots: list[int], decode: list[int]) -> Floats:
+def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bool) -> Floats:
     """How much of the first point of `base` and of each rise to the next a step of so many tokens has, then the same of
     the points of decode steps, then the features that StepTime's coefficients are of, in its order; float64."""
     if decode and load.is_decode:
         return np.array(
-            [
-                *[0.0] * len(knots),
-                *_rises(load.tokens, decode),
-                load.decode_context,
-                *[0.0] * (len(load) - 2),
-            ]
+            [*[0.0] * len(knots), *_rises(load.tokens, decode), load.decode_context, *[0.0] * 4], np.float64
         )
-    return np.array([*_rises(load.tokens, knots), *[0.0] * len(decode), *load[1:]], np.float64)
+    adds = adds_rows and load.decode_rows > 0
+    others = load.without_rows if adds else load
+    rows = _rises(load.decode_rows, decode) if adds else [0.0] * len(decode)
+    return np.array([*_rises(others.tokens, knots), *rows, load.decode_context, *others[2:6]], np.float64)
 
 
 def _rises(size: int, knots: list[int]) -> list[float]:
@@ -88,8 +97,8 @@ def _rises(size: int, knots: list[int]) -> list[float]:
 
 def _non_negative(features: Floats, target: Floats) -> Floats:
     """Least squares without negative coefficients, which a time cannot have: Lawson and Hanson's active-set method
-    (Solving Least Squares Problems, 1974, chapter 23). Columns are scaled to unit norm first: their sizes span ten orders
-    of magnitude."""
+    (Solving Least Squares Problems, 1974, chapter 23). Columns are scaled to unit norm first: their sizes span ten
+    orders of magnitude."""
     size = np.linalg.norm(features, axis=0)
     scaled = features / np.where(size > 0, size, 1.0)
     result = np.zeros(features.shape[1])

@@ -88,10 +88,10 @@ class DecodeWorkspace:
         group, size = max(16, next_power_of_2(heads // kv_heads)), max(16, next_power_of_2(dim))
         parts = (rows, kv_heads, self.splits, group)
         needed = math.prod(parts) * size
-        if room is not None and room.sums.numel() >= needed:
-            self.sums = room.sums.view(-1)[:needed].view(*parts, size)
-        else:
-            self.sums = torch.empty(*parts, size, device=device)
+        memory = None if room is None else room.sums.view(-1)
+        if memory is None or len(memory) < needed:
+            memory = torch.empty(needed, device=device)
+        self.sums: Tensor = memory[:needed].view(*parts, size)
         self.stats = torch.empty(*parts, 2, device=device)
         self.counters = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
 

@@ -270,7 +270,7 @@ def _decode_workspaces(
     room: dict[AttentionForm, DecodeWorkspace] | None = None,
 ) -> dict[AttentionForm, DecodeWorkspace]:
     return {
-        each.form: _decode_workspace(each, rows, device, splits, room and room[each.form])
+        each.form: _decode_workspace(each, rows, device, splits, None if room is None else room[each.form])
         for each in _attentions(shape)
     }
 
