@@ -160,7 +160,7 @@ def attention_decode(n: int, length: int) -> None:
         keys, values = pools[i % len(pools)]
         decode_attention(
             q, new, keys, values, table, rows, positions, count, workspace.sums, workspace.stats, workspace.counters,
-            out.x, None, None,
+            out.x, None, None, fill=workspace.fill,
         )  # fmt: skip
 
     bytes = 2.0 * slots * s.kv_heads * s.dim * 2

@@ -128,7 +128,7 @@ def attention_block(
         new = NewTokens(k, v, w.q_norm, w.k_norm, s.eps, batch.cos, batch.sin, batch.slots)
         decode_attention(
             q, new, keys, values, batch.table, batch.req_slots, batch.positions, r.count, d.sums, d.stats, d.counters,
-            a.x, a.codes, a.scales,
+            a.x, a.codes, a.scales, fill=d.fill,
         )  # fmt: skip
     else:
         assert a.x is not None

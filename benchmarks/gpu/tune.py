@@ -159,7 +159,7 @@ def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
         keys, values = pools[i % 2]
         attention.decode_attention(
             q, new, keys, values, table, rows, positions, count, workspace.sums, workspace.stats, workspace.counters,
-            out, None, None,
+            out, None, None, fill=workspace.fill,
         )  # fmt: skip
 
     return launch, pools[0].nbytes

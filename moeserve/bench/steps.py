@@ -37,7 +37,8 @@ SMALLEST_CHUNK = 8
 SHORT_PROMPT = 16
 LONGEST_CHUNKS = 8  # full steps in the long prompt, unless the user or the model's context says otherwise
 REPEATS = 5  # of a decode step; its median counts
-BESIDE = 8  # decoding rows in a mixed step
+BESIDE = 8  # decoding rows in a mixed step of a few tokens
+MANY_BESIDE, LARGE_CHUNKS = 64, (512, 2048)  # and in one of many
 LONG = 0  # the sequence with the long prompt; the others are short
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 
@@ -59,22 +60,27 @@ class StepBench:
 
     def measure(self) -> None:
         sizes = powers_of_two(SMALLEST_CHUNK, self._step_tokens)
-        mixed = [size for size in sizes if 2 * BESIDE < size <= 16 * BESIDE and self._num_seqs > BESIDE]
+        mixed = [(BESIDE, size) for size in sizes if 2 * BESIDE < size <= 16 * BESIDE]
+        mixed += [(MANY_BESIDE, size) for size in sizes if size in LARGE_CHUNKS]
+        mixed = [(rows, size) for rows, size in mixed if rows < self._num_seqs]
+        in_mixed = sum(size - rows for rows, size in mixed)
         self._step([self._chunk(LONG, SMALLEST_CHUNK)])  # the first touch of every buffer: not a sample
-        while sum(sizes) + sum(mixed) >= self._left:
+        while sum(sizes) + in_mixed >= self._left:
             sizes.pop()  # a short context: the line goes on from the largest that there is room for
-        while sum(sizes) + sum(mixed) < self._left:
+        while sum(sizes) + in_mixed < self._left:
             for size in sizes:
                 self._once([self._chunk(LONG, size)])
-        for seq in range(1, self._num_seqs):
-            self._once([self._chunk(seq, SHORT_PROMPT)])
+        self._of_equals([self._step([self._chunk(seq, SHORT_PROMPT)]) for seq in range(1, self._num_seqs)])
         for batch in powers_of_two(1, self._num_seqs - 1):
             self._median(partial(self._decode, range(1, 1 + batch)))
-        for size in mixed:
-            beside = self._decode(range(1, 1 + BESIDE))
-            self._once([*beside, self._chunk(LONG, size - BESIDE)])
-        while self._left:
-            self._step([self._chunk(LONG, min(self._left, self._step_tokens))])
+        for rows, size in mixed:
+            beside = self._decode(range(1, 1 + rows))
+            self._once([*beside, self._chunk(LONG, size - rows)])
+        # Chunks of the same sizes far into the prompt, which tells what depth costs and what size.
+        for size in reversed(sizes):
+            while size < self._left:
+                self._once([self._chunk(LONG, size)])
+        self._step([self._chunk(LONG, self._left)])
         for batch in powers_of_two(1, self._num_seqs):
             self._median(partial(self._decode, range(LONG, LONG + batch)))
 
@@ -105,8 +111,12 @@ class StepBench:
         self.samples.append(self._step(rows))
 
     def _median(self, rows: Callable[[], list[Row]]) -> None:
-        steps = sorted((self._step(rows()) for _ in range(REPEATS)), key=lambda sample: sample.seconds)
-        self.samples.append(steps[REPEATS // 2])
+        self._of_equals([self._step(rows()) for _ in range(REPEATS)])
+
+    def _of_equals(self, steps: list[StepSample]) -> None:
+        """One sample for steps that have the same in them: as many would outweigh all others."""
+        if steps:
+            self.samples.append(sorted(steps, key=lambda sample: sample.seconds)[len(steps) // 2])
 
     def _step(self, rows: list[Row]) -> StepSample:
         self._num_steps += 1
@@ -121,7 +131,8 @@ class StepBench:
 
 def slots_needed(num_seqs: int, long_prompt: int) -> int:
     """All prompts, and what `measure` decodes: REPEATS x (1 + 2 + 4 ... < 2 num_seqs) twice, and mixed steps."""
-    return long_prompt + num_seqs * SHORT_PROMPT + REPEATS * 4 * num_seqs + BESIDE * 17
+    in_mixed = BESIDE * 17 + MANY_BESIDE * len(LARGE_CHUNKS)
+    return long_prompt + num_seqs * SHORT_PROMPT + REPEATS * 4 * num_seqs + in_mixed
 
 
 def powers_of_two(low: int, high: int) -> list[int]:

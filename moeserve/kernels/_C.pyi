@@ -65,6 +65,7 @@ class Activations:
 class AttentionPlan:
     split: bool
     cuts: int
+    together: int
     def __init__(self) -> None: ...
     def build(
         self,

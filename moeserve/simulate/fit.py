@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 REWEIGHTINGS = 20
 SMALLEST_ERROR = 0.003  # relative; smaller errors get the same weight: they are noise
+LEAST_GAIN = 1e-9  # relative: what is less is rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,25 @@ def fit(samples: Sequence[StepSample], source: str) -> StepTime:
         knots, decode = sorted({*decode, *knots}), []
     if len(knots) < 2:
         raise ValueError("steps of at least two different sizes are needed")
-    features = np.stack([_features(sample.load, knots, decode) / sample.seconds for sample in samples])
+    tried = [
+        _fit(samples, source, knots, decode, adds_rows=adds) for adds in (False, True)[: 1 + bool(decode)]
+    ]
+    return min(tried, key=lambda model: float(abs(relative_errors(model, samples)).mean()))
+
+
+def _fit(
+    samples: Sequence[StepSample], source: str, knots: list[int], decode: list[int], *, adds_rows: bool
+) -> StepTime:
+    rows = [_features(sample.load, knots, decode, adds_rows) / sample.seconds for sample in samples]
+    features = np.stack(rows)
     weights = np.ones(len(samples))
     for _ in range(
         REWEIGHTINGS
     ):  # iteratively reweighted least squares, which converges to least absolute errors
         found = _non_negative(features * weights[:, None], weights)
         weights = 1 / np.sqrt(np.maximum(abs(features @ found - 1), SMALLEST_ERROR))
-    seconds = np.maximum.accumulate(found[: len(knots)]).tolist()
-    of_decode = np.maximum.accumulate(found[len(knots) : len(knots) + len(decode)]).tolist()
+    seconds = np.cumsum(found[: len(knots)]).tolist()
+    of_decode = np.cumsum(found[len(knots) : len(knots) + len(decode)]).tolist()
     context, pairs, sampled, prompt, span = found[len(knots) + len(decode) :].tolist()
     return StepTime(
         source,
@@ -56,6 +68,7 @@ def fit(samples: Sequence[StepSample], source: str) -> StepTime:
         span,
         decode_rows=decode,
         decode_seconds=of_decode,
+        adds_rows=adds_rows,
     )
 
 
@@ -64,35 +77,46 @@ def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
     return np.array([model.of(sample.load) / sample.seconds - 1 for sample in samples])
 
 
-def _features(load: StepLoad, knots: list[int], decode: list[int]) -> Floats:
-    """The interpolation weight of each point of `base` at this number of tokens, then of each point of decode steps,
-    then the features that StepTime's coefficients are of, in its order; float64."""
+def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bool) -> Floats:
+    """How much of the first point of `base` and of each rise to the next a step of so many tokens has, then the same of
+    the points of decode steps, then the features that StepTime's coefficients are of, in its order; float64."""
     if decode and load.is_decode:
         return np.array(
-            [
-                *[0.0] * len(knots),
-                *_shares(load.tokens, decode),
-                load.decode_context,
-                *[0.0] * (len(load) - 2),
-            ]
+            [*[0.0] * len(knots), *_rises(load.tokens, decode), load.decode_context, *[0.0] * 4], np.float64
         )
-    return np.array([*_shares(load.tokens, knots), *[0.0] * len(decode), *load[1:]], np.float64)
+    adds = adds_rows and load.decode_rows > 0
+    others = load.without_rows if adds else load
+    rows = _rises(load.decode_rows, decode) if adds else [0.0] * len(decode)
+    return np.array([*_rises(others.tokens, knots), *rows, load.decode_context, *others[2:6]], np.float64)
 
 
-def _shares(size: int, knots: list[int]) -> list[float]:
-    return [float(np.interp(size, knots, np.eye(len(knots))[place])) for place in range(len(knots))]
+def _rises(size: int, knots: list[int]) -> list[float]:
+    pairs = itertools.pairwise(knots)
+    return [1.0, *(min(max((size - low) / (high - low), 0.0), 1.0) for low, high in pairs)]
 
 
 def _non_negative(features: Floats, target: Floats) -> Floats:
-    """Least squares in which negative coefficients are set to zero and the rest solved again, since a negative time is
-    noise. Columns are scaled to unit norm first: their sizes span ten orders of magnitude."""
+    """Least squares without negative coefficients, which a time cannot have: Lawson and Hanson's active-set method
+    (Solving Least Squares Problems, 1974, chapter 23). Columns are scaled to unit norm first: their sizes span ten
+    orders of magnitude."""
     size = np.linalg.norm(features, axis=0)
-    active = size > 0
+    scaled = features / np.where(size > 0, size, 1.0)
     result = np.zeros(features.shape[1])
-    while True:
-        columns = np.flatnonzero(active)
-        solved, *_ = np.linalg.lstsq(features[:, columns] / size[columns], target)
-        if (solved >= 0).all():
-            result[columns] = solved / size[columns]
-            return result
-        active[columns[solved < 0]] = False
+    chosen = np.zeros(len(result), bool)
+    for _ in range(3 * len(result)):
+        gradient = np.where(chosen, 0.0, scaled.T @ (target - scaled @ result))
+        if gradient.max() <= LEAST_GAIN * np.linalg.norm(target):
+            break
+        chosen[gradient.argmax()] = True
+        while True:
+            solved = np.zeros(len(result))
+            solved[chosen], *_ = np.linalg.lstsq(scaled[:, chosen], target)
+            below = chosen & (solved <= 0)
+            if not below.any():
+                break
+            # As far towards the solution as all stay above zero; those that reach it are out again.
+            way = (result[below] / (result[below] - solved[below])).min()
+            result += way * (solved - result)
+            chosen &= result > LEAST_GAIN
+        result = solved
+    return result / np.where(size > 0, size, 1.0)

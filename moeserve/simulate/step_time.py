@@ -8,7 +8,8 @@
             + prompt_span    x (the end of its farthest chunk)
 
 Steps of decode rows alone have a `base` of their own, with the rows' sampling in it: on a GPU they are other kernels,
-recorded, and a row of them costs less than a prompt's token that samples.
+recorded, and a row of them costs less than a prompt's token that samples. Beside prompts the rows are further tokens of
+the step, or else, as on a GPU, cost what they cost alone (`adds_rows`): whichever is nearer to the measured steps.
 
 `base` is piecewise linear through measured points: between one token and a full step it bends where all experts'
 weights are read anyway and the step becomes compute-bound. The next terms are linear: attention and the vocabulary
@@ -45,6 +46,15 @@ class StepLoad(NamedTuple):
     sampled_rows: int
     has_prompt: int = 0  # 1: there are prompt tokens
     prompt_span: int = 0  # the end of the farthest chunk
+    decode_rows: int = 0
+
+    @property
+    def without_rows(self) -> StepLoad:
+        """The same without its decode rows and what they read."""
+        rows = self.decode_rows
+        return self._replace(
+            tokens=self.tokens - rows, sampled_rows=self.sampled_rows - rows, decode_context=0, decode_rows=0
+        )
 
     @property
     def is_decode(self) -> bool:
@@ -54,17 +64,18 @@ class StepLoad(NamedTuple):
 
 def load_of(plan: StepPlan) -> StepLoad:
     """The features of a plan."""
-    tokens = context = pairs = sampled = span = 0
+    tokens = context = pairs = sampled = span = decoding = 0
     for row in plan.rows:
         count, start = row.count, row.start
         tokens += count
         sampled += row.sample
         if count == 1:
             context += start + 1
+            decoding += 1
         else:
             pairs += count * start + count * (count + 1) // 2
             span = max(span, start + count)
-    return StepLoad(tokens, context, pairs, sampled, int(span > 0), span)
+    return StepLoad(tokens, context, pairs, sampled, int(span > 0), span, decoding)
 
 
 class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +99,7 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # The points of steps of decode rows alone, their sampling included; none: they are as other steps.
     decode_rows: list[int] = []
     decode_seconds: list[NotNegative] = []
+    adds_rows: bool = False  # rows beside prompts cost what they cost alone; else they are tokens of the step
 
     def __post_init__(self) -> None:
         _check("tokens", self.tokens, "seconds", self.seconds)
@@ -100,9 +112,11 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def of(self, load: StepLoad) -> float:
         """The duration of a step in seconds."""
-        if self.decode_rows and load.is_decode:
-            alone = _interpolated(load.tokens, self.decode_rows, self.decode_seconds)
-            return alone + self.decode_context * load.decode_context
+        if self.decode_rows and (load.is_decode or (self.adds_rows and load.decode_rows)):
+            count = load.tokens if load.is_decode else load.decode_rows
+            alone = _interpolated(count, self.decode_rows, self.decode_seconds)
+            rows = alone + self.decode_context * load.decode_context
+            return rows if load.is_decode else rows + self.of(load.without_rows)
         return (
             self.base(load.tokens)
             + self.decode_context * load.decode_context

@@ -110,6 +110,33 @@ def test_few_pieces_are_cut_by_heads(span: tuple[int, int], threads: int, split:
     assert torch.equal(cut, step.run(BEST, 1, split=False))
 
 
+@pytest.mark.parametrize(
+    ("spans", "threads", "split", "together"),
+    [
+        ([(8200, 1)], 2, True, 4),  # nine segments of each of four KV heads
+        ([(4100, 1), (2100, 1)], 3, True, 2),
+        ([(4100, 1), (2100, 1)], 5, True, 1),
+        ([(40 * i, 1) for i in range(1, 17)], 2, False, 4),  # as many short rows
+        ([(40 * i, 1) for i in range(1, 17)], 6, False, 2),
+        ([(0, 5)] * 8, 1, False, 2),  # no more queries than a whole tile of one KV head has
+        ([(0, 40)] * 8, 1, False, 1),
+    ],
+)
+@pytest.mark.parametrize("window", [0, 1500])
+def test_kv_heads_that_are_read_together(
+    spans: list[tuple[int, int]], threads: int, split: bool, together: int, window: int
+) -> None:
+    """Where there are pieces of work enough: with the bits of each KV head by itself."""
+    step = Step(spans, 8, 4, 64)
+    plan = AttentionPlan()
+    joined = step.run(BEST, 2, plan=plan, plan_threads=threads, window=window)
+    assert (plan.split, plan.cuts, plan.together) == (split, 1, together)
+    apart = AttentionPlan()
+    assert torch.equal(joined, step.run(BEST, 1, plan=apart, plan_threads=64, window=window))
+    assert apart.together == 1
+    assert nmse(joined, step.expected(window=window)) < 1e-12
+
+
 @each_isa
 @pytest.mark.parametrize("chunk", [1, 7, 16, 33])
 def test_chunks_and_the_whole_give_the_same_bits(isa: str, chunk: int) -> None:

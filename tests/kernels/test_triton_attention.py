@@ -189,8 +189,29 @@ def test_a_norm_of_all_heads_is_not_fused() -> None:
         )  # fmt: skip
 
 
+def test_a_long_row_is_split_among_short_ones() -> None:
+    """The launch is full without: a row of 21 blocks has two parts all the same, one of a block none."""
+    heads, kv_heads, dim, lengths = 4, 2, 32, [1300, 40]
+    pool, q = make_pool(kv_heads, dim, 2, 1300), queries(2, heads, dim)
+    sequences = [Sequence(i, 1, n - 1, pool.table[i]) for i, n in enumerate(lengths)]
+    room = DecodeWorkspace(2, heads, kv_heads, dim, DEVICE, 4)
+    room.stats.fill_(GUARD)
+    out = torch.full((2, heads * dim), GUARD, device=DEVICE)
+    decode_attention(
+        q.flatten(1).to(DEVICE), None, *pool.on_device(), ints([0, 1]), ints([n - 1 for n in lengths]), counter(2),
+        room.sums, room.stats, room.counters, out, None, None, fill=1,
+    )  # fmt: skip
+    assert nmse(out.cpu(), attention(q, pool.keys, pool.values, sequences)) < 1e-6
+    parts = (room.stats[:, 0, :, 0, 0] != GUARD).sum(1)  # of the first head
+    assert parts.tolist() == [2, 0]
+
+
 def test_splits_fill_the_gpu_at_any_batch() -> None:
-    assert [DecodeWorkspace(n, 32, 4, 128, "meta").splits for n in (1, 8, 64, 512)] == [64, 16, 2, 1]
+    assert [DecodeWorkspace(n, 32, 4, 128, "meta").fill for n in (1, 8, 64, 512)] == [64, 16, 2, 1]
+
+
+def test_a_long_row_has_more_splits_than_fill_the_gpu() -> None:
+    assert [DecodeWorkspace(n, 32, 4, 128, "meta").splits for n in (1, 8, 64, 512)] == [64, 16, 16, 16]
 
 
 CHUNKS = [  # rows, count, position, request

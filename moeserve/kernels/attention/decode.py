@@ -136,7 +136,8 @@ def decode_kernel(
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr,
     K_EPS: tl.constexpr, V_EPS: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, G: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr, FILL: tl.constexpr,
+    LONG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -145,7 +146,9 @@ def decode_kernel(
     With it, q, k and v are as projected, and the row's token goes to slots[i] of the pool; of this step, no other token
     that a row attends to. part_sums [n, KV_HEADS, SPLITS, G, SIZE] and part_stats [.., 2] float32: room; counters int32
     [n, KV_HEADS]: zeros before and after. out [n, HEADS * DIM] and codes, scales: the result, where given. G, SIZE:
-    powers of two that hold a group, a head. A split has LEAST blocks of keys or more.
+    powers of two that hold a group, a head. A split has LEAST blocks of keys or more. A row has FILL splits, which fill
+    the GPU where all rows are as long; where they would have more than LONG blocks, up to SPLITS: one long row among
+    many short ones is not what they all wait for.
     sinks float32 [HEADS], where given: a logit more of each head, which the first split counts. WINDOW: of a row's keys
     only so many are seen, the last ones; 0: all. SCALE: what scores are multiplied with, to powers of two.
     """
@@ -161,7 +164,11 @@ def decode_kernel(
     length = position + 1
     if WINDOW > 0:
         length = tl.minimum(length, WINDOW)
-    per = tl.maximum(tl.cdiv(tl.cdiv(length, BLOCK), SPLITS), LEAST) * BLOCK
+    blocks = tl.cdiv(length, BLOCK)
+    per = (
+        tl.maximum(tl.maximum(tl.cdiv(blocks, SPLITS), tl.minimum(tl.cdiv(blocks, FILL), LONG)), LEAST)
+        * BLOCK
+    )
     splits = tl.cdiv(length, per)
     if split >= splits:
         return  # the other programs wait, so that what comes next finds the kernel ahead ended

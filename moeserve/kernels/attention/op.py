@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from moeserve.kernels.rope.op import rotary_dim
 LOG2E = 1.4426950408889634
 PROGRAMS = 528  # of a decode launch, about: four to a multiprocessor of an H200
 MAX_SPLITS = 64
+LONG_SPLITS = 16  # at least, of a long row among so many that they fill a GPU without
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class DecodeTile:
     least: int  # times `keys`, of a split: what it would save of fewer, putting the parts together costs
     warps: int
     stages: int
+    long: int = 16  # times `keys`, of a split, beyond which a row has more splits than fill a GPU
 
 
 DECODE = {  # by the width of a head, a power of two, 128 or more
@@ -59,6 +62,11 @@ def _score_scale(scale: float | None, dim: int) -> float:
     return LOG2E if scale is None else LOG2E * scale * dim**0.5
 
 
+def splits_that_fill(rows: int, kv_heads: int) -> int:
+    """How many splits of each row make a launch that fills a GPU; a power of two."""
+    return min(MAX_SPLITS, next_power_of_2(max(1, PROGRAMS // (rows * kv_heads))))
+
+
 class DecodeWorkspace:
     """The splits of decode rows on their way together, for batches of up to `rows`. Every layer reuses it."""
 
@@ -70,12 +78,20 @@ class DecodeWorkspace:
         dim: int,
         device: torch.device | str,
         splits: int | None = None,
+        room: DecodeWorkspace | None = None,
     ) -> None:
-        """splits: a power of two, at most MAX_SPLITS; None: as many as fill a GPU with so many rows."""
-        self.splits = splits or min(MAX_SPLITS, next_power_of_2(max(1, PROGRAMS // (rows * kv_heads))))
+        """splits: a power of two, at most MAX_SPLITS, that every row has; None: as many as fill a GPU with so many
+        rows, and more for a row that is long. room: one that is never used at the same time, whose memory serves this
+        one too if it suffices."""
+        self.fill = splits or splits_that_fill(rows, kv_heads)
+        self.splits = splits or max(self.fill, LONG_SPLITS)
         group, size = max(16, next_power_of_2(heads // kv_heads)), max(16, next_power_of_2(dim))
         parts = (rows, kv_heads, self.splits, group)
-        self.sums = torch.empty(*parts, size, device=device)
+        needed = math.prod(parts) * size
+        memory = None if room is None else room.sums.view(-1)
+        if memory is None or len(memory) < needed:
+            memory = torch.empty(needed, device=device)
+        self.sums: Tensor = memory[:needed].view(*parts, size)
         self.stats = torch.empty(*parts, 2, device=device)
         self.counters = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
 
@@ -116,6 +132,7 @@ def decode_attention(
     window: int = 0,
     sinks: Tensor | None = None,
     scale: float | None = None,
+    fill: int | None = None,
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -128,6 +145,7 @@ def decode_attention(
     part_sums, part_stats, counters: a DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * dim].
     window and sinks (float32 [heads]) as in reference.py. scale: the factor of q k^T in place of 1/sqrt(dim); with it
     too, q comes from `rope_store`, which has multiplied it by 1/sqrt(dim): only the rest is made up for here.
+    fill: a DecodeWorkspace's; None: every row is split as often as there is room for.
     Raises ValueError for a norm of all heads together, which only `rope_store` makes.
     """
     n, (kv_heads, dim) = len(q), keys.shape[1:]
@@ -179,6 +197,8 @@ def decode_attention(
         tile.keys,
         splits,
         tile.least,
+        splits if fill is None else min(fill, splits),
+        tile.long,
         PDL,
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.attention.latent import latent_attention_kernel
-from moeserve.kernels.attention.op import DecodeWorkspace, prefill_tile, tile_tokens
+from moeserve.kernels.attention.op import DecodeWorkspace, prefill_tile, splits_that_fill, tile_tokens
 from moeserve.kernels.experts.op import method_for
 from moeserve.kernels.latent.triton import latent_store_kernel, norm_kernel
 from moeserve.kernels.launch import PDL, next_power_of_2
@@ -18,11 +18,18 @@ FEWEST_TILED_ROWS = 17  # of a batch whose products have tiles: smaller ones tak
 
 
 def decode_workspace(
-    rows: int, heads: int, rank: int, device: torch.device | str, splits: int | None = None
+    rows: int,
+    heads: int,
+    rank: int,
+    device: torch.device | str,
+    splits: int | None = None,
+    room: DecodeWorkspace | None = None,
 ) -> DecodeWorkspace:
-    """The splits of decode rows, for batches of up to `rows`. splits: None: as many as fill a GPU."""
+    """The splits of decode rows, for batches of up to `rows`. splits: None: as many as fill a GPU. room: as
+    DecodeWorkspace's."""
     blocks = -(-heads // DECODE_HEADS)
-    return DecodeWorkspace(rows, blocks * DECODE_HEADS, blocks, rank, device, splits)
+    splits = splits or splits_that_fill(rows, blocks)
+    return DecodeWorkspace(rows, blocks * DECODE_HEADS, blocks, rank, device, splits, room)
 
 
 def by_head(rows: int, heads: int, device: torch.device | str) -> RouteBlocks:

@@ -43,8 +43,10 @@ def rows(*shapes: tuple[int, int, bool]) -> StepPlan:
 def test_load_of_a_plan() -> None:
     """Two decode rows at positions 9 and 99; positions 10, 11 and 12 of a prompt read 11 + 12 + 13."""
     plan = rows((9, 1, True), (99, 1, True), (10, 3, False))
-    assert load_of(plan) == StepLoad(5, 110, prefill_pairs=36, sampled_rows=2, has_prompt=1, prompt_span=13)
-    assert load_of(rows((9, 1, True))) == StepLoad(1, 10, prefill_pairs=0, sampled_rows=1)
+    assert load_of(plan) == StepLoad(
+        5, 110, prefill_pairs=36, sampled_rows=2, has_prompt=1, prompt_span=13, decode_rows=2
+    )
+    assert load_of(rows((9, 1, True))) == StepLoad(1, 10, prefill_pairs=0, sampled_rows=1, decode_rows=1)
 
 
 @pytest.mark.parametrize(

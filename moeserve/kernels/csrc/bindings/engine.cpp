@@ -71,6 +71,7 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<>())
       .def_ro("split", &AttentionPlan::split)
       .def_ro("cuts", &AttentionPlan::cuts)
+      .def_ro("together", &AttentionPlan::together)
       .def("build", [](AttentionPlan& p, int sequences, Address row, Address count, Address position,
                        Address req_slot, Address table, int64_t rows, int64_t stride, int heads, int kv_heads,
                        int value_dim, int threads) {

@@ -3,6 +3,8 @@
 // blocks come in the order of positions, each query has its own accumulators, masked keys add exact zeros.
 
 constexpr int kBlockKeys = 32;
+// Vectors of 16 keys, and of 16 dimensions of values, whose sums with four queries have room in the registers.
+constexpr int kKeysTogether = std::min(2, kSumsInRegisters / 4), kVectorsTogether = kSumsInRegisters / 4;
 
 void gather_keys(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim, float* out) {
   alignas(64) float block[16][16];
@@ -29,22 +31,32 @@ void gather_values(const uint16_t* base, int64_t stride, const int32_t* slots, i
   if (count < kBlockKeys) std::memset(out + count * dim, 0, sizeof(float) * dim * (kBlockKeys - count));
 }
 
-template <int N>
-inline void scores(const float* const* queries, const float* keys, int dim, float* out) {
-  VF acc[N][2];
-  for (auto& a : acc) a[0] = a[1] = zero_f();
+// Scores of 16 * KEYS keys for N queries.
+template <int N, int KEYS>
+inline void scores(const float* const* queries, const float* keys, int dim, float* out, Upcoming& upcoming) {
+  upcoming.ask();  // within the loop, GCC would keep the sums in memory
+  VF acc[N][KEYS];
+  for (auto& a : acc) {
+    for (VF& x : a) x = zero_f();
+  }
   for (int d = 0; d < dim; ++d) {
-    const VF k0 = load_f(keys + d * kBlockKeys), k1 = load_f(keys + d * kBlockKeys + 16);
+    VF k[KEYS];
+    for (int i = 0; i < KEYS; ++i) k[i] = load_f(keys + d * kBlockKeys + 16 * i);
     for (int q = 0; q < N; ++q) {
       const VF x = set_f(queries[q][d]);
-      acc[q][0] = fma(x, k0, acc[q][0]);
-      acc[q][1] = fma(x, k1, acc[q][1]);
+      for (int i = 0; i < KEYS; ++i) acc[q][i] = fma(x, k[i], acc[q][i]);
     }
   }
   for (int q = 0; q < N; ++q) {
-    store_f(out + q * kBlockKeys, acc[q][0]);
-    store_f(out + q * kBlockKeys + 16, acc[q][1]);
+    for (int i = 0; i < KEYS; ++i) store_f(out + q * kBlockKeys + 16 * i, acc[q][i]);
   }
+}
+
+template <int N>
+inline void score_floats(const float* const* queries, const float* keys, int dim, float* out,
+                         Upcoming& upcoming) {
+  for (int key = 0; key < kBlockKeys; key += 16 * kKeysTogether)
+    scores<N, kKeysTogether>(queries, keys + key, dim, out + key, upcoming);
 }
 
 // Scores to probabilities relative to the running maximum; gives the factor for what came before. N queries at a
@@ -83,23 +95,30 @@ inline void update_softmax(float* const* scores, const int* first, const int* en
   }
 }
 
-// acc[q] = acc[q] * factor[q] + p[q] . values, for 64 of the head's dimensions at a time.
+// acc[q] = acc[q] * factor[q] + p[q] . values, for 16 * VECTORS of the head's dimensions at a time.
 template <int N, int VECTORS>
 inline void weigh(float* const* p, const float* factor, const float* values, int dim, int d,
-                  float* const* acc) {
+                  float* const* acc, Upcoming& upcoming) {
+  upcoming.ask();
   VF a[N][VECTORS];
+#pragma GCC unroll 4
   for (int q = 0; q < N; ++q) {
+#pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) a[q][v] = mul(load_f(acc[q] + d + 16 * v), set_f(factor[q]));
   }
   for (int key = 0; key < kBlockKeys; ++key) {
     VF x[VECTORS];
     for (int v = 0; v < VECTORS; ++v) x[v] = load_f(values + key * dim + d + 16 * v);
+#pragma GCC unroll 4
     for (int q = 0; q < N; ++q) {
       const VF w = set_f(p[q][key]);
+#pragma GCC unroll 4
       for (int v = 0; v < VECTORS; ++v) a[q][v] = fma(w, x[v], a[q][v]);
     }
   }
+#pragma GCC unroll 4
   for (int q = 0; q < N; ++q) {
+#pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) store_f(acc[q] + d + 16 * v, a[q][v]);
   }
 }
@@ -110,17 +129,18 @@ struct FloatValues {
   int dim;
 
   template <int N>
-  void weigh_all(float* const* p, const float* factor, float* const* acc) const {
+  void weigh_all(float* const* p, const float* factor, float* const* acc, Upcoming& upcoming) const {
+    constexpr int kWidth = 16 * kVectorsTogether;
     int d = 0;
-    for (; d + 64 <= dim; d += 64) weigh<N, 4>(p, factor, rows, dim, d, acc);
-    for (; d < dim; d += 16) weigh<N, 1>(p, factor, rows, dim, d, acc);
+    for (; d + kWidth <= dim; d += kWidth) weigh<N, kVectorsTogether>(p, factor, rows, dim, d, acc, upcoming);
+    for (; d < dim; d += 16) weigh<N, 1>(p, factor, rows, dim, d, acc, upcoming);
   }
 };
 
 // One block for n queries whose scores are known: [n][32], overwritten.
 template <class Values>
 inline void attend_scored(float* scored, const int* first, const int* end, int n, const Values& values,
-                          Softmax* state, float* acc) {
+                          Softmax* state, float* acc, Upcoming& upcoming) {
   float* p[4];
   float* out[4];
   Softmax* states[4];
@@ -136,20 +156,23 @@ inline void attend_scored(float* scored, const int* first, const int* end, int n
     }
     if (pending == 4) {
       update_softmax<4>(p, from, to, states, factors);
-      values.template weigh_all<4>(p, factors, out);
+      values.template weigh_all<4>(p, factors, out, upcoming);
       pending = 0;
     }
   }
   for (int i = 0; i < pending; ++i) {
     update_softmax<1>(p + i, from + i, to + i, states + i, factors);
-    values.template weigh_all<1>(p + i, factors, out + i);
+    values.template weigh_all<1>(p + i, factors, out + i, upcoming);
   }
 }
 
 void attend_block(const float* const* queries, const int* first, const int* end, int n, const float* keys,
-                  const float* values, int dim, int value_dim, Softmax* state, float* acc, float* scratch) {
+                  const float* values, int dim, int value_dim, Softmax* state, float* acc, float* scratch,
+                  Upcoming& upcoming) {
+  const int turns = n / 4 + n % 4;
+  upcoming.spread(turns * (2 / kKeysTogether + value_dim / (16 * kVectorsTogether)));
   int q = 0;
-  for (; q + 4 <= n; q += 4) scores<4>(queries + q, keys, dim, scratch + q * kBlockKeys);
-  for (; q < n; ++q) scores<1>(queries + q, keys, dim, scratch + q * kBlockKeys);
-  attend_scored(scratch, first, end, n, FloatValues{values, value_dim}, state, acc);
+  for (; q + 4 <= n; q += 4) score_floats<4>(queries + q, keys, dim, scratch + q * kBlockKeys, upcoming);
+  for (; q < n; ++q) score_floats<1>(queries + q, keys, dim, scratch + q * kBlockKeys, upcoming);
+  attend_scored(scratch, first, end, n, FloatValues{values, value_dim}, state, acc, upcoming);
 }

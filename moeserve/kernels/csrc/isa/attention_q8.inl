@@ -115,7 +115,8 @@ void gather_values_q8(const Q8Rows& rows, const int32_t* slots, int count, int d
 // Scores of 16 * KEYS keys for N queries.
 template <int N, int KEYS>
 inline void scores_q8(const QueryRow* queries, const int16_t* keys, const float* key_scales, int dim,
-                      float* out) {
+                      float* out, Upcoming& upcoming) {
+  upcoming.ask();
   VF sum[N][KEYS];
   for (auto& s : sum) {
     for (VF& x : s) x = zero_f();
@@ -187,9 +188,10 @@ struct Q8Values {
   int dim;
 
   template <int N>
-  void weigh_all(float* const* p, const float* factor, float* const* acc) const {
-    constexpr int kVectors = kSumsInRegisters / 4;
+  void weigh_all(float* const* p, const float* factor, float* const* acc, Upcoming& upcoming) const {
+    constexpr int kVectors = kKeysTogether;
     for (int d = 0; d < dim; d += 32) {
+      upcoming.ask();
       alignas(64) int16_t weights[N][kBlockKeys];
       float weight_scales[N];
       const float* s = scales + d / 32 * kBlockKeys;
@@ -205,17 +207,18 @@ struct Q8Values {
 
 template <int N>
 inline void score_block(const QueryRow* queries, const int16_t* keys, const float* key_scales, int dim,
-                        float* out) {
-  constexpr int kKeys = kSumsInRegisters / 4;
-  for (int key = 0; key < kBlockKeys; key += 16 * kKeys)
-    scores_q8<N, kKeys>(queries, keys + 2 * key, key_scales + key, dim, out + key);
+                        float* out, Upcoming& upcoming) {
+  for (int key = 0; key < kBlockKeys; key += 16 * kKeysTogether)
+    scores_q8<N, kKeysTogether>(queries, keys + 2 * key, key_scales + key, dim, out + key, upcoming);
 }
 
 void attend_block_q8(const QueryRow* queries, const int* first, const int* end, int n, const int16_t* keys,
                      const float* key_scales, const int16_t* values, const float* value_scales, int dim,
-                     Softmax* state, float* acc, float* scratch) {
+                     Softmax* state, float* acc, float* scratch, Upcoming& upcoming) {
+  upcoming.spread((n / 4 + n % 4) * (2 / kKeysTogether + dim / 32));
   int q = 0;
-  for (; q + 4 <= n; q += 4) score_block<4>(queries + q, keys, key_scales, dim, scratch + q * kBlockKeys);
-  for (; q < n; ++q) score_block<1>(queries + q, keys, key_scales, dim, scratch + q * kBlockKeys);
-  attend_scored(scratch, first, end, n, Q8Values{values, value_scales, dim}, state, acc);
+  for (; q + 4 <= n; q += 4)
+    score_block<4>(queries + q, keys, key_scales, dim, scratch + q * kBlockKeys, upcoming);
+  for (; q < n; ++q) score_block<1>(queries + q, keys, key_scales, dim, scratch + q * kBlockKeys, upcoming);
+  attend_scored(scratch, first, end, n, Q8Values{values, value_scales, dim}, state, acc, upcoming);
 }

@@ -59,6 +59,19 @@ struct Q8Rows {
   int64_t stride;  // of codes from one slot to the next; of scales a 32nd of it
 };
 
+// Lines of memory that are wanted after this block. The kernels ask for a few between products: a burst of requests is waited
+// for, as only so many are under way at a time.
+struct Upcoming {
+  const char* const* lines;
+  int count;
+  int at = 0, together = 1;
+  // For so many calls of `ask` to come.
+  void spread(int calls) { together = (count - at + calls - 1) / std::max(calls, 1); }
+  void ask() {
+    for (int i = 0; i < together && at < count; ++i) __builtin_prefetch(lines[at++]);
+  }
+};
+
 struct Kernels {
   const char* name;
   PanelGemm gemm[kMaxType];  // nullptr: type not supported
@@ -105,7 +118,7 @@ struct Kernels {
   // n * 32 floats.
   void (*attend_block)(const float* const* queries, const int* first, const int* end, int n,
                        const float* keys, const float* values, int dim, int value_dim, Softmax* state,
-                       float* acc, float* scratch);
+                       float* acc, float* scratch, Upcoming& upcoming);
 
   // The same over a q8_0 cache (attention_q8.inl): int8 codes with a float16 scale for each 32 of a head's numbers.
   // n % 32 == 0. Codes are within 127 of 0; where a number is not finite, its scale is NaN.
@@ -119,7 +132,8 @@ struct Kernels {
                            float* scales);
   void (*attend_block_q8)(const QueryRow* queries, const int* first, const int* end, int n,
                           const int16_t* keys, const float* key_scales, const int16_t* values,
-                          const float* value_scales, int dim, Softmax* state, float* acc, float* scratch);
+                          const float* value_scales, int dim, Softmax* state, float* acc, float* scratch,
+                          Upcoming& upcoming);
 };
 
 // Merges segment b into a (online softmax over segments, in order).

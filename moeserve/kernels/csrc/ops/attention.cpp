@@ -18,11 +18,14 @@ struct Shape {
   int most_queries() const { return AttentionPlan::kTileTokens * part_heads; }
 };
 
-// Online-softmax state of the queries of a tile for one part of the heads: query i is token i / group, head i % group, where
-// `group` is the part's heads.
+// Online-softmax state of the queries of a tile for some parts of the heads, one part after the other: query i of a part is
+// token i / group, head i % group, where `group` is the part's heads.
 struct State {
   Softmax* softmax;
   float* acc;  // [queries, value_dim]
+  State from(int query, int value_dim) const {
+    return {softmax + query, acc + static_cast<int64_t>(query) * value_dim};
+  }
   void clear(int queries, int value_dim) {
     std::fill(softmax, softmax + queries, Softmax{-INFINITY, 0.0f});
     std::fill(acc, acc + static_cast<int64_t>(queries) * value_dim, 0.0f);
@@ -33,12 +36,16 @@ struct State {
 struct Buffers {
   float *keys, *values, *scores;  // of a q8_0 cache, the first two hold codes and scales, which take less
   const float** queries;
+  const char** lines;    // of the next block's keys and values
   QueryRow* query_rows;  // the queries as a q8_0 cache wants them
   int *first, *end;      // the keys of a block that each query sees
   State running, segment;
+  // A row of float16 has dim / 32 lines, one of codes and scales no more than one besides.
+  static size_t most_lines(const Shape& s) { return kBlock * ((s.dim + s.value_dim) / 32 + 2); }
   static size_t bytes(const Shape& s) {
     const size_t q = s.most_queries(), d = s.value_dim;
     return sizeof(float) * (kBlock * (s.dim + d) + q * kBlock + 2 * q * (d + 2)) +
+           sizeof(char*) * most_lines(s) +
            q * (sizeof(float*) + 2 * sizeof(int) +
                 (s.is_q8 ? sizeof(QueryRow) + query_row_bytes(s.dim) : 0)) +
            64;
@@ -54,7 +61,8 @@ struct Buffers {
     running.softmax = reinterpret_cast<Softmax*>(segment.acc + q * d);
     segment.softmax = running.softmax + q;
     queries = reinterpret_cast<const float**>(segment.softmax + q);
-    first = reinterpret_cast<int*>(queries + q);
+    lines = reinterpret_cast<const char**>(queries + q);
+    first = reinterpret_cast<int*>(lines + most_lines(s));
     end = first + q;
     if (!s.is_q8) return;
     query_rows = reinterpret_cast<QueryRow*>(end + q);
@@ -78,36 +86,38 @@ int first_segment(const AttentionOp& op, const AttentionPlan::Tile& tile) {
   return first_key(op, tile.position) / AttentionPlan::kSegment;
 }
 
-void prefetch(const void* p, size_t bytes) {
+const char** add_lines(const char** to, const void* p, size_t bytes) {
   const auto* line = static_cast<const char*>(p);
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i);
+  for (size_t i = 0; i < bytes; i += 64) *to++ = line + i;
+  return to;
 }
 
-// Keys and values of these slots on their way from memory: rows that lie apart are beyond what the CPU foresees.
-void prefetch_block(const AttentionOp& op, const int32_t* slots, int count, int kv_head) {
+// Where keys and values of these slots lie: rows that lie apart are beyond what the CPU foresees. Returns the end.
+const char** lines_of(const AttentionOp& op, const int32_t* slots, int count, int kv_head, const char** to) {
   const int64_t stride = op.slot_stride(), offset = op.is_latent ? 0 : kv_head * op.dim;
   for (const KvPool* pool : {&op.keys, &op.values}) {
     if (op.is_latent && pool == &op.values) break;
     for (int key = 0; key < count; ++key) {
       const int64_t at = slots[key] * stride + offset;
       if (pool->is_q8()) {
-        prefetch(pool->codes() + at, op.dim);
-        prefetch(pool->scales + at / 32, 1);
+        to = add_lines(to, pool->codes() + at, op.dim);
+        to = add_lines(to, pool->scales + at / 32, 1);
       } else {
-        prefetch(pool->halves() + at, 2 * op.dim);
+        to = add_lines(to, pool->halves() + at, 2 * op.dim);
       }
     }
   }
+  return to;
 }
 
-// Block `key0` .. + count - 1 of the tile's keys, for its queries in `b`.
-void attend_halves(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int queries,
-                   Buffers& b, State state) {
+// A block of `count` keys of the tile, for `queries` of its queries in `b`.
+void attend_halves(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int first_query,
+                   int queries, Buffers& b, State state, Upcoming& upcoming) {
   const int64_t stride = op.slot_stride(), offset = op.is_latent ? 0 : kv_head * op.dim;
   op.k->gather_keys(op.keys.halves() + offset, stride, slots, count, op.dim, b.keys);
   op.k->gather_values(op.values.halves() + offset, stride, slots, count, op.value_dim, b.values);
-  op.k->attend_block(b.queries, b.first, b.end, queries, b.keys, b.values, op.dim, op.value_dim,
-                     state.softmax, state.acc, b.scores);
+  op.k->attend_block(b.queries + first_query, b.first, b.end, queries, b.keys, b.values, op.dim, op.value_dim,
+                     state.softmax, state.acc, b.scores, upcoming);
 }
 
 Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {
@@ -115,26 +125,27 @@ Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {
 }
 
 // The same of a q8_0 cache.
-void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int queries, Buffers& b,
-               State state) {
+void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int first_query,
+               int queries, Buffers& b, State state, Upcoming& upcoming) {
   auto *keys = reinterpret_cast<int16_t*>(b.keys), *values = reinterpret_cast<int16_t*>(b.values);
   float *key_scales = b.keys + kBlock / 2 * op.dim, *value_scales = b.values + kBlock / 2 * op.dim;
   op.k->gather_keys_q8(q8_rows(op, op.keys, kv_head), slots, count, op.dim, keys, key_scales);
   op.k->gather_values_q8(q8_rows(op, op.values, kv_head), slots, count, op.dim, values, value_scales);
-  op.k->attend_block_q8(b.query_rows, b.first, b.end, queries, keys, key_scales, values, value_scales, op.dim,
-                        state.softmax, state.acc, b.scores);
+  op.k->attend_block_q8(b.query_rows + first_query, b.first, b.end, queries, keys, key_scales, values,
+                        value_scales, op.dim, state.softmax, state.acc, b.scores, upcoming);
 }
 
-void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int part, Buffers& b,
-                    State state) {
+// Parts `part` .. + together - 1. Where they are of several KV heads, a token's keys are read from end to end: as they lie
+// in memory, which then foresees the next.
+void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int part,
+                    int together, Buffers& b, State state) {
   const int group = op.part_heads(), queries = tile.count * group;
-  for (int i = 0; i < queries; ++i) {
-    b.queries[i] =
-        op.q + ((tile.row + i / group) * static_cast<int64_t>(op.heads) + part * group + i % group) * op.dim;
+  for (int i = 0; i < together * queries; ++i) {
+    const int64_t row = tile.row + i % queries / group, head = (part + i / queries) * group + i % group;
+    b.queries[i] = op.q + (row * op.heads + head) * op.dim;
     if (op.keys.is_q8()) op.k->quantize_query(b.queries[i], op.dim, b.query_rows[i]);
   }
-  state.clear(queries, op.value_dim);
-  const int kv_head = part / op.plan->cuts;
+  state.clear(together * queries, op.value_dim);
   const int end = std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count);
   // Blocks begin at multiples of kBlock, whatever the tile: a query's arithmetic does not depend on its neighbours.
   const int begin =
@@ -142,21 +153,30 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
   const auto attend = op.keys.is_q8() ? attend_q8 : attend_halves;
   for (int key0 = begin; key0 < end; key0 += kBlock) {
     const int count = std::min(kBlock, end - key0);
-    prefetch_block(op, tile.slots + key0 + count, std::min(kBlock, end - key0 - count), kv_head);
+    const int32_t* slots = tile.slots + key0;
     for (int i = 0; i < queries; ++i) {
       const int position = tile.position + i / group;
       b.first[i] = std::clamp(first_key(op, position) - key0, 0, kBlock);
       b.end[i] = std::clamp(position + 1 - key0, 0, count);
     }
-    attend(op, tile.slots + key0, count, kv_head, queries, b, state);
+    for (int p = 0; p < together; ++p) {
+      const auto kv_head = [&](int i) { return (part + i) / op.plan->cuts; };
+      const char** next = p + 1 < together ? lines_of(op, slots, count, kv_head(p + 1), b.lines)
+                                           : lines_of(op, slots + count, std::min(kBlock, end - key0 - count),
+                                                      kv_head(0), b.lines);
+      Upcoming upcoming{b.lines, static_cast<int>(next - b.lines)};
+      attend(op, slots, count, kv_head(p), p * queries, queries, b, state.from(p * queries, op.value_dim),
+             upcoming);
+    }
   }
 }
 
-// Adds a segment to what the tile's queries have of those before it.
-void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, State into, State from) {
-  const int group = op.part_heads(), dim = op.value_dim;
-  for (int i = 0; i < tile.count * group; ++i) {
-    const int position = tile.position + i / group;
+// Adds a segment to what the tile's queries of `parts` parts have of those before it.
+void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, int parts, State into,
+           State from) {
+  const int group = op.part_heads(), dim = op.value_dim, queries = tile.count * group;
+  for (int i = 0; i < parts * queries; ++i) {
+    const int position = tile.position + i % queries / group;
     const int first = first_key(op, position) / AttentionPlan::kSegment;
     if (segment < first || segment > position / AttentionPlan::kSegment) continue;
     if (segment == first) {  // nothing to merge with: its first segment, though not the tile's
@@ -177,10 +197,10 @@ float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
   return factor / (s.sum * factor + std::exp(op.sinks[head] - m));
 }
 
-void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int part, State state) {
-  const int group = op.part_heads(), dim = op.value_dim;
-  for (int i = 0; i < tile.count * group; ++i) {
-    const int64_t row = tile.row + i / group, head = part * group + i % group;
+void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int part, int parts, State state) {
+  const int group = op.part_heads(), dim = op.value_dim, queries = tile.count * group;
+  for (int i = 0; i < parts * queries; ++i) {
+    const int64_t row = tile.row + i % queries / group, head = (part + i / queries) * group + i % group;
     const int64_t at = (row * op.heads + head) * dim;
     float* out = op.out.f32 + at;
     std::memcpy(out, state.acc + i * dim, sizeof(float) * dim);
@@ -206,12 +226,15 @@ void copy_state(const AttentionOp& op, int queries, State from, State to) {
 }
 
 // One segment of a tile, to `partial`.
-void attend_part(const AttentionOp& op, int64_t index, int part, Buffers& b, Claim& claim) {
+void attend_part(const AttentionOp& op, int64_t index, int part, int together, Buffers& b, Claim& claim) {
   const auto& [number, segment, offset] = op.plan->parts[index];
   const AttentionPlan::Tile& tile = op.plan->tiles[number];
   if (segment < first_segment(op, tile)) return;
-  attend_segment(op, tile, segment, part, b, b.segment);
-  if (claim()) copy_state(op, tile.count * op.part_heads(), b.segment, partial_state(op, index, part));
+  attend_segment(op, tile, segment, part, together, b, b.segment);
+  if (!claim()) return;
+  const int queries = tile.count * op.part_heads();
+  for (int p = 0; p < together; ++p)
+    copy_state(op, queries, b.segment.from(p * queries, op.value_dim), partial_state(op, index, part + p));
 }
 
 // All segments of a tile, from `partial`.
@@ -220,19 +243,20 @@ void merge_parts(const AttentionOp& op, int64_t number, int part, Buffers& b, Cl
   const int part0 = op.plan->first_part[number], first = first_segment(op, tile);
   copy_state(op, tile.count * op.part_heads(), partial_state(op, part0 + first, part), b.running);
   for (int segment = first + 1; part0 + segment < op.plan->first_part[number + 1]; ++segment) {
-    merge(op, tile, segment, b.running, partial_state(op, part0 + segment, part));
+    merge(op, tile, segment, 1, b.running, partial_state(op, part0 + segment, part));
   }
-  if (claim()) write_out(op, tile, part, b.running);
+  if (claim()) write_out(op, tile, part, 1, b.running);
 }
 
-void attend_tile(const AttentionOp& op, const AttentionPlan::Tile& tile, int part, Buffers& b, Claim& claim) {
+void attend_tile(const AttentionOp& op, const AttentionPlan::Tile& tile, int part, int together, Buffers& b,
+                 Claim& claim) {
   const int first = first_segment(op, tile);
-  attend_segment(op, tile, first, part, b, b.running);
+  attend_segment(op, tile, first, part, together, b, b.running);
   for (int segment = first + 1; segment < segments_of(tile); ++segment) {
-    attend_segment(op, tile, segment, part, b, b.segment);
-    merge(op, tile, segment, b.running, b.segment);
+    attend_segment(op, tile, segment, part, together, b, b.segment);
+    merge(op, tile, segment, together, b.running, b.segment);
   }
-  if (claim()) write_out(op, tile, part, b.running);
+  if (claim()) write_out(op, tile, part, together, b.running);
 }
 
 }  // namespace
@@ -263,8 +287,11 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   split = units < 4 * threads && std::any_of(tiles.begin(), tiles.end(), is_long);
   parts.clear();
   first_part.assign(1, 0);
-  cuts = 1;
-  if (!split) return cut_heads(units, threads);
+  cuts = together = 1;
+  if (!split) {
+    cut_heads(units, threads);
+    return join_heads(units, threads);
+  }
   size_t floats = 0;
   for (size_t tile = 0; tile < tiles.size(); ++tile) {
     for (int s = 0; s < segments_of(tiles[tile]); ++s) {
@@ -275,6 +302,7 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   }
   partial.resize(floats);
   cut_heads(static_cast<int64_t>(parts.size()) * kv_heads, threads);
+  join_heads(static_cast<int64_t>(parts.size()) * kv_heads, threads);
 }
 
 // units: pieces of work without cuts. The kernel takes four queries at once: a part of fewer gains nothing.
@@ -283,21 +311,34 @@ void AttentionPlan::cut_heads(int64_t units, int threads) {
   while (units * cuts < threads && heads / kv_heads % (2 * cuts * kLeastHeads) == 0) cuts *= 2;
 }
 
+// The same: as many KV heads together as leave enough units, and have room where a tile of kTileTokens has it.
+void AttentionPlan::join_heads(int64_t units, int threads) {
+  int most = 1;
+  for (const Tile& tile : tiles) most = std::max(most, tile.count);
+  while (cuts == 1 && kv_heads % (2 * together) == 0 && 2 * together * most <= kTileTokens &&
+         units / (2 * together) >= 4 * threads) {
+    together *= 2;
+  }
+}
+
 void AttentionOp::operator()(Team& team) const {
   const Shape shape{part_heads(), dim, value_dim, keys.is_q8()};
   Buffers b(team.scratch(Buffers::bytes(shape)), shape);
-  const int parts = this->parts();
+  const int parts = this->parts(), together = is_latent ? 1 : plan->together, joined = parts / together;
   if (plan->split) {
-    team.for_claimed_units(static_cast<int64_t>(plan->parts.size()) * parts, [&](int64_t unit, Claim& claim) {
-      attend_part(*this, unit / parts, static_cast<int>(unit % parts), b, claim);
-    });
+    team.for_claimed_units(
+        static_cast<int64_t>(plan->parts.size()) * joined, [&](int64_t unit, Claim& claim) {
+          attend_part(*this, unit / joined, static_cast<int>(unit % joined) * together, together, b, claim);
+        });
     team.for_claimed_units(static_cast<int64_t>(plan->tiles.size()) * parts, [&](int64_t unit, Claim& claim) {
       merge_parts(*this, unit / parts, static_cast<int>(unit % parts), b, claim);
     });
   } else {
-    team.for_claimed_units(static_cast<int64_t>(plan->tiles.size()) * parts, [&](int64_t unit, Claim& claim) {
-      attend_tile(*this, plan->tiles[unit / parts], static_cast<int>(unit % parts), b, claim);
-    });
+    team.for_claimed_units(static_cast<int64_t>(plan->tiles.size()) * joined,
+                           [&](int64_t unit, Claim& claim) {
+                             attend_tile(*this, plan->tiles[unit / joined],
+                                         static_cast<int>(unit % joined) * together, together, b, claim);
+                           });
   }
 }
 

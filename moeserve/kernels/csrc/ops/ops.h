@@ -211,12 +211,14 @@ class AttentionPlan {
   // Into how many parts the heads of each KV head are cut, where there would be fewer pieces of work than threads. Each
   // part gathers the keys again.
   int cuts = 1;
+  int together = 1;  // KV heads of one unit, block by block; a unit of latent attention has one part always
   std::vector<Part> parts;          // split only, by tile, then segment
   std::vector<int32_t> first_part;  // [tiles + 1]
   std::vector<float> partial;       // split only
 
  private:
   void cut_heads(int64_t units, int threads);
+  void join_heads(int64_t units, int threads);
 };
 
 // Causal attention of the plan's rows. A block of keys that a window only touches is read as a whole, so that keys up to

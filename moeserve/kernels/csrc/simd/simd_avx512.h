@@ -1,7 +1,7 @@
 // The vector vocabulary of the kernels, AVX-512 (F, BW, DQ, VL, VNNI). Included by simd.h inside an anonymous
 // namespace: each ISA's translation unit has its own copy, so no two can be linked into one another.
 
-constexpr int kSumsInRegisters = 8;  // VF or VI that a kernel adds to
+constexpr int kSumsInRegisters = 16;  // VF or VI that a kernel adds to
 
 struct VF {  // 16 float32
   __m512 v;

@@ -111,7 +111,7 @@ class GpuAttentionBlock:
                 q[part], mine, kv.keys, kv.values, table, batch.req_slots[part], batch.positions[part],
                 count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
                 key_scales=kv.key_scales, value_scales=kv.value_scales, window=shape.window, sinks=w.sinks,
-                scale=shape.scale,
+                scale=shape.scale, fill=d.fill,
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(

@@ -226,9 +226,13 @@ def make_workspaces(
         shape, max_tokens, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
     )
     arena = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    mixed = _decode_workspaces(shape, MIXED_DECODE_ROWS, device, MIXED_SPLITS)
     sizes = step_sizes(max_tokens)
-    by_rows = {n: _decode_workspaces(shape, n, device) for n in {min(s, MAX_DECODE_ROWS) for s in sizes}}
+    by_rows: dict[int, dict[AttentionForm, DecodeWorkspace]] = {}
+    largest = None  # its memory is that of all: one step runs at a time
+    for n in sorted({min(s, MAX_DECODE_ROWS) for s in sizes}, reverse=True):
+        by_rows[n] = _decode_workspaces(shape, n, device, room=largest)
+        largest = largest or by_rows[n]
+    mixed = _decode_workspaces(shape, MIXED_DECODE_ROWS, device, MIXED_SPLITS, room=largest)
     return {
         size: GpuWorkspace(
             shape,
@@ -258,17 +262,29 @@ def _queries(memory: Tensor, shape: AttentionShape | LatentAttentionShape) -> Te
 
 
 def _decode_workspaces(
-    shape: ModelShape, rows: int, device: torch.device, splits: int | None = None
+    shape: ModelShape,
+    rows: int,
+    device: torch.device,
+    splits: int | None = None,
+    *,
+    room: dict[AttentionForm, DecodeWorkspace] | None = None,
 ) -> dict[AttentionForm, DecodeWorkspace]:
-    return {each.form: _decode_workspace(each, rows, device, splits) for each in _attentions(shape)}
+    return {
+        each.form: _decode_workspace(each, rows, device, splits, None if room is None else room[each.form])
+        for each in _attentions(shape)
+    }
 
 
 def _decode_workspace(
-    h: AttentionShape | LatentAttentionShape, rows: int, device: torch.device, splits: int | None
+    h: AttentionShape | LatentAttentionShape,
+    rows: int,
+    device: torch.device,
+    splits: int | None,
+    room: DecodeWorkspace | None,
 ) -> DecodeWorkspace:
     if isinstance(h, LatentAttentionShape):
-        return decode_workspace(rows, h.num_heads, h.rank, device, splits)
-    return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.head_dim, device, splits)
+        return decode_workspace(rows, h.num_heads, h.rank, device, splits, room)
+    return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.head_dim, device, splits, room)
 
 
 def _views(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:

@@ -1,0 +1,81 @@
+"""`bench steps` and its fit, on a worker whose steps take what a formula says: a GPU's, by an H100's times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeserve.bench.steps import StepBench
+from moeserve.messages.steps import StepPlan
+from moeserve.simulate.fit import fit, relative_errors
+from moeserve.simulate.step_time import StepLoad, load_of
+
+DECODE = ([1, 8, 64, 128, 256], [1.7, 4.9, 12.4, 15.0, 22.0])  # rows, milliseconds
+PROMPTS = ([16, 64, 256, 512, 1024, 8192], [6.8, 9.0, 16.1, 25.8, 42.6, 210.0])  # tokens
+
+
+def milliseconds(load: StepLoad) -> float:
+    """Of rows beside prompts, 90% of what both take alone."""
+    rows, prompts = load.tokens if load.is_decode else load.decode_rows, load.without_rows.tokens
+    alone = float(np.interp(rows, *DECODE)) if rows else 0.0
+    if not load.is_decode:
+        alone = (alone + float(np.interp(prompts, *PROMPTS))) * (0.9 if rows else 1.0)
+    return alone + 54e-6 * load.decode_context + 3.2e-6 * load.prefill_pairs + 2e-4 * load.prompt_span
+
+
+@dataclass
+class Finished:
+    compute_ms: float
+
+
+@dataclass
+class Ready:
+    vocab_size: int = 1000
+    num_window_slots: int = 0
+    window: int = 0
+
+
+class FormulaWorker:
+    """The first steps of 8 and of 16 tokens take 35 ms more."""
+
+    def __init__(self) -> None:
+        self._late = {8, 16}
+        self._is_first = True  # no sample
+
+    def ready(self) -> Ready:
+        return Ready()
+
+    def step(self, plan: StepPlan) -> Finished:
+        load = load_of(plan)
+        is_late = not self._is_first and load.tokens in self._late
+        self._is_first = False
+        self._late -= {load.tokens} if is_late else set()
+        return Finished(milliseconds(load) + 35.0 * is_late)
+
+
+def test_the_fit_is_near_the_steps_of_a_gpu() -> None:
+    """255 short prompts that are alike, chunks up to 8,192 tokens, decode steps that cost nothing of the kind."""
+    bench = StepBench(FormulaWorker(), 256, 8192, 32_000)  # type: ignore[arg-type]
+    bench.measure()
+    model = fit(bench.samples, "a formula")
+    assert model.adds_rows
+    errors = abs(relative_errors(model, bench.samples))
+    assert np.median(errors) < 0.02
+    assert np.percentile(errors, 90) < 0.12
+
+
+class OneKernel(FormulaWorker):
+    """As a CPU: a row is a token, and beside a prompt it reads no weights that the prompt does not read."""
+
+    def step(self, plan: StepPlan) -> Finished:
+        load = load_of(plan)
+        return Finished(30.0 + 4.0 * load.tokens + 1e-3 * load.decode_context + 1e-4 * load.prefill_pairs)
+
+
+def test_rows_beside_prompts_are_tokens_where_that_is_nearer() -> None:
+    bench = StepBench(OneKernel(), 16, 512, 4096)  # type: ignore[arg-type]
+    bench.measure()
+    model = fit(bench.samples, "a formula")
+    assert not model.adds_rows
+    assert abs(relative_errors(model, bench.samples)).max() < 0.01
