@@ -39,7 +39,7 @@ def tight_pool(tiny_model: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def keyed(tiny_model: Path) -> Iterator[Server]:
-    keys = ["--api-key", "one", "--api-key", "two", "--prefix-cache", "per-key"]
+    keys = ["--api-key", "one", "--api-key", "two"]
     with running_server(tiny_model, *keys, "--max-num-seqs", str(PLACES)) as running:
         yield running
 
