@@ -44,8 +44,9 @@ test: lint browser
 		$(BIN)/python -m pytest -m "not slow and not alone" --last-failed --last-failed-no-failures none --second-try
 	$(BIN)/python -m pytest -m "alone and not slow" $$(grep -rlF "mark.alone" tests)
 
+# A process that has none left takes tests from another, files or not: the longest files are not the first.
 test-unit: $(UNIT_VENV)/.installed
-	$(UNIT_VENV)/bin/python -m pytest tests/unit -m "not slow and not alone" -n $(JOBS) --dist loadfile
+	$(UNIT_VENV)/bin/python -m pytest tests/unit -m "not slow and not alone" -n $(JOBS) --dist worksteal
 
 # pyproject.toml has the floor below which this fails.
 coverage: $(UNIT_VENV)/.installed

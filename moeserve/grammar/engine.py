@@ -7,6 +7,7 @@ ms, and 50,000 Earley items, 2.5 ms; a matcher's lexer 10,000 states of 2 kB.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -39,8 +40,9 @@ _LIMITS: Final = llguidance.LLParserLimits(
 # end the worker.
 CHECK_STACK_BYTES: Final = 2 << 20
 STACK_BYTES: Final = 16 << 20
-# CPU time of a matcher's last call, from which its tokens are taken without the GIL: that costs 20 us more.
-COSTLY_CALL_S: Final = 0.0003
+# CPU time of a matcher's last token, from which the next one is taken without the GIL. That wakes another thread, which
+# may take longer on a busy machine; tokens of JSON take some 20 us.
+COSTLY_TOKEN_S: Final = 0.0005
 
 _SILENT: Final = 0
 _NOT_TEXT: Final = b"\xff"  # llguidance's mark of a token that no text can be made of
@@ -126,7 +128,8 @@ class Matcher:
         self._eos_ids = eos_ids
         self._tokenizer = tokenizer
         self._free: FreeAccept | None = None  # where it was costly once
-        self._last_s = 0.0  # CPU time of the last call
+        self._token_s = 0.0  # CPU time of the last token
+        self._mask_s = math.inf  # of the mask behind it
         self.elsewhere_s = 0.0  # CPU time that another thread has spent, about: it cannot be read
 
     def fill(self, mask: Bits) -> None:
@@ -135,7 +138,7 @@ class Matcher:
         started = time.thread_time()
         with panics_as_errors():
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self._last_s = time.thread_time() - started
+        self._mask_s = time.thread_time() - started
         self._check()
 
     def accept(self, token_id: int) -> None:
@@ -145,12 +148,13 @@ class Matcher:
                 raise GrammarError(f"token {token_id} came after the end of the grammar")
             return
         with panics_as_errors():
-            if self._last_s < COSTLY_CALL_S:
+            if self._token_s < COSTLY_TOKEN_S:
                 started = time.thread_time()
                 self._matcher.consume_token(token_id)
-                self._last_s = time.thread_time() - started
+                self._token_s = time.thread_time() - started
             else:
                 self._accept_freely(token_id)
+        self._mask_s = math.inf
         self._check()
 
     def _accept_freely(self, token_id: int) -> None:
@@ -158,11 +162,10 @@ class Matcher:
             self._free = FreeAccept(self._tokenizer, STACK_BYTES)
         started = time.monotonic()
         self._free.accept(self._matcher, token_id)
-        taken = time.monotonic() - started
         # By the clock it takes longer where the machine is busy. It does again what the mask before it did for this
         # token among others, so it costs no more than that.
-        self.elsewhere_s += min(taken, self._last_s)
-        self._last_s = taken
+        self._token_s = min(time.monotonic() - started, self._mask_s)
+        self.elsewhere_s += self._token_s
 
     def _check(self) -> None:
         if self._matcher.is_error():

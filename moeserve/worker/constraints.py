@@ -7,8 +7,8 @@ a new request's grammar while its prompt is computed. llguidance lets go of the 
 A compilation may take a second, and the masks of 63 answers as long. Others' answers must not wait for them. So a step
 waits a moment; then a row whose mask is not there is late: what is sampled for it means nothing, until the router binds
 the request again. What was begun for it goes on meanwhile, and is taken up then; no step waits for it a second time.
-Beside rows that are ready that moment is no longer than the step has computed: however seldom the system lets the
-helper thread run, those keep half of their speed.
+For costly masks that moment is no longer than the step has computed, where there are rows that are ready: however
+seldom the system lets the helper thread run, those keep half of their speed.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Constraints:
 
     def masks_for(self, slots: Int32s, computed_s: float = math.inf) -> tuple[Bits, Int32s] | None:
         """The masks and each row's index into them, -1 where the row may sample anything, or is late; None when all
-        may. Waits for what the helper thread still does for these slots, but not long: beside rows that are ready
-        `computed_s`, the seconds for which the step has computed."""
+        may. Waits for what the helper thread still does for these slots, but not long: for costly masks, beside rows
+        that are ready, `computed_s`, the seconds for which the step has computed."""
         if not self._answers:
             return None
         index = np.full(len(slots), _UNCONSTRAINED, np.int32)
@@ -161,7 +161,9 @@ class Constraints:
         """None: it is late."""
         if answer.known is None:
             most = self._mask_wait if answer.has_started else self._compilation_wait
-            left = started + min(most, patience) - time.monotonic()
+            if answer.ms > COSTLY_MASK_MS:
+                most = min(most, patience)
+            left = started + most - time.monotonic()
             timeout = None if not answer.may_be_late else 0.0 if answer.was_late else max(left, 0.0)
             if not self._thread.wait(answer, timeout):
                 return None

@@ -138,16 +138,26 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("slots", "computed_s", "longest"),
+    ("slots", "mask_ms", "computed_s", "longest"),
     [
-        ((0, 1, 2), 0.02, 0.02),
-        ((0, 1, 2), 0.0, LEAST_WAIT_S),
-        ((0, 1, 2), 9.0, MASK_WAIT_S),
-        ((1, 2), 0.02, MASK_WAIT_S),  # nobody else is held up
+        ((0, 1, 2), 1.0, 0.02, 0.02),
+        ((0, 1, 2), 1.0, 0.0, LEAST_WAIT_S),
+        ((0, 1, 2), 1.0, 9.0, MASK_WAIT_S),
+        ((1, 2), 1.0, 0.02, MASK_WAIT_S),  # nobody else is held up
+        (
+            (0, 1, 2),
+            COSTLY_MASK_MS / 2,
+            0.02,
+            MASK_WAIT_S,
+        ),  # the machine is busy, the grammar is not to blame
     ],
 )
 def test_beside_rows_that_are_ready_a_step_waits_no_longer_than_it_has_computed(
-    monkeypatch: pytest.MonkeyPatch, slots: tuple[int, ...], computed_s: float, longest: float
+    monkeypatch: pytest.MonkeyPatch,
+    slots: tuple[int, ...],
+    mask_ms: float,
+    computed_s: float,
+    longest: float,
 ) -> None:
     """For all masks together."""
     world = World(mask_wait=MASK_WAIT_S)
@@ -166,6 +176,8 @@ def test_beside_rows_that_are_ready_a_step_waits_no_longer_than_it_has_computed(
     for call in ("soon", "later"):
         monkeypatch.setattr(thread, call, lambda *_: None)
     world.step(0, 1, 2)  # nobody makes their next masks
+    for slot in (1, 2):
+        world.constraints._answers[slot].ms = mask_ms
     monkeypatch.setattr(thread, "wait", never)
     monkeypatch.setattr(constraints, "time", clock)
     world.step(*slots, computed_s=computed_s)

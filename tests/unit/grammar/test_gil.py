@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from moeserve.grammar.engine import COSTLY_CALL_S, GrammarEngine, Matcher, _Vocabulary
+from moeserve.grammar.engine import COSTLY_TOKEN_S, GrammarEngine, Matcher, _Vocabulary
 from moeserve.grammar.errors import GrammarError
 from moeserve.grammar.spec import Ebnf
 from moeserve.grammar.translate import to_grammar
@@ -66,11 +66,11 @@ def another_thread() -> Iterator[Other]:
 def costly(engine: GrammarEngine, token_id: int) -> Matcher:
     """A matcher whose tokens take some milliseconds each."""
     matcher = engine.matcher(AMBIGUOUS)
-    for _ in range(150):
+    for _ in range(200):
         matcher.accept(token_id)
     mask = np.zeros(engine.words, np.int32)
     matcher.fill(mask)
-    assert matcher._last_s > COSTLY_CALL_S
+    assert matcher._token_s > COSTLY_TOKEN_S
     return matcher
 
 
@@ -103,7 +103,7 @@ def test_a_costly_matcher_takes_tokens_as_any_other_does(
     masks = np.zeros((2, engine.words), np.int32)
     elsewhere = [matcher.elsewhere_s for matcher in (free, held)]
     for _ in range(3):
-        held._last_s = 0.0
+        held._token_s = 0.0
         for matcher, mask in zip((free, held), masks, strict=True):
             matcher.accept(token_id)
             matcher.fill(mask)
