@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.statements import statements
+from tests.support.statements import parsed, statements
 
 PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
 ERRORS = {"ConfigError", "ModelError", "GGUFError", "HubError"}
@@ -28,7 +28,7 @@ def _texts() -> Iterator[str]:
         source = path.read_text()
         if path.relative_to(PACKAGE).parts[0] in ELSEWHERE or not any(error in source for error in ERRORS):
             continue
-        for node in statements(ast.parse(source)):
+        for node in statements(parsed(path)):
             # An error that a function returns is raised by its caller.
             error = None
             if isinstance(node, ast.Raise):

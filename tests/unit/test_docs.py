@@ -57,6 +57,7 @@ def title_of(page: Path) -> str:
     return str(page.relative_to(REPOSITORY))
 
 
+@cache
 def prose(page: Path) -> str:
     """Without code blocks."""
     return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -65,6 +66,12 @@ def prose(page: Path) -> str:
 def links(page: Path) -> list[str]:
     """Targets within the repository, "#anchor" included."""
     return re.findall(r"\]\((?!https?://)([^)\s]+)\)", prose(page))
+
+
+@cache
+def targets(page: Path) -> set[Path]:
+    """Files that it links to."""
+    return {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
 
 
 @cache
@@ -132,8 +139,7 @@ def test_every_page_has_a_kind_and_stands_in_an_index(page: Path) -> None:
     folder = page.parent
     assert page.relative_to(DOCS).parts[0] in KINDS
     indices = [parent / "README.md" for parent in (folder, *folder.parents) if parent.is_relative_to(DOCS)]
-    listed = {(index.parent / link.partition("#")[0]).resolve() for index in indices if index.exists() and index != page
-              for link in links(index)}  # fmt: skip
+    listed = set().union(*(targets(index) for index in indices if index.exists() and index != page))
     assert page.resolve() in listed, "no README.md links to it"
 
 

@@ -18,7 +18,7 @@ from tests.support.import_rules import (
     TORCH_ALLOWED,
     TORCH_FORBIDDEN_WITHIN,
 )
-from tests.support.statements import statements
+from tests.support.statements import parsed, statements
 
 TESTS = PACKAGE.parent / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -38,7 +38,7 @@ def imports_of(path: Path) -> frozenset[str]:
 def _imports_of(path: Path) -> Iterator[str]:
     module = name_of(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in statements(ast.parse(path.read_text())):
+    for node in statements(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -48,6 +48,7 @@ def _imports_of(path: Path) -> Iterator[str]:
                 yield f"{source}.{alias.name}" if is_module(f"{source}.{alias.name}") else source
 
 
+@functools.cache
 def is_module(name: str) -> bool:
     path = PACKAGE.parent / name.replace(".", "/")
     return path.with_suffix(".py").exists() or path.is_dir()
