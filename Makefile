@@ -24,6 +24,8 @@ COMMITS ?= main..HEAD
 # Processes that run tests: one more than the cores of the smallest machine, for they often wait.
 JOBS ?= 3
 BIN := $(VENV)/bin
+# Before what installs: a second make in this checkout waits, where both would write to one build folder.
+LOCKED := flock -o $(firstword $(MAKEFILE_LIST))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Every server that a test starts, and the second run of pytest, would compile the modules anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -143,23 +145,23 @@ clean:
 
 $(BIN)/python:
 	scripts/check_machine.sh $(PYTHON)
-	$(PYTHON) -m venv $(VENV)
+	$(LOCKED) $(PYTHON) -m venv $(VENV)
 
 $(UNIT_VENV)/.installed: pyproject.toml scripts/install_unit_environment.py
-	$(PYTHON) -m venv $(UNIT_VENV)
-	$(UNIT_VENV)/bin/python scripts/install_unit_environment.py
+	$(LOCKED) $(PYTHON) -m venv $(UNIT_VENV)
+	$(LOCKED) $(UNIT_VENV)/bin/python scripts/install_unit_environment.py
 	touch $@
 
 # The build's own requirements live in the environment too, instead of in a throw-away one: CMake then sees
 # the same paths every time and compiles only what has changed.
 $(VENV)/.build-tools: pyproject.toml scripts/install_build_tools.py | $(BIN)/python
-	$(BIN)/python scripts/install_build_tools.py
+	$(LOCKED) $(BIN)/python scripts/install_build_tools.py
 	touch $@
 
 $(VENV)/.installed: $(BUILD_INPUTS) $(VENV)/.build-tools
-	$(BIN)/pip install --no-build-isolation --editable .
+	$(LOCKED) $(BIN)/pip install --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.installed-test: $(BUILD_INPUTS) $(VENV)/.build-tools
-	$(BIN)/pip install --no-build-isolation --editable ".[test,dev]"
+	$(LOCKED) $(BIN)/pip install --no-build-isolation --editable ".[test,dev]"
 	touch $(VENV)/.installed $@

@@ -212,6 +212,8 @@ def main(arguments: list[str]) -> int:
     batches, prompt, gen = args.batch, args.prompt, args.gen
     try:
         config = _config(args)
+        # Once, as a GPU that cannot be used is in the log each time.
+        config = dataclasses.replace(config, device=choose_device(config.device))
         trace = None if args.routing_trace is None else read_trace(args.routing_trace)
         runner = load_runner(config, TerminalBar(), 0 if trace is None else max(batches))
         if trace is not None:
@@ -221,7 +223,7 @@ def main(arguments: list[str]) -> int:
     step_tokens = runner.ready().max_num_batched_tokens
     bench = EngineBench(runner, step_tokens, args.temperature, trace)
     # The first touch of every buffer; on a GPU kernels are loaded for steps of the measured size.
-    bench.prefill(1, min(prompt, 32 if choose_device(config.device) == "cpu" else step_tokens))
+    bench.prefill(1, min(prompt, 32 if config.device == "cpu" else step_tokens))
     if not args.json:
         print(f"{config.served_model_name}, {runner.ready().device}\n{_HEADER}")
     figures = []

@@ -217,12 +217,13 @@ def command_parser() -> argparse.ArgumentParser:
 def _config(args: argparse.Namespace) -> tuple[ServerConfig, int]:
     """And the length of the long prompt. Raises ConfigError."""
     config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
-    in_a_step = config.max_num_batched_tokens or (
-        ON_CPU if choose_device(config.device) == "cpu" else MOST_ON_GPU
-    )
+    device = choose_device(config.device)  # once, as a GPU that cannot be used is in the log each time
+    in_a_step = config.max_num_batched_tokens or (ON_CPU if device == "cpu" else MOST_ON_GPU)
     if in_a_step < SHORT_PROMPT:
         raise ConfigError(f"--max-num-batched-tokens: steps of at least {SHORT_PROMPT} tokens are measured")
     long_prompt = args.long_prompt or max(LONGEST_CHUNKS * in_a_step, 256)
     slots = slots_needed(config.max_num_seqs, long_prompt)
-    config = dataclasses.replace(config, max_total_tokens=slots, max_num_batched_tokens=in_a_step)
+    config = dataclasses.replace(
+        config, device=device, max_total_tokens=slots, max_num_batched_tokens=in_a_step
+    )
     return config, long_prompt

@@ -81,13 +81,19 @@ def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bo
     """How much of the first point of `base` and of each rise to the next a step of so many tokens has, then the same of
     the points of decode steps, then the features that StepTime's coefficients are of, in its order; float64."""
     if decode and load.is_decode:
-        return np.array(
-            [*[0.0] * len(knots), *_rises(load.tokens, decode), load.decode_context, *[0.0] * 4], np.float64
-        )
+        # That they sample is in the points; of prompts they have nothing.
+        linear = _linear(load._replace(sampled_rows=0))
+        return np.array([*[0.0] * len(knots), *_rises(load.tokens, decode), *linear], np.float64)
     adds = adds_rows and load.decode_rows > 0
     others = load.without_rows if adds else load
     rows = _rises(load.decode_rows, decode) if adds else [0.0] * len(decode)
-    return np.array([*_rises(others.tokens, knots), *rows, load.decode_context, *others[2:6]], np.float64)
+    linear = _linear(others._replace(decode_context=load.decode_context))
+    return np.array([*_rises(others.tokens, knots), *rows, *linear], np.float64)
+
+
+def _linear(load: StepLoad) -> list[float]:
+    """What StepTime's coefficients are of, in their order."""
+    return [load.decode_context, load.prefill_pairs, load.sampled_rows, load.has_prompt, load.prompt_span]
 
 
 def _rises(size: int, knots: list[int]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from typing import Final
+from typing import Final, NamedTuple
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
@@ -25,11 +25,9 @@ def choose_device(wanted: str) -> str:
     if obstacle is None:
         return "cuda"
     if wanted == "cuda":
-        raise ConfigError(f"--device cuda: {obstacle}; or run on the CPU with --device cpu")
-    import torch
-
-    if torch.cuda.is_available():
-        log.warning("the GPU is not used: %s", obstacle)
+        raise ConfigError(f"--device cuda: {obstacle.text}; or run on the CPU with --device cpu")
+    if obstacle.is_of_gpu:
+        log.warning("the GPU is not used: %s", obstacle.text)
     return "cpu"
 
 
@@ -90,23 +88,31 @@ def parse_gpus(text: str) -> list[int]:
     return numbers
 
 
-def _obstacle() -> str | None:
-    """Why the first GPU cannot be used, with the remedy; None where it can."""
+class _Obstacle(NamedTuple):
+    text: str  # why the first GPU cannot be used, with the remedy
+    is_of_gpu: bool  # which is there
+
+
+def _obstacle() -> _Obstacle | None:
+    """None: the first GPU can be used."""
     import torch  # here, for "cpu" needs none: the plan for a machine without it
 
     if torch.version.cuda is None:
-        return "this PyTorch was built without CUDA: install one with it, see https://pytorch.org/get-started/locally"
+        text = "this PyTorch was built without CUDA: install one with it, see https://pytorch.org/get-started/locally"
+        return _Obstacle(text, is_of_gpu=False)
     if not torch.cuda.is_available():
-        return (
+        text = (
             f"no usable GPU: PyTorch is built for CUDA {torch.version.cuda}, and there is no NVIDIA GPU here or its "
             "driver is older than that (nvidia-smi shows both)"
         )
+        return _Obstacle(text, is_of_gpu=False)
     capability = torch.cuda.get_device_capability(0)
     if capability < MIN_CAPABILITY:
-        return (
+        text = (
             f"{torch.cuda.get_device_name(0)} has compute capability {capability[0]}.{capability[1]}, "
             f"{MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or more is needed (Ampere, 2020, and later)"
         )
+        return _Obstacle(text, is_of_gpu=True)
     if importlib.util.find_spec("triton") is None:
-        return "the package triton is missing: pip install triton"
+        return _Obstacle("the package triton is missing: pip install triton", is_of_gpu=True)
     return None

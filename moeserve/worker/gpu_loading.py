@@ -88,14 +88,13 @@ def load_gpu_runner(
     source: ModelSource,
     on_progress: OnProgress,
     device: torch.device,
+    start: Start,
     forced_rows: int = 0,
-    start: Start | None = None,
 ) -> Runner:
-    """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. start: None: from nothing.
-    Raises ModelError for a bad file, ConfigError where the GPU's memory does not suffice."""
-    start = start or Start()
+    """Loads the model and allocates everything a step needs. forced_rows: see `GpuDecoder`. Raises ModelError for a bad
+    file, ConfigError where the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source, start.inherited.grammar)
-    loaded = load_gpu_engine(config, source, on_progress, device, forced_rows, start=start)
+    loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows)
     return Runner(loaded.engine, loaded.ready, constraints, loaded.recorder, loaded.pages, loaded.adapters)
 
 
@@ -111,13 +110,12 @@ def load_gpu_engine(
     source: ModelSource,
     on_progress: OnProgress,
     device: torch.device,
+    start: Start,
     forced_rows: int = 0,
     ranks: RankGroup | None = None,
-    start: Start | None = None,
 ) -> LoadedGpuEngine:
     """The same without a runner. ranks: the GPUs among which the model is divided, of which `device` is this process's;
     None: it has all of it."""
-    start = start or Start()
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
     if ranks is not None:

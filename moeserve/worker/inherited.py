@@ -36,6 +36,9 @@ class Inherited:
             from moeserve.kernels.launch import hash_sources  # a machine without a GPU may lack Triton
 
             hash_sources()
+            from moeserve.worker.measure.kept import kernel_sources
+
+            kernel_sources()
         except (UserError, ImportError, OSError, MemoryError, ValueError) as error:
             log.debug("the next worker begins without: %s", error)
         gc.collect()

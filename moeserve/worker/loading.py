@@ -54,7 +54,7 @@ def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: 
     if len(numbers) > 1:
         from moeserve.worker.group.loading import load_group_runner
 
-        return load_group_runner(config, open_weights(config), on_progress, numbers, forced_rows, start)
+        return load_group_runner(config, open_weights(config), on_progress, numbers, start, forced_rows)
     hashing = threading.Thread(target=hash_sources, name="hash", daemon=True)
     hashing.start()  # while the driver starts
     torch.cuda.set_device(numbers[0])
@@ -62,4 +62,4 @@ def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: 
     torch.zeros(1, device=device)  # begins the GPU's context
     start.clock.ended("GPU")
     source = start.inherited.source or open_weights(config)
-    return load_gpu_runner(config, source, on_progress, device, forced_rows, start)
+    return load_gpu_runner(config, source, on_progress, device, start, forced_rows)

@@ -24,6 +24,7 @@ from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.expert_cache import ExpertCache
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
+from moeserve.worker.start import Start
 from tests.gpu.driver import Driver, small_config
 from tests.support.random_promotions import RandomPolicy
 
@@ -81,7 +82,7 @@ def truth(model: Path, tokens: list[int]) -> list[TokenLogprob]:
 @pytest.fixture(scope="module")
 def runner(model: Path) -> Runner:
     config = config_of(model, num_gpu_experts=SLOTS, gpu_prefill_token_threshold=1000)
-    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
 
 
 def cache_of(runner: Runner) -> ExpertCache:

@@ -1,6 +1,6 @@
-"""Triton's interpreter without what it does again and again to the same effect.
+"""Triton's interpreter without what it does again and again to the same effect, and with products of bfloat16.
 
-Imported before the first kernel runs. What kernels compute is what it was.
+Imported before the first kernel runs. What kernels compute is otherwise what it was.
 """
 
 from __future__ import annotations
@@ -67,3 +67,23 @@ def _cached_np_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 interpreter._get_np_dtype = _cached_np_dtype
+
+_create_dot = interpreter.InterpreterBuilder.create_dot
+
+
+def _with_float_operands(
+    self: object, a: Any, b: Any, d: object, input_precision: object, max_num_imprecise_acc: object
+) -> object:
+    """The interpreter has bfloat16 as its bits, uint16, and would multiply these."""
+    floats = (_float32_of(a), _float32_of(b))
+    return _create_dot(self, *floats, d, input_precision, max_num_imprecise_acc)
+
+
+def _float32_of(handle: Any) -> Any:
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    bits = handle.data.astype(np.uint32) << 16
+    return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+
+interpreter.InterpreterBuilder.create_dot = _with_float_operands

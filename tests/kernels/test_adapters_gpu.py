@@ -22,6 +22,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
+from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, Driver, small_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes of CPU time each
@@ -69,7 +70,7 @@ def test_each_kind_of_product_and_the_base_in_a_step(
     expected, plain = last_of(cpu, prompts, ADAPTERS), last_of(cpu, prompts, [""] * len(prompts))
     on_gpu = config_of(folder, max_num_batched_tokens=max(16, sum(lengths)), num_gpu_experts=4)
     runner = load_gpu_runner(
-        on_gpu, open_dummy_model(folder / "small.gguf"), lambda *_: None, torch.device(DEVICE)
+        on_gpu, open_dummy_model(folder / "small.gguf"), lambda *_: None, torch.device(DEVICE), Start()
     )
     launched = first_launches()
     found = last_of(runner, prompts, ADAPTERS)

@@ -30,6 +30,7 @@ from moeserve.worker.engines.cpu_stage import CpuStage
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Sequences, StepLayout
+from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 
 LAYERS, EXPERTS = 3, 4
@@ -65,7 +66,7 @@ def config_of(model: Path, **options: object) -> ServerConfig:
 
 def on_gpu(model: Path, **options: object) -> Runner:
     config = config_of(model, **options)
-    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
 
 
 def talks(runner: Runner) -> list[TokenLogprob]:

@@ -19,6 +19,7 @@ from moeserve.messages.sampling import SamplingParams
 from moeserve.models.open import open_dummy_model, open_model
 from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.start import Start
 from tests.gpu.driver import Driver, small_config
 from tests.support.hugging_face_model import write_family
 
@@ -58,7 +59,7 @@ def test_both_engines_dump_the_same(
 
     gpu = load_gpu_runner(
         config("gpu", num_gpu_experts=experts, gpu_prefill_token_threshold=threshold),
-        open_dummy_model(small), lambda *_: None, torch.device(DEVICE),
+        open_dummy_model(small), lambda *_: None, torch.device(DEVICE), Start(),
     )  # fmt: skip
     assert not any((tmp_path / "gpu").iterdir()), "neither recording nor calibration is dumped"
     prompt = [(7 * i + 3) % 32 for i in range(tokens)]
@@ -103,7 +104,7 @@ def test_families_are_the_same_on_both_engines(tmp_path: Path, model_type: str) 
     experts: dict[str, object] = {} if model_type == "qwen3" else {"num_gpu_experts": 2}
     gpu = load_gpu_runner(
         config("gpu", gpu_prefill_token_threshold=1000, **experts),
-        open_model(folder), lambda *_: None, torch.device(DEVICE),
+        open_model(folder), lambda *_: None, torch.device(DEVICE), Start(),
     )  # fmt: skip
     for runner in (load_cpu_runner(config("cpu"), lambda *_: None), gpu):
         Driver(runner).generate(0, [5, 700, 31, 9], 2, GREEDY)

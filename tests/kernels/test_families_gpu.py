@@ -12,6 +12,7 @@ from moeserve.models.open import open_model
 from moeserve.worker.engines.gpu import GpuEngine
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
+from moeserve.worker.start import Start
 from tests.conftest import OWN_FIXTURES, family_models
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.test_model import Fixture
@@ -61,7 +62,7 @@ def test_as_near_the_truth_as_the_way_of_computing_allows(model: Path, tokens: i
     """Small batches round activations to int8, as experts in RAM do; larger ones keep floats, here of 32 bits."""
     fixture, options = Fixture.load(model, model.parent), PLACEMENTS[placement]
     config = small_config(model, **(SIZES | options))
-    runner = load_gpu_runner(config, open_model(model), lambda *_: None, torch.device(DEVICE))
+    runner = load_gpu_runner(config, open_model(model), lambda *_: None, torch.device(DEVICE), Start())
     assert errors(runner, fixture, 5).median() < 0.1
     large = errors(runner, fixture, tokens)
     keeps_floats = placement in ("all on the GPU", "none on the GPU, streamed")

@@ -24,6 +24,7 @@ from moeserve.worker.engines.recorded_steps import RecordedSteps
 from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
+from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, SCORED, Driver, small_config
 from tests.support.beams import Wanted, check_scores, requests, scheduler_of, serve
 
@@ -66,7 +67,7 @@ def expected(model: Path) -> list[TokenLogprob]:
 @pytest.fixture(scope="module")
 def all_on_gpu(model: Path) -> Runner:
     config = config_of(model, num_gpu_experts=4)
-    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
 
 
 def test_all_on_the_gpu(all_on_gpu: Runner, expected: list[TokenLogprob]) -> None:
@@ -77,7 +78,7 @@ def test_q8_0_kv(model: Path) -> None:
     """Of a layer on the CPU and one on the GPU."""
     cpu = Driver(load_cpu_runner(config_of(model, kv_cache_dtype="q8_0"), lambda *_: None))
     config = config_of(model, kv_cache_dtype="q8_0", n_gpu_layers=1, num_gpu_experts=4)
-    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
     expected, driver = cpu.score(0, PROMPT, 32), Driver(runner)
     for chunk in (1, 17, 20):  # decode's own way of storing, and `rope_store`
         pairs = list(zip(driver.score(0, PROMPT, chunk), expected, strict=True))
@@ -89,20 +90,22 @@ def test_q8_0_kv(model: Path) -> None:
 @pytest.mark.parametrize(("kind", "near"), [("bf16", 0.1), ("fp8", 0.4)])
 def test_kv_that_a_gpu_alone_reads(kind: str, near: float, model: Path, expected: list[TokenLogprob]) -> None:
     config = config_of(model, kv_cache_dtype=kind, num_gpu_experts=4)
-    driver = Driver(load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE)))
+    driver = Driver(
+        load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
+    )
     pairs = list(zip(driver.score(0, PROMPT, 17), expected, strict=True))  # tensor cores, then three rows
     assert max(abs(a.logprob - b.logprob) for a, b in pairs) < near
     with pytest.raises(ConfigError, match=f"{kind}: only a GPU's attention reads it"):
         load_cpu_runner(config_of(model, kv_cache_dtype=kind), lambda *_: None)
     divided = config_of(model, kv_cache_dtype=kind, n_gpu_layers=1, num_gpu_experts=4)
     with pytest.raises(ConfigError, match=f"{kind}: only a GPU's attention reads it"):
-        load_gpu_runner(divided, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+        load_gpu_runner(divided, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
 
 
 @pytest.mark.parametrize("threshold", [1000, 1], ids=["shared", "streamed"])
 def test_an_expert_on_the_gpu(model: Path, expected: list[TokenLogprob], threshold: int) -> None:
     config = config_of(model, num_gpu_experts=1, gpu_prefill_token_threshold=threshold)
-    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
     check_same(runner, expected, experts=1)
 
 
@@ -193,7 +196,7 @@ def test_prompts_shared_between_stream_and_pool(
         placement_rules=str(rules) if rule else None,
         expert_cache="off",  # the test knows each expert's place in RAM
     )
-    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE))
+    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
     driver = Driver(runner)
     launched = first_launches()
     for part in parts:

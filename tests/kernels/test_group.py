@@ -22,6 +22,7 @@ from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.group.leader import LeaderGroup
 from moeserve.worker.group.loading import lead
 from moeserve.worker.runner import Runner
+from moeserve.worker.start import Start
 from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.kernels.follower import LEAST_ROWS
 
@@ -64,7 +65,7 @@ def two_ranks(config: ServerConfig, request: pytest.FixtureRequest) -> Iterator[
     group = LeaderGroup(divided, [], 2, FOLLOWER)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(micro_batches, "LEAST_ROWS", LEAST_ROWS)
-        runner = lead(divided, open_dummy_model(Path(config.model)), lambda *_: None, group)
+        runner = lead(divided, open_dummy_model(Path(config.model)), lambda *_: None, group, Start())
     assert isinstance(runner.engine, GpuEngine)
     assert (runner.engine.micro_batches is not None) == (request.param == ("layers", None))
     yield runner
@@ -74,7 +75,7 @@ def two_ranks(config: ServerConfig, request: pytest.FixtureRequest) -> Iterator[
 @pytest.fixture(scope="module")
 def one_rank(config: ServerConfig) -> Runner:
     source = open_dummy_model(Path(config.model))
-    return load_gpu_runner(config, source, lambda *_: None, torch.device(DEVICE))
+    return load_gpu_runner(config, source, lambda *_: None, torch.device(DEVICE), Start())
 
 
 @pytest.mark.parametrize(

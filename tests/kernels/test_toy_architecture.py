@@ -21,6 +21,7 @@ from moeserve.placement.sizes import plane_bytes
 from moeserve.units import GIB
 from moeserve.worker.cpu_loading import load_cpu_runner
 from moeserve.worker.gpu_loading import load_gpu_runner
+from moeserve.worker.start import Start
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.test_model import Engine
@@ -169,7 +170,7 @@ GPU_SIZES = {
 
 def gpu_driver(path: Path, options: dict[str, object]) -> Driver:
     config = small_config(path, **(GPU_SIZES | options))
-    return Driver(load_gpu_runner(config, open_model(path), lambda *_: None, torch.device(DEVICE)))
+    return Driver(load_gpu_runner(config, open_model(path), lambda *_: None, torch.device(DEVICE), Start()))
 
 
 @pytest.mark.slow  # 40 s of CPU time under Triton's interpreter

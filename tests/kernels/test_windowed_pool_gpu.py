@@ -14,6 +14,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from moeserve.models.open import open_model
 from moeserve.worker.gpu_loading import load_gpu_runner
 from moeserve.worker.runner import Runner
+from moeserve.worker.start import Start
 from tests.gpu.driver import small_config
 from tests.support.gemma_file import EXPERTS, write_gemma
 from tests.support.windowed_requests import talk
@@ -26,7 +27,7 @@ def runner_of(model: Path, ratio: float) -> Runner:
         model, threads=1, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, max_total_tokens=160,
         num_gpu_experts=EXPERTS, kv_window_ratio=ratio,
     )  # fmt: skip
-    return load_gpu_runner(config, open_model(model), lambda *_: None, torch.device(DEVICE))
+    return load_gpu_runner(config, open_model(model), lambda *_: None, torch.device(DEVICE), Start())
 
 
 def test_the_same_as_with_one_pool(tmp_path: Path) -> None:

@@ -198,7 +198,8 @@ def chunk_context(start: int, count: int) -> int:
 
 
 class _NormalEquations:
-    """The normal equations of one kind of steps. The target is always 1, for features are divided by the duration."""
+    """The normal equations of one kind of steps. The target is always 1, for features are divided by the duration. Of
+    the symmetric matrix, what lies below its diagonal stays 0 and is read by nobody."""
 
     def __init__(self) -> None:
         self.matrix: list[Vector] = [[0.0] * NUM_FEATURES for _ in range(NUM_FEATURES)]
@@ -210,9 +211,8 @@ class _NormalEquations:
             if not feature and not self.matrix[i][i]:
                 continue  # the row is 0, as all of prompts are in steps without any
             scaled = weight * feature
-            self.matrix[i] = [
-                keep * old + scaled * other for old, other in zip(self.matrix[i], features, strict=True)
-            ]
+            row = self.matrix[i]
+            row[i:] = [keep * old + scaled * other for old, other in zip(row[i:], features[i:], strict=True)]
             self.right[i] = keep * self.right[i] + scaled
 
 

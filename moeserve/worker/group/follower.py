@@ -125,12 +125,14 @@ def main() -> int:
     set_up_logging(f"worker rank {start.rank}", "error", config.log_format)  # the leader says the rest
     from moeserve.worker.gpu_loading import load_gpu_engine
     from moeserve.worker.setup import open_weights, set_up_torch
+    from moeserve.worker.start import Start
 
     group = FollowerGroup(line, start)
     try:
         set_up_torch()
         group.use_device()
-        loaded = load_gpu_engine(config, open_weights(config), lambda *_: None, group.device, ranks=group)
+        source = open_weights(config)
+        loaded = load_gpu_engine(config, source, lambda *_: None, group.device, Start(), ranks=group)
     except UserError as error:
         send(line, RankFailed(str(error)))
         return EXIT_USER_ERROR

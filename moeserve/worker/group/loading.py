@@ -22,8 +22,8 @@ def load_group_runner(
     source: ModelSource,
     on_progress: OnProgress,
     numbers: list[int],
+    start: Start,
     forced_rows: int = 0,
-    start: Start | None = None,
 ) -> Runner:
     """As `load_gpu_runner`, divided among these GPUs. The followers' processes end with this one, or before."""
     if forced_rows:
@@ -38,14 +38,14 @@ def lead(
     source: ModelSource,
     on_progress: OnProgress,
     group: LeaderGroup,
-    start: Start | None = None,
+    start: Start,
 ) -> LeaderRunner:
     """Loads the leader's share while the followers load theirs."""
     atexit.register(group.close)
     try:
         group.use_device()
         constraints = gpu_constraints(config, source)
-        loaded = load_gpu_engine(config, source, on_progress, group.device, ranks=group, start=start)
+        loaded = load_gpu_engine(config, source, on_progress, group.device, start, ranks=group)
     except BaseException:
         group.close()
         raise

@@ -11,6 +11,8 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,9 @@ from moeserve.worker.engines.streaming import Streaming
 from moeserve.worker.measure.calibration import Calibration
 
 FOLDER: Final = "moeserve-steps"  # in Triton's cache
+# Of what is read: tokens, positions and rows, and milliseconds of a step.
+MOST: Final = 1 << 30
+LONGEST_MS: Final = 1e7
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,24 @@ class Measured(msgspec.Struct, frozen=True):
             return None
         return Calibration(self.threshold, Streaming(tuple(self.streamed)))
 
+    def check(self) -> None:
+        """Raises ValueError for what no step can have taken, and points that `Streaming` does not take."""
+        for step in self.steps:
+            rows, context, start, prompt, ms = msgspec.structs.astuple(step)
+            if min(rows, context, start, prompt) < 0 or not rows + prompt or max(rows, start, prompt) > MOST:
+                raise ValueError(f"no step has {rows} rows and {prompt} tokens from {start} on")
+            if not 0.0 < ms < LONGEST_MS or context > rows * MOST:
+                raise ValueError(f"no step takes {ms} ms for {context} positions")
+        points = self.streamed or []
+        if any(not 0.0 <= part <= 1.0 for _, part in points):
+            raise ValueError("a part that is streamed is between 0 and 1")
+        if any(
+            not 0 <= tokens <= MOST for tokens in [*(tokens for tokens, _ in points), self.threshold or 0]
+        ):
+            raise ValueError(f"steps of 0 to {MOST} tokens are streamed")
+        if any(low >= high for low, high in pairwise(tokens for tokens, _ in points)):
+            raise ValueError("the steps that are streamed do not ascend")
+
 
 class KeptMeasurements:
     """Of one key, in `folder`, which is made when something is written."""
@@ -53,12 +76,14 @@ class KeptMeasurements:
         self._file = folder / f"{key}.json"
 
     def read(self) -> Measured | None:
-        """None where there is nothing, or something that another version has written."""
+        """None where there is nothing, or what no worker writes: anyone may have written to a cache."""
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=Measured)
+            measured = msgspec.json.decode(self._file.read_bytes(), type=Measured)
+            measured.check()
+            return measured
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, ValueError) as error:
             log.warning("%s is measured anew: %s", self._file, error)
             return None
 
@@ -109,6 +134,7 @@ def step_key(*parts: object) -> str:
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()[:32]
 
 
+@cache  # later workers are forks of a process that has asked, and run what was imported then
 def kernel_sources() -> str:
     """Of all kernels and what launches them: a checkout changes them without another version."""
     found = hashlib.sha256()

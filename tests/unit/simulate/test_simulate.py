@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from functools import cache
 from typing import Any
@@ -246,12 +247,14 @@ def test_queueing_follows_theory() -> None:
 
 @pytest.mark.slow
 def test_a_thousand_users_for_ten_minutes_take_seconds() -> None:
-    """Conversations of a dozen turns with half a minute of thought, behind one system prompt, on a fast machine."""
+    """Conversations of a dozen turns with half a minute of thought, behind one system prompt, on a fast machine. In
+    units of a loop that runs before and after, for what else is at work makes both longer."""
     shape = WorkloadShape(
         input_len=150, output_len=200, range_ratio=0.5, prefix_len=1000, num_turns=12, think_time=30.0
     )
     workload = generate(shape, 12_000, rate=8.0, burstiness=1.0, seed=0)
     fast = StepTime("fast", [1, 64, 256, 2048], [0.006, 0.012, 0.025, 0.080], decode_context=2e-8)
+    loops = [seconds_of_a_loop(), seconds_of_a_loop()]
     began = time.process_time()
     result = simulate(
         workload,
@@ -263,9 +266,24 @@ def test_a_thousand_users_for_ten_minutes_take_seconds() -> None:
         max_model_len=32768,
     )
     seconds = time.process_time() - began
+    loops += [seconds_of_a_loop(), seconds_of_a_loop()]
     assert not any(outcome.error for outcome in result.outcomes)
     assert result.duration > 500
-    assert seconds * 600 / result.duration < 10, f"{result.duration:.0f} s took {seconds:.1f} s"
+    loop = sum(loops) / len(loops)
+    assert seconds * 600 / result.duration < 110 * loop, f"{seconds:.1f} s, and a loop {loop:.2f} s"
+
+
+def seconds_of_a_loop() -> float:
+    """CPU seconds of Python of the simulator's kind: a heap, a dictionary and short lists."""
+    began = time.process_time()
+    heap: list[tuple[int, int]] = []
+    seen: dict[int, list[int]] = {}
+    for number in range(200_000):
+        heapq.heappush(heap, (number * 7919 % 10_007, number))
+        if len(heap) > 256:
+            key, first = heapq.heappop(heap)
+            seen[key] = [first, *seen.get(key, ())[:3]]
+    return time.process_time() - began
 
 
 # ---------------------------------------------------------------- the tiers
