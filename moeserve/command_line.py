@@ -13,6 +13,7 @@ import re
 import types
 import typing
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,17 @@ def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float
 
 def _kind(option: dataclasses.Field[Any]) -> type:
     """The type of the option's value; `int | None` is int, and so is `tuple[int, ...]`."""
-    hint = typing.get_type_hints(ServerConfig)[option.name]
+    hint = _hints()[option.name]
     if _is_repeatable(option):
         return typing.cast(type, typing.get_args(hint)[0])
     if isinstance(hint, types.UnionType):
         (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
     return typing.cast(type, hint)
+
+
+@cache  # the texts of all annotations are evaluated, and each option asks
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(ServerConfig)
 
 
 def _is_repeatable(option: dataclasses.Field[Any]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from pytest_rerunfailures import StatusDB
 
 from benchmarks.server import REPOSITORY, Server, running_server
 from moeserve.lasting_imports import lasting_imports
@@ -41,6 +42,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help=f"with --last-failed: refuses tests of what computes, and more than {MOST_SECOND_TRIES}",
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The plugin that gives a test its second try tells the main process of each test, over a socket, should the test
+    end the process: two small messages, of which the second waits for the first one's acknowledgement, 40 ms. A test
+    that ends its process has failed: nobody needs to be told."""
+    if hasattr(session.config, "workerinput"):
+        session.config.failures_db = StatusDB()  # type: ignore[attr-defined]  # the plugin's own, which tells nobody
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,45 +1,42 @@
-"""What an answer's text is made of, in order. The pieces of one kind that follow one another are to be joined."""
+"""What an answer's text is made of, in order. The pieces of one kind that follow one another are to be joined.
+
+Parsers make one of each character of a call: structs, for they are made faster than frozen dataclasses.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
+class Reasoning(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallStart:
+class CallStart(msgspec.Struct, frozen=True):
     """Calls are counted from 0."""
 
     index: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallArguments:
+class CallArguments(msgspec.Struct, frozen=True):
     """More of the JSON text of the call's arguments."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(msgspec.Struct, frozen=True):
     """The arguments are a whole JSON object."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallBroken:
+class CallBroken(msgspec.Struct, frozen=True):
     """After its start the call turned out malformed, or the answer ended within it. Whoever has shown nothing of
     it yet shows `raw`, its whole text, as plain text in its place; whoever has shows `rest`, of which nothing has
     been an event."""

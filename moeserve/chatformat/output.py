@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+import msgspec
+
 from .events import CallArguments, Event, Reasoning, Text
 from .reasoning import ReasoningParser
 from .tool_calls import ToolCallParser
@@ -54,20 +56,30 @@ class OutputParser:
         return read
 
 
+_PIECES = (Text, Reasoning, CallArguments)
+
+
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Neighbouring pieces of one kind made one; empty ones left out."""
+    """Neighbouring pieces of one kind made one; empty texts left out."""
     out: list[Event] = []
+    last: Event | None = None
+    more: list[str] = []  # texts that belong to `last`, which `out` ends with
     for event in events:
-        last = out[-1] if out else None
-        match last, event:
-            case _, Text("") | Reasoning(""):
+        if isinstance(event, _PIECES):
+            if not event.text and not isinstance(event, CallArguments):
                 continue
-            case (Text(before), Text(after)):
-                out[-1] = Text(before + after)
-            case (Reasoning(before), Reasoning(after)):
-                out[-1] = Reasoning(before + after)
-            case (CallArguments(index, before), CallArguments(_, after)):
-                out[-1] = CallArguments(index, before + after)
-            case _:
-                out.append(event)
+            if type(event) is type(last):
+                more.append(event.text)
+                continue
+        _add_to_last(out, more)
+        out.append(event)
+        last = event
+    _add_to_last(out, more)
     return out
+
+
+def _add_to_last(out: list[Event], texts: list[str]) -> None:
+    if texts:
+        assert isinstance(out[-1], _PIECES)
+        out[-1] = msgspec.structs.replace(out[-1], text=out[-1].text + "".join(texts))
+        texts.clear()

@@ -64,13 +64,16 @@ def test_nothing_is_lost_nor_made_up(text: str, make: Make) -> None:
             rest = rest[rest.index(shown) + len(shown) :]
 
 
+PRINTABLE = st.characters(exclude_categories=["C", "Z"], include_characters=" ")  # what str.isprintable takes
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.one_of(
             st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), min_size=1).filter(str.strip),
             st.tuples(
-                st.text(min_size=1).filter(lambda name: name.isprintable()),
+                st.text(PRINTABLE, min_size=1),
                 st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.text() | st.none()), max_size=3),
             ),
         ),
@@ -171,6 +174,5 @@ def assert_linear(make: Make, beginning: str, unit: str) -> None:
         events_of(make, [text[i : i + 5] for i in range(0, len(text), 5)])
         return time.thread_time() - start
 
-    short = min(seconds(4_000) for _ in range(3))
-    long = min(seconds(32_000) for _ in range(2))
-    assert long < 24 * short + 0.1
+    short = min(seconds(2_000) for _ in range(3))
+    assert any(seconds(16_000) < 24 * short + 0.05 for _ in range(2))
