@@ -134,8 +134,8 @@ def run_process(name: str, main: Callable[[Process], None]) -> NoReturn:
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Ends this process: the interpreter's own way out takes apart all that was imported, and an engine's memory piece by
-    piece, which the kernel does in one go."""
+    """Ends this process: the interpreter's own way out takes apart all that was imported, and an engine's memory piece
+    by piece, which the kernel does in one go."""
     atexit._run_exitfuncs()  # logging's too, which is one
     sys.stdout.flush()
     sys.stderr.flush()
