@@ -130,12 +130,12 @@ def run_process(name: str, main: Callable[[Process], None]) -> NoReturn:
     process = Process(name, config, paths)
     code = guarded(process, main)
     process.close()
-    _end(code)
+    end_at_once(code)
 
 
-def _end(code: int) -> NoReturn:
-    """At once: the interpreter's own way out takes apart all that was imported, and an engine's memory piece by piece,
-    which the kernel does in one go."""
+def end_at_once(code: int) -> NoReturn:
+    """Ends this process: the interpreter's own way out takes apart all that was imported, and an engine's memory piece
+    by piece, which the kernel does in one go."""
     atexit._run_exitfuncs()  # logging's too, which is one
     sys.stdout.flush()
     sys.stderr.flush()

@@ -70,7 +70,8 @@ def is_deterministic(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(trylast=True)  # behind --last-failed
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that is marked `cpu_engine(reason)` is for servers on the CPU. One that waits for other processes, which a
+    """A test that is marked `cpu_engine(reason)` is for servers on the CPU, `one_gpu(reason)` not for `--gpus` in
+    MOESERVE_TEST_FLAGS. One that waits for other processes, which a
     busy machine may hold up for seconds, has a second try; the summary shows the first one's failure all the same."""
     if config.getoption("--second-try"):
         if len(items) > MOST_SECOND_TRIES:
@@ -83,6 +84,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("cpu_engine")
         if marker is not None and TEST_DEVICE == "cuda":
             item.add_marker(pytest.mark.skip(reason=f"of the CPU engine: {marker.args[0]}"))
+        marker = item.get_closest_marker("one_gpu")
+        if marker is not None and "--gpus" in os.environ["MOESERVE_TEST_FLAGS"]:
+            item.add_marker(pytest.mark.skip(reason=f"not of several GPUs: {marker.args[0]}"))
 
 
 def fixtures_dir() -> Path | None:

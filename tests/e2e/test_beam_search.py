@@ -44,6 +44,7 @@ def test_an_answer_is_at_least_as_likely_as_the_greedy_one(server: Server) -> No
     assert best["beam_score"] >= sum(greedy["logprobs"]["token_logprobs"]) / 8 - 1e-4
 
 
+@pytest.mark.cpu_engine("a search finds the same whatever shares its steps")
 def test_a_search_is_the_same_beside_others(server: Server) -> None:
     searches: list[dict[str, Any]] = [
         {"beam_width": 4, "n": 2},

@@ -17,6 +17,8 @@ from tests.e2e.clients import TEXT, within
 PROMPT = TEXT * 6
 PAGE_TOKENS = 32
 
+pytestmark = pytest.mark.one_gpu("there is no tier on disk with several GPUs")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -6,11 +6,11 @@ but samples nothing: the tokens come with the next step.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import select
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from moeserve.messages.ranks import (
     RankValues,
 )
 from moeserve.messages.steps import Row, StepPlan
-from moeserve.process import EXIT_USER_ERROR, die_with
+from moeserve.process import EXIT_USER_ERROR, die_with, end_at_once
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.group.expert_use import rank_experts
 from moeserve.worker.group.leader import sampled_places
@@ -134,7 +134,8 @@ def main() -> int:
         source = open_weights(config)
         loaded = load_gpu_engine(config, source, lambda *_: None, group.device, Start(), ranks=group)
     except UserError as error:
-        send(line, RankFailed(str(error)))
+        with contextlib.suppress(ConnectionError):  # the leader was refused the same, and has said so
+            send(line, RankFailed(str(error)))
         return EXIT_USER_ERROR
     except EOFError:  # the leader could not load its own share, and has said why
         return EXIT_USER_ERROR
@@ -145,4 +146,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_at_once(main())

@@ -124,7 +124,8 @@ class LeaderGroup(RankGroup):
             except subprocess.TimeoutExpired:  # it waits for this rank, within NCCL
                 follower.kill()
                 follower.wait()
-        if dist.is_initialized():
+        # NCCL's goes with the process: on its own way out a rank waits for the others, for ever where one has gone.
+        if dist.is_initialized() and dist.get_backend() != dist.Backend.NCCL:
             dist.destroy_process_group()
         self._folder.cleanup()
 
