@@ -8,6 +8,7 @@ One load for each number of slots: without the cache the same runner keeps its e
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from pathlib import Path
 
@@ -42,12 +43,19 @@ def load(model: Path, slots: int, threads: int | None, gen: int) -> Runner:
     return load_runner(config, TerminalBar(), forced_rows=max(BATCHES))
 
 
-def rate(runner: Runner, trace: RoutingTrace, batch: int, gen: int) -> float:
-    """Tokens a second of all streams, of the second half of the steps."""
+def rate(runner: Runner, trace: RoutingTrace, batch: int, gen: int) -> tuple[float, str]:
+    """Tokens a second of all streams, and what the cache did, of the second half of the steps. In the first half the
+    cache sees how often the pool has read experts while it was off, which it takes for misses."""
     bench = EngineBench(runner, 512, trace=trace)
     bench.prefill(batch, PROMPT)
     bench.decode(batch, PROMPT, gen // 2)
-    return batch * (gen - gen // 2) / _later_half(bench, batch, gen)
+    engine = runner.engine
+    assert isinstance(engine, GpuEngine)
+    cache = engine.expert_cache
+    before = None if cache is None else cache.totals
+    seconds, steps = _later_half(bench, batch, gen), gen - gen // 2
+    did = "" if cache is None or before is None else per_step(before, cache.totals, steps)
+    return batch * steps / seconds, did
 
 
 def _later_half(bench: EngineBench, batch: int, gen: int) -> float:
@@ -93,6 +101,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--streams", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--gen", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=1, help="turns without and with the cache")
     args = parser.parse_args()
     shape = read_shape(open_dummy_model(args.model))
     sizes = {"layers": shape.num_layers, "experts": shape.num_experts, "top_k": shape.top_k}
@@ -110,14 +119,16 @@ def main() -> None:
         assert cache is not None
         for trace in traces:
             for batch in args.streams:
-                engine.expert_cache = None
-                static = rate(runner, trace, batch, args.gen)
-                engine.expert_cache = cache
-                before = cache.totals
-                cached = rate(runner, trace, batch, args.gen)
+                ratios: list[float] = []
+                for _ in range(args.rounds):
+                    engine.expert_cache = None
+                    static, _ = rate(runner, trace, batch, args.gen)
+                    engine.expert_cache = cache
+                    cached, did = rate(runner, trace, batch, args.gen)
+                    ratios.append(cached / static)
                 print(
                     f"{slots} slots, {trace.source}, {batch} streams: static {static:.1f} tok/s, cache {cached:.1f} "
-                    f"({cached / static:.2f}x); {per_step(before, cache.totals, args.gen)}",
+                    f"({statistics.median(ratios):.2f}x, {min(ratios):.2f} to {max(ratios):.2f}); {did}",
                     flush=True,
                 )
         rates = " ".join(f"{value:.0f}" for value in after_a_change(runner, changing, args.gen))

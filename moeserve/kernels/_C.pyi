@@ -65,6 +65,7 @@ class Activations:
 class AttentionPlan:
     split: bool
     cuts: int
+    slices: int
     together: int
     def __init__(self) -> None: ...
     def build(
@@ -89,7 +90,13 @@ class DeltaHeads:
         self, key_heads: int, value_heads: int, key_dim: int, value_dim: int, taps: int, tiled: bool
     ) -> None: ...
 
-class Pool: ...
+class Pool:
+    threads: int
+    operation_names: list[str]
+    def time_phases(self, room: int) -> None: ...
+    def phase_times(self, thread: int) -> bytes: ...
+    @staticmethod
+    def phase_ticks_per_second() -> float: ...
 
 class Stream:
     isa: str

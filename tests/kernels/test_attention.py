@@ -10,6 +10,7 @@ import torch
 
 from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.cpu_stream import AttentionPlan
+from moeserve.kernels.quantize.kv import quantize_kv
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import KvLayer
 from tests.kernels.operations import COSTLY_ISAS, ISAS, run_attention, stream_of
@@ -92,6 +93,34 @@ def test_splitting_and_threads_do_not_change_a_bit(isa: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spans", "threads", "split", "slices"),
+    [
+        ([(500, 1)], 2, False, 0),  # two KV heads: enough
+        ([(500, 1)], 3, False, 2),
+        ([(500, 1)], 64, False, 2),
+        ([(3000, 1)], 9, True, 2),  # three segments of each KV head
+        ([(2047, 1), (40, 1)], 4, True, 2),  # parts of different lengths
+        ([(0, 40)], 16, False, 2),
+        ([(1000, 40), (7, 1)], 9, True, 2),
+        ([(31, 1)] * 8, 16, False, 0),  # a piece for each thread
+        ([(31, 1)] * 9, 16, False, 2),  # or two, for some
+    ],
+)
+@pytest.mark.parametrize("window", [0, 700])
+def test_few_pieces_are_shared_by_keys_and_columns(
+    spans: list[tuple[int, int]], threads: int, split: bool, slices: int, window: int
+) -> None:
+    """Of 32 heads with two KV heads, with the bits of a single thread; gated, with sinks."""
+    step = Step(spans, 32, 2, 64)
+    plan = AttentionPlan()
+    options = {"window": window, "gate": step.q.flatten(1).contiguous(), "sinks": torch.linspace(-1, 3, 32)}
+    shared = step.run(BEST, 2, plan=plan, plan_threads=threads, **options)
+    assert (plan.split, plan.slices) == (split, slices)
+    assert torch.equal(shared, step.run(BEST, 1, split=False, **options))
+    assert nmse(shared, step.expected(**options)) < 1e-12
+
+
+@pytest.mark.parametrize(
     ("span", "threads", "split", "cuts"),
     [
         ((500, 1), 2, False, 1),  # two KV heads: enough
@@ -102,8 +131,10 @@ def test_splitting_and_threads_do_not_change_a_bit(isa: str) -> None:
     ],
 )
 def test_few_pieces_are_cut_by_heads(span: tuple[int, int], threads: int, split: bool, cuts: int) -> None:
-    """Of 32 heads with two KV heads, with the bits of a single thread."""
+    """Of 32 heads with two KV heads over a q8_0 cache, with the bits of a single thread."""
     step = Step([span], 32, 2, 64)
+    (keys, key_scales), (values, value_scales) = quantize_kv(step.kv.keys), quantize_kv(step.kv.values)
+    step.kv = KvLayer(keys, values, key_scales, value_scales)
     plan = AttentionPlan()
     cut = step.run(BEST, 2, plan=plan, plan_threads=threads)
     assert (plan.split, plan.cuts) == (split, cuts)

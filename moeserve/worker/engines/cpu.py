@@ -75,6 +75,10 @@ class CpuEngine:
         nodes = f" on {self._stream.nodes} memory nodes" if self._stream.nodes > 1 else ""
         return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes})"
 
+    @property
+    def stream(self) -> CpuStream:
+        return self._stream
+
     def warm_on(self, *, is_idle: bool) -> bool:
         return False
 

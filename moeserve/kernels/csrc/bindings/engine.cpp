@@ -71,6 +71,7 @@ void bind_engine(nb::module_& m) {
       .def(nb::init<>())
       .def_ro("split", &AttentionPlan::split)
       .def_ro("cuts", &AttentionPlan::cuts)
+      .def_ro("slices", &AttentionPlan::slices)
       .def_ro("together", &AttentionPlan::together)
       .def("build", [](AttentionPlan& p, int sequences, Address row, Address count, Address position,
                        Address req_slot, Address table, int64_t rows, int64_t stride, int heads, int kv_heads,
@@ -80,7 +81,16 @@ void bind_engine(nb::module_& m) {
                 value_dim, threads);
       });
 
-  nb::class_<Pool>(m, "Pool");
+  nb::class_<Pool>(m, "Pool")
+      .def_prop_ro("threads", &Pool::threads)
+      .def("time_phases", &Pool::time_phases, ReleaseGil(), "room"_a)
+      .def("phase_times",
+           [](const Pool& pool, int thread) {
+             const std::vector<PhaseTime>& times = pool.phase_times(thread);
+             return nb::bytes(times.data(), times.size() * sizeof(PhaseTime));
+           })
+      .def_prop_ro("operation_names", &Pool::operation_names)
+      .def_static("phase_ticks_per_second", &PhaseClock::ticks_per_second, ReleaseGil());
   nb::class_<Stream>(m, "Stream")
       .def(nb::init<const std::vector<std::pair<int, std::vector<int>>>&, const std::string&>(), "threads"_a,
            "isa"_a = "")

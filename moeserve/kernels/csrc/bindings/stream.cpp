@@ -335,6 +335,7 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.lora = expert_lora_arg(lora, op);
   parts_.fit(pool_, static_cast<int>(most_routes), down.rows);
   op.parts = parts_.data();
+  pool_.submit(SortRoutesOp{op});
   pool_.submit(op);
 }
 

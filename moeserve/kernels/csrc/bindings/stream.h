@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/attention.h"
 #include "ops/delta_net.h"
 #include "ops/ops.h"
 

@@ -86,7 +86,7 @@ void Handoff::serve(Team& team, uint32_t step) {
     team.barrier(kLayerSpins);
     if (!more_) break;
     const int layer = answering_;
-    op_.compute(team);
+    op_.compute(team, false);
     // All work is done when the first thread is through: it answers, and nobody waits for a thread that has lost its core.
     const bool is_first = unfinished_.fetch_sub(1, std::memory_order_acq_rel) == team.threads();
     if (is_first && layer >= 0) answer(layer);

@@ -133,6 +133,9 @@ struct FloatValues {
     constexpr int kWidth = 16 * kVectorsTogether;
     int d = 0;
     for (; d + kWidth <= dim; d += kWidth) weigh<N, kVectorsTogether>(p, factor, rows, dim, d, acc, upcoming);
+    if constexpr (kVectorsTogether > 2) {
+      for (; d + 32 <= dim; d += 32) weigh<N, 2>(p, factor, rows, dim, d, acc, upcoming);
+    }
     for (; d < dim; d += 16) weigh<N, 1>(p, factor, rows, dim, d, acc, upcoming);
   }
 };
@@ -166,13 +169,33 @@ inline void attend_scored(float* scored, const int* first, const int* end, int n
   }
 }
 
+// Scores of n queries with a block's keys: [n][32].
+inline void score_all(const float* const* queries, int n, const float* keys, int dim, float* out,
+                      Upcoming& upcoming) {
+  int q = 0;
+  for (; q + 4 <= n; q += 4) score_floats<4>(queries + q, keys, dim, out + q * kBlockKeys, upcoming);
+  for (; q < n; ++q) score_floats<1>(queries + q, keys, dim, out + q * kBlockKeys, upcoming);
+}
+
+constexpr int turns_of(int n) { return n / 4 + n % 4; }
+constexpr int score_calls(int n) { return turns_of(n) * (2 / kKeysTogether); }
+
 void attend_block(const float* const* queries, const int* first, const int* end, int n, const float* keys,
                   const float* values, int dim, int value_dim, Softmax* state, float* acc, float* scratch,
                   Upcoming& upcoming) {
-  const int turns = n / 4 + n % 4;
-  upcoming.spread(turns * (2 / kKeysTogether + value_dim / (16 * kVectorsTogether)));
-  int q = 0;
-  for (; q + 4 <= n; q += 4) score_floats<4>(queries + q, keys, dim, scratch + q * kBlockKeys, upcoming);
-  for (; q < n; ++q) score_floats<1>(queries + q, keys, dim, scratch + q * kBlockKeys, upcoming);
+  upcoming.spread(score_calls(n) + turns_of(n) * (value_dim / (16 * kVectorsTogether)));
+  score_all(queries, n, keys, dim, scratch, upcoming);
   attend_scored(scratch, first, end, n, FloatValues{values, value_dim}, state, acc, upcoming);
+}
+
+void score_block(const float* const* queries, int n, const float* keys, int dim, float* out,
+                 Upcoming& upcoming) {
+  upcoming.spread(score_calls(n));
+  score_all(queries, n, keys, dim, out, upcoming);
+}
+
+void weigh_block(float* scored, const int* first, const int* end, int n, const float* values, int value_dim,
+                 Softmax* state, float* acc, Upcoming& upcoming) {
+  upcoming.spread(turns_of(n) * std::max(1, value_dim / (16 * std::min(2, kVectorsTogether))));
+  attend_scored(scored, first, end, n, FloatValues{values, value_dim}, state, acc, upcoming);
 }

@@ -119,6 +119,11 @@ struct Kernels {
   void (*attend_block)(const float* const* queries, const int* first, const int* end, int n,
                        const float* keys, const float* values, int dim, int value_dim, Softmax* state,
                        float* acc, float* scratch, Upcoming& upcoming);
+  // The two halves of it. `scored` [n][32] is overwritten; values [32][value_dim] may be some columns of a head's.
+  void (*score_block)(const float* const* queries, int n, const float* keys, int dim, float* out,
+                      Upcoming& upcoming);
+  void (*weigh_block)(float* scored, const int* first, const int* end, int n, const float* values,
+                      int value_dim, Softmax* state, float* acc, Upcoming& upcoming);
 
   // The same over a q8_0 cache (attention_q8.inl): int8 codes with a float16 scale for each 32 of a head's numbers.
   // n % 32 == 0. Codes are within 127 of 0; where a number is not finite, its scale is NaN.

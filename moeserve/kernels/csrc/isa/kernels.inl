@@ -54,6 +54,8 @@ constexpr Kernels make_table() {
   k.gather_keys = gather_keys;
   k.gather_values = gather_values;
   k.attend_block = attend_block;
+  k.score_block = score_block;
+  k.weigh_block = weigh_block;
   k.quantize_kv = quantize_kv;
   k.quantize_query = quantize_query;
   k.gather_keys_q8 = gather_keys_q8;

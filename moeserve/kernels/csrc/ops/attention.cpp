@@ -5,12 +5,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "ops.h"
+#include "attention_parts.h"
 
 namespace moeserve {
 namespace {
-
-constexpr int kBlock = 32;  // keys of one attend_block call
 
 struct Shape {
   int part_heads, dim, value_dim;
@@ -41,10 +39,10 @@ struct Buffers {
   int *first, *end;      // the keys of a block that each query sees
   State running, segment;
   // A row of float16 has dim / 32 lines, one of codes and scales no more than one besides.
-  static size_t most_lines(const Shape& s) { return kBlock * ((s.dim + s.value_dim) / 32 + 2); }
+  static size_t most_lines(const Shape& s) { return kKeyBlock * ((s.dim + s.value_dim) / 32 + 2); }
   static size_t bytes(const Shape& s) {
     const size_t q = s.most_queries(), d = s.value_dim;
-    return sizeof(float) * (kBlock * (s.dim + d) + q * kBlock + 2 * q * (d + 2)) +
+    return sizeof(float) * (kKeyBlock * (s.dim + d) + q * kKeyBlock + 2 * q * (d + 2)) +
            sizeof(char*) * most_lines(s) +
            q * (sizeof(float*) + 2 * sizeof(int) +
                 (s.is_q8 ? sizeof(QueryRow) + query_row_bytes(s.dim) : 0)) +
@@ -54,9 +52,9 @@ struct Buffers {
     const int64_t q = s.most_queries(), d = s.value_dim;
     auto* f = static_cast<float*>(memory);
     keys = f;
-    values = keys + kBlock * s.dim;
-    scores = values + kBlock * d;
-    running.acc = scores + q * kBlock;
+    values = keys + kKeyBlock * s.dim;
+    scores = values + kKeyBlock * d;
+    running.acc = scores + q * kKeyBlock;
     segment.acc = running.acc + q * d;
     running.softmax = reinterpret_cast<Softmax*>(segment.acc + q * d);
     segment.softmax = running.softmax + q;
@@ -71,20 +69,6 @@ struct Buffers {
     for (int i = 0; i < q; ++i) query_rows[i] = {codes + i * s.dim, scales + i * (s.dim / 32)};
   }
 };
-
-int segments_of(const AttentionPlan::Tile& tile) {
-  return (tile.position + tile.count + AttentionPlan::kSegment - 1) / AttentionPlan::kSegment;
-}
-
-// The first position that the token at `position` sees.
-int first_key(const AttentionOp& op, int position) {
-  return op.window > 0 ? std::max(0, position - op.window + 1) : 0;
-}
-
-// The first segment that the tile's tokens see; what lies before it is not touched.
-int first_segment(const AttentionOp& op, const AttentionPlan::Tile& tile) {
-  return first_key(op, tile.position) / AttentionPlan::kSegment;
-}
 
 const char** add_lines(const char** to, const void* p, size_t bytes) {
   const auto* line = static_cast<const char*>(p);
@@ -128,7 +112,7 @@ Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {
 void attend_q8(const AttentionOp& op, const int32_t* slots, int count, int kv_head, int first_query,
                int queries, Buffers& b, State state, Upcoming& upcoming) {
   auto *keys = reinterpret_cast<int16_t*>(b.keys), *values = reinterpret_cast<int16_t*>(b.values);
-  float *key_scales = b.keys + kBlock / 2 * op.dim, *value_scales = b.values + kBlock / 2 * op.dim;
+  float *key_scales = b.keys + kKeyBlock / 2 * op.dim, *value_scales = b.values + kKeyBlock / 2 * op.dim;
   op.k->gather_keys_q8(q8_rows(op, op.keys, kv_head), slots, count, op.dim, keys, key_scales);
   op.k->gather_values_q8(q8_rows(op, op.values, kv_head), slots, count, op.dim, values, value_scales);
   op.k->attend_block_q8(b.query_rows + first_query, b.first, b.end, queries, keys, key_scales, values,
@@ -146,24 +130,18 @@ void attend_segment(const AttentionOp& op, const AttentionPlan::Tile& tile, int 
     if (op.keys.is_q8()) op.k->quantize_query(b.queries[i], op.dim, b.query_rows[i]);
   }
   state.clear(together * queries, op.value_dim);
-  const int end = std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count);
-  // Blocks begin at multiples of kBlock, whatever the tile: a query's arithmetic does not depend on its neighbours.
-  const int begin =
-      std::max(segment * AttentionPlan::kSegment, first_key(op, tile.position) / kBlock * kBlock);
+  const auto [begin, end] = keys_of(op, tile, segment);
   const auto attend = op.keys.is_q8() ? attend_q8 : attend_halves;
-  for (int key0 = begin; key0 < end; key0 += kBlock) {
-    const int count = std::min(kBlock, end - key0);
+  for (int key0 = begin; key0 < end; key0 += kKeyBlock) {
+    const int count = std::min(kKeyBlock, end - key0);
     const int32_t* slots = tile.slots + key0;
-    for (int i = 0; i < queries; ++i) {
-      const int position = tile.position + i / group;
-      b.first[i] = std::clamp(first_key(op, position) - key0, 0, kBlock);
-      b.end[i] = std::clamp(position + 1 - key0, 0, count);
-    }
+    seen_keys(op, tile, group, key0, count, b.first, b.end);
     for (int p = 0; p < together; ++p) {
       const auto kv_head = [&](int i) { return (part + i) / op.plan->cuts; };
-      const char** next = p + 1 < together ? lines_of(op, slots, count, kv_head(p + 1), b.lines)
-                                           : lines_of(op, slots + count, std::min(kBlock, end - key0 - count),
-                                                      kv_head(0), b.lines);
+      const char** next =
+          p + 1 < together
+              ? lines_of(op, slots, count, kv_head(p + 1), b.lines)
+              : lines_of(op, slots + count, std::min(kKeyBlock, end - key0 - count), kv_head(0), b.lines);
       Upcoming upcoming{b.lines, static_cast<int>(next - b.lines)};
       attend(op, slots, count, kv_head(p), p * queries, queries, b, state.from(p * queries, op.value_dim),
              upcoming);
@@ -177,39 +155,16 @@ void merge(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment, 
   const int group = op.part_heads(), dim = op.value_dim, queries = tile.count * group;
   for (int i = 0; i < parts * queries; ++i) {
     const int position = tile.position + i % queries / group;
-    const int first = first_key(op, position) / AttentionPlan::kSegment;
-    if (segment < first || segment > position / AttentionPlan::kSegment) continue;
-    if (segment == first) {  // nothing to merge with: its first segment, though not the tile's
-      into.softmax[i] = from.softmax[i];
-      std::copy_n(from.acc + i * dim, dim, into.acc + i * dim);
-      continue;
-    }
-    merge_segments(*op.k, into.softmax[i], into.acc + i * dim, from.softmax[i], from.acc + i * dim, dim);
+    merge_query(op, position, segment, dim, into.softmax[i], into.acc + i * dim, from.softmax[i],
+                from.acc + i * dim);
   }
-}
-
-// What turns the weighted sum of values into their mean: one over the softmax's denominator. A sink is one more logit in
-// it, without a value; being the last, it may move the maximum.
-float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
-  if (op.sinks == nullptr) return 1.0f / s.sum;
-  const float m = std::max(s.max, op.sinks[head]);
-  const float factor = std::exp(s.max - m);
-  return factor / (s.sum * factor + std::exp(op.sinks[head] - m));
 }
 
 void write_out(const AttentionOp& op, const AttentionPlan::Tile& tile, int part, int parts, State state) {
   const int group = op.part_heads(), dim = op.value_dim, queries = tile.count * group;
   for (int i = 0; i < parts * queries; ++i) {
     const int64_t row = tile.row + i % queries / group, head = (part + i / queries) * group + i % group;
-    const int64_t at = (row * op.heads + head) * dim;
-    float* out = op.out.f32 + at;
-    std::memcpy(out, state.acc + i * dim, sizeof(float) * dim);
-    op.k->scale(normaliser(op, head, state.softmax[i]), dim, out);
-    if (op.gate != nullptr) op.k->sigmoid_mul(op.gate + at, dim, out);
-    if (op.out.q8 != nullptr) {
-      const int64_t out_row = at / op.out.cols, column = at % op.out.cols;
-      op.k->quantize(out, dim, op.out.codes(out_row) + column, op.out.metas(out_row) + column / 32);
-    }
+    write_head(op, row, head, 0, dim, state.acc + i * dim, state.softmax[i]);
   }
 }
 
@@ -227,8 +182,8 @@ void copy_state(const AttentionOp& op, int queries, State from, State to) {
 
 // One segment of a tile, to `partial`.
 void attend_part(const AttentionOp& op, int64_t index, int part, int together, Buffers& b, Claim& claim) {
-  const auto& [number, segment, offset] = op.plan->parts[index];
-  const AttentionPlan::Tile& tile = op.plan->tiles[number];
+  const int segment = op.plan->parts[index].segment;
+  const AttentionPlan::Tile& tile = op.plan->tiles[op.plan->parts[index].tile];
   if (segment < first_segment(op, tile)) return;
   attend_segment(op, tile, segment, part, together, b, b.segment);
   if (!claim()) return;
@@ -285,24 +240,38 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   const auto is_long = [](const Tile& tile) { return segments_of(tile) > 1; };
   const int64_t units = static_cast<int64_t>(tiles.size()) * kv_heads;
   split = units < 4 * threads && std::any_of(tiles.begin(), tiles.end(), is_long);
+  const size_t num_scores = add_parts();
+  const int64_t all = static_cast<int64_t>(parts.size()) * kv_heads;
+  slices = leaves_threads_idle(all, threads) ? value_dim / kValueSlice : 0;
+  if (slices > 0) scores.resize(num_scores);
+  cuts = together = 1;
+  cut_heads(split ? all : units, threads);
+  join_heads(split ? all : units, threads);
+}
+
+// A part for each segment, or, where nothing is split, for each tile. Returns how many scores they have.
+size_t AttentionPlan::add_parts() {
   parts.clear();
   first_part.assign(1, 0);
-  cuts = together = 1;
-  if (!split) {
-    cut_heads(units, threads);
-    return join_heads(units, threads);
-  }
-  size_t floats = 0;
+  size_t floats = 0, num_scores = 0;
   for (size_t tile = 0; tile < tiles.size(); ++tile) {
-    for (int s = 0; s < segments_of(tiles[tile]); ++s) {
-      parts.push_back({static_cast<int32_t>(tile), s, floats});
-      floats += static_cast<size_t>(tiles[tile].count) * heads * (value_dim + 2);
+    for (int s = 0; s < (split ? segments_of(tiles[tile]) : 1); ++s) {
+      parts.push_back({static_cast<int32_t>(tile), s, floats, num_scores});
+      const size_t queries = static_cast<size_t>(tiles[tile].count) * heads;
+      floats += queries * (value_dim + 2);
+      num_scores += queries * blocks_of(tiles[tile], s) * kKeyBlock;
     }
     first_part.push_back(static_cast<int32_t>(parts.size()));
   }
-  partial.resize(floats);
-  cut_heads(static_cast<int64_t>(parts.size()) * kv_heads, threads);
-  join_heads(static_cast<int64_t>(parts.size()) * kv_heads, threads);
+  if (split) partial.resize(floats);
+  return num_scores;
+}
+
+// Whether so many units, shared by heads alone, are so few that threads wait for others for long.
+bool AttentionPlan::leaves_threads_idle(int64_t units, int threads) {
+  if (units >= int64_t{4} * threads) return false;
+  const int64_t rounds = (units + threads - 1) / threads;
+  return 20 * units < 17 * rounds * threads;
 }
 
 // units: pieces of work without cuts. The kernel takes four queries at once: a part of fewer gains nothing.
@@ -322,6 +291,7 @@ void AttentionPlan::join_heads(int64_t units, int threads) {
 }
 
 void AttentionOp::operator()(Team& team) const {
+  if (plan->slices > 0 && !is_latent && !keys.is_q8()) return attend_sliced(*this, team);
   const Shape shape{part_heads(), dim, value_dim, keys.is_q8()};
   Buffers b(team.scratch(Buffers::bytes(shape)), shape);
   const int parts = this->parts(), together = is_latent ? 1 : plan->together, joined = parts / together;
@@ -330,10 +300,12 @@ void AttentionOp::operator()(Team& team) const {
         static_cast<int64_t>(plan->parts.size()) * joined, [&](int64_t unit, Claim& claim) {
           attend_part(*this, unit / joined, static_cast<int>(unit % joined) * together, together, b, claim);
         });
+    team.last_phase();
     team.for_claimed_units(static_cast<int64_t>(plan->tiles.size()) * parts, [&](int64_t unit, Claim& claim) {
       merge_parts(*this, unit / parts, static_cast<int>(unit % parts), b, claim);
     });
   } else {
+    team.last_phase();
     team.for_claimed_units(static_cast<int64_t>(plan->tiles.size()) * joined,
                            [&](int64_t unit, Claim& claim) {
                              attend_tile(*this, plan->tiles[unit / joined],

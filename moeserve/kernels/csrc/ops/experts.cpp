@@ -10,12 +10,7 @@ size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
 
-void ExpertsOp::operator()(Team& team) const {
-  team.for_units(1, [&](int64_t) { sort_routes(); });
-  compute(team);
-}
-
-void ExpertsOp::compute(Team& team) const {
+void ExpertsOp::compute(Team& team, bool is_whole) const {
   if (lora.any()) shrink_inputs(team);
   BytesAhead ahead = down_first(team);
   team.for_claimed_panels(
@@ -24,6 +19,7 @@ void ExpertsOp::compute(Team& team) const {
       [&] { return ahead.fetch(); });
   if (lora.down != nullptr) shrink_intermediates(team);
   if (sums_at_once) {
+    if (is_whole) team.last_phase();
     team.for_claimed_panels(
         1, down->panels, [&](int64_t, int64_t panel, Claim& claim) { down_panel(team, panel, claim); },
         Team::no_idle);
@@ -31,8 +27,10 @@ void ExpertsOp::compute(Team& team) const {
     team.for_claimed_panels(
         active[0], down->panels,
         [&](int64_t rank, int64_t panel, Claim& claim) { down_part(rank, panel, claim); }, Team::no_idle);
+    if (is_whole) team.last_phase();
     team.for_panels(1, down->panels, [&](int64_t, int64_t panel) { add_parts(team, panel); });
   } else {
+    if (is_whole) team.last_phase();
     team.for_panels(1, down->panels, [&](int64_t, int64_t panel) {
       Claim alone(nullptr, 0);
       down_panel(team, panel, alone);

@@ -40,6 +40,7 @@ void PackOp::operator()(Team& team) const {
 
 void EmbedOp::operator()(Team& team) const {
   const size_t stride = row_bytes(type, cols);
+  team.last_phase();
   team.for_units(n, [&](int64_t t) {
     float* row = x + t * cols;
     dequantize_row(type, table + ids[t] * stride, cols, row);
@@ -49,6 +50,7 @@ void EmbedOp::operator()(Team& team) const {
 }
 
 void NormOp::operator()(Team& team) const {
+  team.last_phase();
   team.for_units(n, [&](int64_t i) {
     const float* row = x + (rows != nullptr ? rows[i] : i) * y.cols;
     float* out = y.f32 + i * y.cols;
@@ -58,6 +60,7 @@ void NormOp::operator()(Team& team) const {
 }
 
 void AddNormOp::operator()(Team& team) const {
+  team.last_phase();
   auto* normed = static_cast<float*>(team.scratch(sizeof(float) * cols));
   team.for_units(n, [&](int64_t t) {
     float* row = x + t * cols;
@@ -101,6 +104,7 @@ void linear_panel(const LinearOp& op, int j, int64_t panel, Claim& claim) {
 }  // namespace
 
 void LinearOp::operator()(Team& team) const {
+  team.last_phase();
   team.for_claimed_matrices(
       count, [&](int j) { return w[j]->panels; },
       [&](int j, int64_t panel, Claim& claim) { linear_panel(*this, j, panel, claim); });
@@ -132,6 +136,7 @@ void RopeStoreOp::norm_rotate(float* x, int num, const float* norm, bool full, i
 void RopeStoreOp::operator()(Team& team) const {
   // A KV head and its heads are a piece of work, but where a norm is over all heads.
   const int parts = full_q_norm || full_k_norm ? 1 : kv_heads;
+  team.last_phase();
   const int q_count = heads / parts, kv_count = kv_heads / parts;
   team.for_units(int64_t{n} * parts, [&](int64_t unit) {
     const int64_t t = unit / parts;

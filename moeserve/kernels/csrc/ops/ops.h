@@ -85,6 +85,9 @@ struct EmbedOp {
   void operator()(Team& team) const;
 };
 
+// Of a norm and the like: one thread takes as long as all threads take to meet.
+constexpr int64_t kSmallNumbers = 4096;
+
 // y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: i.
 struct NormOp {
   const Kernels* k;
@@ -94,6 +97,7 @@ struct NormOp {
   const int32_t* rows;
   int n;
   Activations y;
+  bool is_small() const { return n == 1 || n * y.cols <= kSmallNumbers; }
   void operator()(Team& team) const;
 };
 
@@ -106,6 +110,7 @@ struct AddNormOp {
   float factor;
   int n, cols;
   float* x;  // [n, cols]
+  bool is_small() const { return n == 1 || int64_t{n} * cols <= kSmallNumbers; }
   void operator()(Team& team) const;
 };
 
@@ -179,70 +184,6 @@ struct RopeStoreOp {
   void norm_rotate(float* x, int num, const float* norm, bool full, int64_t token) const;
 };
 
-// What attention needs to know of a step's rows. Built by the submitting thread, one per step.
-class AttentionPlan {
- public:
-  static constexpr int kTileTokens = 16;
-  // Contexts are attended in segments of this many keys, each with its own softmax, merged in order. Fixed, so
-  // that results do not depend on how a step is shared among threads.
-  static constexpr int kSegment = 1024;
-
-  struct Tile {            // consecutive tokens of one sequence
-    int32_t row;           // first row in the step
-    int32_t count;         // <= kTileTokens
-    int32_t position;      // of the first token
-    const int32_t* slots;  // KV slot of each position of the sequence
-  };
-  struct Part {  // a tile's work on one segment
-    int32_t tile, segment;
-    size_t offset;  // of its results in `partial`: [kv_heads * cuts, queries, value_dim + 2]
-  };
-
-  // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [table_rows, table_stride].
-  // Throws std::out_of_range where that would be read beside the table.
-  void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
-             const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows, int64_t table_stride,
-             int heads, int kv_heads, int value_dim, int threads);
-
-  int rows = 0;  // that the step has at least
-  int heads = 0, kv_heads = 0, value_dim = 0;
-  std::vector<Tile> tiles;
-  bool split = false;  // few tiles, long contexts: the segments of a tile go to different threads
-  // Into how many parts the heads of each KV head are cut, where there would be fewer pieces of work than threads. Each
-  // part gathers the keys again.
-  int cuts = 1;
-  int together = 1;  // KV heads of one unit, block by block; a unit of latent attention has one part always
-  std::vector<Part> parts;          // split only, by tile, then segment
-  std::vector<int32_t> first_part;  // [tiles + 1]
-  std::vector<float> partial;       // split only
-
- private:
-  void cut_heads(int64_t units, int threads);
-  void join_heads(int64_t units, int threads);
-};
-
-// Causal attention of the plan's rows. A block of keys that a window only touches is read as a whole, so that keys up to
-// 31 positions before it must be finite.
-struct AttentionOp {
-  const Kernels* k;
-  AttentionPlan* plan;
-  const float* q;  // [n, heads, dim], scaled
-  KvPool keys, values;
-  Activations out;  // [n, heads * value_dim], or [n * heads, value_dim]
-  int heads, kv_heads, dim, value_dim;
-  // The pools are one, [slots, dim]: all heads read the same key, whose first value_dim numbers are its value. kv_heads
-  // is then into how many parts the heads are cut for the threads.
-  bool is_latent;
-  int window;          // 0: none; else a position sees itself and the window - 1 before it
-  const float* gate;   // [n, heads, value_dim]: out is multiplied by its sigmoid; or nullptr
-  const float* sinks;  // [heads]: one more logit in each softmax's denominator; or nullptr
-  int64_t slot_stride() const { return is_latent ? dim : int64_t{kv_heads} * dim; }
-  // The heads are in so many parts, each of one KV head, of so many heads.
-  int parts() const { return kv_heads * plan->cuts; }
-  int part_heads() const { return heads / parts(); }
-  void operator()(Team& team) const;
-};
-
 enum class Scoring : int { kSoftmax, kSigmoid, kSoftmaxTopK };
 
 // See routing/options.py.
@@ -262,6 +203,7 @@ struct RouteOp {
   RouterOptions options;
   int32_t* ids;
   float* weights;
+  bool is_small() const { return n <= 2; }
   void operator()(Team& team) const;
 
  private:
@@ -278,6 +220,7 @@ struct SharedGateOp {
   int n, cols;
   int32_t* ids;    // [n]
   float* weights;  // [n]
+  bool is_small() const { return n == 1 || int64_t{n} * cols <= kSmallNumbers; }
   void operator()(Team& team) const;
 };
 
@@ -319,12 +262,13 @@ struct ExpertsOp {
   // Added to the products of the rows that have adapters. h then has both forms, if down has an adapter.
   ExpertLora lora = {};
   static constexpr int kMostParts = 512;
-  void operator()(Team& team) const;
+  // Behind sort_routes() of the same operation.
+  void operator()(Team& team) const { compute(team, true); }
 
   // The two parts of it: one thread's, which the others wait for, and everyone's. False for an id that is no expert's:
-  // then there are no routes at all.
+  // then there are no routes at all. is_whole: what is computed is all of an operation of the pool.
   bool sort_routes() const;
-  void compute(Team& team) const;
+  void compute(Team& team, bool is_whole) const;
 
  private:
   void shrink_inputs(Team& team) const;
@@ -344,6 +288,16 @@ struct ExpertsOp {
   void down_part(int64_t rank, int64_t panel, Claim& claim) const;
   void add_parts(Team& team, int64_t panel) const;
   void put(int64_t panel, const float* sums) const;
+};
+
+// Its first part.
+struct SortRoutesOp {
+  ExpertsOp experts;
+  bool is_small() const { return true; }
+  void operator()(Team& team) const {
+    team.last_phase();
+    team.for_units(1, [this](int64_t) { experts.sort_routes(); });
+  }
 };
 
 // Room for ExpertsOp::parts, which grows with what is asked of it.

@@ -34,6 +34,7 @@ void softmax(const float* x, int n, float* out) {
 }  // namespace
 
 void RouteOp::operator()(Team& team) const {
+  team.last_phase();
   team.for_units(n, [&](int64_t t) {
     const float* row = logits + t * experts;
     int32_t* id = ids + t * top_k;
@@ -110,6 +111,7 @@ void RouteOp::weigh(const float* row, const int32_t* id, float* weight) const {
 }
 
 void SharedGateOp::operator()(Team& team) const {
+  team.last_phase();
   team.for_units(n, [&](int64_t t) {
     ids[t] = 0;
     weights[t] = weight == nullptr ? 1.0f : sigmoid(k->dot(y + t * cols, weight, cols));

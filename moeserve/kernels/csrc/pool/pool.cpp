@@ -1,6 +1,10 @@
 #include "pool.h"
 
+#include <cxxabi.h>
+
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <new>
 #include <utility>
 
@@ -68,6 +72,23 @@ void flush_denormals() {
 
 }  // namespace
 
+int64_t PhaseClock::now() {
+#if defined(__x86_64__)
+  return static_cast<int64_t>(__rdtsc());
+#else
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+#endif
+}
+
+double PhaseClock::ticks_per_second() {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  const int64_t from = now();
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  const int64_t ticks = now() - from;
+  return static_cast<double>(ticks) / std::chrono::duration<double>(Clock::now() - start).count();
+}
+
 void Patience::wait_begins(int64_t units) {
   // A thread that runs answers within microseconds: half of a unit on average, two where memory is slow for it.
   constexpr Clock::duration kLeast = std::chrono::microseconds(10), kUsual = std::chrono::microseconds(30);
@@ -101,6 +122,21 @@ void Team::look_ahead() {
   if (!found_) return;
   ahead_ = slot.reads_first(slot.bytes, *this);
   if (ahead_.fetch()) pool_.fetched_ahead_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Team::run_ahead() {
+  const int64_t began = times_.on() ? PhaseClock::now() : 0;
+  const uint32_t published = pool_.published_.load(std::memory_order_acquire);
+  uint32_t next = op_ + 1;
+  alone_ = true;
+  for (; static_cast<int32_t>(published - next) > 0; ++next) {
+    Pool::Slot& slot = pool_.slots_[next % Pool::kSlots];
+    if (!slot.is_small) break;
+    slot.run(slot.bytes, *this);
+    slot.is_done.store(true, std::memory_order_relaxed);
+  }
+  alone_ = false;
+  if (times_.on() && next != op_ + 1) ahead_ticks_ += PhaseClock::now() - began;
 }
 
 std::pair<int64_t, int64_t> Team::first_pair(int64_t outer, int64_t panels) const {
@@ -154,7 +190,7 @@ Pool::~Pool() {
 
 Pool::Slot& Pool::next_slot() {
   const uint32_t next = published_.load(std::memory_order_relaxed);
-  while (next - completed_.load(std::memory_order_acquire) >= kSlots) {
+  while (!all_left(next - kSlots + 1)) {
     std::this_thread::sleep_for(
         std::chrono::microseconds(50));  // a caller a thousand operations ahead can wait
   }
@@ -166,11 +202,28 @@ void Pool::publish() {
   published_.notify_all();
 }
 
+void Pool::time_phases(size_t room) {
+  wait();
+  for (const auto& team : teams_) team->times_.start(room);
+}
+
+// By the submitting thread alone. A handful of types.
+uint16_t Pool::operation_number(const char* type_name) {
+  for (size_t i = 0; i < operation_types_.size(); ++i) {
+    if (operation_types_[i] == type_name) return static_cast<uint16_t>(i);
+  }
+  operation_types_.push_back(type_name);
+  char* readable = abi::__cxa_demangle(type_name, nullptr, nullptr, nullptr);
+  operation_names_.emplace_back(readable == nullptr ? type_name : readable);
+  std::free(readable);
+  return static_cast<uint16_t>(operation_types_.size() - 1);
+}
+
 void Pool::wait() {
   const uint32_t target = published_.load(std::memory_order_relaxed);
   for (;;) {
     const uint32_t drained = drained_.load(std::memory_order_acquire);
-    if (completed_.load(std::memory_order_acquire) == target) return;
+    if (all_left(target)) return;
     drained_.wait(drained, std::memory_order_acquire);
   }
 }
@@ -185,20 +238,28 @@ void Pool::thread_main(int thread, const std::vector<int>& cpus) {
     if (stop_.load()) return;
     Slot& slot = slots_[next % kSlots];
     team.op_ = next;
-    slot.run(slot.bytes, team);
-    leave(slot);
+    team.operation_ = slot.operation;
+    team.number_ = 0;
+    if (!slot.is_done.load(std::memory_order_relaxed)) slot.run(slot.bytes, team);
+    leave(team);
   }
 }
 
-// The last to leave an operation frees its slot.
-void Pool::leave(Slot& slot) {
-  if (slot.left.fetch_add(1, std::memory_order_acq_rel) + 1 < threads()) return;
-  slot.left.store(0, std::memory_order_relaxed);
-  const uint32_t done = completed_.fetch_add(1, std::memory_order_acq_rel) + 1;
-  if (done == published_.load(std::memory_order_acquire)) {  // only then can anyone wait for it
+// A thread that comes to the end of what is queued looks whether it is the last: only then can anyone wait for it.
+void Pool::leave(Team& team) {
+  const uint32_t left = team.op_ + 1;
+  team.left_.store(left, std::memory_order_seq_cst);
+  if (left == published_.load(std::memory_order_acquire) && all_left(left)) {
     drained_.fetch_add(1, std::memory_order_release);
     drained_.notify_all();
   }
+}
+
+// Whether all threads are done with the first so many operations, and read nothing of them any more.
+bool Pool::all_left(uint32_t operations) const {
+  return std::all_of(teams_.begin(), teams_.end(), [&](const std::unique_ptr<Team>& team) {
+    return static_cast<int32_t>(team->left_.load(std::memory_order_seq_cst) - operations) >= 0;
+  });
 }
 
 // Of a phase without units every thread says so.

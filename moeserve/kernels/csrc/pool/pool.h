@@ -17,13 +17,17 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <thread>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "bytes_ahead.h"
 #include "phase.h"
+#include "phase_times.h"
+#include "placement.h"
 
 namespace moeserve {
 
@@ -46,10 +50,17 @@ class Team {
   int thread() const { return thread_; }
   int threads() const { return threads_; }
 
+  // The next phase is the operation's last: who ends it goes on with the small operations behind it.
+  void last_phase() { is_last_ = true; }
+
   // f(unit) for units 0..n-1, shared among the threads. Each thread walks its own contiguous range (sequential reads),
   // then takes over what others have not begun.
   template <class F>
   void for_units(int64_t n, F&& f) {
+    if (alone_) {
+      for (int64_t unit = 0; unit < n; ++unit) f(unit);
+      return;
+    }
     share(all_threads(n), [&f](int64_t unit, Claim&) { f(unit); }, nullptr, no_idle);
   }
   // The same with a claim, f(unit, claim): see for_claimed_panels.
@@ -134,9 +145,13 @@ class Team {
   std::atomic<uint64_t>* flags(int64_t units, int node) const;
   // Fetches what this thread will read first in one of the next operations.
   void look_ahead();
+  // Computes the small operations behind this one by itself.
+  void run_ahead();
 
   template <class F, class Idle>
   void share(const Shares& s, F&& f, std::atomic<uint64_t>* flags, Idle&& idle);
+  template <class F, class Idle>
+  void share_phase(const Shares& s, F& f, std::atomic<uint64_t>* flags, Idle& idle, PhaseTime* time);
   template <class F>
   void do_unit(const Shares& s, int owner, int64_t begin, int64_t end, int64_t unit, F& f,
                std::atomic<uint64_t>* flags);
@@ -148,27 +163,21 @@ class Team {
   };
   Pool& pool_;
   int thread_, threads_, node_;
-  uint64_t phase_ = 0;      // the one that this thread is in
-  uint32_t op_ = 0;         // likewise, by the number of its slot
-  uint32_t looked_at_ = 0;  // the last operation whose reading look_ahead() has asked for
-  bool found_ = false;      // whether it reads anything
+  uint64_t phase_ = 0;                         // the one that this thread is in
+  bool is_last_ = false;                       // it is, or the next one will be, the operation's last
+  bool alone_ = false;                         // it is in a small operation that the others skip
+  uint32_t op_ = 0;                            // likewise, by the number of its slot
+  alignas(64) std::atomic<uint32_t> left_{0};  // operations that this thread is done with
+  uint32_t looked_at_ = 0;                     // the last operation whose reading look_ahead() has asked for
+  bool found_ = false;                         // whether it reads anything
   BytesAhead ahead_;
+  uint16_t operation_ = 0, number_ = 0;  // what runs, and how many phases of it have begun
+  PhaseTimes times_;
+  int64_t ahead_ticks_ = 0;
   uint32_t barriers_ = 0;  // counts barriers passed; equal on all threads
   std::unique_ptr<void, Free> scratch_;
   size_t scratch_bytes_ = 0;
 };
-
-// Where a thread runs.
-struct ThreadPlacement {
-  int node;               // memory node, counted from 0; a node's threads stand together
-  std::vector<int> cpus;  // what it is bound to; empty: not bound
-};
-
-// Panels are divided among memory nodes in contiguous ranges: node i of n owns [first_panel(i), first_panel(i + 1)).
-constexpr int64_t first_panel(int64_t panels, int node, int nodes) { return panels * node / nodes; }
-constexpr int node_of_panel(int64_t panels, int64_t panel, int nodes) {
-  return static_cast<int>(((panel + 1) * nodes - 1) / panels);
-}
 
 class Pool {
  public:
@@ -181,12 +190,17 @@ class Pool {
 
   // Op: trivially copyable, at most kOpBytes, `void operator()(Team&) const`, run by every thread. It may have
   // `BytesAhead reads_first(const Team&) const`: what a thread will read first, known when the operation is queued.
+  // `bool is_small() const`: one thread may compute it alone; it then calls for_units() only.
   template <class Op>
   void submit(const Op& op) {
     static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kOpBytes && alignof(Op) <= 64);
     Slot& slot = next_slot();
     std::memcpy(slot.bytes, &op, sizeof op);
     slot.run = [](const void* bytes, Team& team) { (*static_cast<const Op*>(bytes))(team); };
+    slot.operation = operation_number(typeid(Op).name());
+    slot.is_small = false;
+    if constexpr (requires { op.is_small(); }) slot.is_small = op.is_small();
+    slot.is_done.store(false, std::memory_order_relaxed);
     slot.reads_first = nullptr;
     if constexpr (requires(const Team& team) { op.reads_first(team); }) {
       slot.reads_first = [](const void* bytes, const Team& team) {
@@ -199,6 +213,10 @@ class Pool {
   uint64_t recomputed() const { return recomputed_.load(std::memory_order_relaxed); }
   // Operations whose weights a thread fetched while it waited in an earlier one. At any time.
   uint64_t fetched_ahead() const { return fetched_ahead_.load(std::memory_order_relaxed); }
+  // From now on each thread keeps the times of so many phases, or of none with 0. The pool is idle.
+  void time_phases(size_t room);
+  const std::vector<PhaseTime>& phase_times(int thread) const { return teams_[thread]->times_.all(); }
+  const std::vector<std::string>& operation_names() const { return operation_names_; }
   // Returns when all that was submitted is done and no thread reads anything of it any more.
   void wait();
 
@@ -211,13 +229,17 @@ class Pool {
     unsigned char bytes[kOpBytes];
     void (*run)(const void*, Team&);
     BytesAhead (*reads_first)(const void*, const Team&);  // or nullptr
-    std::atomic<int> left{0};                             // threads that are done with the operation
+    uint16_t operation;                                   // its number in operation_names_
+    bool is_small;
+    std::atomic<bool> is_done{false};  // by one thread; set before the phase is over in which that was
   };
 
+  uint16_t operation_number(const char* type_name);
   Slot& next_slot();
   void publish();
   void thread_main(int thread, const std::vector<int>& cpus);
-  void leave(Slot& slot);
+  void leave(Team& team);
+  bool all_left(uint32_t operations) const;
 
   bool is_over(uint64_t phase) const {
     return static_cast<int32_t>(over_.load(std::memory_order_acquire) - static_cast<uint32_t>(phase)) >= 0;
@@ -228,11 +250,12 @@ class Pool {
   std::vector<std::unique_ptr<Team>> teams_;
   std::vector<int> node_threads_;  // [nodes + 1]: the first thread of each node
   std::vector<Slot> slots_;
+  std::vector<const char*> operation_types_;  // typeid's names, of operations submitted so far
+  std::vector<std::string> operation_names_;  // the same, readable
   std::vector<WorkRange> ranges_;             // [threads]
   std::vector<std::atomic<uint64_t>> flags_;  // [nodes][Team::kMostFlags]: see Claim
   // Counters that wrap; compared for equality or by difference only.
   alignas(64) std::atomic<uint32_t> published_{0};   // operations queued; written by the submitting thread
-  alignas(64) std::atomic<uint32_t> completed_{0};   // operations that all threads are done with
   alignas(64) std::atomic<uint32_t> drained_{0};     // times the stream ran empty; what wait() sleeps on
   alignas(64) std::atomic<uint32_t> over_{0};        // the last phase that is over
   alignas(64) PhaseCount ranges_done_;               // of the current phase
@@ -291,7 +314,9 @@ void Team::do_unit(const Shares& s, int owner, int64_t begin, int64_t end, int64
   if (!claim()) return;
   const int64_t size = end - begin;
   if (pool_.ranges_[s.first + owner].done.add_below(phase_, size) != size - 1) return;
-  if (pool_.ranges_done_.add_below(phase_, s.ranges) == s.ranges - 1) pool_.end(phase_);
+  if (pool_.ranges_done_.add_below(phase_, s.ranges) != s.ranges - 1) return;
+  if (is_last_) run_ahead();
+  pool_.end(phase_);
 }
 
 // Computes what others have begun and not claimed. Everything has been begun.
@@ -311,6 +336,24 @@ void Team::help(const Shares& s, F& f, std::atomic<uint64_t>* flags) {
 template <class F, class Idle>
 void Team::share(const Shares& s, F&& f, std::atomic<uint64_t>* flags, Idle&& idle) {
   ++phase_;
+  ++number_;
+  if (!times_.on()) {
+    share_phase(s, f, flags, idle, nullptr);
+    is_last_ = false;
+    return;
+  }
+  PhaseTime time{phase_, operation_, number_, 0, PhaseClock::now(), 0, 0, 0};
+  ahead_ticks_ = 0;
+  share_phase(s, f, flags, idle, &time);
+  is_last_ = false;
+  time.over = PhaseClock::now();
+  if (time.begun == 0) time.begun = time.over;
+  time.ahead = ahead_ticks_;
+  times_.add(time);
+}
+
+template <class F, class Idle>
+void Team::share_phase(const Shares& s, F& f, std::atomic<uint64_t>* flags, Idle& idle, PhaseTime* time) {
   // `s` may have been made from what operations write. Where that was a later one, this phase is over by now.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (pool_.is_over(phase_)) return;
@@ -320,12 +363,18 @@ void Team::share(const Shares& s, F&& f, std::atomic<uint64_t>* flags, Idle&& id
   for (int i = 0; i < s.count; ++i) {
     const int owner = (thread_ - s.first + i) % s.count;
     const int64_t begin = s.units * owner / s.count, end = s.units * (owner + 1) / s.count;
+    if (begin == end) continue;
+    if (i > 0 && pool_.is_over(phase_)) return;
     WorkRange& range = pool_.ranges_[s.first + owner];
     for (int64_t taken; (taken = range.taken.add_below(phase_, end - begin)) >= 0; ++units) {
+      if (time != nullptr) ++time->units;
       do_unit(s, owner, begin, end, begin + taken, f, flags);
     }
   }
   patience.wait_begins(units);
+  if (time != nullptr) {
+    time->begun = PhaseClock::now();
+  }
   for (int i = 0; i < kSpins || flags != nullptr; ++i) {  // it never sleeps before it has helped
     if (pool_.is_over(phase_)) return;
     if (flags != nullptr && i % 16 == 15 && patience.is_over()) {

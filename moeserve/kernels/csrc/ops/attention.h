@@ -1,0 +1,81 @@
+// Paged attention, grouped-query or latent, on the CPU pool.
+#pragma once
+
+#include <vector>
+
+#include "ops.h"
+
+namespace moeserve {
+
+// What attention needs to know of a step's rows. Built by the submitting thread, one per step.
+class AttentionPlan {
+ public:
+  static constexpr int kTileTokens = 16;
+  // Contexts are attended in segments of this many keys, each with its own softmax, merged in order. Fixed, so
+  // that results do not depend on how a step is shared among threads.
+  static constexpr int kSegment = 1024;
+
+  struct Tile {            // consecutive tokens of one sequence
+    int32_t row;           // first row in the step
+    int32_t count;         // <= kTileTokens
+    int32_t position;      // of the first token
+    const int32_t* slots;  // KV slot of each position of the sequence
+  };
+  struct Part {  // a tile's work on one segment
+    int32_t tile, segment;
+    size_t offset;  // of its results in `partial`: [kv_heads * cuts, queries, value_dim + 2]
+    size_t scores;  // where sliced, of its scores: [kv_heads, blocks, queries, 32]
+  };
+
+  // Sequence i: rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [table_rows, table_stride].
+  // Throws std::out_of_range where that would be read beside the table.
+  void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
+             const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows, int64_t table_stride,
+             int heads, int kv_heads, int value_dim, int threads);
+
+  int rows = 0;  // that the step has at least
+  int heads = 0, kv_heads = 0, value_dim = 0;
+  std::vector<Tile> tiles;
+  bool split = false;  // few tiles, long contexts: the segments of a tile go to different threads
+  // Into how many parts the heads of each KV head are cut, where there would be fewer pieces of work than threads. Each
+  // part gathers the keys again.
+  int cuts = 1;
+  int together = 1;  // KV heads of one unit, block by block; a unit of latent attention has one part always
+  // Into how many slices the columns of values are cut, in attention that is shared by keys and then by columns
+  // (attention_sliced.cpp); 0: it is shared by heads.
+  int slices = 0;
+  std::vector<Part> parts;          // by tile, then segment; one for each tile where nothing is split
+  std::vector<int32_t> first_part;  // [tiles + 1]
+  std::vector<float> partial;       // split only
+  std::vector<float> scores;        // sliced only
+
+ private:
+  size_t add_parts();
+  static bool leaves_threads_idle(int64_t units, int threads);
+  void cut_heads(int64_t units, int threads);
+  void join_heads(int64_t units, int threads);
+};
+
+// Causal attention of the plan's rows. A block of keys that a window only touches is read as a whole, so that keys up to
+// 31 positions before it must be finite.
+struct AttentionOp {
+  const Kernels* k;
+  AttentionPlan* plan;
+  const float* q;  // [n, heads, dim], scaled
+  KvPool keys, values;
+  Activations out;  // [n, heads * value_dim], or [n * heads, value_dim]
+  int heads, kv_heads, dim, value_dim;
+  // The pools are one, [slots, dim]: all heads read the same key, whose first value_dim numbers are its value. kv_heads
+  // is then into how many parts the heads are cut for the threads.
+  bool is_latent;
+  int window;          // 0: none; else a position sees itself and the window - 1 before it
+  const float* gate;   // [n, heads, value_dim]: out is multiplied by its sigmoid; or nullptr
+  const float* sinks;  // [heads]: one more logit in each softmax's denominator; or nullptr
+  int64_t slot_stride() const { return is_latent ? dim : int64_t{kv_heads} * dim; }
+  // The heads are in so many parts, each of one KV head, of so many heads.
+  int parts() const { return kv_heads * plan->cuts; }
+  int part_heads() const { return heads / parts(); }
+  void operator()(Team& team) const;
+};
+
+}  // namespace moeserve

@@ -1,0 +1,95 @@
+// What the ways to share attention among threads have in common (attention.cpp, attention_sliced.cpp).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "attention.h"
+
+namespace moeserve {
+
+constexpr int kKeyBlock = 32;    // keys of one attend_block call
+constexpr int kValueSlice = 32;  // columns of a head's values; what is quantised together
+
+inline int segments_of(const AttentionPlan::Tile& tile) {
+  return (tile.position + tile.count + AttentionPlan::kSegment - 1) / AttentionPlan::kSegment;
+}
+
+// Blocks of keys that a tile has in a segment.
+inline int blocks_of(const AttentionPlan::Tile& tile, int segment) {
+  const int keys = tile.position + tile.count - segment * AttentionPlan::kSegment;
+  return (std::min(keys, AttentionPlan::kSegment) + kKeyBlock - 1) / kKeyBlock;
+}
+
+// The first position that the token at `position` sees.
+inline int first_key(const AttentionOp& op, int position) {
+  return op.window > 0 ? std::max(0, position - op.window + 1) : 0;
+}
+
+// The first segment that the tile's tokens see; what lies before it is not touched.
+inline int first_segment(const AttentionOp& op, const AttentionPlan::Tile& tile) {
+  return first_key(op, tile.position) / AttentionPlan::kSegment;
+}
+
+// The keys of a segment that a tile sees, in blocks that begin at multiples of kKeyBlock, whatever the tile: a query's
+// arithmetic does not depend on its neighbours.
+struct KeyRange {
+  int begin, end;
+};
+inline KeyRange keys_of(const AttentionOp& op, const AttentionPlan::Tile& tile, int segment) {
+  return {std::max(segment * AttentionPlan::kSegment, first_key(op, tile.position) / kKeyBlock * kKeyBlock),
+          std::min((segment + 1) * AttentionPlan::kSegment, tile.position + tile.count)};
+}
+
+// Which keys of the block from key0 on each of the tile's queries sees: from first[i] to before end[i]. Query i is token
+// i / group.
+inline void seen_keys(const AttentionOp& op, const AttentionPlan::Tile& tile, int group, int key0, int count,
+                      int* first, int* end) {
+  for (int i = 0; i < tile.count * group; ++i) {
+    const int position = tile.position + i / group;
+    first[i] = std::clamp(first_key(op, position) - key0, 0, kKeyBlock);
+    end[i] = std::clamp(position + 1 - key0, 0, count);
+  }
+}
+
+// What turns the weighted sum of values into their mean: one over the softmax's denominator. A sink is one more logit in
+// it, without a value; being the last, it may move the maximum.
+inline float normaliser(const AttentionOp& op, int64_t head, Softmax s) {
+  if (op.sinks == nullptr) return 1.0f / s.sum;
+  const float m = std::max(s.max, op.sinks[head]);
+  const float factor = std::exp(s.max - m);
+  return factor / (s.sum * factor + std::exp(op.sinks[head] - m));
+}
+
+// Adds a segment, of `dim` numbers, to what a query at `position` has of those before it.
+inline void merge_query(const AttentionOp& op, int position, int segment, int dim, Softmax& into,
+                        float* into_acc, const Softmax& from, const float* from_acc) {
+  const int first = first_key(op, position) / AttentionPlan::kSegment;
+  if (segment < first || segment > position / AttentionPlan::kSegment) return;
+  if (segment == first) {  // nothing to merge with: its first segment, though not the tile's
+    into = from;
+    std::copy_n(from_acc, dim, into_acc);
+    return;
+  }
+  merge_segments(*op.k, into, into_acc, from, from_acc, dim);
+}
+
+// `dim` numbers of a head's result, from column `from` on.
+inline void write_head(const AttentionOp& op, int64_t row, int64_t head, int from, int dim, const float* acc,
+                       Softmax softmax) {
+  const int64_t at = (row * op.heads + head) * op.value_dim + from;
+  float* out = op.out.f32 + at;
+  std::copy_n(acc, dim, out);
+  op.k->scale(normaliser(op, head, softmax), dim, out);
+  if (op.gate != nullptr) op.k->sigmoid_mul(op.gate + at, dim, out);
+  if (op.out.q8 != nullptr) {
+    const int64_t out_row = at / op.out.cols, column = at % op.out.cols;
+    op.k->quantize(out, dim, op.out.codes(out_row) + column, op.out.metas(out_row) + column / 32);
+  }
+}
+
+// attention_sliced.cpp
+void attend_sliced(const AttentionOp& op, Team& team);
+
+}  // namespace moeserve

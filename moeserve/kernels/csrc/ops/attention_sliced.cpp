@@ -1,0 +1,198 @@
+// Attention of few queries on many threads: first all scores, shared by keys, then softmax and weighted sums, shared by
+// columns of the values. Every key and value is read by one thread, or by few, where sharing by heads alone leaves threads
+// without work or lets several read the same keys. A query's arithmetic is that of attention.cpp: the same bits.
+#include <cstring>
+
+#include "attention_parts.h"
+
+namespace moeserve {
+namespace {
+
+constexpr int kChunkBlocks = 2;  // of keys, in a unit of the first pass
+
+// Of one KV head's queries, token by token, `group` to each.
+struct Queries {
+  const AttentionPlan::Tile& tile;
+  int group, kv_head;
+  int count() const { return tile.count * group; }
+  int64_t row(int i) const { return tile.row + i / group; }
+  int64_t head(int i) const { return int64_t{kv_head} * group + i % group; }
+};
+
+Queries queries_of(const AttentionOp& op, int64_t part, int kv_head) {
+  return {op.plan->tiles[op.plan->parts[part].tile], op.heads / op.kv_heads, kv_head};
+}
+
+// Scores of a part's queries with a block: [queries][32].
+float* scores_of(const AttentionOp& op, int64_t part, const Queries& queries, int block) {
+  return op.plan->scores.data() + op.plan->parts[part].scores +
+         (int64_t{queries.kv_head} * blocks_of(queries.tile, op.plan->parts[part].segment) + block) *
+             queries.count() * kKeyBlock;
+}
+
+// Lines of a row of float16 numbers, of keys or values, `bytes` from `base` on in each of `count` slots.
+Upcoming lines_of(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int bytes,
+                  const char** lines) {
+  int n = 0;
+  for (int key = 0; key < count; ++key) {
+    const auto* line = reinterpret_cast<const char*>(base + slots[key] * stride);
+    for (int i = 0; i < bytes; i += 64) lines[n++] = line + i;
+  }
+  return {lines, n};
+}
+
+// A thread's buffers, cut from its scratch.
+struct Buffers {
+  float *block, *scores, *acc, *merged;  // keys [dim][32], or values [32][kValueSlice]
+  Softmax *softmax, *merged_softmax;
+  const float** queries;
+  const char** lines;
+  int *first, *end;
+  static size_t bytes(size_t q, size_t dim) {
+    return sizeof(float) * (kKeyBlock * dim + q * (kChunkBlocks * kKeyBlock + 2 * kValueSlice)) +
+           q * (2 * sizeof(Softmax) + sizeof(float*) + 2 * sizeof(int)) +
+           sizeof(char*) * kKeyBlock * (dim / 32) + 64;
+  }
+  Buffers(void* memory, int64_t q, int64_t dim) {
+    block = static_cast<float*>(memory);
+    scores = block + kKeyBlock * std::max<int64_t>(dim, kValueSlice);
+    acc = scores + q * kChunkBlocks * kKeyBlock;
+    merged = acc + q * kValueSlice;
+    queries = reinterpret_cast<const float**>(merged + q * kValueSlice);
+    lines = reinterpret_cast<const char**>(queries + q);
+    softmax = reinterpret_cast<Softmax*>(lines + kKeyBlock * (dim / 32));
+    merged_softmax = softmax + q;
+    first = reinterpret_cast<int*>(merged_softmax + q);
+    end = first + q;
+  }
+};
+
+// Scores of one KV head's queries with the blocks of a chunk.
+void score_chunk(const AttentionOp& op, int64_t part, int kv_head, int chunk, Buffers& b, Claim& claim) {
+  const Queries queries = queries_of(op, part, kv_head);
+  const int segment = op.plan->parts[part].segment, n = queries.count();
+  const KeyRange keys = keys_of(op, queries.tile, segment);
+  const int chunk0 = segment * AttentionPlan::kSegment + chunk * kChunkBlocks * kKeyBlock;
+  const int begin = std::max(chunk0, keys.begin), end = std::min(chunk0 + kChunkBlocks * kKeyBlock, keys.end);
+  if (begin >= end) return;
+  for (int i = 0; i < n; ++i) b.queries[i] = op.q + (queries.row(i) * op.heads + queries.head(i)) * op.dim;
+  const uint16_t* base = op.keys.halves() + int64_t{kv_head} * op.dim;
+  for (int key0 = begin; key0 < end; key0 += kKeyBlock) {
+    const int count = std::min(kKeyBlock, end - key0);
+    const int32_t* slots = queries.tile.slots + key0;
+    op.k->gather_keys(base, op.slot_stride(), slots, count, op.dim, b.block);
+    Upcoming next = lines_of(base, op.slot_stride(), slots + count, std::min(kKeyBlock, end - key0 - count),
+                             2 * op.dim, b.lines);
+    op.k->score_block(b.queries, n, b.block, op.dim, b.scores + (key0 - begin) * n, next);
+  }
+  if (!claim()) return;
+  const int blocks = (end - begin + kKeyBlock - 1) / kKeyBlock;
+  const int block = (begin - segment * AttentionPlan::kSegment) / kKeyBlock;
+  std::copy_n(b.scores, int64_t{blocks} * n * kKeyBlock, scores_of(op, part, queries, block));
+}
+
+// One slice of the weighted sums of a part's values: softmax, acc [queries, kValueSlice].
+void weigh_slice(const AttentionOp& op, int64_t part, const Queries& queries, int slice, Buffers& b) {
+  const int segment = op.plan->parts[part].segment, n = queries.count();
+  const KeyRange keys = keys_of(op, queries.tile, segment);
+  const uint16_t* base = op.values.halves() + int64_t{queries.kv_head} * op.dim + slice * kValueSlice;
+  std::fill_n(b.softmax, n, Softmax{-INFINITY, 0.0f});
+  std::fill_n(b.acc, n * kValueSlice, 0.0f);
+  for (int key0 = keys.begin; key0 < keys.end; key0 += kKeyBlock) {
+    const int count = std::min(kKeyBlock, keys.end - key0);
+    const int32_t* slots = queries.tile.slots + key0;
+    op.k->gather_values(base, op.slot_stride(), slots, count, kValueSlice, b.block);
+    seen_keys(op, queries.tile, queries.group, key0, count, b.first, b.end);
+    const int block = (key0 - segment * AttentionPlan::kSegment) / kKeyBlock;
+    std::copy_n(scores_of(op, part, queries, block), int64_t{n} * kKeyBlock, b.scores);
+    Upcoming next = lines_of(base, op.slot_stride(), slots + count,
+                             std::min(kKeyBlock, keys.end - key0 - count), 2 * kValueSlice, b.lines);
+    op.k->weigh_block(b.scores, b.first, b.end, n, b.block, kValueSlice, b.softmax, b.acc, next);
+  }
+}
+
+// A part's [queries][value_dim] sums and their softmax, as attention.cpp lays them out.
+float* partial_of(const AttentionOp& op, int64_t part, const Queries& queries) {
+  return op.plan->partial.data() + op.plan->parts[part].offset +
+         int64_t{queries.kv_head} * queries.count() * (op.value_dim + 2);
+}
+
+Softmax* partial_softmax(const AttentionOp& op, int64_t part, const Queries& queries) {
+  return reinterpret_cast<Softmax*>(partial_of(op, part, queries) + int64_t{queries.count()} * op.value_dim);
+}
+
+void write_slice(const AttentionOp& op, const Queries& queries, int slice, const float* acc,
+                 const Softmax* softmax) {
+  for (int i = 0; i < queries.count(); ++i) {
+    write_head(op, queries.row(i), queries.head(i), slice * kValueSlice, kValueSlice, acc + i * kValueSlice,
+               softmax[i]);
+  }
+}
+
+// A slice of a part: the result where it is the tile's only one, else its share.
+void attend_slice(const AttentionOp& op, int64_t part, int kv_head, int slice, Buffers& b, Claim& claim) {
+  const Queries queries = queries_of(op, part, kv_head);
+  if (op.plan->parts[part].segment < first_segment(op, queries.tile)) return;
+  weigh_slice(op, part, queries, slice, b);
+  if (!claim()) return;
+  if (!op.plan->split) return write_slice(op, queries, slice, b.acc, b.softmax);
+  float* to = partial_of(op, part, queries) + slice * kValueSlice;
+  for (int i = 0; i < queries.count(); ++i)
+    std::copy_n(b.acc + i * kValueSlice, kValueSlice, to + int64_t{i} * op.value_dim);
+  if (slice == 0) std::copy_n(b.softmax, queries.count(), partial_softmax(op, part, queries));
+}
+
+// A slice of all segments of a tile, from `partial`.
+void merge_slices(const AttentionOp& op, int64_t number, int kv_head, int slice, Buffers& b, Claim& claim) {
+  const AttentionPlan::Tile& tile = op.plan->tiles[number];
+  const int64_t part0 = op.plan->first_part[number], parts = op.plan->first_part[number + 1] - part0;
+  const Queries queries = queries_of(op, part0, kv_head);
+  for (int segment = first_segment(op, tile); segment < parts; ++segment) {
+    const float* from = partial_of(op, part0 + segment, queries) + slice * kValueSlice;
+    const Softmax* softmax = partial_softmax(op, part0 + segment, queries);
+    for (int i = 0; i < queries.count(); ++i) {
+      float* into = b.merged + i * kValueSlice;
+      const float* acc = from + int64_t{i} * op.value_dim;
+      if (segment == first_segment(op, tile)) {
+        b.merged_softmax[i] = softmax[i];
+        std::copy_n(acc, kValueSlice, into);
+      } else {
+        merge_query(op, tile.position + i / queries.group, segment, kValueSlice, b.merged_softmax[i], into,
+                    softmax[i], acc);
+      }
+    }
+  }
+  if (claim()) write_slice(op, queries, slice, b.merged, b.merged_softmax);
+}
+
+}  // namespace
+
+void attend_sliced(const AttentionOp& op, Team& team) {
+  const AttentionPlan& plan = *op.plan;
+  const int64_t queries = int64_t{AttentionPlan::kTileTokens} * op.heads / op.kv_heads;
+  Buffers b(team.scratch(Buffers::bytes(queries, op.dim)), queries, op.dim);
+  const int64_t parts = static_cast<int64_t>(plan.parts.size()), heads = op.kv_heads, slices = plan.slices;
+  int most_blocks = 0;
+  for (const AttentionPlan::Part& part : plan.parts)
+    most_blocks = std::max(most_blocks, blocks_of(plan.tiles[part.tile], part.segment));
+  // Those that a shorter part does not have are nothing to do.
+  const int64_t chunks = (most_blocks + kChunkBlocks - 1) / kChunkBlocks;
+  team.for_claimed_units(parts * heads * chunks, [&](int64_t unit, Claim& claim) {
+    score_chunk(op, unit / (heads * chunks), static_cast<int>(unit / chunks % heads),
+                static_cast<int>(unit % chunks), b, claim);
+  });
+  if (!plan.split) team.last_phase();
+  team.for_claimed_units(parts * heads * slices, [&](int64_t unit, Claim& claim) {
+    attend_slice(op, unit / (heads * slices), static_cast<int>(unit / slices % heads),
+                 static_cast<int>(unit % slices), b, claim);
+  });
+  if (!plan.split) return;
+  team.last_phase();
+  team.for_claimed_units(static_cast<int64_t>(plan.tiles.size()) * heads * slices,
+                         [&](int64_t unit, Claim& claim) {
+                           merge_slices(op, unit / (heads * slices), static_cast<int>(unit / slices % heads),
+                                        static_cast<int>(unit % slices), b, claim);
+                         });
+}
+
+}  // namespace moeserve
