@@ -91,7 +91,8 @@ def test_q8_0_keys_and_values_become_float16_several_at_once() -> None:
 @pytest.mark.slow
 def test_experts_weights_are_taken_apart_in_pairs() -> None:
     """Of 65 rows and more, in bfloat16. What they are then, test_triton_experts.py says on a GPU."""
-    lines = [line.split() for line in compile_calls(CALLS["experts, 128 and 256"]).splitlines()]
+    calls = "experts(128, Q4, Q6), experts(256, Q4, Q6)"
+    lines = [line.split() for line in compile_calls(calls).splitlines()]
     pairs = {line[0]: int(line[4]) for line in lines if "gemm" in line[0]}
     assert sorted(pairs) == ["gated_gemm_kernel", "gated_sliced_k_gemm_kernel", "gemm_kernel"]
     assert all(pairs.values()), lines
