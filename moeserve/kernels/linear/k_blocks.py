@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from moeserve.kernels.launch import COMPILED
+from moeserve.kernels.linear.mirrored_table import OFFSET, has_mirrored_table, in_turn, shifted_levels
 from moeserve.kernels.planes.triton import WORD_ONES, merge_codes, scale_and_min
 
 
@@ -123,12 +124,24 @@ def load_columns(x_codes, x_scales, at, live):
 
 
 @triton.jit
+def mirrored_dot(words, x0, x1, F: tl.constexpr):
+    """Of each word the dot product of its codes' levels, OFFSET more each, with the activations: of the field of the
+    lower nibbles x0, and x1."""
+    others = words ^ -0x77777778  # 0x88888888
+    dot = dp4a(shifted_levels(words, others, F), in_turn(x0, x1, 0), tl.zeros_like(words))
+    return dp4a(shifted_levels(words >> 16, others >> 16, F), in_turn(x0, x1, 2), dot)
+
+
+@triton.jit
 def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
     """The dot product of loaded columns and the 32 columns H of loaded K blocks: float32 [KB, BR, NB]."""
     x0, x1, sum0, sum1, xs = columns
     parts, words, d = k_blocks
-    q0, q1 = field_codes(parts, 2 * H, F), field_codes(parts, 2 * H + 1, F)
     s0, m0 = group_scale(words, d, H * 32 // F.group, F)
+    if has_mirrored_table(F):
+        dots = tl.sum(mirrored_dot(parts[H], x0, x1, F), 3).to(tl.float32)
+        return xs * (s0 * (dots - OFFSET * (sum0 + sum1)))
+    q0, q1 = field_codes(parts, 2 * H, F), field_codes(parts, 2 * H + 1, F)
     zero = tl.zeros_like(q0)
     if F.group == 32:
         out = s0 * tl.sum(dp4a(q1, x1, dp4a(q0, x0, zero)), 3).to(tl.float32)

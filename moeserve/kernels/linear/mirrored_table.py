@@ -1,0 +1,81 @@
+"""Dot products with codes of a table whose upper half is its lower half's negative (MXFP4's), straight from the codes.
+
+The byte permutation looks up four nibbles at once in eight bytes, and where a nibble has its fourth bit it gives the
+sign bits of a byte instead. Looked up are OFFSET + level, positive all, so these are zeros: the codes of a word as they
+are give the lower half, with their fourth bits turned round the upper half, and together all. No bit is masked.
+
+A word has two codes in each byte, of two fields that share a scale: the permutation takes them in turn, and so the
+activations are made to lie. Eleven instructions for eight codes and their products, where looked-up bytes of a field
+take ten for four.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.launch import COMPILED
+
+OFFSET = tl.constexpr(16)
+
+
+@triton.constexpr_function
+def has_mirrored_table(F):
+    """Both codes of a byte are then of one group."""
+    if F.table is None or F.low_bits != 4 or F.group != 32:
+        return False
+    levels = F.table.levels
+    return all(0 <= levels[i] < 16 and levels[8 + i] == -levels[i] for i in range(8))
+
+
+@triton.constexpr_function
+def shifted_level(F, i, sign):
+    """OFFSET and level i of the table's lower half, or less it."""
+    return 16 + sign * F.table.levels[i]
+
+
+@triton.constexpr_function
+def lookup_assembly(F, sign):
+    words = []
+    for first in (0, 4):
+        levels = [16 + sign * F.table.levels[first + i] for i in range(4)]
+        words.append(sum(level << 8 * i for i, level in enumerate(levels)))
+    return f"{{ .reg .b32 a; mov.b32 a, {words[0]:#x}; prmt.b32 $0, a, {words[1]:#x}, $1; }}"
+
+
+@triton.constexpr_function
+def in_turn_assembly(first):
+    return f"prmt.b32 $0, $1, $2, {0x5140 + first * 0x1111:#x};"
+
+
+@triton.jit
+def in_turn(a, b, FIRST: tl.constexpr):
+    """Bytes FIRST and FIRST + 1 of a and of b, in turn."""
+    if COMPILED:
+        out = tl.inline_asm_elementwise(in_turn_assembly(FIRST), "=r,r,r", [a, b], tl.int32, True, 1)
+    else:
+        a, b = a >> 8 * FIRST, b >> 8 * FIRST
+        out = (a & 255) | ((b & 255) << 8) | (((a >> 8) & 255) << 16) | (((b >> 8) & 255) << 24)
+    return out
+
+
+@triton.jit
+def look_up_half(codes, F: tl.constexpr, SIGN: tl.constexpr):
+    """OFFSET + SIGN * level of the four lowest nibbles, a byte each; 0 of those above 7."""
+    if COMPILED:
+        out = tl.inline_asm_elementwise(lookup_assembly(F, SIGN), "=r,r", [codes], tl.int32, True, 1)
+    else:
+        out = codes * 0
+        for nibble in tl.static_range(4):
+            for i in tl.static_range(8):
+                level = shifted_level(F, i, SIGN) << 8 * nibble
+                out |= tl.where(((codes >> 4 * nibble) & 15) == i, level, 0).to(tl.int32)
+    return out
+
+
+@triton.jit
+def shifted_levels(codes, others, F: tl.constexpr):
+    """OFFSET + level of the four lowest nibbles. others: the codes with their fourth bits turned round."""
+    return look_up_half(codes, F, 1) | look_up_half(others, F, -1)

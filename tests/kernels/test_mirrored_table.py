@@ -1,0 +1,18 @@
+"""Which tables of codes are looked up without their signs. What comes of it, the tests of products say."""
+
+from __future__ import annotations
+
+import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.linear.mirrored_table import has_mirrored_table
+from moeserve.quantization import QUANT_TYPES
+
+
+def test_tables() -> None:
+    """IQ4's levels below 0 are others than those above."""
+    layouts = {kind.name: kind.layout for kind in QUANT_TYPES.values() if kind.layout is not None}
+    assert {name for name, layout in layouts.items() if has_mirrored_table(layout)} == {"MXFP4"}
+    assert {name for name, layout in layouts.items() if layout.table is not None} == {
+        "MXFP4",
+        "IQ4_NL",
+        "IQ4_XS",
+    }
