@@ -11,12 +11,14 @@ from benchmarks.gpu.shape import SHAPE, Shape, random_planes, tensors
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
+from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
-from moeserve.kernels.linear.op import GEMV_TOKENS, linear
+from moeserve.kernels.linear.op import GEMV_TOKENS, RouteBlocks, linear
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.routing.op import norm_router, route
+from moeserve.models.step_buffers import QUAD_ROWS
 from moeserve.quantization.table import F32, Q4_K, Q6_K
 
 Q4, Q6 = Q4_K, Q6_K
@@ -69,6 +71,8 @@ class LayerWorkspace:
         gemv = self.blocks.method.up is None
         acts = torch.float32 if small_batch else torch.bfloat16
         wide = torch.float32 if n <= FLOAT_ROWS else torch.bfloat16
+        quad_rows = torch.empty(n, s.hidden, dtype=torch.bfloat16, device=device)
+        self.quads = QuadWorkspace(n, s.top_k, s.experts, quad_rows) if n in QUAD_ROWS else None
         self.count = torch.tensor([n], dtype=torch.int32, device=device)
         self.x = torch.empty(n, s.hidden, device=device)
         self.y = GpuActivations.empty(n, s.hidden, device, dtype=acts, quantised=gemv)
@@ -171,6 +175,14 @@ def experts_block(w: LayerWeights, r: LayerWorkspace, index: int) -> None:
     assert r.y.x is not None
     assert r.h.x is not None
     route(choices, None, r.count, r.ids, None, r.weights, None)
+    if r.quads is not None:
+        quads, routing = r.quads, RouteBlocks(r.quads.expert, r.quads.routes)
+        of_up = (tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden)
+        align_routes(r.ids, r.count, s.experts, quads.expert, quads.routes)
+        quad_order(r.y.x, r.count, quads.x)
+        quads_up(quads.x, *of_up, routing, s.top_k, r.h.x, tile=quads.method.up)
+        quads_down(r.h.x, tensors(w.down), int(w.down.type), s.ff, routing, r.parts, tile=quads.method.down)
+        return
     align_routes(r.ids, r.count, s.experts, b.expert, b.routes)
     experts_up(
         r.y.x, tensors(w.gate), int(w.gate.type), tensors(w.up), int(w.up.type), s.hidden, b.expert, b.routes, s.top_k,

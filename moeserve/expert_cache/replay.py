@@ -50,8 +50,7 @@ class Steps:
 
     def used(self, step: int) -> Mask:
         """[layers, experts]: of any stream."""
-        used: Mask = np.logical_or.reduce([self._trace.used(start + step) for start in self._starts])
-        return used
+        return self._trace.used(*(start + step for start in self._starts))
 
 
 def replay_static(steps: Steps, cached: Mask) -> Replayed:

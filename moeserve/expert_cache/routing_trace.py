@@ -51,10 +51,11 @@ class RoutingTrace:
         _, layers, top_k = self.ids.shape
         return layers, self.experts, top_k
 
-    def used(self, token: int) -> npt.NDArray[np.bool_]:
-        """[layers, experts]: the token's."""
-        used = np.zeros((self.ids.shape[1], self.experts), np.bool_)
-        np.put_along_axis(used, self.ids[token].astype(np.int64), True, axis=1)
+    def used(self, *tokens: int) -> npt.NDArray[np.bool_]:
+        """[layers, experts]: of any of the tokens."""
+        layers = self.ids.shape[1]
+        used = np.zeros((layers, self.experts), np.bool_)
+        used[np.arange(layers)[:, None], self.ids[list(tokens)]] = True
         return used
 
 

@@ -35,6 +35,8 @@ UNPACK_DENSE_ROWS = 64
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
 UNPACK_ROUTES = 192  # of each expert, on average: so many make up for unpacking its weights
+# Steps whose experts are multiplied by warpgroups, where the matrices' types allow it (kernels/experts/quads.py).
+QUAD_ROWS = range(129, 2049)
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
@@ -96,6 +98,8 @@ def gpu_step_buffers(
         Buffer("parts", (rows, 1 if small else routes, hidden), wide),
         Buffer("pool_sum", (rows, hidden)),  # what the experts in RAM add
     ]
+    if QUAD_ROWS.start <= rows < QUAD_ROWS.stop and not float_weights:
+        buffers.append(Buffer("quads", (rows, hidden), floats))  # what experts read, kernels/experts/quads.py
     if model.is_sandwiched:
         buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
     if model.is_sandwiched or not small:

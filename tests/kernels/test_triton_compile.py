@@ -25,6 +25,7 @@ CALLS = {
     "experts, few": "experts(16, Q4, Q6)",
     "experts, some": "experts(30, Q4, Q6)",
     "experts, 128 and 256": "experts(128, Q4, Q6), experts(256, Q4, Q3_K)",
+    "experts by quads": "quads(256, Q4, Q6), quads(2048, Q6, Q4)",
     "experts, many": "experts(2000, Q4, Q6)",
     "experts and linear, unpacked": "large_batch(4096, Q4, Q6), large_batch(4096, BF16, BF16)",
     "rows": "rows(3, Q4)",
@@ -90,10 +91,20 @@ def test_q8_0_keys_and_values_become_float16_several_at_once() -> None:
 @pytest.mark.slow
 def test_experts_weights_are_taken_apart_in_pairs() -> None:
     """Of 65 rows and more, in bfloat16. What they are then, test_triton_experts.py says on a GPU."""
-    lines = [line.split() for line in compile_calls(CALLS["experts, 128 and 256"]).splitlines()]
+    calls = "experts(128, Q4, Q6), experts(256, Q4, Q6)"
+    lines = [line.split() for line in compile_calls(calls).splitlines()]
     pairs = {line[0]: int(line[4]) for line in lines if "gemm" in line[0]}
     assert sorted(pairs) == ["gated_gemm_kernel", "gated_sliced_k_gemm_kernel", "gemm_kernel"]
     assert all(pairs.values()), lines
+
+
+@pytest.mark.slow
+def test_products_of_warpgroups_run_beside_the_next_weights() -> None:
+    """One wait for all of them, behind the loop. A change that costs Triton its pipeline makes one a step."""
+    lines = [line.split() for line in compile_calls(CALLS["experts by quads"]).splitlines()]
+    waits = {(line[0], line[1]): int(line[5]) for line in lines if "quad_gemm" in line[0]}
+    assert len(waits) == 4
+    assert set(waits.values()) == {1}, lines
 
 
 def compile_calls(calls: str) -> str:

@@ -28,7 +28,8 @@ def compile_for_hopper(kernel, grid, *arguments, **options):
     narrow = compiled.asm["ptx"].count("ld.global.b16")  # reads of 2 bytes
     single = compiled.asm["ptx"].count("cvt.rn.f16.s")  # conversions of one integer to float16
     pairs = compiled.asm["ptx"].count("fma.rn.bf16x2") + compiled.asm["ptx"].count("mul.rn.bf16x2")
-    print(kernel.function.__name__, compiled.metadata.shared, narrow, single, pairs, flush=True)
+    waits = compiled.asm["ptx"].count("wgmma.wait_group.sync.aligned 0")  # for all products under way
+    print(kernel.function.__name__, compiled.metadata.shared, narrow, single, pairs, waits, flush=True)
     assert compiled.metadata.shared <= 232_448, "more shared memory than a Hopper block has"
 
 launch.Kernel.launch = lambda kernel, kind, grid, arguments, options: compile_for_hopper(
@@ -45,6 +46,7 @@ from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up, shared_gate
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
+from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.latent import op as latent
 from moeserve.kernels.linear import op
@@ -143,6 +145,16 @@ def adapters(n, dtype):
                    scratch, options=options)
     lora.shrink(GpuActivations(h[0], None, None), table(1, num, ff), items, shrunk)
     lora.expand(shrunk, table(1, num, ff), items, [parts[0]], out_top_k=top_k + 1)
+
+def quads(n, kind, down):
+    hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16
+    s, gate = QuadWorkspace(n, top_k, num, empty(n, hidden, dtype=dtype)), weight(kind, num, ff, hidden)
+    count = empty(1, dtype=i32)
+    routing, h = op.RouteBlocks(s.expert, s.routes), empty(n * top_k, ff, dtype=dtype)
+    quad_order(empty(n, hidden, dtype=dtype), count, s.x)
+    quads_up(s.x, gate, int(kind), gate, int(kind), hidden, routing, top_k, h, tile=s.method.up)
+    quads_down(h, weight(down, num, hidden, ff), int(down), ff, routing, empty(n, top_k, hidden, dtype=dtype),
+               tile=s.method.down)
 
 def large_batch(n, kind, down):
     hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16

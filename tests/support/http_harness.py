@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,11 @@ def silence(server: HttpServer, request: GenerateRequest) -> None:
     """A request that stays in the queue."""
 
 
+@cache
+def _tokenizer_of(model: Path) -> TextTokenizer:
+    return TextTokenizer.from_gguf(open_gguf(model))
+
+
 class HttpServer:
     """An httpserver process in a runtime directory of its own; this object is the rest of the server."""
 
@@ -122,6 +127,7 @@ class HttpServer:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[int] = []
         self.expert_use_asked = 0  # times
+        self._open: set[int] = set()  # requests without an end, which the process counts
         self._model = Path(config.get("model", MODEL))
         self.directory = tempfile.TemporaryDirectory(prefix="moeserve-test-")
         paths = RuntimePaths(Path(self.directory.name))
@@ -142,7 +148,7 @@ class HttpServer:
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The model's: of one that cannot be opened it is never asked for."""
-        return TextTokenizer.from_gguf(open_gguf(self._model))
+        return _tokenizer_of(self._model)
 
     def start_message(self) -> ProcessReady | ProcessFailed:
         """What the process tells the launcher."""
@@ -160,7 +166,18 @@ class HttpServer:
 
     def send(self, message: msgspec.Struct) -> None:
         with self._sending:
+            if isinstance(message, TextOut):
+                self._open -= {item.id for item in message.items if item.finish_reason is not None}
             self._to_http.send(message)
+
+    def begin_anew(self) -> None:
+        """For other tests: what these have left open ends, and the engine is as it was at first."""
+        self.answer = echo
+        for id in list(self._open):
+            self.send(
+                TextOut([TextItem(id, "", [], finish_reason="abort", usage=Usage(1, 0, 0, 1.0, 2.0, 4.0))])
+            )
+        self.requests, self.aborted, self.expert_use_asked = [], [], 0
 
     def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
         return httpx.post(self.url + path, json=body, timeout=30, verify=TLS, **kwargs)
@@ -192,6 +209,7 @@ class HttpServer:
             if isinstance(message, GenerateRequest | GenerateBatch):
                 for request in message.unpacked() if isinstance(message, GenerateBatch) else [message]:
                     self.requests.append(request)
+                    self._open.add(request.id)
                     self.answer(self, request)
             elif isinstance(message, Abort):
                 self.aborted.append(message.id)

@@ -57,6 +57,19 @@ def _bfloat16_pair(number):
 
 
 @triton.constexpr_function
+def _weight_lines(F, f, low, high, s, m):
+    """Four bytes of a field's parts to two pairs of weights, in p and q; s and m: of each pair."""
+    offset = 128 if F.has_own_min else 128 + F.offset
+    lines = [".reg .b32 p, q, c;", *_code_lines(F, f, low, high)]
+    lines += [f"mov.b32 c, {_bfloat16_pair(-offset)};"]
+    for pair, scale, least in zip("pq", s, m, strict=True):
+        lines.append(f"add.rn.bf16x2 {pair}, {pair}, c;")
+        of_own = f"fma.rn.bf16x2 {pair}, {pair}, {scale}, {least};"
+        lines.append(of_own if F.has_own_min else f"mul.rn.bf16x2 {pair}, {pair}, {scale};")
+    return lines
+
+
+@triton.constexpr_function
 def pair_assembly(F, f):
     """Operands: two words of weights; the low part's bytes, s, and m or, where m is s * offset, the high part's."""
     inputs = ["$2"]
@@ -64,18 +77,15 @@ def pair_assembly(F, f):
         inputs.append("$3")
     at = 2 + len(inputs)
     s, m = (f"${at}", f"${at + 1}"), (f"${at + 2}", f"${at + 3}")
-    offset = 128 if F.has_own_min else 128 + F.offset
-    lines = [".reg .b32 p, q, c;", *_code_lines(F, f, inputs[0], inputs[-1])]
-    lines += [
-        f"mov.b32 c, {_bfloat16_pair(-offset)};",
-        "add.rn.bf16x2 p, p, c;",
-        "add.rn.bf16x2 q, q, c;",
-    ]
-    if F.has_own_min:
-        lines += [f"fma.rn.bf16x2 $0, p, {s[0]}, {m[0]};", f"fma.rn.bf16x2 $1, q, {s[1]}, {m[1]};"]
-    else:
-        lines += [f"mul.rn.bf16x2 $0, p, {s[0]};", f"mul.rn.bf16x2 $1, q, {s[1]};"]
-    return "{ " + " ".join(lines) + " }"
+    lines = _weight_lines(F, f, inputs[0], inputs[-1], s, m)
+    return "{ " + " ".join([*lines, "mov.b32 $0, p;", "mov.b32 $1, q;"]) + " }"
+
+
+@triton.constexpr_function
+def word_assembly(F, f):
+    """Operands: four weights; words of the low and the high part, s and, where it is no multiple of s, m, in pairs."""
+    lines = _weight_lines(F, f, "$4", "$5", ("$6", "$6"), ("$7", "$7"))
+    return "{ " + " ".join([*lines, "mov.b32 {$0, $1}, p;", "mov.b32 {$2, $3}, q;"]) + " }"
 
 
 @triton.constexpr_function

@@ -7,7 +7,10 @@ A slot stores the K and V of one token in the windowed layers. Requests that run
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, compress
+from operator import or_
 
 from moeserve.router.core.token_pool import TokenPool
 
@@ -76,12 +79,12 @@ class WindowPool:
         """Raises AssertionError unless every slot is free, or held by exactly these. O(slots)."""
         for counts, holders in ((self._requests, of_requests), (self._islands, of_islands)):
             found = array("i", [0]) * self.num_slots
-            for slots in holders:
-                for slot in slots:
-                    found[slot] += 1
+            for slot, count in Counter(chain.from_iterable(holders)).items():
+                found[slot] = count
             if found != counts:
                 raise AssertionError("window slots are held by others than is counted")
-        both = list(zip(self._requests, self._islands, strict=True))
-        self._pool.check([array("i", [slot for slot, held in enumerate(both) if any(held)])])
-        if self.num_idle != sum(islands > 0 and not requests for requests, islands in both):
+        held = array("i", compress(range(self.num_slots), map(or_, self._requests, self._islands)))
+        self._pool.check([held])
+        num_of_requests = self.num_slots - self._requests.count(0)
+        if self.num_idle != len(held) - num_of_requests:
             raise AssertionError(f"{self.num_idle} idle window slots are counted")

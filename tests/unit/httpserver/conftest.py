@@ -7,7 +7,21 @@ import pytest
 from tests.support.http_harness import HttpServer, http_server
 
 
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[HttpServer]:
+    with http_server() as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
+def server(shared_server: HttpServer) -> HttpServer:
+    """One process for all modules that want nothing special of it, each with a fresh engine."""
+    shared_server.begin_anew()
+    return shared_server
+
+
+@pytest.fixture
+def own_server() -> Iterator[HttpServer]:
+    """For a test that sends load reports: after the first, httpserver expects one each second."""
     with http_server() as running:
         yield running

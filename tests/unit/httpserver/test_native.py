@@ -112,11 +112,11 @@ def test_tokenize_messages_as_chat_does(server: HttpServer) -> None:
     assert bare["count"] < len(tokens)
 
 
-def test_metrics_of_the_router_and_of_requests(server: HttpServer) -> None:
-    before = server.metrics()
-    server.post("/v1/completions", {"prompt": TEXT, "max_tokens": 5})
-    server.send(LoadReport(3, 2, 128, 512, 1000, 900, 400, 1, 6, 77))
-    assert within(5, lambda: server.metric("num_requests_running") == 3)
+def test_metrics_of_the_router_and_of_requests(own_server: HttpServer) -> None:
+    before = own_server.metrics()
+    own_server.post("/v1/completions", {"prompt": TEXT, "max_tokens": 5})
+    own_server.send(LoadReport(3, 2, 128, 512, 1000, 900, 400, 1, 6, 77))
+    assert within(5, lambda: own_server.metric("num_requests_running") == 3)
     gauges = {
         "num_requests_waiting": 2,
         "kv_cache_usage_perc": 0.25,
@@ -128,11 +128,11 @@ def test_metrics_of_the_router_and_of_requests(server: HttpServer) -> None:
         "num_preemptions_total": 1,
         "num_aborts_total": 6,
     }
-    assert {name: server.metric(name) for name in gauges} == gauges
+    assert {name: own_server.metric(name) for name in gauges} == gauges
 
     def grown(name: str) -> float:
         key = f'moeserve:{name}{{model_name="{NAME}"}}'
-        return server.metrics()[key] - before[key]
+        return own_server.metrics()[key] - before[key]
 
     assert grown("time_to_first_token_seconds_count") == 1
     assert grown("inter_token_latency_seconds_count") == 4
@@ -140,10 +140,10 @@ def test_metrics_of_the_router_and_of_requests(server: HttpServer) -> None:
     assert grown("request_queue_time_seconds_sum") == pytest.approx(0.001)
     assert grown("request_prefill_time_seconds_sum") == pytest.approx(0.002)
     assert grown("request_decode_time_seconds_sum") == pytest.approx(0.004)
-    assert grown("request_prompt_tokens_sum") == len(server.tokenizer.encode(TEXT))
+    assert grown("request_prompt_tokens_sum") == len(own_server.tokenizer.encode(TEXT))
     assert grown("request_generation_tokens_sum") == 5
     ended = f'moeserve:request_success_total{{finished_reason="length",model_name="{NAME}"}}'
-    assert server.metrics()[ended] == before[ended] + 1
+    assert own_server.metrics()[ended] == before[ended] + 1
 
 
 def test_tokens_that_come_together_share_their_gap() -> None:

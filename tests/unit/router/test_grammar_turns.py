@@ -110,7 +110,7 @@ def test_a_thread_that_cannot_keep_up_makes_few_steps_wait() -> None:
     world = make_world()
     world.add(request(0, prompt=4, max_tokens=400, key_name="little"))
     for id in range(1, 13):
-        world.add(request(id, prompt=4, max_tokens=40, key_name="much"))
+        world.add(request(id, prompt=4, max_tokens=15, key_name="much"))
     grammars = Grammars(world, costs=dict.fromkeys(range(1, 13), 2.0), share=SHARE_BESIDE_OTHERS / 3)
     grammars.run()
     steps = [step for step, rows in enumerate(grammars.rows) if 0 in rows][60:]

@@ -190,7 +190,7 @@ def test_every_request_ends_with_its_answer(name: str, max_tokens: int | None) -
 
 def test_preemptions_and_cached_prefixes_are_the_schedulers_own() -> None:
     """Answers of very different lengths in a pool for a dozen of them; then a long system prompt for everyone."""
-    uneven = generate(WorkloadShape(input_len=150, output_len=300, range_ratio=0.95), 100, 4.0, 1.0, 1)
+    uneven = generate(WorkloadShape(input_len=150, output_len=300, range_ratio=0.95), 60, 4.0, 1.0, 1)
     tight = simulate(uneven, GROWING, USUAL, num_kv_slots=4000, max_model_len=4000, max_tokens=600)
     assert tight.report.preemptions > 10
     assert not any(outcome.error for outcome in tight.outcomes)
@@ -209,10 +209,10 @@ def test_preemptions_and_cached_prefixes_are_the_schedulers_own() -> None:
 
 
 def test_the_same_arguments_give_the_same_result() -> None:
-    assert simulate(crowd("multi-turn", 40), GROWING, USUAL) == simulate(
-        crowd("multi-turn", 40), GROWING, USUAL
+    assert simulate(crowd("multi-turn", 20), GROWING, USUAL) == simulate(
+        crowd("multi-turn", 20), GROWING, USUAL
     )
-    assert simulate(crowd("random", 40), GROWING, USUAL) != simulate(crowd("random", 40), TEN_MS, USUAL)
+    assert simulate(crowd("random", 10), GROWING, USUAL) != simulate(crowd("random", 10), TEN_MS, USUAL)
 
 
 def test_refusals_are_failures_with_their_reason() -> None:
@@ -239,7 +239,7 @@ def test_queueing_follows_theory() -> None:
     """One request at a time, one step of 10 ms each, Poisson arrivals at 70% of what can be served: an M/D/1 queue
     waits rho / (2 (1 - rho)) = 1.167 services in the mean. Plans are made ahead, which a queue of one server does
     not see."""
-    workload = generate(WorkloadShape(input_len=5, output_len=1), 2_000, 70.0, 1.0, 4)
+    workload = generate(WorkloadShape(input_len=5, output_len=1), 1_000, 70.0, 1.0, 4)
     result = simulate(workload, max_num_seqs=1, num_kv_slots=100, max_model_len=100)
     mean = sum(outcome.ttft for outcome in result.outcomes) / len(result.outcomes)
     assert mean == pytest.approx(0.010 * (1 + 0.7 / (2 * 0.3)), rel=0.1)
@@ -343,7 +343,7 @@ def test_a_disk_that_writes_slowly_has_less_to_read() -> None:
 
     at_once = with_disk(1 << 20, 50_000.0).report.disk.tokens
     assert tokens_from_disk(20_000.0) > 0.9 * at_once
-    assert tokens_from_disk(50.0) < 0.5 * at_once
+    assert tokens_from_disk(100.0) < 0.5 * at_once
 
 
 def test_states_take_the_time_of_their_bytes() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
+from moeserve.kernels.experts.quads import quad_order, quads_down, quads_up, takes_quads
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.linear.op import Gated, RouteBlocks
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters
@@ -66,6 +67,9 @@ class ExpertRun(NamedTuple):
             return
         assert y.x is not None
         assert h.x is not None
+        if self._takes_quads(s):
+            self._launch_quads(s, count)
+            return
         align_routes(self.ids, count, gate.experts, b.expert, b.routes)
         mine = None if self.adapters is None else self.adapters.of_routes(self.ids, b)
         if mine is not None:
@@ -79,6 +83,31 @@ class ExpertRun(NamedTuple):
             experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
         if mine is not None:
             mine.add_down(h, self.parts)
+
+    def _takes_quads(self, s: GpuWorkspace) -> bool:
+        """Adapters read and add to activations as they are."""
+        is_routed = self.blocks is s.blocks  # `s.quads` has blocks for all experts
+        e = self.experts
+        return (
+            s.quads is not None and is_routed and self.adapters is None and takes_quads(e.gate, e.up, e.down)
+        )
+
+    def _launch_quads(self, s: GpuWorkspace, count: Tensor) -> None:
+        e, q, h = self.experts, s.quads, self.h.x
+        assert q is not None
+        assert h is not None
+        assert self.y.x is not None
+        bias = None if e.biases is None else e.biases[2]
+        routing, top_k = RouteBlocks(q.expert, q.routes), self.ids.shape[1]
+        align_routes(self.ids, count, e.gate.experts, q.expert, q.routes)
+        quad_order(self.y.x, count, q.x)
+        quads_up(
+            q.x, plane_tensors(e.gate), int(e.gate.type), plane_tensors(e.up), int(e.up.type), self.hidden, routing,
+            top_k, h, tile=q.method.up, options=self.options,
+        )  # fmt: skip
+        quads_down(
+            h, plane_tensors(e.down), int(e.down.type), self.width, routing, self.parts, tile=q.method.down, bias=bias
+        )  # fmt: skip
 
 
 def gated_product(shape: MoeShape, experts: GpuExperts) -> Gated:

@@ -18,6 +18,7 @@ from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
 from moeserve.kernels.experts.op import BlockWorkspace
+from moeserve.kernels.experts.quads import QuadWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.kernels.linear.op import gemv_tokens
@@ -185,6 +186,12 @@ class GpuWorkspace:
             shape.num_experts,
             device,
             is_large_batch=unpacks_experts(rows, shape.top_k, shape.num_experts),
+        )
+        # Of experts whose matrices are of types for it; None: steps are too small or too large.
+        self.quads = (
+            QuadWorkspace(rows, shape.top_k, shape.num_experts, views["quads"])
+            if "quads" in views and floats == torch.bfloat16 and shape.num_experts
+            else None
         )
         # Of feed-forwards that every token passes, by their width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
