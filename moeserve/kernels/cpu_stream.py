@@ -55,6 +55,8 @@ class CpuStream:
         # What the queued operations point into. Without it a temporary (a batch's ids, a norm's weight) is freed
         # while the pool still reads it.
         self._held: list[object] = []
+        # The same of what `wait` has waited for: let go while the pool computes what came after, as nobody waits then.
+        self._released: list[object] = []
 
     @property
     def isa(self) -> str:
@@ -80,8 +82,9 @@ class CpuStream:
         return self._native.pool
 
     def wait(self) -> None:
+        self._released.clear()
         self._native.wait()
-        self._held.clear()
+        self._held, self._released = self._released, self._held
 
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """GGUF rows of a matrix [out, in] or of experts [E, out, in] to panels; blocks until done.

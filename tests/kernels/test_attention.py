@@ -99,11 +99,12 @@ def test_splitting_and_threads_do_not_change_a_bit(isa: str) -> None:
         ([(500, 1)], 3, False, 2),
         ([(500, 1)], 64, False, 2),
         ([(3000, 1)], 9, True, 2),  # three segments of each KV head
-        ([(2047, 1), (40, 1)], 4, True, 2),  # parts of different lengths
+        ([(2047, 1), (40, 1)], 5, True, 2),  # parts of different lengths
         ([(0, 40)], 16, False, 2),
-        ([(1000, 40), (7, 1)], 9, True, 2),
+        ([(1000, 40), (7, 1)], 11, True, 2),
         ([(31, 1)] * 8, 16, False, 0),  # a piece for each thread
         ([(31, 1)] * 9, 16, False, 2),  # or two, for some
+        ([(31, 1)] * 11, 16, False, 0),
     ],
 )
 @pytest.mark.parametrize("window", [0, 700])

@@ -1,5 +1,5 @@
-"""What the pool's threads do phase by phase, by the times that they keep: small operations are done in passing, and the
-times add up."""
+"""What the pool's threads do phase by phase, by the times that they keep: small operations are done in passing, a
+router's few panels are halved, and the times add up."""
 
 from __future__ import annotations
 
@@ -66,6 +66,13 @@ def test_small_operations_are_done_in_passing() -> None:
     for _ in range(50):
         for own, other in zip(router.run(), expected, strict=True):
             assert torch.equal(own, other)
+
+
+def test_few_panels_of_floats_are_halved() -> None:
+    """Of 4 panels for 5 threads."""
+    router = Router(5)
+    assert router.phases()[-1] == ("LinearOp", 8, True)
+    assert torch.equal(router.run()[1], Router(1).run()[1])
 
 
 def test_times_of_phases() -> None:

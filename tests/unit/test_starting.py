@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import inspect
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,19 +78,3 @@ def test_nothing_is_collected_while_modules_are_imported() -> None:
         assert not any(one is made for one in gc.get_objects())
     finally:
         gc.unfreeze()
-
-
-@pytest.mark.parametrize(
-    ("module", "absent"),
-    [
-        ("moeserve.launcher.launch", ["asyncio", "ssl", "numpy", "gguf", "yaml"]),
-        ("moeserve.zygote.__main__", ["asyncio", "gguf", "yaml"]),
-        ("moeserve.httpserver.server", ["gguf", "yaml"]),
-    ],
-)
-def test_a_process_does_not_import_what_it_has_no_use_for(module: str, absent: list[str]) -> None:
-    script = f"import sys, moeserve.cli, {module}; print([name for name in {absent} if name in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.strip() == "[]"

@@ -96,7 +96,6 @@ class CpuEngine:
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         self._model.forward(cpu_batch(layout, sequences, self._model), observer)
-        self._stream.wait()
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
         return self._sampler.prompt_logprobs(self._logits(span.logit_rows), span.targets, span.top_n)
@@ -110,7 +109,7 @@ class CpuEngine:
         return self._sampler.sample(self._last_logits, slots, masks)
 
     def finish(self) -> None:
-        """`forward` and `logits` have waited."""
+        self._stream.wait()  # where no row had logits
 
     def forget(self, layout: StepLayout) -> None:
         self._model.forget(layout.kv_slots.tolist(), layout.window_slots.tolist() or None)

@@ -127,6 +127,35 @@ void gemm_float(const Panel& panel, const uint8_t* next, int64_t cols, const voi
   }
 }
 
+// 16 of a packed F32 panel's 32 rows, from `half` (its first row in the first column) on: the same bits.
+template <int N>
+inline void half_tile(const uint8_t* half, int64_t first_col, int64_t cols, const void* const* rows,
+                      float* out) {
+  constexpr int kColumn = kPanelRows * sizeof(float);
+  VF acc[N];
+  for (int t = 0; t < N; ++t) acc[t] = load_f(out + kPanelRows * t);
+  for (int64_t c = 0; c < cols; ++c, half += kColumn) {
+    __builtin_prefetch(half + kPrefetchBytes * 2);  // half of it is read
+    const VF w = load_f(reinterpret_cast<const float*>(half));
+    for (int t = 0; t < N; ++t) {
+      acc[t] = fma(w, set_f(static_cast<const float*>(rows[t])[first_col + c]), acc[t]);
+    }
+  }
+  for (int t = 0; t < N; ++t) store_f(out + kPanelRows * t, acc[t]);
+}
+
+void gemm_f32_half(const uint8_t* half, int64_t cols, const void* const* rows, int n, float* out) {
+  constexpr int64_t kChunk = 64;
+  for (int t = 0; t < n; ++t) std::memset(out + kPanelRows * t, 0, sizeof(float) * kPanelRows / 2);
+  for (int64_t c = 0; c < cols; c += kChunk, half += kChunk * kPanelRows * sizeof(float)) {
+    const int64_t count = std::min(kChunk, cols - c);
+    int t = 0;
+    for (; t + 8 <= n; t += 8) half_tile<8>(half, c, count, rows + t, out + kPanelRows * t);
+    for (; t + 4 <= n; t += 4) half_tile<4>(half, c, count, rows + t, out + kPanelRows * t);
+    for (; t < n; ++t) half_tile<1>(half, c, count, rows + t, out + kPanelRows * t);
+  }
+}
+
 template <Type T>
 struct ElementOf;  // of a float type
 template <>

@@ -77,6 +77,8 @@ struct Kernels {
   PanelGemm gemm[kMaxType];  // nullptr: type not supported
   PackPanel pack[kMaxType];
 
+  // out[t][0..15] = 16 rows of a packed F32 panel, from `half` on, times activation row t; out [n][32].
+  void (*gemm_f32_half)(const uint8_t* half, int64_t cols, const void* const* rows, int n, float* out);
   // n % 32 == 0: n codes and n / 32 metas.
   void (*quantize)(const float* x, int64_t n, int8_t* codes, GroupMeta* metas);
   // y = x / rms(x) * w. n % 16 == 0. y may be x.

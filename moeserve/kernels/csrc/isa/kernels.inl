@@ -34,6 +34,7 @@ constexpr Kernels make_table() {
   k.gemm[number] = gemm_panel<Type::name>;
   MOESERVE_QUANT_TYPES(MOESERVE_SET)
 #undef MOESERVE_SET
+  k.gemm_f32_half = gemm_f32_half;
   k.quantize = quantize;
   k.rms_norm = rms_norm;
   k.rope = rope;

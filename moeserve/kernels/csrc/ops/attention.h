@@ -75,7 +75,9 @@ struct AttentionOp {
   // The heads are in so many parts, each of one KV head, of so many heads.
   int parts() const { return kv_heads * plan->cuts; }
   int part_heads() const { return heads / parts(); }
+  bool is_sliced() const { return plan->slices > 0 && !is_latent && !keys.is_q8(); }
   void operator()(Team& team) const;
+  BytesAhead reads_first(const Team& team) const;
 };
 
 }  // namespace moeserve

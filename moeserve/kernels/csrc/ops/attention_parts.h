@@ -91,5 +91,6 @@ inline void write_head(const AttentionOp& op, int64_t row, int64_t head, int fro
 
 // attention_sliced.cpp
 void attend_sliced(const AttentionOp& op, Team& team);
+BytesAhead first_keys(const AttentionOp& op, const Team& team);
 
 }  // namespace moeserve

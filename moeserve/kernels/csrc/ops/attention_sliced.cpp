@@ -165,22 +165,61 @@ void merge_slices(const AttentionOp& op, int64_t number, int kv_head, int slice,
   if (claim()) write_slice(op, queries, slice, b.merged, b.merged_softmax);
 }
 
+// Chunks of a part and KV head, at most: those that a shorter part does not have are nothing to do.
+int64_t chunks_of(const AttentionPlan& plan) {
+  int most = 0;
+  for (const AttentionPlan::Part& part : plan.parts)
+    most = std::max(most, blocks_of(plan.tiles[part.tile], part.segment));
+  return (most + kChunkBlocks - 1) / kChunkBlocks;
+}
+
+// Some columns of keys or values of a part, from its `from`-th key on.
+BytesAhead columns_ahead(const AttentionOp& op, int64_t part, const uint16_t* columns, int count, int from,
+                         int keys) {
+  const AttentionPlan::Tile& tile = op.plan->tiles[op.plan->parts[part].tile];
+  const int first = op.plan->parts[part].segment * AttentionPlan::kSegment + from;
+  const int end = std::min(first + keys, tile.position + tile.count);
+  if (first >= end) return {};
+  return {reinterpret_cast<const uint8_t*>(columns), 2 * op.slot_stride(), tile.slots + first, end - first,
+          2 * count};
+}
+
+// What a thread reads first in the second pass.
+BytesAhead first_values(const AttentionOp& op, const Team& team) {
+  const int64_t slices = op.plan->slices, heads = op.kv_heads;
+  const auto [unit, count] = team.own_units(static_cast<int64_t>(op.plan->parts.size()) * heads * slices);
+  if (count == 0) return {};
+  const uint16_t* columns = op.values.halves() + unit / slices % heads * op.dim + unit % slices * kValueSlice;
+  return columns_ahead(op, unit / (heads * slices), columns, kValueSlice, 0, AttentionPlan::kSegment);
+}
+
 }  // namespace
+
+// What a thread reads first in the first pass.
+BytesAhead first_keys(const AttentionOp& op, const Team& team) {
+  const int64_t chunks = chunks_of(*op.plan), heads = op.kv_heads;
+  const auto [unit, count] = team.own_units(static_cast<int64_t>(op.plan->parts.size()) * heads * chunks);
+  if (count == 0) return {};
+  constexpr int kKeys = kChunkBlocks * kKeyBlock;
+  return columns_ahead(op, unit / (heads * chunks), op.keys.halves() + unit / chunks % heads * op.dim, op.dim,
+                       static_cast<int>(unit % chunks) * kKeys,
+                       static_cast<int>(std::min(count, chunks - unit % chunks)) * kKeys);
+}
 
 void attend_sliced(const AttentionOp& op, Team& team) {
   const AttentionPlan& plan = *op.plan;
   const int64_t queries = int64_t{AttentionPlan::kTileTokens} * op.heads / op.kv_heads;
   Buffers b(team.scratch(Buffers::bytes(queries, op.dim)), queries, op.dim);
   const int64_t parts = static_cast<int64_t>(plan.parts.size()), heads = op.kv_heads, slices = plan.slices;
-  int most_blocks = 0;
-  for (const AttentionPlan::Part& part : plan.parts)
-    most_blocks = std::max(most_blocks, blocks_of(plan.tiles[part.tile], part.segment));
-  // Those that a shorter part does not have are nothing to do.
-  const int64_t chunks = (most_blocks + kChunkBlocks - 1) / kChunkBlocks;
-  team.for_claimed_units(parts * heads * chunks, [&](int64_t unit, Claim& claim) {
-    score_chunk(op, unit / (heads * chunks), static_cast<int>(unit / chunks % heads),
-                static_cast<int>(unit % chunks), b, claim);
-  });
+  const int64_t chunks = chunks_of(plan);
+  BytesAhead ahead = first_values(op, team);
+  team.for_claimed_units(
+      parts * heads * chunks,
+      [&](int64_t unit, Claim& claim) {
+        score_chunk(op, unit / (heads * chunks), static_cast<int>(unit / chunks % heads),
+                    static_cast<int>(unit % chunks), b, claim);
+      },
+      [&] { return ahead.fetch(); });
   if (!plan.split) team.last_phase();
   team.for_claimed_units(parts * heads * slices, [&](int64_t unit, Claim& claim) {
     attend_slice(op, unit / (heads * slices), static_cast<int>(unit / slices % heads),

@@ -79,41 +79,61 @@ void SoftcapOp::operator()(Team& team) const {
   });
 }
 
-namespace {
+bool LinearOp::is_halved(const Team& team) const {
+  int64_t panels = 0;
+  for (int j = 0; j < count; ++j) {
+    if (w[j]->type != static_cast<int>(Type::F32) || !w[j]->packed()) return false;
+    panels += w[j]->panels;
+  }
+  return panels < team.threads();
+}
 
-// The 32 outputs of one panel of matrix j for all tokens.
-void linear_panel(const LinearOp& op, int j, int64_t panel, Claim& claim) {
-  const Matrix& m = *op.w[j];
-  const int valid = m.valid_rows(panel);
+// The 32 outputs of one panel of matrix j for all tokens; half 0 or 1: 16 of them.
+void LinearOp::compute(int j, int64_t panel, int half, Claim& claim) const {
+  const Matrix& m = *w[j];
+  const int first = half == 1 ? kPanelRows / 2 : 0;
+  const int valid =
+      half < 0 ? m.valid_rows(panel) : std::clamp(m.valid_rows(panel) - first, 0, kPanelRows / 2);
   alignas(64) float tile[kMostTokens * kPanelRows];
   const void* rows[kMostTokens];
-  for (int t0 = 0; t0 < op.n; t0 += kMostTokens) {
-    const int tokens = std::min(kMostTokens, op.n - t0);
-    for (int t = 0; t < tokens; ++t) rows[t] = op.x.row(m.integer(), t0 + t);
-    op.k->gemm[m.type](m.panel(0, panel), nullptr, m.cols, rows, tokens, tile);
-    if (op.bias[j] != nullptr) add_bias(op.bias[j] + panel * kPanelRows, valid, tokens, tile);
+  const int64_t row0 = panel * kPanelRows + first;
+  for (int t0 = 0; t0 < n; t0 += kMostTokens) {
+    const int tokens = std::min(kMostTokens, n - t0);
+    for (int t = 0; t < tokens; ++t) rows[t] = x.row(m.integer(), t0 + t);
+    if (half < 0) {
+      k->gemm[m.type](m.panel(0, panel), nullptr, m.cols, rows, tokens, tile);
+    } else {
+      k->gemm_f32_half(m.panel(0, panel).data + first * sizeof(float), m.cols, rows, tokens, tile);
+    }
+    if (bias[j] != nullptr) add_bias(bias[j] + row0, valid, tokens, tile);
     if (!claim()) return;
     for (int t = 0; t < tokens; ++t) {
-      float* o = op.out[j] + (t0 + t) * m.rows + panel * kPanelRows;
+      float* o = out[j] + (t0 + t) * m.rows + row0;
       const float* from = tile + t * kPanelRows;
-      for (int r = 0; r < valid; ++r) o[r] = op.add ? o[r] + from[r] : from[r];
+      for (int r = 0; r < valid; ++r) o[r] = add ? o[r] + from[r] : from[r];
     }
   }
 }
 
-}  // namespace
-
 void LinearOp::operator()(Team& team) const {
   team.last_phase();
+  const bool halved = is_halved(team);
   team.for_claimed_matrices(
-      count, [&](int j) { return w[j]->panels; },
-      [&](int j, int64_t panel, Claim& claim) { linear_panel(*this, j, panel, claim); });
+      count, [&](int j) { return halved ? 2 * w[j]->panels : w[j]->panels; },
+      [&](int j, int64_t piece, Claim& claim) {
+        compute(j, halved ? piece / 2 : piece, halved ? static_cast<int>(piece % 2) : -1, claim);
+      });
 }
 
 BytesAhead LinearOp::reads_first(const Team& team) const {
-  const auto [j, panel, panels] = team.own_panels(count, [&](int i) { return w[i]->panels; });
-  if (panels == 0 || !w[j]->packed()) return {};
-  return {w[j]->panel(0, panel).data, static_cast<ptrdiff_t>(panels * w[j]->panel_bytes)};
+  const bool halved = is_halved(team);
+  const auto [j, piece, pieces] =
+      team.own_panels(count, [&](int i) { return halved ? 2 * w[i]->panels : w[i]->panels; });
+  if (pieces == 0 || !w[j]->packed()) return {};
+  const auto bytes = static_cast<ptrdiff_t>(w[j]->panel_bytes);
+  if (!halved) return {w[j]->panel(0, piece).data, pieces * bytes};
+  constexpr int kColumn = kPanelRows * sizeof(float);
+  return {w[j]->panel(0, piece / 2).data + piece % 2 * (kColumn / 2), bytes, kColumn};
 }
 
 void KvPool::store(const Kernels& k, const float* x, int count, int64_t at) const {

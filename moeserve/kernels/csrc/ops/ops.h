@@ -144,6 +144,11 @@ struct LinearOp {
   bool add;
   void operator()(Team& team) const;
   BytesAhead reads_first(const Team& team) const;
+
+ private:
+  // Whether a piece of work is 16 rows of a panel instead of 32, since there are fewer panels than threads: a router's.
+  bool is_halved(const Team& team) const;
+  void compute(int j, int64_t panel, int half, Claim& claim) const;
 };
 
 // Keys or values of one layer, [slots, kv_heads, dim]: float16, or int8 codes (q8_0) with a float16 scale for each 32.

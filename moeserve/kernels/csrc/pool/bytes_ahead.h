@@ -1,5 +1,5 @@
 // Memory that a thread will read soon, fetched into its cache while it waits for others: so that the memory is not idle at
-// the end of a phase, nor in the phases that read next to nothing (norms, RoPE, attention, the choice of experts).
+// the end of a phase, nor in the phases that read next to nothing (norms, RoPE, the choice of experts).
 #pragma once
 
 #include <algorithm>
@@ -8,20 +8,44 @@
 
 namespace moeserve {
 
-struct BytesAhead {
+class BytesAhead {
+ public:
   static constexpr ptrdiff_t kMost = 1 << 16;  // 256 KB were no better
 
   BytesAhead() = default;
-  BytesAhead(const uint8_t* data, ptrdiff_t count) : begin_(data), end_(data + std::min(count, kMost)) {}
+  // step: from one line that is wanted to the next.
+  BytesAhead(const uint8_t* data, ptrdiff_t count, int step = 64)
+      : line_(data), end_(data + std::min(count, kMost / 64 * step)), step_(step) {}
+  // `bytes` in each of some slots, `stride` bytes apart.
+  BytesAhead(const uint8_t* base, ptrdiff_t stride, const int32_t* slots, ptrdiff_t count, int bytes)
+      : base_(base),
+        slots_(slots),
+        last_slot_(slots + std::min(count, kMost / bytes)),
+        stride_(stride),
+        bytes_(bytes) {}
+
+  bool is_empty() const { return line_ >= end_ && slots_ == last_slot_; }
 
   // A few lines more; false: there are none left.
   bool fetch() {
-    for (int line = 0; line < 8 && begin_ < end_; ++line, begin_ += 64) __builtin_prefetch(begin_, 0, 2);
-    return begin_ < end_;
+    for (int line = 0; line < 8; ++line, line_ += step_) {
+      if (line_ >= end_ && !next_slot()) return false;
+      __builtin_prefetch(line_, 0, 2);
+    }
+    return true;
   }
 
  private:
-  const uint8_t *begin_ = nullptr, *end_ = nullptr;
+  bool next_slot() {
+    if (slots_ == last_slot_) return false;
+    line_ = base_ + *slots_++ * stride_;
+    end_ = line_ + bytes_;
+    return true;
+  }
+  const uint8_t *line_ = nullptr, *end_ = nullptr, *base_ = nullptr;
+  const int32_t *slots_ = nullptr, *last_slot_ = nullptr;
+  ptrdiff_t stride_ = 0;
+  int step_ = 64, bytes_ = 0;
 };
 
 }  // namespace moeserve

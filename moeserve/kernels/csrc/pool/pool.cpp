@@ -118,9 +118,9 @@ void Team::look_ahead() {
   if (next - op_ > kMostOperations || static_cast<int32_t>(published - next) <= 0) return;
   looked_at_ = next;
   const Pool::Slot& slot = pool_.slots_[next % Pool::kSlots];
-  found_ = slot.reads_first != nullptr;
-  if (!found_) return;
+  if (slot.reads_first == nullptr) return;
   ahead_ = slot.reads_first(slot.bytes, *this);
+  found_ = !ahead_.is_empty();
   if (ahead_.fetch()) pool_.fetched_ahead_.fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -63,10 +63,14 @@ class Team {
     }
     share(all_threads(n), [&f](int64_t unit, Claim&) { f(unit); }, nullptr, no_idle);
   }
-  // The same with a claim, f(unit, claim): see for_claimed_panels.
+  // The same with a claim, f(unit, claim), and something to do for who waits: see for_claimed_panels.
   template <class F>
   void for_claimed_units(int64_t n, F&& f) {
-    share(all_threads(n), f, flags(n, 0), no_idle);
+    for_claimed_units(n, f, no_idle);
+  }
+  template <class F, class Idle>
+  void for_claimed_units(int64_t n, F&& f, Idle&& idle) {
+    share(all_threads(n), f, flags(n, 0), idle);
   }
 
   // The same for `outer` x `panels` pairs, f(o, panel), where memory node i owns the panels of its range
@@ -113,6 +117,11 @@ class Team {
 
   // The first of this thread's own range in for_panels(outer, panels, f): a pair (o, panel).
   std::pair<int64_t, int64_t> first_pair(int64_t outer, int64_t panels) const;
+  // Its range in for_claimed_units(n, f): the first unit, and how many.
+  std::pair<int64_t, int64_t> own_units(int64_t n) const {
+    const int64_t first = n * thread_ / threads_;
+    return {first, n * (thread_ + 1) / threads_ - first};
+  }
   // What this thread begins with in for_claimed_matrices: `count` panels of matrix j, from `panel` on.
   struct OwnPanels {
     int j;

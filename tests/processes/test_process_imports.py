@@ -1,0 +1,24 @@
+"""What a process imports when it starts, which takes most of its start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("moeserve.launcher.launch", ["asyncio", "ssl", "numpy", "gguf", "yaml"]),
+        ("moeserve.zygote.__main__", ["asyncio", "gguf", "yaml"]),
+        ("moeserve.httpserver.server", ["gguf", "yaml"]),
+    ],
+)
+def test_a_process_does_not_import_what_it_has_no_use_for(module: str, absent: list[str]) -> None:
+    script = f"import sys, moeserve.cli, {module}; print([name for name in {absent} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
