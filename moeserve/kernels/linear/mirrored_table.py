@@ -31,9 +31,9 @@ def has_mirrored_table(F):
 
 
 @triton.constexpr_function
-def shifted_level(F, i, sign):
-    """OFFSET and level i of the table's lower half, or less it."""
-    return 16 + sign * F.table.levels[i]
+def half_as_number(F, sign):
+    """OFFSET + sign * level of the table's lower half, a byte each, the first one lowest."""
+    return sum((16 + sign * F.table.levels[i]) << 8 * i for i in range(8))
 
 
 @triton.constexpr_function
@@ -69,9 +69,11 @@ def look_up_half(codes, F: tl.constexpr, SIGN: tl.constexpr):
     else:
         out = codes * 0
         for nibble in tl.static_range(4):
-            for i in tl.static_range(8):
-                level = shifted_level(F, i, SIGN) << 8 * nibble
-                out |= tl.where(((codes >> 4 * nibble) & 15) == i, level, 0).to(tl.int32)
+            code = (codes >> 4 * nibble) & 15
+            level = (
+                tl.full(codes.shape, half_as_number(F, SIGN), tl.int64) >> (8 * (code & 7)).to(tl.int64)
+            ) & 255
+            out |= tl.where(code < 8, level.to(tl.int32) << 8 * nibble, 0)
     return out
 
 
