@@ -45,9 +45,7 @@ def run_norms(rank: int, regions: torch.Tensor, found: torch.Tensor) -> None:
         codes = GpuActivations(y, torch.zeros(rows, COLS, dtype=torch.int8), torch.zeros(rows, COLS // 32))
         partial = own(rank, call, rows)
         assert sums.fits(partial)
-        sums.add_norm(
-            partial, x, counter(count), numbers(1, COLS), EPS, codes, exact, attended=attended
-        )
+        sums.add_norm(partial, x, counter(count), numbers(1, COLS), EPS, codes, exact, attended=attended)
 
 
 def run_routers(rank: int, regions: torch.Tensor, found: torch.Tensor) -> None:
@@ -81,7 +79,10 @@ def on_two_ranks(run: object, *shape: int) -> torch.Tensor:
 def test_both_get_the_norm_of_the_sum() -> None:
     found = on_two_ranks(run_norms, len(CALLS), 3, ROWS, COLS)
     for call, (rows, count) in enumerate(CALLS):
-        before, partials = numbers(1000 + call, rows, COLS), [own(r, call, rows)[:, 0].float() for r in range(RANKS)]
+        before, partials = (
+            numbers(1000 + call, rows, COLS),
+            [own(r, call, rows)[:, 0].float() for r in range(RANKS)],
+        )
         x = before + partials[0] + partials[1]
         if call % 2:
             x += numbers(2000 + call, rows, COLS)
@@ -139,8 +140,15 @@ def test_a_trial_ends_although_nobody_answers(monkeypatch: pytest.MonkeyPatch) -
         sums.add_norm(partial, x, counter(rows), numbers(1, COLS), EPS, GpuActivations(y, None, None))
         assert torch.equal(x, partial[:, 0].float())  # with nothing of the other's
     logits = torch.zeros(2, EXPERTS)
-    y = GpuActivations(torch.zeros(2, COLS), None, None)
+    normed = GpuActivations(torch.zeros(2, COLS), None, None)
     sums.norm_router(
-        own(0, 0, 2), torch.zeros(2, COLS), counter(2), numbers(1, COLS), EPS, numbers(2, EXPERTS, COLS), y, logits
+        own(0, 0, 2),
+        torch.zeros(2, COLS),
+        counter(2),
+        numbers(1, COLS),
+        EPS,
+        numbers(2, EXPERTS, COLS),
+        normed,
+        logits,
     )
     assert torch.equal(sums.total(2), own(0, 0, 2)[:, 0])

@@ -22,13 +22,13 @@ def send_row(
     half = (call & 1) * (RANKS - 1)
     for peer in tl.static_range(RANKS):
         if peer != RANK:
-            slot = half + RANK - (1 if RANK > peer else 0)
+            slot = half + RANK - (1 if peer < RANK else 0)
             there = tl.load(peers + peer).to(tl.pointer_type(value.dtype))
             tl.store(there + slot.to(tl.int64) * CAPACITY + i, value, live)
     tl.debug_barrier()  # all threads have written before one of them says so
     for peer in tl.static_range(RANKS):
         if peer != RANK:
-            slot = half + RANK - (1 if RANK > peer else 0)
+            slot = half + RANK - (1 if peer < RANK else 0)
             flag = tl.load(peer_flags + peer).to(tl.pointer_type(tl.int32)) + slot * ROWS + row
             tl.atomic_xchg(flag, call, sem="release", scope="sys")
 

@@ -49,9 +49,7 @@ class MessageSize:
 class SumNorm:
     """Of partial sums of up to `rows` rows of `hidden` numbers. Every rank makes the same calls in the same order."""
 
-    def __init__(
-        self, rank: int, size: MessageSize, region: Tensor, addresses: Sequence[int]
-    ) -> None:
+    def __init__(self, rank: int, size: MessageSize, region: Tensor, addresses: Sequence[int]) -> None:
         """region: uint8 [size.region_bytes] of zeros, which all ranks can write to; addresses: of all ranks'."""
         self._rank = rank
         self._ranks = ranks = size.ranks

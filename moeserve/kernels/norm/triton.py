@@ -25,7 +25,9 @@ def store_activations(x, y, codes, scales, row, COLS: tl.constexpr, SIZE: tl.con
 
 
 @triton.jit
-def store_norm(value, gain, y, codes, scales, exact, row, COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr):
+def store_norm(
+    value, gain, y, codes, scales, exact, row, COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr
+):
     """Row `row` of y, of codes with scales, and of exact, where given, = the norm of value [SIZE] times gain."""
     scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
     normed = value * scale * gain
