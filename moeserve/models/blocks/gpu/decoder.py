@@ -144,6 +144,7 @@ class GpuDecoder:
             else torch.float16,
             float_weights=has_float_weights(weights),
             adapter_rank=0 if adapters is None else adapters.rank,
+            experts_here=_experts_here(weights) if expert_stream is None else None,
         )
         self.head_sizes = [size for size in self.sizes if size <= GPU_LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], shape.vocab_size, device=self.device)
@@ -350,6 +351,12 @@ class GpuDecoder:
             routing=self._ffn.routing(index, s),
             expert_output=output,
         )
+
+
+def _experts_here(weights: GpuWeights) -> int:
+    """Of the layer that has most of them."""
+    here = [layer.moe.experts for layer in weights.layers if layer.moe is not None]
+    return max((experts.gate.experts for experts in here if experts is not None), default=0)
 
 
 def _as_planes(rows: Tensor, device: torch.device) -> Planes:
