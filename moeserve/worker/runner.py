@@ -55,6 +55,7 @@ class Runner:
         self._pages = pages
         self._grammars: dict[int, str] = {}  # of StepPlan.grammars, those that are not dropped yet
         self._step_ended = time.perf_counter()
+        self._last_layout: StepLayout | None = None  # of the last step with rows
 
     def ready(self) -> WorkerReady:
         return self._ready
@@ -72,7 +73,7 @@ class Runner:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
-        layout = StepLayout(plan.rows)
+        layout = self._last_layout = StepLayout(plan.rows)
         record = (
             None if self._recorder is None else self._recorder.start(layout, self._sequences, self._ready)
         )
