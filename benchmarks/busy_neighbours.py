@@ -1,14 +1,22 @@
 """Decode beside other programs: engines in turn while nothing, a steady process on each core, or a compiler runs.
 
     python -m benchmarks.busy_neighbours --model model.gguf [--base ../before] [--llama-python venv/bin/python]
-        [--loads none,steady,compiler] [--threads 2] [--batch 1] [--rounds 10]
+        [--loads none,steady,apart,compiler] [--threads 2] [--batch 1] [--rounds 10]
 
 Each engine is loaded in a process of its own and waits. While a load runs, all decode the same number of tokens in
-turn, the order reversed every other round. `none`: nothing else. `steady`: a process that only computes bound to each
-CPU.
-`compiler`: one g++ after another (programs that start and stop). `streaming`: a process on each CPU that copies memory,
-which takes bandwidth besides time. `half`: a computing process on the first CPU only. `busy:N`: N processes that only
-compute, bound to no CPU.
+turn, the order reversed every other round.
+
+    none            nothing else
+    steady          a process that only computes bound to each CPU, all of one session, as those of a shell are
+    apart           the same, each a session of its own
+    half            such a process on the first CPU only
+    compiler        one g++ after another: programs that start and stop
+    streaming       a process on each CPU that copies memory, which takes bandwidth besides time
+    busy:N          N processes that only compute, bound to no CPU, of one session
+    busy-apart:N    the same, each a session of its own
+
+Linux divides a core among sessions (`/proc/sys/kernel/sched_autogroup_enabled`), and a session's part among the cores
+that it uses. Ours uses all of them: of two cores `steady` leaves it half of each, `apart` a third.
 
 Printed for each load and engine: median tokens a second, their share of the same engine's without any load, and the
 median of the ratios ours over the engine's, round by round, with the least.
@@ -19,12 +27,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.compare_llama_cpp import LlamaCpp
@@ -60,13 +69,16 @@ int main(int argc, char** argv) {
 """
 
 
-def _started(*command: str, cpu: int | None = None) -> subprocess.Popen[bytes]:
-    bound = [] if cpu is None else ["taskset", "-c", str(cpu)]
-    return subprocess.Popen([*bound, *command], start_new_session=True)
+def _session(*commands: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Programs that start together, of one session and one process group."""
+    shell = " & ".join(shlex.join(command) for command in commands)
+    return subprocess.Popen(["sh", "-c", f"{shell} & wait"], start_new_session=True)
 
 
-def _python(program: str, cpus: Sequence[int | None]) -> list[subprocess.Popen[bytes]]:
-    return [_started(sys.executable, "-c", program, cpu=cpu) for cpu in cpus]
+def _python(program: str, cpus: Sequence[int | None]) -> list[list[str]]:
+    """A command for each CPU; None: bound to none."""
+    bound = [[] if cpu is None else ["taskset", "-c", str(cpu)] for cpu in cpus]
+    return [[*prefix, sys.executable, "-c", program] for prefix in bound]
 
 
 @contextlib.contextmanager
@@ -77,19 +89,21 @@ def neighbours(load: str) -> Iterator[None]:
         source = Path(folder) / "program.cpp"
         source.write_text(_SOURCE)
         compiling = f"while g++ -std=c++17 -O2 -c {source} -o {source}.o; do :; done"
-        starts: dict[str, Callable[[], list[subprocess.Popen[bytes]]]] = {
-            "none": list,
-            "half": lambda: _python(_COMPUTE, cpus[:1]),
-            "steady": lambda: _python(_COMPUTE, cpus),
-            "streaming": lambda: _python(_COPY, cpus),
-            "compiler": lambda: [_started("sh", "-c", compiling)],
+        sessions: dict[str, list[list[list[str]]]] = {
+            "none": [],
+            "half": [_python(_COMPUTE, cpus[:1])],
+            "steady": [_python(_COMPUTE, cpus)],
+            "apart": [[command] for command in _python(_COMPUTE, cpus)],
+            "streaming": [_python(_COPY, cpus)],
+            "compiler": [[["sh", "-c", compiling]]],
         }
         kind, _, count = load.partition(":")
-        if kind == "busy" and count.isdecimal():
-            starts[load] = lambda: _python(_COMPUTE, [None] * int(count))
-        if load not in starts:
-            raise ValueError(f"no load {load!r}, but: {', '.join(starts)}, busy:N")
-        processes = starts[load]()
+        if kind in ("busy", "busy-apart") and count.isdecimal():
+            commands = _python(_COMPUTE, [None] * int(count))
+            sessions[load] = [commands] if kind == "busy" else [[command] for command in commands]
+        if load not in sessions:
+            raise ValueError(f"no load {load!r}, but: {', '.join(sessions)}, busy:N, busy-apart:N")
+        processes = [_session(*commands) for commands in sessions[load]]
         try:
             yield
         finally:
@@ -125,7 +139,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--base", type=Path, metavar="DIR", help="another checkout, to compare with")
     parser.add_argument("--llama-python", metavar="PATH", help="a Python that has llama-cpp-python")
     parser.add_argument("--no-repack", action="store_true", help="llama.cpp without its weight repacking")
-    parser.add_argument("--loads", default="none,steady,compiler", metavar="NAME,NAME")
+    parser.add_argument("--loads", default="none,steady,apart,compiler", metavar="NAME,NAME")
     parser.add_argument("--threads", type=int, default=2, metavar="N")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="streams (default: 1)")
     parser.add_argument("--gen", type=int, default=24, metavar="N", help="steps of a turn (default: 24)")
