@@ -191,8 +191,9 @@ class EngineBench:
         runner = self._runner
         for plan in plans:
             if not runner.runs_ahead:
-                runner.step(plan)
-            elif runner.may_follow(plan):
+                self.run(plan)
+                continue
+            if runner.may_follow(plan):
                 runner.advance(plan)
             else:
                 if runner.is_under_way:
